@@ -1,0 +1,55 @@
+"""The flat piece of memory that every engine moves."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.types import DType
+
+__all__ = ["Buffer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """`count` contiguous elements of `dtype` that start at address `pointer` on `device`.
+
+    `owner` is whatever keeps the memory alive; the buffer holds it as long as it lives.
+    """
+
+    pointer: int
+    dtype: DType
+    count: int
+    device: str = "cpu"
+    owner: object = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def from_array(cls, array: npt.NDArray[np.generic], dtype: DType | None = None) -> Buffer:
+        """View a C-contiguous array; `dtype` names the type where numpy has none (bfloat16)."""
+        if not array.flags.c_contiguous:
+            raise ValueError(f"a Buffer needs C-contiguous memory, got strides {array.strides}")
+        return cls(array.ctypes.data, dtype or DType(array.dtype.name), array.size, owner=array)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.dtype.itemsize
+
+    def array(self) -> npt.NDArray[np.generic]:
+        """Return the elements as a writable 1-d numpy view (CPU only; bfloat16 as uint16)."""
+        if self.device != "cpu":
+            raise ValueError(f"numpy cannot see memory on {self.device}")
+        if self.count == 0:
+            return np.empty(0, self.dtype.numpy)
+        memory = (ctypes.c_byte * self.nbytes).from_address(self.pointer)
+        return np.frombuffer(memory, self.dtype.numpy)
+
+    def slice(self, start: int, count: int) -> Buffer:
+        """View `count` elements from element `start` on."""
+        if start < 0 or count < 0 or start + count > self.count:
+            raise ValueError(f"slice {start}+{count} lies outside a buffer of {self.count}")
+        address = self.pointer + start * self.dtype.itemsize
+        return Buffer(address, self.dtype, count, self.device, self)

@@ -1,0 +1,91 @@
+"""The command group: finds the subcommand, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from hvdtrain import __version__
+from hvdtrain.errors import EXIT_USAGE, HvdtrainError
+from hvdtrain.world import promised_world
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "train": "Train a recipe on all ranks (the default: train digits).",
+    "run": "Start ranks with the mpirun that belongs to the installed MPI.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a subcommand's module only when it is called, so that --help stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"hvdtrain.cli.{name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {"--help", "--version"}
+        if not args or (args[0].startswith("-") and args[0] not in own):
+            args = ["train", "digits", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["--help", "-h"]})
+@click.version_option(__version__, prog_name="hvdtrain")
+def _group() -> None:
+    """One model, many ranks, gradients all-reduced."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code: 0, 1 crash, 2 bad input, 3 wrong launcher."""
+    try:
+        code = _group.main(arguments, prog_name="hvdtrain", standalone_mode=False)
+    except click.Abort:
+        raise KeyboardInterrupt from None
+    except click.ClickException as error:
+        _refuse(_one_line(error), EXIT_USAGE)
+    except HvdtrainError as error:
+        if error.exit_code != EXIT_USAGE:
+            raise
+        _refuse(str(error), error.exit_code)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _one_line(error: click.ClickException) -> str:
+    hint = ""
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        hint = f" (see '{error.ctx.command_path} --help')"
+    return " ".join(error.format_message().split()) + hint
+
+
+def _refuse(message: str, code: int) -> None:
+    """Say on one rank what is wrong, and leave together with the others.
+
+    A rank that left before the others had spoken would have the launcher kill them, and the
+    message could be lost: so every rank of a launched job joins the world first.
+    """
+    promised = promised_world(os.environ)
+    if promised is not None and promised.size > 1:
+        from hvdtrain.core import context
+
+        context.init()
+        rank = context.current().topology.rank
+    else:
+        rank = 0
+    if rank == 0:
+        print(f"hvdtrain: {message}", file=sys.stderr, flush=True)
+    sys.exit(code)

@@ -1,0 +1,49 @@
+"""Every HVDTRAIN_* variable, parsed once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvdtrain.errors import UsageError
+
+__all__ = ["Config"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings that come from the environment; every rank must be given the same ones.
+
+    Attributes:
+        engine: HVDTRAIN_ENGINE, the engine that `init()` takes when it is told none.
+        bucket_bytes: HVDTRAIN_BUCKET_BYTES, the most gradient bytes reduced together.
+        first_bucket_bytes: HVDTRAIN_FIRST_BUCKET_BYTES, smaller so that reducing starts early.
+        chunk_bytes: HVDTRAIN_CHUNK_BYTES, the most bytes handed to one MPI call that moves
+            data; below 2^31, the largest count that every MPI takes.
+    """
+
+    engine: str = "auto"
+    bucket_bytes: int = 25 << 20
+    first_bucket_bytes: int = 1 << 20
+    chunk_bytes: int = 1 << 30
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Config:
+        """Parse the variables; UsageError names one that makes no sense."""
+        return cls(
+            engine=environ.get("HVDTRAIN_ENGINE", cls.engine),
+            bucket_bytes=_positive(environ, "HVDTRAIN_BUCKET_BYTES", cls.bucket_bytes),
+            first_bucket_bytes=_positive(
+                environ, "HVDTRAIN_FIRST_BUCKET_BYTES", cls.first_bucket_bytes
+            ),
+            chunk_bytes=_positive(environ, "HVDTRAIN_CHUNK_BYTES", cls.chunk_bytes),
+        )
+
+
+def _positive(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{name}={text!r} must be a positive whole number of bytes")
+    return int(text)

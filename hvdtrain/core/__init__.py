@@ -1,0 +1,1 @@
+"""The core: context, named operations, agreement and the gradient path."""

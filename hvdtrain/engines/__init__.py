@@ -1,0 +1,1 @@
+"""Engines: libraries that move bytes, behind one communicator contract."""

@@ -1,0 +1,65 @@
+"""Exceptions of hvdtrain and the exit codes they lead to."""
+
+from __future__ import annotations
+
+__all__ = [
+    "EXIT_CRASH",
+    "EXIT_INTERRUPTED",
+    "EXIT_MISMATCH",
+    "EXIT_TERMINATED",
+    "EXIT_USAGE",
+    "EngineUnavailableError",
+    "HvdtrainError",
+    "LauncherMismatchError",
+    "MismatchError",
+    "NotInitializedError",
+    "PeerFailureError",
+    "UnsupportedError",
+    "UsageError",
+]
+
+EXIT_CRASH = 1
+EXIT_USAGE = 2
+EXIT_MISMATCH = 3
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class HvdtrainError(RuntimeError):
+    """Base of every error that hvdtrain raises on its own account."""
+
+    exit_code = EXIT_CRASH
+
+
+class NotInitializedError(HvdtrainError):
+    """An operation was asked for before init() or after shutdown()."""
+
+
+class EngineUnavailableError(HvdtrainError):
+    """The engine that was asked for cannot be loaded here."""
+
+    exit_code = EXIT_USAGE
+
+
+class LauncherMismatchError(HvdtrainError):
+    """The world that MPI formed is not the one that the launcher promised."""
+
+    exit_code = EXIT_MISMATCH
+
+
+class MismatchError(HvdtrainError):
+    """Ranks submitted different requests where they must submit the same one."""
+
+
+class PeerFailureError(HvdtrainError):
+    """Another rank left the job or failed while this one was waiting for it."""
+
+
+class UnsupportedError(HvdtrainError):
+    """The engine lacks this operation, element type or device."""
+
+
+class UsageError(HvdtrainError):
+    """Bad input from a person: reported as one line, without a traceback."""
+
+    exit_code = EXIT_USAGE

@@ -1,0 +1,1 @@
+"""Launching ranks: mpirun command lines. Imports no MPI and no framework."""

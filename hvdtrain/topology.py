@@ -1,0 +1,91 @@
+"""Who is where: ranks, hosts, and which device a rank pins. Pure facts, no MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdtrain.errors import UsageError
+
+__all__ = ["Topology", "cpu_threads", "device_index"]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The place of one rank in the world, in Horovod's words.
+
+    A node is a group of ranks that have proved to share memory. `local_*` counts inside the
+    node; `cross_*` counts over the nodes that have a rank with this local_rank.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    hostnames: tuple[str, ...]
+
+    @classmethod
+    def from_nodes(cls, rank: int, nodes: Sequence[int], hostnames: Sequence[str]) -> Topology:
+        """Derive the place of `rank` from the node number and the host name of every rank.
+
+        Args:
+            rank: this rank.
+            nodes: for each rank a number that is equal exactly within one node.
+            hostnames: for each rank its host name, for people to read.
+        """
+        place: list[int] = []
+        seen: dict[int, int] = {}
+        for node in nodes:
+            place.append(seen.get(node, 0))
+            seen[node] = place[-1] + 1
+        peers = [r for r in range(len(nodes)) if place[r] == place[rank]]
+        return cls(
+            rank=rank,
+            size=len(nodes),
+            local_rank=place[rank],
+            local_size=seen[nodes[rank]],
+            cross_rank=peers.index(rank),
+            cross_size=len(peers),
+            hostnames=tuple(hostnames),
+        )
+
+    @property
+    def hosts(self) -> int:
+        """How many host names the ranks have."""
+        return len(set(self.hostnames))
+
+
+def device_index(topology: Topology, visible: int) -> int:
+    """Return the index of the accelerator that this rank pins.
+
+    One visible device is index 0 (the scheduler has masked the others); at least one for each
+    local rank is the local rank. Anything else would put two ranks on one device.
+
+    Raises:
+        UsageError: fewer devices than local ranks.
+    """
+    if visible == 1:
+        return 0
+    if visible >= topology.local_size:
+        return topology.local_rank
+    raise UsageError(
+        f"{topology.local_size} ranks on {topology.hostnames[topology.rank]} but {visible} "
+        "devices: start one rank per device, or use --device cpu"
+    )
+
+
+def cpu_threads(topology: Topology, affinity: int, machine: int) -> int:
+    """Return how many compute threads this rank should run.
+
+    A rank that its launcher has bound to some cores has those for itself; ranks that may run
+    anywhere share the machine's.
+
+    Args:
+        topology: the place of the rank.
+        affinity: how many cores the rank may run on.
+        machine: how many cores the machine has.
+    """
+    sharing = topology.local_size if affinity >= machine else 1
+    return max(1, affinity // sharing)

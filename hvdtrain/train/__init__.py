@@ -1,0 +1,1 @@
+"""The training toolkit: recipes, loops, schedules, checkpoints and progress."""
