@@ -1,0 +1,90 @@
+"""The helper that starts ranks: it must notice every way in which a job can go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from ranks import Job, launch, run_ranks, start
+
+WORKER = Path(__file__).with_name("ranks_worker.py")
+MPIS = ("openmpi", "mpich")
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+@pytest.mark.parametrize("np", [1, 3])
+def test_results_come_back_by_rank(mpi: str, np: int) -> None:
+    done = run_ranks(WORKER, np, args=["behaves", 7], mpi=mpi)
+    assert done.returncode == 0
+    assert done.results == [
+        {"rank": rank, "size": np, "cwd": [], "argv": ["behaves", "7"]} for rank in range(np)
+    ]
+    assert f"rank {np - 1} of {np} is here" in done.stdout
+    assert 0 < done.seconds < 60
+
+
+@pytest.mark.parametrize(
+    ("mpi", "behaviour", "reason"),
+    [
+        ("openmpi", "exits 3", "exit code 3"),
+        ("openmpi", "is killed", "exit code 137"),
+        ("mpich", "is killed", "exit code 9"),
+        ("openmpi", "reports nothing", "rank 1 of 2 left no result"),
+        ("openmpi", "has no case", "rank 1 of 2 ran no case"),
+        ("openmpi", "sleeps", "still running after 3 s"),
+        ("mpich", "sleeps through SIGTERM", "still running after 3 s"),
+        ("openmpi", "leaves a child", "outlived the job"),
+    ],
+)
+def test_misbehaviour_fails(mpi: str, behaviour: str, reason: str, started: list[Job]) -> None:
+    with pytest.raises(AssertionError, match=reason) as caught:
+        run_ranks(WORKER, 2, args=[behaviour], mpi=mpi, timeout_seconds=3)
+    assert "rank 1 of 2 is here" in str(caught.value)
+    assert started[0].pids() == []
+
+
+def test_a_failing_job_can_be_watched() -> None:
+    with launch(WORKER, 2, args=["sleeps"]) as job:
+        pid = job.rank_pids(2)[1]
+        job.wait_for_output("rank 1 of 2 is here")
+        os.kill(pid, signal.SIGKILL)
+        done = job.wait(10)
+        assert done.returncode not in (0, None)
+        job.assert_nothing_left()
+
+
+def test_leaving_the_block_ends_the_job() -> None:
+    with launch(WORKER, 2, args=["sleeps"]) as job:
+        job.rank_pids(2)
+    assert job.pids() == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(job.process.pid, 0)
+
+
+def test_interpreter_arguments_need_no_report() -> None:
+    done = run_ranks(["-c", "import sys; print(sys.argv[1:])"], 2, args=["--x"])
+    assert done.stdout.count("['--x']") == 2
+    assert done.results == []
+
+
+def test_a_job_takes_variables_away_and_gives_them() -> None:
+    done = start(["env"], env={"PATH": None, "GIVEN": 3}).wait(10)
+    names = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert "PATH" not in names
+    assert (names["GIVEN"], names["OMP_NUM_THREADS"]) == ("3", "1")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Collect the jobs that a test starts."""
+    jobs: list[Job] = []
+    original = Job.__init__
+
+    def remember(self: Job, *args: object) -> None:
+        jobs.append(self)
+        original(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Job, "__init__", remember)
+    return jobs
