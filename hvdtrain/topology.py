@@ -52,6 +52,11 @@ class Topology:
         )
 
     @property
+    def title(self) -> str:
+        """How messages name this rank, e.g. "[rank 2/4]"."""
+        return f"[rank {self.rank}/{self.size}]"
+
+    @property
     def hosts(self) -> int:
         """How many host names the ranks have."""
         return len(set(self.hostnames))

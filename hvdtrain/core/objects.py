@@ -1,0 +1,69 @@
+"""Python objects between ranks. They are pickled: every rank runs the same user's program."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core import context, operations
+from hvdtrain.errors import HvdtrainError
+
+__all__ = ["allgather_object", "broadcast_object", "call_on_root"]
+
+T = TypeVar("T")
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """Return rank `root_rank`'s object on every rank (collective, blocking).
+
+    Args:
+        obj: anything that pickles; looked at on `root_rank` only.
+        root_rank: whose object it is.
+        name: shown in messages; must be equal on all ranks.
+    """
+    name = name or "object"
+    is_root = context.current().topology.rank == root_rank
+    payload = _pickled(obj) if is_root else np.empty(0, np.uint8)
+    size = np.array([payload.size], np.int64)
+    operations.broadcast(Buffer.from_array(size), size.shape, root_rank, f"{name} (size)")
+    if not is_root:
+        payload = np.empty(int(size[0]), np.uint8)
+    operations.broadcast(Buffer.from_array(payload), payload.shape, root_rank, name)
+    return obj if is_root else pickle.loads(payload.tobytes())
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Return the objects of all ranks, by rank, on every rank (collective, blocking)."""
+    payload = _pickled(obj)
+    gathered, sizes = operations.allgather(
+        Buffer.from_array(payload), payload.shape, name or "object"
+    )
+    parts = np.split(gathered.array(), np.cumsum(sizes)[:-1])
+    return [pickle.loads(part.tobytes()) for part in parts]
+
+
+def call_on_root(function: Callable[[], T]) -> T:
+    """Call `function` on rank 0 only; return its result on every rank (collective).
+
+    Raises:
+        HvdtrainError: what rank 0's call raised is raised on every rank.
+    """
+    outcome: tuple[T | None, HvdtrainError | None] = (None, None)
+    if context.current().topology.rank == 0:
+        try:
+            outcome = (function(), None)
+        except HvdtrainError as error:
+            outcome = (None, error)
+    result, error = broadcast_object(outcome, name="result of rank 0")
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]  # it went through a pickle
+
+
+def _pickled(obj: Any) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+    return np.frombuffer(data, np.uint8).copy()

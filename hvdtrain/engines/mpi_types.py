@@ -1,0 +1,29 @@
+"""MPI's names for our element types and reductions."""
+
+from __future__ import annotations
+
+from mpi4py import MPI
+
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["MPI_OPS", "MPI_TYPES"]
+
+# Half types and bool have no arithmetic that every MPI agrees on.
+MPI_TYPES: dict[DType, MPI.Datatype] = {
+    DType.UINT8: MPI.UINT8_T,
+    DType.INT8: MPI.INT8_T,
+    DType.INT16: MPI.INT16_T,
+    DType.INT32: MPI.INT32_T,
+    DType.INT64: MPI.INT64_T,
+    DType.FLOAT32: MPI.FLOAT,
+    DType.FLOAT64: MPI.DOUBLE,
+    DType.COMPLEX64: MPI.C_FLOAT_COMPLEX,
+    DType.COMPLEX128: MPI.C_DOUBLE_COMPLEX,
+}
+
+MPI_OPS: dict[ReduceOp, MPI.Op] = {
+    ReduceOp.SUM: MPI.SUM,
+    ReduceOp.MIN: MPI.MIN,
+    ReduceOp.MAX: MPI.MAX,
+    ReduceOp.PRODUCT: MPI.PROD,
+}

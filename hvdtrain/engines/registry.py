@@ -1,0 +1,44 @@
+"""Engines by name, imported on demand."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+from hvdtrain.config import Config
+from hvdtrain.engines.communicator import EngineWorld
+from hvdtrain.errors import UsageError
+from hvdtrain.world import under_launcher
+
+__all__ = ["ENGINES", "choose_engine", "open_world"]
+
+ENGINES = {
+    "local": "hvdtrain.engines.local_engine",
+    "mpi": "hvdtrain.engines.mpi_engine",
+}
+
+
+def choose_engine(name: str, environ: Mapping[str, str]) -> str:
+    """Resolve "auto": mpi where a launcher started this process, else local.
+
+    Raises:
+        UsageError: there is no engine of that name.
+    """
+    if name == "auto":
+        return "mpi" if under_launcher(environ) else "local"
+    if name not in ENGINES:
+        known = ", ".join(["auto", *ENGINES])
+        raise UsageError(f"unknown engine {name!r}: choose one of {known}")
+    return name
+
+
+def open_world(name: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
+    """Load an engine and join its world (collective).
+
+    Raises:
+        EngineUnavailableError: what the engine needs is not installed.
+        LauncherMismatchError: the launcher and the library do not belong together.
+    """
+    module = importlib.import_module(ENGINES[name])
+    world: EngineWorld = module.open_world(config, environ)
+    return world
