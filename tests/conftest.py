@@ -1,0 +1,75 @@
+"""What holds for every test: where it runs, what it must not leave behind, what is reported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from leaks import MARK, Snapshot, leaks, restore
+
+_PATIENCE_SECONDS = 5.0
+_HEADER_PACKAGES = ("hvdtrain", "torch", "mpi4py", "numpy")
+# The library can be asked for its name without initialising MPI.
+_MPI_LIBRARY = (
+    "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI;"
+    "print(MPI.Get_library_version().splitlines()[0].rstrip(chr(0)).split(',')[0])"
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Mark all that the tests start, so that what they leave behind can be found."""
+    os.environ[MARK] = uuid.uuid4().hex
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say which versions are tested, and where hvdtrain is imported from."""
+    versions = ", ".join(f"{name} {_version(name)}" for name in _HEADER_PACKAGES)
+    mpich = os.environ.get("HVDTRAIN_MPICH_PYTHON", "")
+    return [
+        f"versions: {versions}",
+        f"MPI: {_mpi_library(sys.executable)}; contract run: "
+        + (_mpi_library(mpich) if mpich else "HVDTRAIN_MPICH_PYTHON is not set"),
+    ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Run in an empty directory: Python looks for packages where it is started."""
+    directory, before = tmp_path_factory.mktemp("session"), Path.cwd()
+    os.chdir(directory)
+    yield directory
+    os.chdir(before)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(outside_the_checkout: Path) -> Iterator[None]:
+    """Fail a test that leaves variables, its directory, threads or processes changed."""
+    before = Snapshot.take()
+    yield
+    found = leaks(before, _PATIENCE_SECONDS)
+    restore(before)
+    if found:
+        pytest.fail("left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _mpi_library(python: str) -> str:
+    try:
+        done = subprocess.run(
+            [python, "-c", _MPI_LIBRARY], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{python} loads none ({error})"
+    return done.stdout.strip()

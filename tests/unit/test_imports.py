@@ -1,0 +1,133 @@
+"""Imports point down only, and what a person waits for loads neither a framework nor MPI."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from import_rules import faults
+
+import hvdtrain
+
+PACKAGE = Path(hvdtrain.__file__).parent
+HEAVY = {"jax", "keras", "mpi4py", "numpy", "rich", "scipy", "sklearn", "tensorflow", "torch"}
+START_LIMIT_SECONDS = 0.3
+# What `python -m hvdtrain --help` does, followed by a look at what it has loaded.
+HELP = """
+import json, sys
+from hvdtrain.cli.main import main
+try:
+    main(["--help"])
+except SystemExit as end:
+    assert end.code == 0, end.code
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def tree(folder: Path, files: dict[str, str]) -> Path:
+    """Write a made-up package named hvdtrain, with an empty __init__.py in each folder."""
+    package = folder / "hvdtrain"
+    for name, text in files.items():
+        path = package / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        for parent in (path.parent, package):
+            (parent / "__init__.py").touch()
+    return package
+
+
+def test_imports_point_down() -> None:
+    assert faults(PACKAGE) == []
+
+
+def test_the_whole_package_is_read() -> None:
+    assert len(list(PACKAGE.rglob("*.py"))) > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("topology.py", "import hvdtrain.core.x", "foundations must not import core"),
+        ("engines/a.py", "from hvdtrain.core import x", "engines must not import core"),
+        ("core/a.py", "from hvdtrain.torch.x import y", "core must not import torch"),
+        ("core/a.py", "from ..torch import x", "core must not import torch"),
+        ("core/a.py", "def f():\n    import hvdtrain.torch.x", "core must not import torch"),
+        ("core/a.py", "if TYPE_CHECKING:\n    import hvdtrain.cli.x", "must not import cli"),
+        ("torch/a.py", "import hvdtrain.tensorflow.x", "torch must not import tensorflow"),
+        ("data/a.py", "import hvdtrain.train.x", "data must not import train"),
+        ("torch/a.py", "import hvdtrain.engines.x", "only engines know a concrete engine"),
+        ("core/a.py", "from hvdtrain.engines import x", "only engines know a concrete engine"),
+        ("surprise/a.py", "", "hvdtrain.surprise.a: no layer is known for it"),
+        ("surprise.py", "", "hvdtrain.surprise: no layer is known for it"),
+        ("core/a.py", "import hvdtrain.core.gone", "hvdtrain.core.gone, which is not there"),
+        ("core/a.py", "from torch import nn", "core must not know it"),
+        ("launch/a.py", "def f():\n    from mpi4py import MPI", "launch must not know it"),
+        ("data/a.py", "import torch.utils", "data must import it inside a function"),
+    ],
+)
+def test_a_wrong_import_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:
+    layers = ("engines", "core", "torch", "tensorflow", "train", "cli")
+    others = {f"{layer}/x.py": "" for layer in layers}
+    found = faults(tree(tmp_path, others | {name: text}))
+    assert any(fault in line for line in found), found
+
+
+def test_right_imports_are_not_faults(tmp_path: Path) -> None:
+    package = tree(
+        tmp_path,
+        {
+            "types.py": "import numpy",
+            "engines/communicator.py": "from hvdtrain.types import x",
+            "engines/mpi_engine.py": "from mpi4py import MPI\nfrom . import communicator",
+            "core/a.py": "from hvdtrain.engines.communicator import x",
+            "torch/a.py": "import torch\nfrom ..core import a",
+            "data/a.py": "def f():\n    import torch",
+            "cli/main.py": "import hvdtrain\nfrom hvdtrain import torch",
+            "__main__.py": "from hvdtrain.cli.main import main",
+        },
+    )
+    assert faults(package) == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"core/a.py": "import hvdtrain.core.b", "core/b.py": "import hvdtrain.core.a"},
+        {"core/a.py": "from . import b", "core/b.py": "def f():\n    from .a import x"},
+        {"core/__init__.py": "from .a import x", "core/a.py": "from hvdtrain.core import y"},
+    ],
+)
+def test_a_cycle_is_found(tmp_path: Path, files: dict[str, str]) -> None:
+    (fault,) = faults(tree(tmp_path, files))
+    assert fault.startswith("cycle: ")
+    assert "hvdtrain.core.a" in fault
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["import json, sys, hvdtrain; print(json.dumps(sorted(sys.modules)))", HELP],
+    ids=["import hvdtrain", "--help"],
+)
+def test_nothing_heavy_is_loaded(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = json.loads(done.stdout.splitlines()[-1])
+    assert "hvdtrain" in loaded
+    assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
+
+
+@pytest.mark.parametrize("arguments", [["-c", "import hvdtrain"], ["-m", "hvdtrain", "--help"]])
+def test_it_starts_quickly(arguments: list[str]) -> None:
+    seconds = [_seconds([sys.executable, *arguments]) for _ in range(5)]
+    assert min(seconds) < START_LIMIT_SECONDS, seconds
+
+
+def _seconds(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
+    return time.perf_counter() - started
