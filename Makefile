@@ -52,18 +52,20 @@ $(MAKE_DIR)/python: | $(MAKE_DIR)/sources
 
 # setuptools would pack what an earlier build left in build/.
 $(WHEEL): $(MAKE_DIR)/sources | $(MAKE_DIR)/python
-	rm -rf build hvdtrain.egg-info $(MAKE_DIR)/wheel
-	test -x $(MAKE_DIR)/venv/bin/pip || $(PYTHON) -m venv $(MAKE_DIR)/venv
-	$(MAKE_DIR)/venv/bin/pip wheel --quiet --no-deps --wheel-dir $(MAKE_DIR)/wheel .
-	rm -rf build hvdtrain.egg-info
-	touch $@
+	@echo "make: building the wheel"
+	@test -x $(MAKE_DIR)/venv/bin/pip || $(PYTHON) -m venv $(MAKE_DIR)/venv
+	@rm -rf build hvdtrain.egg-info $(MAKE_DIR)/wheel
+	@$(MAKE_DIR)/venv/bin/pip wheel --quiet --no-deps --wheel-dir $(MAKE_DIR)/wheel .
+	@rm -rf build hvdtrain.egg-info
+	@touch $@
 
 # $(call install,EXTRAS): the wheel with these extras into the environment of the target.
 define install
-@echo "make: installing hvdtrain[$(1)] into $(@D)"
-$(PYTHON) -m venv $(@D)
-$(@D)/bin/pip uninstall --quiet --yes hvdtrain 2> /dev/null
-$(@D)/bin/pip install --constraint constraints.txt "$$(echo $(MAKE_DIR)/wheel/*.whl)[$(1)]"
+@echo "make: installing hvdtrain[$(1)] into $(@D): a minute or two the first time"
+@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
+@$(@D)/bin/pip uninstall --quiet --yes hvdtrain 2> /dev/null
+@$(@D)/bin/pip install --quiet --constraint constraints.txt \
+  "$$(echo $(MAKE_DIR)/wheel/*.whl)[$(1)]"
 @touch $@
 endef
 
