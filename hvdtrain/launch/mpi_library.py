@@ -121,7 +121,7 @@ def launcher_version(mpirun: Path) -> tuple[str, str] | None:
 
 def _candidates(library: MpiLibrary) -> Iterator[Path]:
     prefixes = [parent / "bin" for parent in library.path.parents[:2]] if library.path else []
-    folders = [*prefixes, Path(sys.executable).parent, *os.get_exec_path()]
+    folders = [*map(str, prefixes), os.path.dirname(sys.executable), *os.get_exec_path()]
     for folder in folders:
         for name in _NAMES[library.vendor]:
             if path := shutil.which(name, path=folder):

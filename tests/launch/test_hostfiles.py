@@ -1,0 +1,96 @@
+"""The hostfile templates, by launching with them: two host names on this machine, without ssh."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from ranks import Completed, mpi_python, run_ranks, start
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HOSTFILES = REPOSITORY / "hostfiles"
+AGENT = REPOSITORY / "tests" / "agent.sh"
+WORKER = Path(__file__).with_name("topology_worker.py")
+MPIS = ("openmpi", "mpich")
+
+# How each MPI is told to use another remote shell: by arguments, or by variables.
+AGENT_ARGS = {
+    # Like any user of ssh, the test has to say which variables the ranks need.
+    "openmpi": ["--prtemca", "plm_ssh_agent", AGENT, "-x", "PYTHONPATH"],
+    "mpich": ["-launcher", "ssh", "-launcher-exec", AGENT],
+}
+AGENT_VARIABLES: dict[str, dict[str, object]] = {
+    "openmpi": {"PRTE_MCA_plm_ssh_agent": AGENT},
+    "mpich": {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": AGENT},
+}
+LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH"}
+
+
+@pytest.fixture
+def two_hosts() -> None:
+    """Skip where this user may not make namespaces, which the stand-in hosts are."""
+    tried = subprocess.run(
+        [AGENT, "nodea", "true"], capture_output=True, text=True, timeout=20, check=False
+    )
+    if tried.returncode != 0:
+        pytest.skip(f"no host names of its own for a process here: {tried.stderr.strip()}")
+
+
+@pytest.mark.usefixtures("two_hosts")
+@pytest.mark.parametrize("mpi", MPIS)
+def test_two_nodes(mpi: str, tmp_path: Path) -> None:
+    done = run_ranks(
+        WORKER, 4, mpi=mpi, hostfile=two_nodes(mpi, tmp_path), launcher_args=AGENT_ARGS[mpi]
+    )
+    assert_two_nodes(done, mpi)
+
+
+@pytest.mark.usefixtures("two_hosts")
+@pytest.mark.parametrize("mpi", MPIS)
+def test_two_nodes_through_run(mpi: str, tmp_path: Path) -> None:
+    """`run` without -np takes every slot, and hands HVDTRAIN_* to hosts behind a remote shell."""
+    hostfile = two_nodes(mpi, tmp_path)
+    line = [mpi_python(mpi), "-m", "hvdtrain", "run", "-hostfile", hostfile, "--", WORKER]
+    with start(line, env={**AGENT_VARIABLES[mpi], "HVDTRAIN_BUCKET_BYTES": 4096}) as job:
+        done = job.wait(60)
+        assert done.returncode == 0, job.stderr
+        job.assert_nothing_left()
+        results = job.results(4)
+    done = Completed(0, done.stdout, done.stderr, done.seconds, results)
+    assert_two_nodes(done, mpi)
+    assert [result["bucket_bytes"] for result in results] == [4096] * 4
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_localhost(mpi: str) -> None:
+    done = run_ranks(WORKER, 8, mpi=mpi, hostfile=HOSTFILES / f"localhost.{mpi}")
+    assert [r["local_rank"] for r in done.results] == list(range(8))
+    assert {r["local_size"] for r in done.results} == {8}
+    assert {r["cross_size"] for r in done.results} == {1}
+
+
+def test_every_template_is_tested() -> None:
+    templates = {path.name for path in HOSTFILES.iterdir()} - {"README.md"}
+    assert templates == {f"{kind}.{mpi}" for kind in ("localhost", "two-nodes") for mpi in MPIS}
+
+
+def two_nodes(mpi: str, folder: Path) -> Path:
+    """Return the two-node template with names in it."""
+    text = (HOSTFILES / f"two-nodes.{mpi}").read_text()
+    named = text.replace("name_of_node1", "nodea").replace("name_of_node2", "nodeb")
+    path = folder / "hosts"
+    path.write_text(named)
+    return path
+
+
+def assert_two_nodes(done: Completed, mpi: str) -> None:
+    """Check the place of each of four ranks, two to a host."""
+    hosts = ["nodea", "nodea", "nodeb", "nodeb"]
+    for rank, result in enumerate(done.results):
+        assert (result["rank"], result["size"]) == (rank, 4)
+        assert (result["local_rank"], result["local_size"]) == (rank % 2, 2)
+        assert (result["cross_rank"], result["cross_size"]) == (rank // 2, 2)
+        assert result["hostnames"] == hosts
+        assert result["heard"] == [[other, host] for other, host in enumerate(hosts)]
+        assert result["library"].startswith(LIBRARIES[mpi])

@@ -1,0 +1,30 @@
+"""Reports the place of this rank, after it has talked to all others. Needs no framework."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+
+from ranks import report
+
+from hvdtrain.core import context, objects
+
+
+def main() -> None:
+    """Join the world, exchange something, report."""
+    context.init()
+    here = context.current()
+    heard = objects.allgather_object((here.topology.rank, socket.gethostname()))
+    report(
+        cases=1,
+        payload={
+            **dataclasses.asdict(here.topology),
+            "heard": heard,
+            "library": here.library,
+            "bucket_bytes": here.config.bucket_bytes,
+        },
+    )
+    context.shutdown()
+
+
+main()
