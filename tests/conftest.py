@@ -18,7 +18,7 @@ _HEADER_PACKAGES = ("hvdtrain", "torch", "mpi4py", "numpy")
 # The library can be asked for its name without initialising MPI.
 _MPI_LIBRARY = (
     "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI;"
-    "print(MPI.Get_library_version().splitlines()[0].rstrip(chr(0)).split(',')[0])"
+    "print(*MPI.Get_library_version().splitlines()[0].rstrip(chr(0)).split(',')[0].split())"
 )
 
 
