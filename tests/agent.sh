@@ -5,8 +5,14 @@
 while [[ $1 == -* ]]; do shift; done
 host=$1
 shift
-user=()
-((EUID == 0)) || user=(-U -r)
-exec env -i HOME="$HOME" PATH=/usr/local/bin:/usr/bin:/bin \
-  HVDTRAIN_TEST_JOB="$HVDTRAIN_TEST_JOB" HVDTRAIN_TEST_RESULTS="$HVDTRAIN_TEST_RESULTS" \
-  unshare "${user[@]}" -u -p -f --kill-child --mount-proc bash -c "hostname $host; $*"
+as=()
+environment=(
+  HOME="$HOME" PATH=/usr/local/bin:/usr/bin:/bin
+  HVDTRAIN_TEST_JOB="$HVDTRAIN_TEST_JOB" HVDTRAIN_TEST_RESULTS="$HVDTRAIN_TEST_RESULTS"
+)
+if ((EUID != 0)); then
+  as=(--user --map-root-user) # only a namespace's root may name the host
+  environment+=(OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
+fi
+exec env -i "${environment[@]}" \
+  unshare "${as[@]}" --uts --pid --fork --kill-child --mount-proc bash -c "hostname $host; $*"
