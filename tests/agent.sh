@@ -12,7 +12,7 @@ environment=(
 )
 if ((EUID != 0)); then
   as=(--user --map-root-user) # only a namespace's root may name the host
-  environment+=(OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
+  environment+=(PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1)
 fi
 exec env -i "${environment[@]}" \
   unshare "${as[@]}" --uts --pid --fork --kill-child --mount-proc bash -c "hostname $host; $*"
