@@ -39,10 +39,14 @@ class Request:
     name: str = ""
     details: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def subject(self) -> str:
+        """The operation and its name."""
+        return f"{self.operation} {self.name!r}" if self.name else self.operation
+
     def __str__(self) -> str:
-        subject = f"{self.operation} {self.name!r}" if self.name else self.operation
         details = ", ".join(f"{key} {value}" for key, value in self.details)
-        return f"{subject} ({details})" if details else subject
+        return f"{self.subject} ({details})" if details else self.subject
 
     def encode(self) -> bytes:
         """Return the same bytes exactly for equal requests."""
@@ -109,7 +113,7 @@ class Round:
             return
         requests = self._exchange()
         me = self._communicator.rank
-        title = f"[rank {me}/{self._communicator.size}] {self._request}: "
+        title = f"[rank {me}/{self._communicator.size}] {self._request.subject}: "
         left = [rank for rank, request in enumerate(requests) if request == str(LEAVE)]
         if left:
             waiting = sorted(set(requests) - {str(LEAVE)})

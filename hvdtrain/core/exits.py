@@ -48,6 +48,7 @@ class ExitGuard:
         self._abort = abort
         self._process_id = os.getpid()
         self._terminated = False
+        self._leaving = False
         self._excepthook = sys.excepthook
         self._thread_excepthook = threading.excepthook
 
@@ -100,7 +101,7 @@ class ExitGuard:
             self._on_exception(args.exc_type, args.exc_value, args.exc_traceback)
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
-        if not self._is_rank():
+        if not self._is_rank() or self._leaving:
             _die_of(number)
         self._terminated = True
         raise SystemExit(EXIT_TERMINATED)  # so that `finally` blocks remove half-written files
@@ -110,6 +111,7 @@ class ExitGuard:
             return
         if self._terminated:
             _die_of(signal.SIGTERM)  # silent; the launcher ends the other ranks
+        self._leaving = True
         try:
             self._leave()
         except HvdtrainError as error:
@@ -137,9 +139,7 @@ def speak_plainly() -> None:
     """
     previous = sys.excepthook
 
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, HvdtrainError):
             previous(kind, error, trace)
             return

@@ -1,0 +1,113 @@
+"""The bucket plan: which gradients are reduced together, and in which order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import prod
+
+from hvdtrain.types import DType
+
+__all__ = ["Bucket", "ParameterSpec", "Plan", "first_difference", "make_plan"]
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """What must be equal on all ranks for one parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    device: str
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its gradient in bytes."""
+        return self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients of one type and device that lie one behind the other.
+
+    Attributes:
+        parameters: their indices in the plan's list of parameters.
+        starts: for each its first element in the bucket.
+        count: number of elements of the bucket.
+        dtype: element type.
+    """
+
+    parameters: tuple[int, ...]
+    starts: tuple[int, ...]
+    count: int
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Buckets in the order in which they are reduced."""
+
+    specs: tuple[ParameterSpec, ...]
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def digest(self) -> str:
+        """A hash that is equal exactly for equal plans."""
+        return blake2b(repr(self).encode(), digest_size=8).hexdigest()
+
+
+def make_plan(specs: Sequence[ParameterSpec], bucket_bytes: int, first_bucket_bytes: int) -> Plan:
+    """Cut parameters, last one first, into buckets of one type and device each.
+
+    Backward yields gradients roughly in reverse order of the parameters, so the first bucket
+    is complete early; it is small so that reducing starts early. A bucket is closed when the
+    next gradient would take it over its limit, so one larger gradient gets its own.
+
+    Args:
+        specs: the parameters, in the order of the model.
+        bucket_bytes: limit of a bucket.
+        first_bucket_bytes: limit of the first bucket.
+    """
+    closed: list[list[int]] = []
+    open_buckets: dict[tuple[DType, str], list[int]] = {}
+    for index in reversed(range(len(specs))):
+        spec = specs[index]
+        key = (spec.dtype, spec.device)
+        bucket = open_buckets.setdefault(key, [])
+        limit = bucket_bytes if closed else first_bucket_bytes
+        if bucket and sum(specs[i].nbytes for i in bucket) + spec.nbytes > limit:
+            closed.append(bucket)
+            open_buckets[key] = bucket = []
+        bucket.append(index)
+    # What is left is complete when its last member is: the one nearest to the model's input.
+    closed += sorted(open_buckets.values(), key=lambda bucket: -bucket[-1])
+    return Plan(tuple(specs), tuple(_bucket(specs, members) for members in closed))
+
+
+def _bucket(specs: Sequence[ParameterSpec], members: Sequence[int]) -> Bucket:
+    starts, count = [], 0
+    for index in members:
+        starts.append(count)
+        count += specs[index].count
+    return Bucket(tuple(members), tuple(starts), count, specs[members[0]].dtype)
+
+
+def first_difference(own: Sequence[ParameterSpec], root: Sequence[ParameterSpec]) -> str | None:
+    """Say where this rank's parameters differ from rank 0's, or return None."""
+    for mine, theirs in zip(own, root, strict=False):
+        if mine.name != theirs.name:
+            return f"parameter {mine.name!r}, but rank 0 has {theirs.name!r} in its place"
+        for what in ("shape", "dtype", "strides", "device"):
+            here, there = getattr(mine, what), getattr(theirs, what)
+            if here != there:
+                return f"parameter {mine.name!r}: {what} {here}, but rank 0 has {there}"
+    if len(own) != len(root):
+        return f"{len(own)} parameters, but rank 0 has {len(root)}"
+    return None

@@ -1,0 +1,71 @@
+"""PyTorch tensors as buffers, and pinning one GPU per local rank."""
+
+from __future__ import annotations
+
+import torch
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.errors import UsageError
+from hvdtrain.topology import Topology, device_index
+from hvdtrain.types import DType
+
+__all__ = ["as_buffer", "dtype_of", "from_buffer", "pin_device", "staged"]
+
+
+def dtype_of(tensor: torch.Tensor) -> DType:
+    """Return the element type.
+
+    Raises:
+        TypeError: it has no counterpart here (quantised types, for example).
+    """
+    name = str(tensor.dtype).removeprefix("torch.")
+    try:
+        return DType(name)
+    except ValueError:
+        raise TypeError(f"tensors of {tensor.dtype} cannot be communicated") from None
+
+
+def as_buffer(tensor: torch.Tensor) -> Buffer:
+    """View a contiguous tensor; the buffer keeps its memory alive.
+
+    Raises:
+        ValueError: the tensor is not contiguous.
+    """
+    if not tensor.is_contiguous():
+        raise ValueError(f"a Buffer needs contiguous memory, got strides {tensor.stride()}")
+    tensor = tensor.detach()
+    device = tensor.device.type
+    return Buffer(tensor.data_ptr(), dtype_of(tensor), tensor.numel(), device, tensor)
+
+
+def from_buffer(buffer: Buffer) -> torch.Tensor:
+    """Return the elements of a CPU buffer as a 1-d tensor over the same memory."""
+    dtype = getattr(torch, buffer.dtype.value)
+    if buffer.count == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(buffer.array(), dtype=dtype)
+
+
+def staged(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous copy in host memory, which every engine can reach."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def pin_device(topology: Topology, preference: str = "auto") -> torch.device:
+    """Make one GPU per local rank the current device, or take the CPU (local).
+
+    Args:
+        topology: the place of this rank.
+        preference: "cpu", "cuda", or "auto" for cuda where there is one.
+
+    Raises:
+        UsageError: cuda is asked for and not there, or there are fewer GPUs than local ranks.
+    """
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if preference == "cpu" or (preference == "auto" and visible == 0):
+        return torch.device("cpu")
+    if visible == 0:
+        raise UsageError("--device cuda: torch sees no GPU here; use --device cpu or auto")
+    device = torch.device("cuda", device_index(topology, visible))
+    torch.cuda.set_device(device)
+    return device

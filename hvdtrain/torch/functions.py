@@ -1,0 +1,103 @@
+"""Start all ranks from the same model and optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvdtrain.core.objects import broadcast_object
+from hvdtrain.torch.ops import broadcast_
+
+__all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0
+) -> None:
+    """Overwrite parameters and buffers with those of `root_rank` (collective).
+
+    Args:
+        params: `model.state_dict()` or `model.named_parameters()`; entries that are no tensors
+            are left alone.
+        root_rank: whose values every rank gets.
+
+    Raises:
+        MismatchError: names, shapes or types differ between ranks.
+    """
+    items = params.items() if isinstance(params, Mapping) else params
+    for name, tensor in items:
+        if isinstance(tensor, torch.Tensor):
+            broadcast_(tensor, root_rank, name)
+
+
+@dataclass(frozen=True)
+class _Absent:
+    """Stands for a tensor of the root rank, which follows by itself."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_host: bool
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+    """Overwrite the optimizer's state and settings with those of `root_rank` (collective).
+
+    State that only the root rank has is created exactly, without taking a step.
+
+    Args:
+        optimizer: an optimizer of torch, or a DistributedOptimizer, over the same parameters in
+            the same groups on every rank.
+        root_rank: whose state every rank gets.
+
+    Raises:
+        ValueError: the optimizer has another number of parameter groups than the root rank's.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    number = {id(parameter): index for index, parameter in enumerate(parameters)}
+    state = {number[id(p)]: entry for p, entry in optimizer.state.items()}
+    settings = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    outline = {
+        index: {key: _outline(value) for key, value in entry.items()}
+        for index, entry in state.items()
+    }
+    outline, settings = broadcast_object((outline, settings), root_rank, "optimizer state")
+    if len(settings) != len(optimizer.param_groups):
+        raise ValueError(
+            f"this optimizer has {len(optimizer.param_groups)} parameter groups, but rank "
+            f"{root_rank}'s has {len(settings)}"
+        )
+    received: dict[torch.Tensor, dict[str, Any]] = {}
+    for index, entry in outline.items():
+        mine = state.get(index, {})
+        received[parameters[index]] = {
+            key: _receive(value, mine.get(key), parameters[index].device, root_rank, key)
+            for key, value in entry.items()
+        }
+    optimizer.state.clear()
+    optimizer.state.update(received)
+    for group, sent in zip(optimizer.param_groups, settings, strict=True):
+        group.update(sent)
+
+
+def _outline(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return _Absent(tuple(value.shape), value.dtype, value.device.type == "cpu")
+
+
+def _receive(value: Any, mine: Any, device: torch.device, root_rank: int, name: str) -> Any:
+    if not isinstance(value, _Absent):
+        return value
+    fits = (
+        isinstance(mine, torch.Tensor) and mine.shape == value.shape and mine.dtype == value.dtype
+    )
+    if not fits:
+        target = torch.device("cpu") if value.on_host else device
+        mine = torch.empty(value.shape, dtype=value.dtype, device=target)
+    return broadcast_(mine, root_rank, name)
