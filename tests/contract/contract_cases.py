@@ -1,0 +1,223 @@
+"""The contract of a communicator as a table of cases.
+
+Inputs depend on the rank; expectations are formulas, never the result of another operation.
+A case raises AssertionError, and the worker runs each one twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import factorial
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import DType, ReduceOp
+
+Array = npt.NDArray[np.generic]
+
+COUNTS = (0, 1, 7, 1001)
+OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+FACTORED = (DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
+LARGE_COUNT = (9 << 20) // 4 + 5  # more than two of the pieces that the mpi engine reduces
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the table.
+
+    Attributes:
+        title: shown when it fails.
+        dtype: element type that it needs.
+        op: reduction that it needs, or None where bytes are only moved.
+        run: does it, and raises AssertionError.
+    """
+
+    title: str
+    dtype: DType
+    op: ReduceOp | None
+    run: Callable[[Communicator], None]
+
+    def objection(self, communicator: Communicator) -> str | None:
+        """Return why the communicator refuses this case, by its own word."""
+        probe = Buffer.from_array(np.zeros(1, self.dtype.numpy), self.dtype)
+        return communicator.capabilities.objection(probe, self.op)
+
+
+def all_cases() -> Iterator[Case]:
+    """Yield the whole table."""
+    for dtype in DType:
+        for count in COUNTS:
+            for op in OPS:
+                yield _case(f"allreduce {op.value}", dtype, op, _allreduce, count)
+            for root in ("first", "last"):
+                yield _case(f"broadcast from the {root}", dtype, None, _broadcast, count, root)
+        yield _case("allgather", dtype, None, _allgather)
+        yield _case("alltoall", dtype, None, _alltoall)
+        for op in (ReduceOp.SUM, ReduceOp.MAX):
+            yield _case(f"reduce_scatter {op.value}", dtype, op, _reduce_scatter)
+    for dtype in FACTORED:
+        yield _case("allreduce with factors", dtype, ReduceOp.SUM, _factors)
+        yield _case("reduce_scatter with factors", dtype, ReduceOp.SUM, _reduce_scatter_factors)
+    large = (ReduceOp.SUM, _allreduce, LARGE_COUNT)
+    yield _case("allreduce in several pieces", DType.FLOAT32, *large)
+    yield _case("start_max", DType.INT64, None, _start_max)
+    yield _case("split", DType.INT64, ReduceOp.SUM, _split)
+    yield _case("empty", DType.FLOAT32, ReduceOp.SUM, _empty)
+
+
+def _case(
+    title: str, dtype: DType, op: ReduceOp | None, run: Callable[..., None], *args: object
+) -> Case:
+    arguments = [dtype, *([op] if run in (_allreduce, _reduce_scatter) else []), *args]
+    label = " ".join([title, dtype.value, *map(str, args)])
+    return Case(label, dtype, op, lambda communicator: run(communicator, *arguments))
+
+
+def pattern(rank: int, count: int, dtype: DType) -> Array:
+    """Return what `rank` contributes: 3 (rank + 1) + i mod 7 (bool: odd or even)."""
+    values = 3 * (rank + 1) + np.arange(count) % 7
+    return (values % 2 if dtype is DType.BOOL else values).astype(dtype.numpy)
+
+
+def reduced(size: int, count: int, op: ReduceOp) -> npt.NDArray[np.int64]:
+    """Return the reduction of `pattern` over `size` ranks."""
+    wave = np.arange(count) % 7
+    if op is ReduceOp.SUM:
+        return 3 * size * (size + 1) // 2 + size * wave
+    return 3 * (size if op is ReduceOp.MAX else 1) + wave
+
+
+def _buffer(array: Array, dtype: DType) -> Buffer:
+    return Buffer.from_array(array, dtype)
+
+
+def _same(got: Array, expected: Array) -> None:
+    np.testing.assert_array_equal(got, expected)
+
+
+def _allreduce(c: Communicator, dtype: DType, op: ReduceOp, count: int) -> None:
+    if op is ReduceOp.PRODUCT:
+        array = np.full(count, c.rank + 2, dtype.numpy)
+        expected = np.full(count, factorial(c.size + 1), dtype.numpy)
+    else:
+        array = pattern(c.rank, count, dtype)
+        expected = reduced(c.size, count, op).astype(dtype.numpy)
+    if dtype is DType.BOOL or dtype.itemsize == 2 and not dtype.is_integer:
+        # Only an engine of one rank takes these: there is nothing to add.
+        expected = array.copy()
+    c.allreduce(_buffer(array, dtype), op)
+    _same(array, expected)
+
+
+def _factors(c: Communicator, dtype: DType) -> None:
+    # sum_r (r + 1) * pattern_r with wave w: sum_k 3 k^2 + k w for k = 1..N, then halved.
+    wave = np.arange(1001) % 7
+    array = pattern(c.rank, 1001, dtype)
+    c.allreduce(_buffer(array, dtype), ReduceOp.SUM, float(c.rank + 1), 0.5)
+    squares, total = c.size * (c.size + 1) * (2 * c.size + 1) // 6, c.size * (c.size + 1) // 2
+    _same(array, ((3 * squares + total * wave) * 0.5).astype(dtype.numpy))
+
+
+def _broadcast(c: Communicator, dtype: DType, count: int, root: str) -> None:
+    root_rank = 0 if root == "first" else c.size - 1
+    array = pattern(c.rank, count, dtype)
+    c.broadcast(_buffer(array, dtype), root_rank)
+    _same(array, pattern(root_rank, count, dtype))
+
+
+def _allgather(c: Communicator, dtype: DType) -> None:
+    counts = [(5 * rank + 3) % 7 for rank in range(c.size)]  # 3, 1, 6, 4
+    counts[-1] = 0 if c.size > 1 else 3
+    send = pattern(c.rank, counts[c.rank], dtype)
+    receive = np.zeros(sum(counts), dtype.numpy)
+    c.allgather(_buffer(send, dtype), _buffer(receive, dtype), counts)
+    _same(receive, np.concatenate([pattern(r, counts[r], dtype) for r in range(c.size)]))
+
+
+def _alltoall(c: Communicator, dtype: DType) -> None:
+    def count(source: int, target: int) -> int:
+        return (2 * source + 3 * target) % 5  # zero for some pairs
+
+    def part(source: int, target: int) -> Array:
+        return pattern(source + 2 * target, count(source, target), dtype)
+
+    ranks = range(c.size)
+    send = np.concatenate([part(c.rank, target) for target in ranks])
+    expected = np.concatenate([part(source, c.rank) for source in ranks])
+    receive = np.zeros_like(expected)
+    c.alltoall(
+        _buffer(send, dtype),
+        _buffer(receive, dtype),
+        [count(c.rank, target) for target in ranks],
+        [count(source, c.rank) for source in ranks],
+    )
+    _same(receive, expected)
+
+
+def _scatter_counts(c: Communicator) -> list[int]:
+    return [301 + rank if rank != 1 else 0 for rank in range(c.size)]
+
+
+def _own_part(c: Communicator, whole: Array) -> Array:
+    counts = _scatter_counts(c)
+    start = sum(counts[: c.rank])
+    return whole[start : start + counts[c.rank]]
+
+
+def _reduce_scatter(c: Communicator, dtype: DType, op: ReduceOp) -> None:
+    counts = _scatter_counts(c)
+    send = pattern(c.rank, sum(counts), dtype)
+    before = send.copy()
+    receive = np.zeros(counts[c.rank], dtype.numpy)
+    c.reduce_scatter(_buffer(send, dtype), _buffer(receive, dtype), counts, op)
+    whole = before if c.size == 1 else reduced(c.size, sum(counts), op).astype(dtype.numpy)
+    _same(receive, _own_part(c, whole))
+    _same(send, before)
+
+
+def _reduce_scatter_factors(c: Communicator, dtype: DType) -> None:
+    counts = _scatter_counts(c)
+    send = pattern(c.rank, sum(counts), dtype)
+    before = send.copy()
+    receive = np.zeros(counts[c.rank], dtype.numpy)
+    c.reduce_scatter(
+        _buffer(send, dtype), _buffer(receive, dtype), counts, ReduceOp.SUM, float(c.rank), 2.0
+    )
+    # sum_r r (3 (r + 1) + w) = 3 sum (r^2 + r) + w sum r for r = 0..N-1, doubled.
+    n, wave = c.size, np.arange(sum(counts)) % 7
+    squares, total = (n - 1) * n * (2 * n - 1) // 6, n * (n - 1) // 2
+    whole = (2 * (3 * (squares + total) + total * wave)).astype(dtype.numpy)
+    _same(receive, _own_part(c, whole))
+    _same(send, before)
+
+
+def _start_max(c: Communicator, dtype: DType) -> None:
+    values = np.array([c.rank, 100 - c.rank, 2**64 - 1 - c.rank], np.uint64)
+    pending = c.start_max(values)
+    while not pending.test():
+        pass
+    _same(values, np.array([c.size - 1, 100, 2**64 - 1], np.uint64))
+
+
+def _split(c: Communicator, dtype: DType) -> None:
+    chosen = list(range(c.size))[::-2]  # every other rank, the last one first
+    part = c.split(chosen)
+    assert (part is not None) == (c.rank in chosen)
+    if part is not None:
+        assert (part.rank, part.size) == (chosen.index(c.rank), len(chosen))
+        array = np.array([10**c.rank], np.int64)
+        part.allreduce(_buffer(array, dtype), ReduceOp.SUM)
+        assert array[0] == sum(10**rank for rank in chosen)
+        part.close()
+        part.close()  # does nothing
+
+
+def _empty(c: Communicator, dtype: DType) -> None:
+    memory = c.empty(4004).view(np.float32)
+    memory[:] = pattern(c.rank, 1001, dtype)
+    c.allreduce(_buffer(memory, dtype), ReduceOp.SUM)
+    _same(memory, reduced(c.size, 1001, ReduceOp.SUM).astype(np.float32))

@@ -1,0 +1,71 @@
+"""Every engine fulfils the contract at 1 to 4 ranks, under Open MPI and under MPICH."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import launch, run_ranks
+
+WORKER = Path(__file__).parent / "contract_worker.py"
+
+# How many cases of the table each engine runs and refuses; a number that sinks is a loss.
+TAKEN = {"local": 348, "mpi": 276}
+REFUSED = {"local": 0, "mpi": 72}
+
+
+def _check(results: list[dict[str, int]], engine: str) -> None:
+    expected = {"taken": TAKEN[engine], "refused": REFUSED[engine], "size": len(results)}
+    assert results == [expected] * len(results)
+
+
+def test_local() -> None:
+    _check(run_ranks(WORKER, 1, args=["local"]).results, "local")
+
+
+@pytest.mark.parametrize("np", [1, 2, 3, 4])
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_mpi(mpi: str, np: int) -> None:
+    _check(run_ranks(WORKER, np, args=["mpi"], mpi=mpi, timeout_seconds=120).results, "mpi")
+
+
+@pytest.mark.parametrize("np", [2, 3])
+def test_mpi_in_chunks_of_a_few_elements(np: int) -> None:
+    env = {"HVDTRAIN_CHUNK_BYTES": 1000}
+    done = run_ranks(WORKER, np, args=["mpi"], env=env, timeout_seconds=120)
+    _check(done.results, "mpi")
+
+
+def test_broadcast_of_more_than_2_to_the_31_bytes() -> None:
+    done = run_ranks(WORKER.parent / "large_worker.py", 2, timeout_seconds=120)
+    assert all(nbytes > 2**31 for nbytes in done.results)
+
+
+@pytest.mark.parametrize(
+    ("fault", "caught_by"),
+    [
+        ("identity", "allreduce sum"),
+        ("times size", "allreduce sum"),
+        ("forgets a rank", "allreduce sum"),
+        ("wrong root", "broadcast from the first"),
+        ("one call late", "allreduce sum"),
+    ],
+)
+def test_a_broken_engine_fails(fault: str, caught_by: str) -> None:
+    with launch(WORKER, 3, args=["mpi", fault]) as job:
+        done = job.wait(60)
+    assert done.returncode != 0
+    assert f"of 3, {caught_by}" in done.stderr
+
+
+def test_an_engine_that_is_not_installed_is_refused() -> None:
+    code = (
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "import hvdtrain.core.context as context; context.init('mpi')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hvdtrain: engine mpi needs mpi4py: pip install")
+    assert "Traceback" not in done.stderr
