@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -78,7 +77,4 @@ def _become(line: LaunchCommand) -> NoReturn:
     """Turn this process into mpirun: its signals and its exit code need no go-between."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # Python ignores these two, and a program that it turns into would inherit that.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     os.execve(line.argv[0], line.argv, {**os.environ, **line.variables})

@@ -68,6 +68,7 @@ def test_localhost(mpi: str) -> None:
     assert [r["local_rank"] for r in done.results] == list(range(8))
     assert {r["local_size"] for r in done.results} == {8}
     assert {r["cross_size"] for r in done.results} == {1}
+    assert [r["promised"] for r in done.results] == [[rank, 8] for rank in range(8)]
 
 
 def test_every_template_is_tested() -> None:
@@ -89,6 +90,7 @@ def assert_two_nodes(done: Completed, mpi: str) -> None:
     hosts = ["nodea", "nodea", "nodeb", "nodeb"]
     for rank, result in enumerate(done.results):
         assert (result["rank"], result["size"]) == (rank, 4)
+        assert result["promised"] == [rank, 4]
         assert (result["local_rank"], result["local_size"]) == (rank % 2, 2)
         assert (result["cross_rank"], result["cross_size"]) == (rank // 2, 2)
         assert result["hostnames"] == hosts

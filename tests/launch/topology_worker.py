@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 
 from ranks import report
 
 from hvdtrain.core import context, objects
+from hvdtrain.world import promised_world
 
 
 def main() -> None:
     """Join the world, exchange something, report."""
     context.init()
     here = context.current()
+    promised = promised_world(os.environ)
     heard = objects.allgather_object((here.topology.rank, socket.gethostname()))
     report(
         cases=1,
@@ -21,6 +24,7 @@ def main() -> None:
             **dataclasses.asdict(here.topology),
             "heard": heard,
             "library": here.library,
+            "promised": promised and (promised.rank, promised.size),
             "bucket_bytes": here.config.bucket_bytes,
         },
     )
