@@ -1,0 +1,220 @@
+"""Operations of hvdtrain.torch on each rank, against formulas of the rank."""
+
+from __future__ import annotations
+
+import torch
+from ranks import report
+
+import hvdtrain.torch as hvd
+from hvdtrain.errors import MismatchError, UnsupportedError
+
+CASES = []
+
+
+def case(function):  # type: ignore[no-untyped-def]
+    """Add a function to the table."""
+    CASES.append(function)
+    return function
+
+
+def mine(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Return rank + 1 everywhere, plus the position."""
+    count = int(torch.tensor(shape).prod())
+    return (torch.arange(count) + hvd.rank() + 1).reshape(shape).to(dtype)
+
+
+def ranks_sum() -> int:
+    """Return 1 + 2 + ... + size."""
+    return hvd.size() * (hvd.size() + 1) // 2
+
+
+@case
+def average_and_sum() -> None:
+    n, positions = hvd.size(), torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
+    tensor = mine(2, 3)
+    before = tensor.clone()
+    torch.testing.assert_close(hvd.allreduce(tensor), positions + (n + 1) / 2)
+    torch.testing.assert_close(
+        hvd.allreduce(tensor, name="x", op=hvd.Sum), n * positions + ranks_sum()
+    )
+    assert torch.equal(tensor, before)
+
+
+@case
+def average_of_integers_truncates_towards_zero() -> None:
+    values = torch.tensor([1, -1, 7]) * (hvd.rank() + 1)
+    total = ranks_sum()
+    expected = [total // hvd.size(), -(total // hvd.size()), 7 * total // hvd.size()]
+    assert hvd.allreduce(values).tolist() == expected
+    large = torch.tensor([2**60 + hvd.rank()])
+    exact = (hvd.size() * 2**60 + ranks_sum() - hvd.size()) // hvd.size()
+    assert hvd.allreduce(large).tolist() == [exact]
+
+
+@case
+def odd_tensors() -> None:
+    n = hvd.size()
+    transposed = mine(2, 3).t()
+    torch.testing.assert_close(
+        hvd.allreduce(transposed),
+        torch.arange(6.0, dtype=torch.float64).reshape(2, 3).t() + (n + 1) / 2,
+    )
+    scalar = torch.tensor(float(hvd.rank()))
+    assert hvd.allreduce(scalar).shape == ()
+    assert hvd.allreduce(scalar, op=hvd.Sum).item() == ranks_sum() - n
+    assert hvd.allreduce(torch.empty(0, 3)).shape == (0, 3)
+    needs_gradient = mine(2).requires_grad_()
+    assert hvd.allreduce(needs_gradient).tolist() == [(n + 1) / 2, (n + 3) / 2]
+
+
+@case
+def allgather() -> None:
+    n, r = hvd.size(), hvd.rank()
+    gathered = hvd.allgather(torch.full((r + 1, 2), r))
+    expected = torch.cat([torch.full((k + 1, 2), k) for k in range(n)])
+    assert torch.equal(gathered, expected)
+    assert hvd.allgather(torch.tensor(r)).tolist() == list(range(n))
+    rows = 0 if r == n - 1 else 2
+    assert hvd.allgather(torch.ones(rows, 3)).shape == (2 * (n - 1), 3)
+    assert hvd.allgather(torch.full((1,), r, dtype=torch.bfloat16)).tolist() == list(range(n))
+    assert hvd.allgather(torch.tensor([r % 2 == 0])).tolist() == [k % 2 == 0 for k in range(n)]
+
+
+@case
+def broadcast() -> None:
+    last = hvd.size() - 1
+    tensor = mine(3)
+    assert hvd.broadcast(tensor, last).tolist() == [last + 1, last + 2, last + 3]
+    assert tensor.tolist() == mine(3).tolist()
+    hvd.broadcast_(tensor, 0)
+    assert tensor.tolist() == [1, 2, 3]
+    columns = mine(2, 3).t()
+    hvd.broadcast_(columns, last)
+    assert columns[0, 0].item() == last + 1
+    assert columns[1, 0].item() == last + 2
+
+
+@case
+def root_that_is_no_rank() -> None:
+    for root_rank in (-1, hvd.size()):
+        try:
+            hvd.broadcast(torch.ones(1), root_rank)
+        except ValueError as error:
+            assert f"root_rank {root_rank} is not in a world of {hvd.size()}" in str(error)
+        else:
+            raise AssertionError("accepted")
+
+
+@case
+def objects() -> None:
+    n, r = hvd.size(), hvd.rank()
+    assert hvd.allgather_object({"rank": r}) == [{"rank": k} for k in range(n)]
+    assert hvd.broadcast_object(["root", r], n - 1) == ["root", n - 1]
+    assert hvd.broadcast_object(None if r else "zero") == "zero"
+
+
+@case
+def parameters_of_root_rank() -> None:
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    model(torch.randn(5, 3))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.size() - 1)
+    torch.manual_seed(hvd.size() - 1)
+    expected = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    expected(torch.randn(5, 3))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected.state_dict()[name]), name
+    hvd.broadcast_parameters(model.named_parameters())
+
+
+@case
+def state_that_only_rank_0_has() -> None:
+    for build in (
+        lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True),
+    ):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(3, 2))
+        optimizer = build([weight])
+        if hvd.rank() == 0:
+            for step in range(3):
+                weight.grad = torch.full_like(weight, step + 1.0)
+                optimizer.step()
+            optimizer.param_groups[0]["lr"] = 0.025
+        hvd.broadcast_parameters([("weight", weight)])
+        hvd.broadcast_optimizer_state(optimizer)
+        assert optimizer.param_groups[0]["lr"] == 0.025
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        every = hvd.allgather(weight.detach().reshape(1, -1))
+        assert torch.equal(every, every[:1].expand_as(every))
+        state = {k: v for k, v in optimizer.state[weight].items() if torch.is_tensor(v)}
+        kinds = hvd.allgather_object({k: (v.dtype, tuple(v.shape)) for k, v in state.items()})
+        assert all(kind == kinds[0] for kind in kinds)
+
+
+@case
+def ranks_that_differ_are_all_told() -> None:
+    if hvd.size() == 1:
+        return
+    r = hvd.rank()
+    differing = {
+        "shape": lambda: hvd.allreduce(torch.ones(3, 4 + (r == 1)), name="fc"),
+        "dtype": lambda: hvd.allreduce(
+            torch.ones(3, dtype=torch.float64 if r == 1 else torch.float32), name="fc"
+        ),
+        "op": lambda: hvd.allreduce(torch.ones(3), "fc", hvd.Sum if r == 1 else hvd.Average),
+        "root_rank": lambda: hvd.broadcast(torch.ones(3), int(r == 1), "fc"),
+        "name": lambda: hvd.allreduce(torch.ones(3), name="other" if r == 1 else "fc"),
+        "shape beyond the first": lambda: hvd.allgather(torch.ones(2, 4 + (r == 1)), "fc"),
+        "operation": lambda: hvd.barrier() if r == 1 else hvd.allreduce(torch.ones(3), "fc"),
+    }
+    for what, call in differing.items():
+        try:
+            call()
+        except MismatchError as error:
+            assert f"[rank {r}/{hvd.size()}]" in str(error), error
+            assert "rank 1 sent" in str(error), error
+            assert "fc" in str(error), error
+            if what not in ("name", "operation"):
+                assert what in str(error), error
+        else:
+            raise AssertionError(f"different {what} was accepted")
+        assert (
+            hvd.allreduce(torch.tensor([float(r)]), op=hvd.Sum).item() == ranks_sum() - hvd.size()
+        )
+
+
+@case
+def types_that_the_engine_does_not_reduce() -> None:
+    if hvd.size() == 1:
+        return
+    try:
+        hvd.allreduce(torch.ones(2, dtype=torch.bfloat16), "b")
+    except UnsupportedError as error:
+        assert "allreduce b: engine mpi does not take sum of bfloat16" in str(error)
+    else:
+        raise AssertionError("accepted")
+
+
+@case
+def initialised_again() -> None:
+    before = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+    hvd.shutdown()
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    hvd.init()
+    hvd.init()
+    assert hvd.is_initialized()
+    assert before == (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
+    hvd.barrier()
+
+
+if __name__ == "__main__":
+    hvd.init()
+    for function in CASES:
+        for _ in range(2):
+            function()
+    report(cases=len(CASES), payload=[hvd.rank(), hvd.size()])
