@@ -37,7 +37,8 @@ _NAMES = {
     "intelmpi": ("mpiexec.hydra", "mpiexec"),
 }
 _VERSIONS = {
-    "openmpi": re.compile(r"\(Open MPI\) ([\d.]+)"),
+    # Open MPI 4 calls itself OpenRTE wherever its launcher is not called mpirun.
+    "openmpi": re.compile(r"\((?:Open MPI|OpenRTE)\) ([\d.]+)"),
     "intelmpi": re.compile(r"Intel\(R\) MPI Library.*?Version ([\d.]+)"),
     "mpich": re.compile(r"HYDRA build details:\s+Version:\s+([\d.]+)"),
 }
