@@ -1,0 +1,69 @@
+"""`hvdtrain train`: train a recipe on all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.options import (
+    DEVICES,
+    DTYPES,
+    ENGINES,
+    FRAMEWORKS,
+    OPTIMIZERS,
+    RECIPES,
+    TrainOptions,
+)
+from hvdtrain.train.schedule import SCALINGS
+
+__all__ = ["command"]
+
+_DEFAULTS = {option.name: option.default for option in fields(TrainOptions)}
+
+
+def _choice(names: tuple[str, ...]) -> str:
+    return f"[{'|'.join(names)}]"
+
+
+def _option(flag: str, text: str, **settings: Any) -> Any:
+    """Declare an option whose default is that of TrainOptions, and show that one in the help."""
+    default = _DEFAULTS[flag.removeprefix("--").replace("-", "_")]
+    shown = default not in (None, False)
+    return click.option(flag, default=default, show_default=shown, help=text, **settings)
+
+
+@click.command()
+@click.argument("recipe", default="digits", metavar=_choice(RECIPES))
+@_option("--framework", "Which framework trains.", metavar=_choice(FRAMEWORKS))
+@_option("--engine", "What moves the gradients.", metavar=_choice(ENGINES))
+@_option("--epochs", "Passes over the training data.", type=int)
+@_option("--batch-size", "Samples per rank and step.  [default: 16]", type=int)
+@_option("--global-batch-size", "Samples of all ranks per step, instead.", type=int)
+@_option("--lr", "Learning rate for one rank.  [default: 0.02, adam: 0.001]", type=float)
+@_option("--lr-scaling", "How it grows with the ranks.", metavar=_choice(SCALINGS))
+@_option("--warmup-epochs", "Epochs from the rate for one rank to the scaled one.", type=float)
+@_option("--optimizer", "sgd has momentum 0.9.", metavar=_choice(OPTIMIZERS))
+@_option("--dtype", "Type of weights and arithmetic.", metavar=_choice(DTYPES))
+@_option("--seed", "Of the first weights and the order of the samples.", type=int)
+@_option("--out", "For results.  [default: a new one in runs/]", type=Path, metavar="DIR")
+@_option(
+    "--resume", "Go on: never, from the newest in --out, or PATH.", metavar="[never|auto|PATH]"
+)
+@_option("--device", "auto: a GPU where there is one.", metavar=_choice(DEVICES))
+@_option("--quiet", "Print nothing but errors.", is_flag=True)
+def command(**options: Any) -> None:
+    """Train a recipe on all ranks; without mpirun, on one."""
+    checked = TrainOptions(**options)
+    try:
+        from hvdtrain.train.session import train
+    except ModuleNotFoundError as error:
+        if error.name != checked.framework:
+            raise
+        raise UsageError(
+            f"{checked.framework} is not installed: pip install 'hvdtrain[{checked.framework}]'"
+        ) from error
+    train(checked)

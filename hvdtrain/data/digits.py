@@ -1,0 +1,65 @@
+"""scikit-learn's digits: 1,797 images of handwritten digits, 8 x 8, that come with the package."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.data.dataset import Dataset, Samples
+from hvdtrain.errors import UsageError
+
+__all__ = ["load_digits", "stratified_split"]
+
+_SPLIT_SEED = 20240229
+_TEST_FRACTION = 0.2
+_BRIGHTEST = 16.0
+
+
+def load_digits() -> Dataset:
+    """Load the images, [n, 1, 8, 8] in [0, 1], in a stratified 80/20 split that never changes.
+
+    Raises:
+        UsageError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits as read_digits
+    except ImportError as error:
+        raise UsageError(
+            f"the digits data come with scikit-learn, which cannot be loaded ({error}): "
+            "pip install scikit-learn"
+        ) from error
+    raw = read_digits()
+    images = (raw.images[:, np.newaxis] / _BRIGHTEST).astype(np.float32)
+    labels = raw.target.astype(np.int64)
+    train, test = stratified_split(labels, _TEST_FRACTION, _SPLIT_SEED)
+    return Dataset(Samples(images[train], labels[train]), Samples(images[test], labels[test]))
+
+
+def stratified_split(
+    labels: npt.NDArray[np.int64], test_fraction: float, seed: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Split indices so that every label has the same share of test samples, up to rounding.
+
+    Of n samples ceil(n * test_fraction) are for testing; what rounding down leaves over goes
+    to the labels with the largest remainders.
+
+    Args:
+        labels: [n].
+        test_fraction: share of each label that goes to the test part, in (0, 1).
+        seed: of the split alone.
+
+    Returns:
+        Sorted indices of the training and of the test part.
+    """
+    generator = np.random.default_rng(seed)
+    classes, counts = np.unique(labels, return_counts=True)
+    quotas = counts * test_fraction
+    takes = np.floor(quotas).astype(np.int64)
+    left_over = math.ceil(len(labels) * test_fraction) - int(takes.sum())
+    takes[np.argsort(takes - quotas, kind="stable")[:left_over]] += 1
+    is_test = np.zeros(len(labels), dtype=bool)
+    for label, take in zip(classes, takes, strict=True):
+        is_test[generator.permutation(np.flatnonzero(labels == label))[:take]] = True
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)

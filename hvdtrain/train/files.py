@@ -1,0 +1,78 @@
+"""The directory of a run, and files in it that are never half there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from hvdtrain.errors import UsageError
+
+__all__ = ["new_directory", "prepare_directory", "publish", "unfinished_file"]
+
+_UNFINISHED = ".unfinished-"
+
+
+def prepare_directory(directory: Path) -> None:
+    """Make the directory, see that it can be written, and remove what a killed run left.
+
+    Raises:
+        UsageError: it is a file, or cannot be made or written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with unfinished_file(directory) as file:
+            file.write(b"\0")
+        for stale in directory.glob(f"{_UNFINISHED}*"):
+            stale.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{directory} cannot be written ({error.strerror}): name another directory with --out"
+        ) from error
+
+
+def new_directory(parent: Path, name: str) -> Path:
+    """Make a directory that was not there before: parent/name-DATE-TIME, numbered if need be.
+
+    Raises:
+        UsageError: it cannot be made or written.
+    """
+    prepare_directory(parent)
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = 1
+    while True:
+        directory = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            directory.mkdir()
+            return directory
+        except FileExistsError:
+            number += 1
+
+
+@contextmanager
+def unfinished_file(directory: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file, to be given its name by publish() when it is complete.
+
+    Whatever ends the block, a signal included, no temporary file stays.
+    """
+    path = directory / f"{_UNFINISHED}{os.getpid()}"
+    try:
+        with open(path, "wb") as file:
+            yield file
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def publish(file: BinaryIO, path: Path) -> None:
+    """Bring an unfinished file to the disk, then rename it; it replaces `path` in one step."""
+    file.flush()
+    os.fsync(file.fileno())
+    os.replace(file.name, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,165 @@
+"""One epoch of training and one of evaluation with torch, exact on any number of ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import hvdtrain.torch as hvd
+from hvdtrain.data.dataset import Dataset, Samples
+from hvdtrain.data.sharding import epoch_permutation, global_batch, rank_slice, steps_per_epoch
+from hvdtrain.topology import Topology, cpu_threads
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipe import TorchRecipe
+from hvdtrain.train.results import Score
+from hvdtrain.train.schedule import warmup_lr
+
+__all__ = ["TorchLoop", "limit_threads"]
+
+_EVALUATION_BATCH = 1024
+
+
+class TorchLoop:
+    """A model in training: its weights, its optimizer and its share of the data.
+
+    Making one is local, up to the DistributedOptimizer's agreement on the model (collective).
+
+    Args:
+        recipe: model, loss and optimizer.
+        data: all samples; each rank takes its part of them.
+        options: how to train.
+        topology: the place of this rank.
+        device: where the model and the data live.
+    """
+
+    def __init__(
+        self,
+        recipe: TorchRecipe,
+        data: Dataset,
+        options: TrainOptions,
+        topology: Topology,
+        device: torch.device,
+    ) -> None:
+        self._options = options
+        self._topology = topology
+        self._device = device
+        self._dtype = getattr(torch, options.dtype)
+        self._train = self._tensors(data.train)
+        self._test = self._tensors(data.test)
+        self._loss = recipe.loss
+        # Rank 0's weights are the ones that count: others start elsewhere, so that a broadcast
+        # that went wrong shows in the digests.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.seed + topology.rank)
+            self.model = recipe.build_model().to(device, self._dtype)
+        self.optimizer = hvd.DistributedOptimizer(
+            recipe.optimizer(options.optimizer, self.model.parameters(), options.base_lr),
+            named_parameters=self.model.named_parameters(),
+        )
+        self.samples, self.test_samples = len(data.train), len(data.test)
+        self._global_batch_size = options.samples_per_step(topology.size)
+        self.steps_per_epoch = steps_per_epoch(self.samples, self._global_batch_size)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the last step."""
+        rate: float = self.optimizer.param_groups[0]["lr"]
+        return rate
+
+    def broadcast(self) -> None:
+        """Give every rank the weights and the optimizer state of rank 0 (collective)."""
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(self.optimizer, root_rank=0)
+
+    def train_epoch(self, epoch: int, on_step: Callable[[], None]) -> Score:
+        """Use every training sample once; return the mean score while learning (collective).
+
+        Args:
+            epoch: counted from 0.
+            on_step: called after each optimizer step.
+        """
+        self.model.train()
+        order = epoch_permutation(self.samples, self._options.seed, epoch)
+        sums = self._no_sums()
+        for step in range(self.steps_per_epoch):
+            batch = global_batch(order, step, self._global_batch_size)
+            mine = batch[rank_slice(len(batch), self._topology.rank, self._topology.size)]
+            self._set_lr(epoch * self.steps_per_epoch + step)
+            sums += self._step(mine)
+            on_step()
+        return _reduced(sums)
+
+    def evaluate(self) -> Score:
+        """Return the mean score over all test samples, each seen by one rank (collective)."""
+        self.model.eval()
+        inputs, labels = self._test
+        part = rank_slice(len(labels), self._topology.rank, self._topology.size)
+        sums = self._no_sums()
+        with torch.no_grad():
+            for start in range(part.start, part.stop, _EVALUATION_BATCH):
+                chosen = slice(start, min(start + _EVALUATION_BATCH, part.stop))
+                scores = self.model(inputs[chosen])
+                sums += _sums(scores, labels[chosen], self._loss(scores, labels[chosen]))
+        return _reduced(sums)
+
+    def _step(self, mine: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Take one optimizer step; samples [n] of the global batch are this rank's."""
+        self.optimizer.zero_grad()
+        # The mean over the global batch is the mean of the ranks' means, weighted by samples.
+        self.optimizer.sample_weight = len(mine)
+        sums = self._no_sums()
+        if len(mine):
+            chosen = torch.from_numpy(mine).to(self._device)
+            inputs, labels = self._train[0][chosen], self._train[1][chosen]
+            scores = self.model(inputs)
+            loss = self._loss(scores, labels)
+            loss.backward()
+            sums += _sums(scores.detach(), labels, loss.detach())
+        self.optimizer.step()
+        return sums
+
+    def _set_lr(self, step: int) -> None:
+        rate = warmup_lr(
+            step,
+            self.steps_per_epoch,
+            self._options.base_lr,
+            self._options.scaled_lr(self._topology.size),
+            self._options.warmup_epochs,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = torch.from_numpy(samples.inputs).to(self._device, self._dtype)
+        return inputs, torch.from_numpy(samples.labels).to(self._device)
+
+    def _no_sums(self) -> torch.Tensor:
+        return torch.zeros(3, dtype=torch.float64, device=self._device)
+
+
+def limit_threads(topology: Topology, most: int) -> None:
+    """Give this rank its share of the cores, unless the user has set OMP_NUM_THREADS (local).
+
+    Args:
+        topology: the place of this rank.
+        most: threads that the model can use.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        affinity, machine = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+        torch.set_num_threads(min(most, cpu_threads(topology, affinity, machine)))
+
+
+def _sums(scores: torch.Tensor, labels: torch.Tensor, mean_loss: torch.Tensor) -> torch.Tensor:
+    """Return [sum of losses, number correct, number of samples] of a batch, float64."""
+    correct = (scores.argmax(dim=1) == labels).sum()
+    count = torch.tensor(len(labels), device=scores.device)
+    return torch.stack([mean_loss.double() * count, correct.double(), count.double()])
+
+
+def _reduced(sums: torch.Tensor) -> Score:
+    loss, correct, count = hvd.allreduce(sums, name="score", op=hvd.Sum).tolist()
+    return Score(loss / count, correct / count)
