@@ -1,0 +1,30 @@
+"""The main job as README tells it: mpirun, a hostfile, python -m hvdtrain."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from ranks import run_ranks
+
+HOSTFILES = Path(__file__).resolve().parents[2] / "hostfiles"
+
+
+def test_eight_ranks_of_a_local_hostfile(tmp_path: Path) -> None:
+    """Eight slots, whatever the machine has: one job, which learns, and tells it once."""
+    done = run_ranks(
+        ["-m", "hvdtrain"],
+        8,
+        args=["--epochs", "1", "--out", tmp_path / "run"],
+        hostfile=HOSTFILES / "localhost.openmpi",
+        timeout_seconds=180,
+    )
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["world_size"] == 8
+    assert summary["epochs"] == 1
+    assert len(summary["weights_sha256"]) == 8
+    assert len(set(summary["weights_sha256"])) == 1
+    # An epoch is eleven steps of a warm-up here: better than guessing is all one can ask.
+    assert summary["final"]["loss"] < math.log(10), done.stdout
+    assert done.stdout.count("epoch 1/1") == 1
