@@ -18,7 +18,7 @@ def test_eight_ranks_of_a_local_hostfile(tmp_path: Path) -> None:
         8,
         args=["--epochs", "1", "--out", tmp_path / "run"],
         hostfile=HOSTFILES / "localhost.openmpi",
-        timeout_seconds=180,
+        timeout_seconds=240,
     )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["world_size"] == 8
