@@ -45,7 +45,7 @@ class Buffer:
         if self.count == 0:
             return np.empty(0, self.dtype.numpy)
         memory = (ctypes.c_byte * self.nbytes).from_address(self.pointer)
-        return np.frombuffer(memory, self.dtype.numpy)
+        return np.frombuffer(memoryview(memory), self.dtype.numpy)
 
     def slice(self, start: int, count: int) -> Buffer:
         """View `count` elements from element `start` on."""

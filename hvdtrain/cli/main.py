@@ -80,7 +80,7 @@ def _refuse(message: str, code: int) -> None:
     """
     promised = promised_world(os.environ)
     if promised is not None and promised.size > 1:
-        from hvdtrain.core import context
+        import hvdtrain.core.context as context
 
         context.init()
         rank = context.current().topology.rank

@@ -28,8 +28,8 @@ __all__ = ["Context", "current", "init", "is_initialized", "shutdown"]
 
 # How long a rank with an unfinished step waits for its peers to leave as well.
 _OWING_LIMIT_SECONDS = 2.0
-# Ranks that are no world cannot agree on who speaks: all but the promised rank 0 hold back.
-_SPOKESMAN_SECONDS = 1.0
+# How much earlier than the others the promised rank 0 says that there is no world.
+_SPOKESMAN_SECONDS = 5.0
 
 
 @dataclass
@@ -113,18 +113,17 @@ def init(engine: str | None = None) -> None:
     global _context, _guard
     if is_initialized():
         return
-    if multiprocessing.parent_process() is not None:
+    if _is_child_process():
         raise HvdtrainError(
             "init() in a multiprocessing child, which is not a rank of its own: put the code "
             "that calls init() under `if __name__ == '__main__':`"
         )
-    config = Config.from_environ(os.environ)
     try:
+        config = Config.from_environ(os.environ)
         world = open_world(choose_engine(engine or config.engine, os.environ), config, os.environ)
         _check_promise(world)
     except HvdtrainError as error:
-        _hold_back(error)
-        speak_plainly()
+        speak_plainly(silent=_hold_back(error))
         raise
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
     _context = Context(config, world.engine, world.library, topology, Channel(world.communicator))
@@ -132,10 +131,19 @@ def init(engine: str | None = None) -> None:
     _guard.install()
 
 
-def _hold_back(error: HvdtrainError) -> None:
+def _is_child_process() -> bool:
+    # A spawned child imports the main script before it knows its parent; until then it is marked.
+    inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
+    return inheriting or multiprocessing.parent_process() is not None
+
+
+def _hold_back(error: HvdtrainError) -> bool:
+    """Let the promised rank 0 speak for ranks that have no world to agree in; tell who is mute."""
     promised = promised_world(os.environ)
-    if isinstance(error, LauncherMismatchError) and promised is not None and promised.rank != 0:
-        time.sleep(_SPOKESMAN_SECONDS)
+    mute = isinstance(error, LauncherMismatchError) and promised is not None and promised.rank > 0
+    if mute:
+        time.sleep(_SPOKESMAN_SECONDS)  # a launcher may end all ranks when the first one exits
+    return mute
 
 
 def _check_promise(world: EngineWorld) -> None:

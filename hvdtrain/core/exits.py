@@ -132,10 +132,13 @@ class ExitGuard:
         self._abort(code)
 
 
-def speak_plainly() -> None:
+def speak_plainly(silent: bool = False) -> None:
     """Have an uncaught HvdtrainError end this process with one line and its exit code.
 
     For the time before a world exists, when there is nobody to abort.
+
+    Args:
+        silent: leave out the line, because another rank says it.
     """
     previous = sys.excepthook
 
@@ -144,7 +147,8 @@ def speak_plainly() -> None:
             previous(kind, error, trace)
             return
         sys.stdout.flush()
-        sys.stderr.write(f"hvdtrain: {error}\n")
+        if not silent:
+            sys.stderr.write(f"hvdtrain: {error}\n")
         sys.stderr.flush()
         os._exit(error.exit_code)
 

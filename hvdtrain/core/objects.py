@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -52,16 +52,16 @@ def call_on_root(function: Callable[[], T]) -> T:
     Raises:
         HvdtrainError: what rank 0's call raised is raised on every rank.
     """
-    outcome: tuple[T | None, HvdtrainError | None] = (None, None)
+    result: T | HvdtrainError | None = None
     if context.current().topology.rank == 0:
         try:
-            outcome = (function(), None)
+            result = function()
         except HvdtrainError as error:
-            outcome = (None, error)
-    result, error = broadcast_object(outcome, name="result of rank 0")
-    if error is not None:
-        raise error
-    return result  # type: ignore[no-any-return]  # it went through a pickle
+            result = error
+    result = broadcast_object(result, name="result of rank 0")
+    if isinstance(result, HvdtrainError):
+        raise result
+    return cast("T", result)
 
 
 def _pickled(obj: Any) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

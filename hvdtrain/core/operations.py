@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
@@ -148,6 +150,7 @@ def _check(
 
 
 def _divide(buffer: Buffer, divisor: int) -> None:
-    array = buffer.array()
-    quotient = np.abs(array) // divisor
-    array[:] = np.where(array < 0, -quotient, quotient)
+    array = cast("npt.NDArray[np.integer[Any]]", buffer.array())
+    rounded_up = (array < 0) & (array % divisor != 0)  # // rounds down
+    array //= divisor
+    array[rounded_up] += 1

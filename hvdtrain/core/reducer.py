@@ -81,11 +81,9 @@ class GradientReducer:
         self._prescale, self._postscale = 1.0, 1.0
         self._launched: list[Future[None]] = []
         self._tasks: queue.SimpleQueue[tuple[int, Future[None]] | None] = queue.SimpleQueue()
-        if communicator.capabilities.concurrent:
+        self._has_thread = communicator.capabilities.concurrent
+        if self._has_thread:
             threading.Thread(target=self._serve, name="hvdtrain-reducer", daemon=True).start()
-            self._start = self._tasks.put
-        else:
-            self._start = self._run
 
     @property
     def launched(self) -> int:
@@ -101,7 +99,11 @@ class GradientReducer:
         """Reduce the next bucket of the plan, whose memory is filled."""
         future: Future[None] = Future()
         self._launched.append(future)
-        self._start((len(self._launched) - 1, future))
+        task = (len(self._launched) - 1, future)
+        if self._has_thread:
+            self._tasks.put(task)
+        else:
+            self._run(task)
 
     def wait(self) -> None:
         """Block until all launched buckets are reduced; raise what went wrong."""

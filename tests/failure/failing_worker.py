@@ -1,0 +1,86 @@
+"""Ranks that train until one of them goes wrong in the way that the argument names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+import hvdtrain.torch as hvd
+
+
+def raises() -> None:
+    """Fail in the main thread."""
+    raise ValueError("boom")
+
+
+def raises_in_thread() -> None:
+    """Fail in another thread, while the main thread waits for its peers."""
+    threading.Thread(target=raises).start()
+    hvd.allreduce(torch.ones(1), "never")
+
+
+def leaves() -> None:
+    """Exit as if all were well."""
+    sys.exit(0)
+
+
+def leaves_in_the_middle_of_a_step() -> None:
+    """Exit when one bucket is under way and the next ones are missing."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(100, 100) for _ in range(4)])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def leave(*_: object) -> None:
+        time.sleep(0.5)  # by then the first bucket has been reduced
+        raise SystemExit(0)
+
+    if hvd.rank() == 1:
+        model[0].register_full_backward_hook(leave)
+    model(torch.ones(2, 100)).sum().backward()
+    optimizer.step()
+
+
+def dies() -> None:
+    """Be killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_terminated() -> None:
+    """Be asked to end, one rank alone."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+
+
+def waits() -> None:
+    """Be slow, so that the test can interrupt the job."""
+    time.sleep(60)
+
+
+def train(fault: Callable[[], None]) -> None:
+    """Train on all ranks; rank 1 goes wrong at step 3 while the others go on."""
+    model = torch.nn.Linear(50, 50)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(6):
+        if step == 3:
+            if hvd.rank() == 0:
+                print("step 3", flush=True)
+            if hvd.rank() == 1 or fault in EVERYWHERE:
+                fault()
+        optimizer.zero_grad()
+        model(torch.ones(2, 50)).sum().backward()
+        optimizer.step()
+
+
+EVERYWHERE = (leaves_in_the_middle_of_a_step, waits)
+FAULTS = {
+    f.__name__: f for f in (raises, raises_in_thread, leaves, dies, is_terminated, *EVERYWHERE)
+}
+
+if __name__ == "__main__":
+    hvd.init()
+    train(FAULTS[sys.argv[1]])

@@ -1,0 +1,109 @@
+"""A rank that goes wrong ends the job at once, says why, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from ranks import Completed, launch
+
+WORKER = Path(__file__).parent / "failing_worker.py"
+LIMIT_SECONDS = 5.0
+
+
+@pytest.fixture(autouse=True)
+def no_shared_memory_left() -> Iterator[None]:
+    """Fail a test after which a segment of ours is in /dev/shm."""
+    yield
+    assert not list(Path("/dev/shm").glob("*hvdtrain*"))
+
+
+def fail(fault: str, env: Mapping[str, object] | None = None) -> Completed:
+    """Run the worker until its fault, and return how the job ended, in seconds after it."""
+    with launch(WORKER, 3, args=[fault], env=env) as job:
+        job.wait_for_output("step 3", 90)
+        started = time.monotonic()
+        done = job.wait(60)
+        seconds = time.monotonic() - started
+        job.assert_nothing_left()
+    assert done.returncode != 0
+    assert seconds < LIMIT_SECONDS
+    return done
+
+
+@pytest.mark.parametrize("fault", ["raises", "raises_in_thread"])
+def test_an_exception(fault: str) -> None:
+    done = fail(fault)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert "[rank 1/3] ValueError: boom" in done.stderr
+    assert "[rank 1/3] Traceback (most recent call last)" in done.stderr
+
+
+def test_a_rank_that_is_killed() -> None:
+    done = fail("dies")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rank_that_is_terminated_alone() -> None:
+    done = fail("is_terminated")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rank_that_leaves_while_others_wait() -> None:
+    done = fail("leaves")
+    assert done.returncode == 1
+    assert re.search(r"rank 1 left the job while others were in optimizer step", done.stderr)
+
+
+def test_a_rank_that_leaves_in_the_middle_of_a_step() -> None:
+    done = fail("leaves_in_the_middle_of_a_step", {"HVDTRAIN_FIRST_BUCKET_BYTES": 1000})
+    assert done.returncode == 1
+    assert "[rank 1/3] left the job in the middle of an optimizer step" in done.stderr
+
+
+def test_a_rank_whose_script_is_shorter() -> None:
+    with launch(["-c", SHORTER], 2) as job:
+        done = job.wait(60)
+        job.assert_nothing_left()
+    assert done.returncode == 1
+    assert "rank 1 left the job while others were in barrier" in done.stderr
+
+
+SHORTER = """
+import hvdtrain.torch as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 0:
+    hvd.barrier()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_launcher_is_told_to_stop(number: signal.Signals) -> None:
+    with launch(WORKER, 2, args=["waits"]) as job:
+        job.wait_for_output("step 3", 90)
+        started = time.monotonic()
+        if number == signal.SIGINT:
+            job.interrupt()
+        else:
+            job.process.send_signal(number)
+        done = job.wait(30)
+        seconds = time.monotonic() - started
+        job.assert_nothing_left()
+    assert done.returncode != 0
+    assert seconds < LIMIT_SECONDS
+    assert "Traceback" not in done.stderr
+
+
+def test_exit_codes_of_all_ranks_together() -> None:
+    code = "import sys, hvdtrain.torch as hvd; hvd.init(); sys.exit(7)"
+    with launch(["-c", code], 2) as job:
+        done = job.wait(60)
+    assert done.returncode == 7
+    assert "[rank" not in done.stderr

@@ -1,0 +1,72 @@
+"""A world that is not what the launcher promised refuses to start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from ranks import mpi_python, start
+
+INIT = "from hvdtrain.core import context; context.init(); print('started')"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "library", "names"),
+    [
+        ("mpich", "openmpi", ["MPICH's or Intel's mpiexec promised 2 ranks", "Open MPI v5"]),
+        ("openmpi", "mpich", ["Open MPI's mpirun promised 2 ranks", "MPICH 5"]),
+    ],
+)
+def test_mpirun_and_libmpi_do_not_belong_together(
+    launcher: str, library: str, names: list[str]
+) -> None:
+    mpirun = mpi_python(launcher).parent / "mpirun"
+    with start([mpirun, "-np", 2, mpi_python(library), "-c", INIT]) as job:
+        done = job.wait(60)
+        job.assert_nothing_left()
+    assert done.returncode == 3
+    assert "started" not in done.stdout
+    lines = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain:")]
+    assert len(lines) == 1
+    assert all(name in lines[0] for name in names)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("engine", ["auto", "local"])
+def test_variables_of_a_launcher_around_a_single_process(engine: str) -> None:
+    variables = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}
+    done = subprocess.run(
+        [sys.executable, "-c", INIT],
+        env={**os.environ, **variables, "HVDTRAIN_ENGINE": engine},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "promised 8 ranks (OMPI_COMM_WORLD_SIZE=8)" in done.stderr
+    assert "formed a world of 1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"HVDTRAIN_ENGINE": "smoke"}, "unknown engine 'smoke': choose one of auto, local, mpi"),
+        ({"HVDTRAIN_BUCKET_BYTES": "lots"}, "HVDTRAIN_BUCKET_BYTES='lots' must be a positive"),
+        ({"HVDTRAIN_CHUNK_BYTES": "0"}, "HVDTRAIN_CHUNK_BYTES='0' must be a positive"),
+    ],
+)
+def test_settings_that_make_no_sense(variables: dict[str, str], message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INIT],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"hvdtrain: {message}")
+    assert len(done.stderr.splitlines()) == 1
