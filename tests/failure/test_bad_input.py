@@ -1,0 +1,128 @@
+"""Bad input: one line that says what is wrong, exit code 2, and nothing trained."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import Completed, launch, start
+
+from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
+
+LIMIT_SECONDS = 60
+JOB = ["-m", "hvdtrain", "train"]
+
+
+def alone(arguments: Sequence[object], cwd: Path) -> Completed:
+    with start([sys.executable, *JOB, *arguments], cwd=cwd) as job:
+        return job.wait(LIMIT_SECONDS)
+
+
+def on_two_ranks(arguments: Sequence[object], cwd: Path) -> Completed:
+    with launch(JOB, 2, args=arguments, cwd=cwd) as job:
+        done = job.wait(LIMIT_SECONDS)
+        job.assert_nothing_left()
+    return done
+
+
+def assert_refused(done: Completed, *words: str) -> None:
+    """Check for exit code 2 and exactly one line of hvdtrain's, with all words in it."""
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain:")]
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["mnist"], ["mnist", "digits"]),
+        (["digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
+        (["digits", "--engine", "smoke"], ["--engine", "smoke", "auto, mpi, local"]),
+        (["digits", "--batch-size", 0], ["--batch-size", "0"]),
+        (["digits", "--batch-size", "many"], ["--batch-size", "many"]),
+        (["digits", "--global-batch-size", -1], ["--global-batch-size", "-1"]),
+        (["digits", "--batch-size", 1, "--global-batch-size", 1], ["--global-batch-size"]),
+        (["digits", "--epochs", 0], ["--epochs", "0"]),
+        (["digits", "--epochs", "1.5"], ["--epochs", "1.5"]),
+        (["digits", "--lr", 0], ["--lr", "0"]),
+        (["digits", "--lr", "nan"], ["--lr", "nan"]),
+        (["digits", "--lr", "-inf"], ["--lr", "inf"]),
+        (["digits", "--warmup-epochs", -1], ["--warmup-epochs", "-1"]),
+        (["digits", "--lr-scaling", "log"], ["--lr-scaling", "linear, sqrt, none"]),
+        (["digits", "--resume", "auto"], ["--resume", "--out"]),
+        (["digits", "--speed", "high"], ["--speed"]),
+        (["digits", "digits"], ["digits"]),
+    ],
+)
+def test_options(arguments: list[object], words: list[str], tmp_path: Path) -> None:
+    done = alone(arguments, tmp_path)
+    assert_refused(done, *words)
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_on_two_ranks(tmp_path: Path) -> None:
+    assert_refused(on_two_ranks(["mnist"], tmp_path), "mnist", "digits")
+    assert_refused(on_two_ranks(["digits", "--epochs", 0], tmp_path), "--epochs")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train one epoch and return its directory."""
+    directory = tmp_path_factory.mktemp("run") / "it"
+    done = alone(["digits", "--epochs", 1, "--batch-size", 500, "--out", directory], Path.cwd())
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def test_out_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = on_two_ranks(["digits", "--out", tmp_path / "file" / "out"], tmp_path)
+    assert_refused(done, str(tmp_path / "file"), "cannot be written")
+
+
+def test_out_holds_results(run: Path, tmp_path: Path) -> None:
+    before = sorted(run.iterdir())
+    done = alone(["digits", "--out", run], tmp_path)
+    assert_refused(done, str(run), "--resume auto", "--out")
+    assert sorted(run.iterdir()) == before
+
+
+@pytest.mark.parametrize(("name", "call"), [(None, on_two_ranks), ("renamed.pt", alone)])
+def test_truncated_checkpoint(
+    run: Path, tmp_path: Path, name: str | None, call: Callable[..., Completed]
+) -> None:
+    whole = checkpoint_files(run)[0]
+    path = tmp_path / (name or whole.name)
+    path.write_bytes(whole.read_bytes()[:-1000])
+    done = call(["digits", "--resume", path, "--out", tmp_path / "out"], tmp_path)
+    assert_refused(done, str(path), "damaged")
+    assert not (tmp_path / "out").exists()
+
+
+def test_checkpoint_of_another_model(run: Path, tmp_path: Path) -> None:
+    content = load_checkpoint(checkpoint_files(run)[0])
+    content["model"]["8.weight"] = torch.zeros(11, 64)
+    path = tmp_path / "eleven.pt"
+    torch.save(content, path)
+    done = on_two_ranks(["digits", "--resume", path], tmp_path)
+    assert_refused(done, str(path), "another model", "8.weight", "(11, 64)", "(10, 64)")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_no_whole_checkpoint_in_out(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / checkpoint_files(run)[0].name
+    path.write_bytes(b"not a checkpoint")
+    done = alone(["digits", "--resume", "auto", "--out", tmp_path], tmp_path)
+    assert_refused(done, path.name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu(tmp_path: Path) -> None:
+    assert_refused(on_two_ranks(["digits", "--device", "cuda"], tmp_path), "cuda", "cpu")

@@ -1,0 +1,138 @@
+"""N ranks give what one rank gives, and every sample has its one place.
+
+Sums over ranks are added in another order than one rank adds them, so weights agree to
+rounding: 1e-12 in float64 and, where nothing amplifies it, 1e-5 in float32.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+
+from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
+
+WORKER = Path(__file__).with_name("train_worker.py")
+LIMIT_SECONDS = 300
+
+COMMON = {"kind": "plain", "lr_scaling": "none", "device": "cpu", "seed": 3}
+DOUBLE = {**COMMON, "dtype": "float64"}
+# 1437 samples are 28 batches of 50 and one of 37; neither 50 nor 37 divides by 2, 3 and 7.
+EXACT: dict[str, dict[str, Any]] = {
+    "sgd float64": {**DOUBLE, "epochs": 2, "global_batch_size": 50, "lr": 0.05},
+    "adam float64": {
+        **DOUBLE,
+        "epochs": 2,
+        "global_batch_size": 50,
+        "lr": 0.002,
+        "optimizer": "adam",
+    },
+    "sgd float32": {**COMMON, "epochs": 1, "global_batch_size": 50, "lr": 0.05},
+}
+LIMITS = {"sgd float64": 1e-12, "adam float64": 1e-12, "sgd float32": 1e-5}
+# 9 samples to train on and 5 to test on: fewer than ranks, in a batch and altogether.
+FEW: dict[str, dict[str, Any]] = {
+    f"batches of {batch}": {
+        **DOUBLE,
+        "kind": "watched",
+        "epochs": 2,
+        "global_batch_size": batch,
+        "lr": 0.5,
+    }
+    for batch in (4, 3)
+}
+DRIFT: dict[str, dict[str, Any]] = {
+    "drift": {**COMMON, "kind": "drifting", "epochs": 1, "global_batch_size": 500}
+}
+# One launch for each number of ranks.
+CASES = {1: EXACT | FEW, 2: EXACT, 3: EXACT | DRIFT, 7: EXACT | FEW}
+
+
+class Runs:
+    """Runs all cases of a number of ranks in one launch, when one of them is asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._results: dict[int, list[list[dict[str, Any]]]] = {}
+
+    def results(self, size: int, name: str) -> list[dict[str, Any]]:
+        """Return each rank's summary of a case, and the samples that the rank has seen."""
+        if size not in self._results:
+            cases = [
+                {**case, "out": str(self.directory(size, key))} for key, case in CASES[size].items()
+            ]
+            done = run_ranks(WORKER, size, args=[json.dumps(cases)], timeout_seconds=LIMIT_SECONDS)
+            self._results[size] = done.results
+        position = list(CASES[size]).index(name)
+        return [result[position] for result in self._results[size]]
+
+    def directory(self, size: int, name: str) -> Path:
+        return self._directory / str(size) / name
+
+    def difference(self, one: tuple[int, str], other: tuple[int, str]) -> float:
+        """Return the largest difference between the last weights of two (size, case)."""
+        mine, yours = (_weights(self.directory(*run)) for run in (one, other))
+        assert mine.keys() == yours.keys()
+        return max(float((mine[key] - yours[key]).abs().max()) for key in mine)
+
+
+def _weights(directory: Path) -> dict[str, torch.Tensor]:
+    model: dict[str, torch.Tensor] = load_checkpoint(checkpoint_files(directory)[0])["model"]
+    return model
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("parity"))
+
+
+@pytest.mark.parametrize("case", EXACT)
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_ranks_give_the_weights_of_one_rank(runs: Runs, size: int, case: str) -> None:
+    alone, together = runs.results(1, case)[0], runs.results(size, case)
+    gap = runs.difference((1, case), (size, case))
+    print(f"{case}, {size} ranks: largest difference {gap:.1e}")
+    assert gap <= LIMITS[case]
+    assert together[0]["world_size"] == size
+    assert len(set(together[0]["weights_sha256"])) == 1
+    assert len(together[0]["weights_sha256"]) == size
+    assert together[0]["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-3)
+    assert together[0]["samples"] == EXACT[case]["epochs"] * 1437
+
+
+def test_the_comparison_sees_a_difference(runs: Runs) -> None:
+    runs.results(1, "sgd float64")
+    assert runs.difference((1, "sgd float64"), (1, "sgd float64")) == 0
+    assert runs.difference((1, "sgd float64"), (1, "adam float64")) > 1e-3
+
+
+@pytest.mark.parametrize("case", FEW)
+@pytest.mark.parametrize("size", [1, 7])
+def test_every_sample_has_its_one_place(runs: Runs, size: int, case: str) -> None:
+    alone, ranks = runs.results(1, case)[0], runs.results(size, case)
+    trained = sorted(number for rank in ranks for number in rank["seen"]["train"])
+    tested = sorted(number for rank in ranks for number in rank["seen"]["test"])
+    assert trained == sorted([*range(9)] * 2)
+    assert tested == sorted([*range(100, 105)] * 2)
+    assert ranks[0]["final"]["accuracy"] == alone["final"]["accuracy"]
+    assert ranks[0]["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-12)
+    assert runs.difference((1, case), (size, case)) <= 1e-12
+
+
+def test_some_ranks_had_no_sample(runs: Runs) -> None:
+    seen = [rank["seen"] for rank in runs.results(7, "batches of 3")]
+    assert any(not rank["train"] for rank in seen)
+    assert any(not rank["test"] for rank in seen)
+
+
+def test_digests_tell_ranks_apart(runs: Runs) -> None:
+    """Rank 1 moves one weight by 1e-6 after its last step: its digest must be another."""
+    runs.results(3, "drift")
+    written = json.loads((runs.directory(3, "drift") / "summary.json").read_text())
+    first, second, third = written["weights_sha256"]
+    assert first == third
+    assert first != second

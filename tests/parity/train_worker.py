@@ -1,0 +1,92 @@
+"""Trains through the Python API, several times in one world: train_worker.py CASES.
+
+CASES is a JSON list of TrainOptions with one key more, "kind", which says what is watched or
+changed on the way; each rank reports one result for each case.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ranks import report
+from torch import nn
+
+import hvdtrain.torch as hvd
+from hvdtrain.data.dataset import Dataset, Samples
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipe import TorchRecipe
+from hvdtrain.train.recipes import digits
+from hvdtrain.train.session import train
+
+
+class Watched(nn.Module):
+    """A linear model on numbered samples that notes which of them it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 2)
+        self.seen: dict[str, list[int]] = {"train": [], "test": []}
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen["train" if self.training else "test"] += inputs[:, 0].int().tolist()
+        scores: torch.Tensor = self.layer(inputs / 100)
+        return scores
+
+
+class Drifting(nn.Module):
+    """The digits model, except that rank 1's weights move a little in the first evaluation."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.moved = hvd.rank() != 1
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not self.training and not self.moved:
+            self.moved = True
+            next(self.parameters()).view(-1)[0] += 1e-6
+        scores: torch.Tensor = self.model(inputs)
+        return scores
+
+
+def numbered(start: int, count: int) -> Samples:
+    numbers = np.arange(start, start + count)
+    return Samples(numbers[:, None].astype(np.float32), (numbers % 2).astype(np.int64))
+
+
+def watched(recipe: TorchRecipe, models: list[Watched]) -> TorchRecipe:
+    """Train on 9 samples, numbered from 0, and test on 5, numbered from 100."""
+
+    def build() -> nn.Module:
+        models.append(Watched())
+        return models[-1]
+
+    data = Dataset(numbered(0, 9), numbered(100, 5))
+    return replace(recipe, build_model=build, load_data=lambda: data)
+
+
+def drifting(recipe: TorchRecipe) -> TorchRecipe:
+    return replace(recipe, build_model=lambda: Drifting(recipe.build_model()))
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    """Train one case and return its summary, with the samples that this rank has seen."""
+    kind, out, original = case.pop("kind"), Path(case.pop("out")), digits.recipe
+    models: list[Watched] = []
+    if kind == "watched":
+        digits.recipe = watched(original, models)
+    elif kind == "drifting":
+        digits.recipe = drifting(original)
+    summary = train(TrainOptions(out=out, quiet=True, **case))
+    digits.recipe = original
+    return {**asdict(summary), "seen": models[-1].seen if models else None}
+
+
+results = [run(case) for case in json.loads(sys.argv[1])]
+report(len(results), results)

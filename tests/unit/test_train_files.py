@@ -1,0 +1,65 @@
+"""Files appear whole or not at all, and bad directories are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.files import new_directory, prepare_directory, publish, unfinished_file
+
+
+def test_published_in_one_step(tmp_path: Path) -> None:
+    target = tmp_path / "it"
+    target.write_bytes(b"old")
+    with unfinished_file(tmp_path) as file:
+        file.write(b"new")
+        assert target.read_bytes() == b"old"
+        publish(file, target)
+    assert target.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("end", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_nothing_stays_of_what_was_not_finished(tmp_path: Path, end: type[BaseException]) -> None:
+    def write() -> None:
+        with unfinished_file(tmp_path) as file:
+            file.write(b"half")
+            file.flush()
+            assert len(list(tmp_path.iterdir())) == 1
+            raise end
+
+    with pytest.raises(end):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".unfinished-4711").write_bytes(b"half")
+    (tmp_path / "checkpoint.pt").write_bytes(b"whole")
+    prepare_directory(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_parents_are_made(tmp_path: Path) -> None:
+    prepare_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_is_no_directory(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"file.* cannot be written .*--out"):
+        prepare_directory(tmp_path / "file" / below)
+
+
+def test_read_only_directory_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        prepare_directory(Path("/proc/self/net"))
+
+
+def test_new_directories_differ(tmp_path: Path) -> None:
+    made = {new_directory(tmp_path / "runs", "digits") for _ in range(5)}
+    assert len(made) == 5
+    assert all(path.is_dir() and path.name.startswith("digits-") for path in made)

@@ -1,0 +1,110 @@
+"""What a person reads, and whether there is a terminal to read it on."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.train.report import closing_lines, device_text, epoch_line
+from hvdtrain.train.results import Metrics, Score, Seconds, Summary
+from hvdtrain.train.terminal import Terminal, on_terminal
+
+TRAIN = Metrics(3, 135, "train", 0.5, 0.8, 0.02, 1000.0)
+TEST = Metrics(3, 135, "test", 0.25, 0.9, 0.02, 5000.0)
+
+
+def summary(digests: list[str]) -> Summary:
+    return Summary(
+        world_size=2,
+        hosts=1,
+        host_names=["here"],
+        engine="mpi",
+        framework="torch",
+        global_batch_size=32,
+        base_lr=0.02,
+        scaled_lr=0.04,
+        epochs=3,
+        final=Score(0.1, 0.9861),
+        samples=4311,
+        samples_per_second=2155.5,
+        seconds=Seconds(2.0, 1.5, 0.5),
+        weights_sha256=digests,
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "text"),
+    [
+        (["cpu"], "cpu"),
+        (["cpu", "cpu"], "cpu on every rank"),
+        (["cuda:0", "cuda:1"], "rank 0: cuda:0, rank 1: cuda:1"),
+        (["cuda:0", "cpu", "cpu"], "rank 0: cuda:0, ranks 1-2: cpu"),
+    ],
+)
+def test_devices(devices: list[str], text: str) -> None:
+    assert device_text(devices) == text
+
+
+def test_epoch_line() -> None:
+    line = epoch_line(TRAIN, TEST, 12)
+    for part in (" 3/12", "0.5000", "80.00%", "0.2500", "90.00%", "lr 0.02", "1000 samples/s"):
+        assert part in line
+
+
+def test_closing_lines() -> None:
+    text = "\n".join(closing_lines(summary(["ab", "ab"]), "runs/x", ["summary.json"]))
+    for part in ("98.61%", "2156 samples/s", "computing 1.5 s", "communicating 0.5 s", "runs/x"):
+        assert part in text
+    assert "WARNING" not in text
+    assert "WARNING" in "\n".join(closing_lines(summary(["ab", "cd"]), "runs/x", []))
+
+
+def test_only_the_rank_that_speaks_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    for speaks in (True, False):
+        with Terminal(speaks, bar=False) as terminal:
+            terminal.begin("epoch 1/1", 2)
+            terminal.advance()
+            terminal.say([f"speaks {speaks}"])
+    assert capsys.readouterr().out == "speaks True\n"
+
+
+def test_bar_is_shown_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with Terminal(True, bar=True) as terminal:
+        terminal.begin("epoch 1/1", 2)
+        terminal.advance()
+        terminal.say(["a line with [brackets]"])
+    assert "epoch 1/1" in shown.getvalue()
+    assert "a line with [brackets]" in shown.getvalue()
+
+
+def test_a_pipe_is_no_terminal() -> None:
+    script = "from hvdtrain.train.terminal import on_terminal; print(on_terminal())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+def test_below_a_launcher_its_output_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        for name in [name for name in os.environ if name.startswith(("OMPI_", "PM", "SLURM_"))]:
+            monkeypatch.delenv(name)
+        assert on_terminal()
+        monkeypatch.setenv("PMI_RANK", "0")
+        monkeypatch.setenv("PMI_SIZE", "2")
+        for shown, expected in (("/dev/pts/3", True), ("pipe:[17]", False)):
+            monkeypatch.setattr(os, "readlink", lambda path, shown=shown: shown)
+            assert on_terminal() is expected
+    os.close(ours)
