@@ -1,163 +1,269 @@
-"""A communicator together with the agreement of its members on what comes next.
-
-Ranks nearly always do agree. In a round every rank's next request goes out as one small hash
-in a non-blocking MIN/MAX all-reduce, which is tested with back-off; only when the hashes
-differ are the full requests exchanged and reported.
-"""
+"""A communicator with a queue: operations are agreed on first, and then run in one order."""
 
 from __future__ import annotations
 
-import math
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from hashlib import blake2b
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from hvdtrain.core.agreement import Decision, Round, decide, exchange
+from hvdtrain.core.request import JOIN, UNNAMED, Request
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.errors import HvdtrainError, MismatchError, PeerFailureError
 
-from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Communicator, Pending
-from hvdtrain.errors import MismatchError, PeerFailureError
+__all__ = ["Channel", "Farewell", "Operation"]
 
-__all__ = ["LEAVE", "Channel", "Request", "Round", "wait_patiently"]
-
-_SPIN_SECONDS = 100e-6
-_LONGEST_SLEEP_SECONDS = 1e-3
+# How long to wait for news after an exchange in which no request was submitted by all.
+_FIRST_PAUSE_SECONDS = 200e-6
+_LONGEST_PAUSE_SECONDS = 10e-3
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a rank wants to do next; equal on all ranks where they must do the same.
+class Operation(ABC):
+    """Something that all members of a channel do together.
 
-    `details` are named properties that must be equal too (type, shape, root rank, ...).
+    Attributes:
+        request: what the members agree on.
+        future: its result on this rank.
     """
 
-    operation: str
-    name: str = ""
-    details: tuple[tuple[str, str], ...] = ()
+    request: Request
+
+    def __init__(self) -> None:
+        self.future: Future[Any] = Future()
 
     @property
-    def subject(self) -> str:
-        """The operation and its name."""
-        return f"{self.operation} {self.name!r}" if self.name else self.operation
+    def waits_for_caller(self) -> bool:
+        """Whether it cannot go on before this rank's own program does something."""
+        return False
 
-    def __str__(self) -> str:
-        details = ", ".join(f"{key} {value}" for key, value in self.details)
-        return f"{self.subject} ({details})" if details else self.subject
+    def abandon(self) -> None:  # noqa: B027  # most operations wait for nobody
+        """Say that this rank's program will do nothing more for it."""
 
-    def encode(self) -> bytes:
-        """Return the same bytes exactly for equal requests."""
-        fields = [self.operation, self.name, *(text for pair in self.details for text in pair)]
-        return "\0".join(fields).encode()
+    def refuse(self, error: BaseException) -> None:  # noqa: B027  # most have but one future
+        """Learn that it cannot be executed."""
+
+    @abstractmethod
+    def execute(self, communicator: Communicator) -> Any:
+        """Do it, when all members are known to have arrived; return the result."""
 
 
-LEAVE = Request("leave the job")
+class Farewell(Operation):
+    """A wish to take part no more: LEAVE ends the job's use of a channel, JOIN this rank's data.
+
+    The result of JOIN is the rank that joined last.
+    """
+
+    def __init__(self, request: Request) -> None:
+        super().__init__()
+        self.request = request
+
+    def execute(self, communicator: Communicator) -> Any:
+        return None
 
 
 class Channel:
     """A communicator whose members agree on each operation before they enter it.
 
-    Attributes:
-        communicator: what it wraps; nobody else may use it.
-        unfinished: what this rank still owes the others after an agreed operation of several
-            parts has begun, or "".
+    Operations may be submitted in different orders by different members. One thread at a time,
+    the driver, takes part in rounds and runs operations: the channel's own, or a caller that
+    waits anyway.
+
+    Args:
+        communicator: nobody else may use it.
+        ranks: the members' numbers in the world.
+        title: names the rank in messages.
+        shadow: makes the operation with which a joined rank answers a request.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        ranks: Sequence[int],
+        title: str,
+        shadow: Callable[[Request], Operation],
+    ) -> None:
         self.communicator = communicator
-        self.unfinished = ""
-        self._lock = threading.RLock()
+        self.ranks = list(ranks)
+        self.running: Operation | None = None
+        self._unnamed: Counter[str] = Counter()
+        self._title = title
+        self._shadow = shadow
+        self._pending: dict[str, Operation] = {}
+        self._unjoined = frozenset(range(communicator.size))
+        self._driver = threading.Lock()
+        self._news = threading.Condition()
+        self._submitted = 0
+        self._heard = 0  # how many submissions the driver had seen at its last exchange
+        self._pausing = False
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
+        self._closed = False
+        self.has_thread = communicator.capabilities.concurrent
+        if self.has_thread:
+            threading.Thread(target=self._serve, name="hvdtrain-channel", daemon=True).start()
 
-    @contextmanager
-    def agreed(self, request: Request) -> Iterator[Communicator]:
-        """Wait until every member has submitted an equal request; then use the communicator.
-
-        Collective; see `wait_patiently` for what waiting costs.
+    def submit(self, operation: Operation) -> None:
+        """Queue an operation and return at once (collective, in any order).
 
         Raises:
-            PeerFailureError: a member has left the job instead.
-            MismatchError: members submitted different requests.
+            ValueError: an operation of that name is under way.
         """
-        with self._lock:
-            proposal = Round(self, request)
-            proposal.wait()
-            proposal.settle()
-            yield self.communicator
+        self._add(operation)
+        if self.has_thread:
+            with self._news:
+                self._news.notify_all()
+        elif self.communicator.size == 1:
+            self.wait(operation)
 
+    def run(self, operation: Operation) -> Any:
+        """Queue an operation and return its result (collective)."""
+        self._add(operation)
+        return self.wait(operation)
 
-class Round:
-    """One round of agreement that has been started on a channel."""
+    def wait(self, operation: Operation) -> Any:
+        """Block until a submitted operation is done; return its result or raise its error."""
+        if self._driver.acquire(blocking=not self.has_thread):
+            try:
+                while not operation.future.done():
+                    self._step()
+            finally:
+                self._driver.release()
+                if self._pending:
+                    with self._news:
+                        self._news.notify_all()
+        return operation.future.result()
 
-    def __init__(self, channel: Channel, request: Request) -> None:
-        self._communicator = channel.communicator
-        self._request = request
-        digest = np.frombuffer(blake2b(request.encode(), digest_size=16).digest(), np.uint64)
-        self._values: npt.NDArray[np.uint64] = np.concatenate([digest, ~digest])
-        self._pending: Pending = self._communicator.start_max(self._values)
+    def poll(self, operation: Operation) -> bool:
+        """Tell whether an operation is done; without a thread of the channel's this waits."""
+        if not self.has_thread:
+            self.wait(operation)
+        return operation.future.done()
 
-    def test(self) -> bool:
-        """Tell, without blocking, whether every member has submitted its request."""
-        return self._pending.test()
+    def name(self, operation: str, name: str | None) -> str:
+        """Return the name of an operation; one without a name is numbered (local)."""
+        if name:
+            return name
+        with self._news:
+            self._unnamed[operation] += 1
+            return f"{UNNAMED}{self._unnamed[operation]}"
 
-    def wait(self) -> None:
-        """Block until every member has submitted its request."""
-        wait_patiently(self._pending.test)
+    def pending(self) -> list[Request]:
+        """Return what this rank has submitted and not done, oldest first (local)."""
+        with self._news:
+            return [operation.request for operation in self._pending.values()]
 
-    def settle(self) -> None:
-        """Compare the requests once all are there; raise on every member if they differ."""
-        highest, lowest = self._values[:2], ~self._values[2:]
-        if np.array_equal(highest, lowest):
+    def close(self) -> None:
+        """Stop the thread and give the communicator back (collective)."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+        self.communicator.close()
+
+    def _add(self, operation: Operation) -> None:
+        key = operation.request.key
+        with self._news:
+            if self._closed:
+                raise HvdtrainError(f"{self._title} {operation.request.subject}: shut down")
+            if key in self._pending:
+                raise ValueError(
+                    f"{self._title} {operation.request.subject}: an operation of this name is "
+                    "under way; wait for it, or use another name"
+                )
+            self._pending[key] = operation
+            self._submitted += 1
+            if self._pausing:
+                self._news.notify_all()
+
+    def _serve(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._closed or self._pending)
+                if self._closed:
+                    return
+            with self._driver:
+                try:
+                    while self._pending and not self._closed:
+                        self._step()
+                except Exception as error:
+                    self._fail_all(error)
+
+    def _step(self) -> None:
+        """Take part in one round and do what comes out of it (driver only)."""
+        with self._news:
+            head = next(iter(self._pending.values()), None)
+        if head is None:
             return
-        requests = self._exchange()
-        me = self._communicator.rank
-        title = f"[rank {me}/{self._communicator.size}] {self._request.subject}: "
-        left = [rank for rank, request in enumerate(requests) if request == str(LEAVE)]
-        if left:
-            waiting = sorted(set(requests) - {str(LEAVE)})
-            raise PeerFailureError(
-                f"{title}{_ranks(left)} left the job while others were in {', '.join(waiting)}. "
-                "Let every rank run the same number of steps and end together"
-            )
-        sent = "; ".join(
-            f"{_ranks([r for r, other in enumerate(requests) if other == request])} sent {request}"
-            for request in dict.fromkeys(requests)
-        )
-        raise MismatchError(f"{title}{sent}. Submit the same operation on every rank")
+        proposal = Round(self.communicator, head.request)
+        proposal.wait()
+        if proposal.unanimous and head.request != JOIN:
+            self._run(head)
+        else:
+            self._settle()
 
-    def _exchange(self) -> list[str]:
-        own = np.frombuffer(str(self._request).encode(), np.uint8).copy()
-        sizes = np.empty(self._communicator.size, np.int64)
-        counts = [1] * len(sizes)
-        size = np.array([own.size])
-        self._communicator.allgather(Buffer.from_array(size), Buffer.from_array(sizes), counts)
-        texts = np.empty(sizes.sum(), np.uint8)
-        self._communicator.allgather(
-            Buffer.from_array(own), Buffer.from_array(texts), sizes.tolist()
-        )
-        parts = np.split(texts, np.cumsum(sizes)[:-1])
-        return [part.tobytes().decode() for part in parts]
+    def _settle(self) -> None:
+        with self._news:
+            self._heard = self._submitted
+            own = [operation.request for operation in self._pending.values()]
+        decision = decide(exchange(self.communicator, own), self.ranks)
+        if decision.deserted:
+            self._fail_all(PeerFailureError(f"{self._title} {own[0].subject}: {decision.deserted}"))
+        elif decision.all_joined:
+            self._finish_join()
+        else:
+            self._unjoined -= decision.joined
+            self._follow(decision)
 
+    def _follow(self, decision: Decision) -> None:
+        for key, reason in decision.failed.items():
+            operation = self._pending.get(key)
+            if operation is not None:
+                message = f"{self._title} {operation.request.subject}: {reason}"
+                self._end(operation, MismatchError(message))
+        for request in decision.run:
+            self._run(self._pending.get(request.key) or self._shadow(request))
+        if decision.run or decision.failed:
+            self._pause_seconds = _FIRST_PAUSE_SECONDS
+        else:
+            self._pause()
 
-def wait_patiently(test: Callable[[], bool], limit_seconds: float = math.inf) -> bool:
-    """Call `test` until it is true or the limit is over, and return whether it was true.
+    def _pause(self) -> None:
+        """Wait for a submission of our own, or long enough for others to have had news."""
+        with self._news:
+            self._pausing = True
+            fresh = self._news.wait_for(lambda: self._submitted > self._heard, self._pause_seconds)
+            self._pausing = False
+        longer = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+        self._pause_seconds = _FIRST_PAUSE_SECONDS if fresh else longer
 
-    It spins for 100 us, because peers are nearly always there by then, and after that sleeps
-    up to 1 ms between calls: waiting inside MPI would burn a core.
-    """
-    started = time.perf_counter()
-    sleep_seconds = _SPIN_SECONDS
-    while not test():
-        waited = time.perf_counter() - started
-        if waited > limit_seconds:
-            return False
-        if waited > _SPIN_SECONDS:
-            time.sleep(sleep_seconds)
-            sleep_seconds = min(2 * sleep_seconds, _LONGEST_SLEEP_SECONDS)
-    return True
+    def _finish_join(self) -> None:
+        last = self.ranks[max(self._unjoined)]
+        self._unjoined = frozenset(range(self.communicator.size))
+        self._end(self._pending[JOIN.key], result=last)
 
+    def _run(self, operation: Operation) -> None:
+        self.running = operation
+        try:
+            result = operation.execute(self.communicator)
+        except Exception as error:
+            self._end(operation, error)
+        else:
+            self._end(operation, result=result)
+        finally:
+            self.running = None
 
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    def _end(
+        self, operation: Operation, error: BaseException | None = None, result: Any = None
+    ) -> None:
+        with self._news:
+            self._pending.pop(operation.request.key, None)
+        if error is not None:
+            operation.refuse(error)
+            operation.future.set_exception(error)
+        else:
+            operation.future.set_result(result)
+
+    def _fail_all(self, error: BaseException) -> None:
+        for operation in list(self._pending.values()):
+            self._end(operation, error)

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hvdtrain.config import Config
-from hvdtrain.core.channel import LEAVE, Channel, Round, wait_patiently
+from hvdtrain.core.agreement import wait_patiently
+from hvdtrain.core.channel import Channel, Farewell
 from hvdtrain.core.exits import ExitGuard, speak_plainly
+from hvdtrain.core.request import LEAVE
+from hvdtrain.core.shadow import shadow
 from hvdtrain.core.stopwatch import Stopwatch
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.registry import choose_engine, open_world
@@ -44,6 +47,8 @@ class Context:
         world: the channel of all ranks, for free-standing operations.
         blocked: how long the training thread has been blocked on communication.
         process_id: the process that joined; a forked child has not.
+        process_sets: the ranks of each process set but the global one, by its number.
+        process_set_channels: the channels of those that this rank belongs to; 0 is the world's.
     """
 
     config: Config
@@ -53,16 +58,37 @@ class Context:
     world: Channel
     blocked: Stopwatch = field(default_factory=Stopwatch)
     process_id: int = field(default_factory=os.getpid)
+    process_sets: dict[int, list[int]] = field(default_factory=dict)
+    process_set_channels: dict[int | None, Channel] = field(default_factory=dict)
     _channels: list[Channel] = field(default_factory=list)
 
-    def open_channel(self, ranks: Sequence[int]) -> Channel | None:
-        """Make a channel of its own for `ranks` (collective over the world); None elsewhere."""
-        communicator = self.world.communicator.split(ranks)
+    def __post_init__(self) -> None:
+        self.process_set_channels[0] = self.world
+
+    def open_channel(self, ranks: Sequence[int], parent: Channel | None = None) -> Channel | None:
+        """Make a channel of its own for `ranks` (collective over `parent`); None elsewhere.
+
+        Args:
+            ranks: members, as numbered in `parent`.
+            parent: by default the world.
+        """
+        communicator = (parent or self.world).communicator.split(ranks)
         if communicator is None:
             return None
-        channel = Channel(communicator)
+        members = [(parent or self.world).ranks[rank] for rank in ranks]
+        channel = Channel(communicator, members, self.topology.title, shadow)
         self._channels.append(channel)
         return channel
+
+    def close_channel(self, channel: Channel) -> None:
+        """Give a channel back (collective over its members)."""
+        channel.run(Farewell(LEAVE))
+        self._channels.remove(channel)
+        channel.close()
+
+    def channels(self) -> list[Channel]:
+        """Return all open channels of this rank, the world's last (local)."""
+        return [*self._channels, self.world]
 
     def leave(self) -> None:
         """Agree with all ranks that everybody leaves, and give the engine back (collective).
@@ -73,25 +99,33 @@ class Context:
         Raises:
             PeerFailureError: other ranks wait for this one and are not about to leave.
         """
-        channels = [*self._channels, self.world]
-        owing = [channel.unfinished for channel in channels if channel.unfinished]
-        waiting = [Round(channel, LEAVE) for channel in channels if not channel.unfinished]
-
-        def all_left() -> bool:
-            for proposal in [p for p in waiting if p.test()]:
-                proposal.settle()
-                waiting.remove(proposal)
-            return not waiting
-
+        channels = self.channels()
+        owing = [c.running for c in channels if c.running and c.running.waits_for_caller]
+        free = [channel for channel in channels if channel.running not in owing]
+        farewells = [Farewell(LEAVE) for _ in free]
+        for channel, farewell in zip(free, farewells, strict=True):
+            channel.submit(farewell)
         # Peers may sit in the middle of what this rank has not finished, where no message
         # reaches them: if they do not leave too, they never will.
-        if not wait_patiently(all_left, _OWING_LIMIT_SECONDS if owing else math.inf):
+        limit_seconds = _OWING_LIMIT_SECONDS if owing else math.inf
+        if not wait_patiently(lambda: _all_done(free, farewells), limit_seconds):
             raise PeerFailureError(
-                f"{self.topology.title} left the job in the middle of {owing[0]} while others "
-                "wait for it"
+                f"{self.topology.title} left the job in the middle of an "
+                f"{owing[0].request.operation} while others wait for it"
             )
+        for operation in owing:
+            operation.abandon()
         for channel in channels:
-            channel.communicator.close()
+            channel.close()
+
+
+def _all_done(channels: list[Channel], farewells: list[Farewell]) -> bool:
+    """Tell whether all have left; raise what has kept one from it."""
+    done = [c.poll(farewell) for c, farewell in zip(channels, farewells, strict=True)]
+    for farewell in farewells:
+        if farewell.future.done():
+            farewell.future.result()
+    return all(done)
 
 
 _context: Context | None = None
@@ -126,7 +160,8 @@ def init(engine: str | None = None) -> None:
         speak_plainly(silent=_hold_back(error))
         raise
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
-    _context = Context(config, world.engine, world.library, topology, Channel(world.communicator))
+    channel = Channel(world.communicator, range(topology.size), topology.title, shadow)
+    _context = Context(config, world.engine, world.library, topology, channel)
     _guard = ExitGuard(topology, shutdown, world.communicator.abort)
     _guard.install()
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context, operations
+from hvdtrain.core.channel import Channel
 from hvdtrain.errors import HvdtrainError
 
 __all__ = ["allgather_object", "broadcast_object", "call_on_root"]
@@ -17,31 +18,39 @@ __all__ = ["allgather_object", "broadcast_object", "call_on_root"]
 T = TypeVar("T")
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, channel: Channel | None = None
+) -> Any:
     """Return rank `root_rank`'s object on every rank (collective, blocking).
 
     Args:
         obj: anything that pickles; looked at on `root_rank` only.
-        root_rank: whose object it is.
+        root_rank: whose object it is, a rank of the world.
         name: shown in messages; must be equal on all ranks.
+        channel: by default the world's.
     """
-    name = name or "object"
-    is_root = context.current().topology.rank == root_rank
+    here = context.current()
+    channel, name = channel or here.world, name or "object"
+    is_root = here.topology.rank == root_rank
     payload = _pickled(obj) if is_root else np.empty(0, np.uint8)
     size = np.array([payload.size], np.int64)
-    operations.broadcast(Buffer.from_array(size), size.shape, root_rank, f"{name} (size)")
+    operations.broadcast(
+        channel, Buffer.from_array(size), size.shape, root_rank, f"size of {name}"
+    ).run()
     if not is_root:
         payload = np.empty(int(size[0]), np.uint8)
-    operations.broadcast(Buffer.from_array(payload), payload.shape, root_rank, name)
+    operations.broadcast(channel, Buffer.from_array(payload), payload.shape, root_rank, name).run()
     return obj if is_root else pickle.loads(payload.tobytes())
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(
+    obj: Any, name: str | None = None, channel: Channel | None = None
+) -> list[Any]:
     """Return the objects of all ranks, by rank, on every rank (collective, blocking)."""
     payload = _pickled(obj)
-    gathered, sizes = operations.allgather(
-        Buffer.from_array(payload), payload.shape, name or "object"
-    )
+    channel = channel or context.current().world
+    buffers, shapes = [Buffer.from_array(payload)], [payload.shape]
+    ((gathered, sizes),) = operations.allgather(channel, buffers, shapes, name or "object").run()
     parts = np.split(gathered.array(), np.cumsum(sizes)[:-1])
     return [pickle.loads(part.tobytes()) for part in parts]
 

@@ -1,156 +1,213 @@
-"""Free-standing operations on buffers: agreed first, then moved."""
+"""Free-standing operations: checked, named, and handed to a channel."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass
+from typing import Any
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
-from hvdtrain.core.channel import Channel, Request
+from hvdtrain.core.channel import Channel, Farewell, Operation
+from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
+from hvdtrain.core.collectives.reducescatter import ReduceScatter
+from hvdtrain.core.request import JOIN
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.types import ReduceOp
+from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["allgather", "allreduce", "barrier", "broadcast"]
+__all__ = [
+    "Submitted",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "join",
+    "reducescatter",
+]
+
+_ADASUM_TYPES = (DType.FLOAT32, DType.FLOAT64)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """An operation that is prepared for a channel, and perhaps under way."""
+
+    channel: Channel
+    operation: Operation
+
+    def start(self) -> Submitted:
+        """Queue it (collective, in any order)."""
+        self.channel.submit(self.operation)
+        return self
+
+    def done(self) -> bool:
+        """Tell whether it is complete (local)."""
+        return self.channel.poll(self.operation)
+
+    def wait(self) -> Any:
+        """Block until it is complete; return its result or raise its error."""
+        with context.current().blocked.running():
+            return self.channel.wait(self.operation)
+
+    def run(self) -> Any:
+        """Queue it and wait for it."""
+        with context.current().blocked.running():
+            return self.channel.run(self.operation)
 
 
 def allreduce(
-    buffer: Buffer,
-    shape: Sequence[int],
-    op: ReduceOp = ReduceOp.AVERAGE,
+    channel: Channel,
+    buffers: Sequence[Buffer],
+    shapes: Sequence[Sequence[int]],
+    op: ReduceOp,
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-) -> None:
-    """Reduce a buffer of every rank in place (collective, blocking).
-
-    AVERAGE is postscale * sum_r(prescale * buffer_r) / size; for integers the quotient is
-    truncated towards zero.
-
-    Args:
-        buffer: the elements; overwritten with the result.
-        shape: the tensor's shape, which must be equal on all ranks.
-        op: the reduction.
-        name: shown in messages; must be equal on all ranks.
-        prescale: factor before the reduction.
-        postscale: factor after it.
+    kinds: Sequence[str] | None = None,
+) -> Submitted:
+    """Prepare a reduction of buffers in place; see `Allreduce`.
 
     Raises:
-        MismatchError: name, shape, type, op or factors differ between ranks.
         UnsupportedError: the engine does not reduce this type.
     """
-    world = _world()
-    engine_op = ReduceOp.SUM if op is ReduceOp.AVERAGE else op
-    _check(world, buffer, "allreduce", name, engine_op)
-    request = Request(
-        "allreduce",
-        name or "",
-        (
-            ("op", op.value),
-            ("shape", str(tuple(shape))),
-            ("dtype", buffer.dtype.value),
-            ("prescale", repr(prescale)),
-            ("postscale", repr(postscale)),
-        ),
-    )
-    average = op is ReduceOp.AVERAGE
-    divides = average and buffer.dtype.is_integer
-    factor = postscale / world.communicator.size if average and not divides else postscale
-    with context.current().blocked.running(), world.agreed(request) as communicator:
-        communicator.allreduce(buffer, engine_op, prescale, factor)
-        if divides:
-            _divide(buffer, communicator.size)
+    name = channel.name("allreduce", name)
+    for buffer in buffers:
+        _check(channel, buffer, f"allreduce {name!r}", op)
+    return Submitted(channel, Allreduce(buffers, shapes, op, name, prescale, postscale, kinds))
 
 
 def broadcast(
-    buffer: Buffer, shape: Sequence[int], root_rank: int, name: str | None = None
-) -> None:
-    """Overwrite every rank's buffer with that of `root_rank` (collective, blocking).
+    channel: Channel,
+    buffer: Buffer,
+    shape: Sequence[int],
+    root_rank: int,
+    name: str | None = None,
+) -> Submitted:
+    """Prepare a broadcast into every member's buffer; `root_rank` is a rank of the world.
 
     Raises:
-        ValueError: there is no such rank.
-        MismatchError: name, shape, type or root_rank differ between ranks.
+        ValueError: there is no such rank among the members.
     """
-    world = _world()
-    if not 0 <= root_rank < world.communicator.size:
-        raise ValueError(f"root_rank {root_rank} is not in a world of {world.communicator.size}")
-    _check(world, buffer, "broadcast", name)
-    request = Request(
-        "broadcast",
-        name or "",
-        (
-            ("root_rank", str(root_rank)),
-            ("shape", str(tuple(shape))),
-            ("dtype", buffer.dtype.value),
-        ),
-    )
-    with context.current().blocked.running(), world.agreed(request) as communicator:
-        communicator.broadcast(buffer, root_rank)
+    name = channel.name("broadcast", name)
+    if root_rank not in channel.ranks:
+        raise ValueError(
+            f"broadcast {name!r}: root_rank {root_rank} is not one of ranks {channel.ranks}"
+        )
+    _check(channel, buffer, f"broadcast {name!r}")
+    root = channel.ranks.index(root_rank)
+    return Submitted(channel, Broadcast(buffer, shape, root, name, root_rank))
 
 
 def allgather(
-    buffer: Buffer, shape: Sequence[int], name: str | None = None
-) -> tuple[Buffer, list[int]]:
-    """Concatenate the buffers of all ranks along the first dimension (collective, blocking).
+    channel: Channel,
+    buffers: Sequence[Buffer],
+    shapes: Sequence[Sequence[int]],
+    name: str | None = None,
+) -> Submitted:
+    """Prepare a concatenation along the first dimension; see `Allgather`."""
+    name = channel.name("allgather", name)
+    for buffer in buffers:
+        _check(channel, buffer, f"allgather {name!r}")
+    return Submitted(channel, Allgather(buffers, shapes, name))
+
+
+def alltoall(
+    channel: Channel,
+    buffer: Buffer,
+    shape: Sequence[int],
+    splits: Sequence[int] | None = None,
+    name: str | None = None,
+) -> Submitted:
+    """Prepare an exchange of rows; see `Alltoall`.
 
     Args:
-        buffer: this rank's elements.
-        shape: its shape, at least 1-d; only the first dimension may differ between ranks.
-        name: shown in messages; must be equal on all ranks.
-
-    Returns:
-        The elements of all ranks in rank order (new memory), and each rank's first dimension.
+        channel: where.
+        buffer: the elements.
+        shape: at least 1-d.
+        splits: rows for each member; None for equal parts.
+        name: equal on all members.
 
     Raises:
-        MismatchError: name, type or the other dimensions differ between ranks.
+        ValueError: the splits do not fit the members or the first dimension.
     """
-    world = _world()
-    _check(world, buffer, "allgather", name)
-    request = Request(
-        "allgather",
-        name or "",
-        (("shape beyond the first", str(tuple(shape[1:]))), ("dtype", buffer.dtype.value)),
-    )
-    with context.current().blocked.running(), world.agreed(request) as communicator:
-        size = communicator.size
-        rows = np.empty(size, np.int64)
-        own = np.array([shape[0]], np.int64)
-        communicator.allgather(Buffer.from_array(own), Buffer.from_array(rows), [1] * size)
-        width = int(np.prod(shape[1:], dtype=np.int64))
-        gathered = np.empty(int(rows.sum()) * width, buffer.dtype.numpy)
-        receive = Buffer.from_array(gathered, buffer.dtype)
-        communicator.allgather(buffer, receive, (rows * width).tolist())
-    return receive, rows.tolist()
-
-
-def barrier() -> None:
-    """Return when every rank has called it (collective)."""
-    with context.current().blocked.running(), _world().agreed(Request("barrier")):
-        pass
-
-
-def _world() -> Channel:
-    return context.current().world
-
-
-def _check(
-    channel: Channel, buffer: Buffer, operation: str, name: str | None, op: ReduceOp | None = None
-) -> None:
-    communicator = channel.communicator
-    objection = communicator.capabilities.objection(buffer, op)
-    if objection is not None:
-        engine = context.current().engine_name
-        raise UnsupportedError(
-            f"[rank {communicator.rank}/{communicator.size}] {operation} {name or ''}: engine "
-            f"{engine} does not take {objection}"
+    name = channel.name("alltoall", name)
+    size = channel.communicator.size
+    if not shape:
+        raise ValueError(f"alltoall {name!r}: a scalar has no first dimension to split")
+    if splits is None:
+        if shape[0] % size:
+            raise ValueError(
+                f"alltoall {name!r}: first dimension {shape[0]} does not divide by {size} ranks: "
+                "pass splits"
+            )
+        splits = [shape[0] // size] * size
+    if len(splits) != size or min(splits) < 0 or sum(splits) != shape[0]:
+        raise ValueError(
+            f"alltoall {name!r}: splits must be {size} counts that sum to {shape[0]}, got "
+            f"{list(splits)}"
         )
+    _check(channel, buffer, f"alltoall {name!r}")
+    return Submitted(channel, Alltoall(buffer, shape, splits, name))
 
 
-def _divide(buffer: Buffer, divisor: int) -> None:
-    array = cast("npt.NDArray[np.integer[Any]]", buffer.array())
-    rounded_up = (array < 0) & (array % divisor != 0)  # // rounds down
-    array //= divisor
-    array[rounded_up] += 1
+def reducescatter(
+    channel: Channel,
+    buffers: Sequence[Buffer],
+    shapes: Sequence[Sequence[int]],
+    op: ReduceOp,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    kinds: Sequence[str] | None = None,
+) -> Submitted:
+    """Prepare a reduction of which every member keeps a part; see `ReduceScatter`.
+
+    Raises:
+        ValueError: a scalar, or Adasum.
+        UnsupportedError: the engine does not reduce this type.
+    """
+    name = channel.name("reducescatter", name)
+    if op is ReduceOp.ADASUM:
+        raise ValueError(f"reducescatter {name!r}: Adasum is not available here")
+    if not all(shapes):
+        raise ValueError(f"reducescatter {name!r}: a scalar has no first dimension to split")
+    for buffer in buffers:
+        _check(channel, buffer, f"reducescatter {name!r}", op)
+    operation = ReduceScatter(buffers, shapes, op, name, prescale, postscale, kinds)
+    return Submitted(channel, operation)
+
+
+def barrier(channel: Channel) -> None:
+    """Return when every member has called it (collective)."""
+    Submitted(channel, Barrier(channel.name("barrier", None))).run()
+
+
+def join() -> int:
+    """Take part in the others' reductions with zeros until all ranks have joined (collective).
+
+    Returns:
+        The rank that joined last.
+    """
+    here = context.current()
+    everywhere = [c for c in here.channels() if len(c.ranks) == here.topology.size]
+    waits = [Submitted(channel, Farewell(JOIN)) for channel in everywhere]
+    for wait in waits:
+        wait.start()
+    results = [wait.wait() for wait in waits]
+    last: int = results[-1]
+    return last
+
+
+def _check(channel: Channel, buffer: Buffer, what: str, op: ReduceOp | None = None) -> None:
+    communicator = channel.communicator
+    engine_op = {ReduceOp.AVERAGE: ReduceOp.SUM, ReduceOp.ADASUM: None}.get(op, op) if op else None
+    objection = communicator.capabilities.objection(buffer, engine_op)
+    if objection is None and op is ReduceOp.ADASUM and buffer.dtype not in _ADASUM_TYPES:
+        objection = f"adasum of {buffer.dtype.value}"
+    if objection is not None:
+        here = context.current()
+        raise UnsupportedError(
+            f"{here.topology.title} {what}: engine {here.engine_name} does not take {objection}"
+        )

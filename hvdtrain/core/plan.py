@@ -12,14 +12,21 @@ from hvdtrain.types import DType
 __all__ = ["Bucket", "ParameterSpec", "Plan", "first_difference", "make_plan"]
 
 
+_CALLED = {"kind": "dtype"}
+
+
 @dataclass(frozen=True)
 class ParameterSpec:
-    """What must be equal on all ranks for one parameter."""
+    """What must be equal on all ranks for one parameter.
+
+    `dtype` is the type in which its gradient is reduced, `kind` the name of its own type.
+    """
 
     name: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: DType
+    kind: str
     device: str
 
     @property
@@ -63,7 +70,12 @@ class Plan:
         return blake2b(repr(self).encode(), digest_size=8).hexdigest()
 
 
-def make_plan(specs: Sequence[ParameterSpec], bucket_bytes: int, first_bucket_bytes: int) -> Plan:
+def make_plan(
+    specs: Sequence[ParameterSpec],
+    bucket_bytes: int,
+    first_bucket_bytes: int,
+    groups: Sequence[Sequence[int]] | None = None,
+) -> Plan:
     """Cut parameters, last one first, into buckets of one type and device each.
 
     Backward yields gradients roughly in reverse order of the parameters, so the first bucket
@@ -74,10 +86,16 @@ def make_plan(specs: Sequence[ParameterSpec], bucket_bytes: int, first_bucket_by
         specs: the parameters, in the order of the model.
         bucket_bytes: limit of a bucket.
         first_bucket_bytes: limit of the first bucket.
+        groups: indices of parameters that share a bucket (one for each type and device),
+            whatever their size; the others are cut as usual.
     """
+    grouped = [sorted(members, reverse=True) for members in groups or []]
+    taken = {index for members in grouped for index in members}
     closed: list[list[int]] = []
     open_buckets: dict[tuple[DType, str], list[int]] = {}
     for index in reversed(range(len(specs))):
+        if index in taken:
+            continue
         spec = specs[index]
         key = (spec.dtype, spec.device)
         bucket = open_buckets.setdefault(key, [])
@@ -87,8 +105,18 @@ def make_plan(specs: Sequence[ParameterSpec], bucket_bytes: int, first_bucket_by
             open_buckets[key] = bucket = []
         bucket.append(index)
     # What is left is complete when its last member is: the one nearest to the model's input.
-    closed += sorted(open_buckets.values(), key=lambda bucket: -bucket[-1])
+    closed += [bucket for members in grouped for bucket in _by_kind(specs, members)]
+    closed += open_buckets.values()
+    if len(closed) > 1:
+        closed.sort(key=lambda bucket: -bucket[-1])
     return Plan(tuple(specs), tuple(_bucket(specs, members) for members in closed))
+
+
+def _by_kind(specs: Sequence[ParameterSpec], members: Sequence[int]) -> list[list[int]]:
+    kinds: dict[tuple[DType, str], list[int]] = {}
+    for index in members:
+        kinds.setdefault((specs[index].dtype, specs[index].device), []).append(index)
+    return list(kinds.values())
 
 
 def _bucket(specs: Sequence[ParameterSpec], members: Sequence[int]) -> Bucket:
@@ -99,15 +127,18 @@ def _bucket(specs: Sequence[ParameterSpec], members: Sequence[int]) -> Bucket:
     return Bucket(tuple(members), tuple(starts), count, specs[members[0]].dtype)
 
 
-def first_difference(own: Sequence[ParameterSpec], root: Sequence[ParameterSpec]) -> str | None:
-    """Say where this rank's parameters differ from rank 0's, or return None."""
+def first_difference(
+    own: Sequence[ParameterSpec], root: Sequence[ParameterSpec], root_rank: int = 0
+) -> str | None:
+    """Say where this rank's parameters differ from those of `root_rank`, or return None."""
     for mine, theirs in zip(own, root, strict=False):
         if mine.name != theirs.name:
-            return f"parameter {mine.name!r}, but rank 0 has {theirs.name!r} in its place"
-        for what in ("shape", "dtype", "strides", "device"):
+            return f"parameter {mine.name!r}, but rank {root_rank} has {theirs.name!r} in its place"
+        for what in ("shape", "kind", "strides", "device"):
             here, there = getattr(mine, what), getattr(theirs, what)
             if here != there:
-                return f"parameter {mine.name!r}: {what} {here}, but rank 0 has {there}"
+                called = _CALLED.get(what, what)
+                return f"parameter {mine.name!r}: {called} {here}, but rank {root_rank} has {there}"
     if len(own) != len(root):
-        return f"{len(own)} parameters, but rank 0 has {len(root)}"
+        return f"{len(own)} parameters, but rank {root_rank} has {len(root)}"
     return None

@@ -1,20 +1,16 @@
-"""Reduces the buckets of a plan, in plan order, beside the thread that fills them.
-
-A step of the plan is one agreed operation; its buckets then travel unannounced on a
-communicator of the plan's own, so nothing else can come between them.
-"""
+"""Reduces the buckets of a plan, in plan order, beside the thread that fills them."""
 
 from __future__ import annotations
 
-import queue
-import threading
-from concurrent.futures import Future
+from collections.abc import Sequence
 
 import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
-from hvdtrain.core.channel import Channel, Request
+from hvdtrain.core.channel import Channel
+from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.collectives.step import Step, StepState, step_request
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.plan import ParameterSpec, Plan, first_difference, make_plan
 from hvdtrain.core.stopwatch import Stopwatch
@@ -24,91 +20,117 @@ from hvdtrain.types import ReduceOp
 __all__ = ["GradientReducer", "agree_on_plan"]
 
 
-def agree_on_plan(specs: list[ParameterSpec]) -> Plan:
-    """Make rank 0's plan on every rank (collective).
+def agree_on_plan(
+    specs: list[ParameterSpec],
+    channel: Channel,
+    groups: Sequence[Sequence[int]] | None = None,
+) -> Plan:
+    """Make the plan of the set's first rank on every rank (collective).
+
+    Args:
+        specs: the parameters, in the order of the model.
+        channel: of the ranks that share the plan.
+        groups: indices of parameters that are reduced together, instead of by size.
 
     Raises:
-        MismatchError: the parameters of a rank differ from rank 0's; the first is named.
+        MismatchError: the parameters of a rank differ from the first rank's; the first is named.
     """
     config = context.current().config
-    plan: Plan = broadcast_object(
-        make_plan(specs, config.bucket_bytes, config.first_bucket_bytes), name="bucket plan"
+    own = make_plan(specs, config.bucket_bytes, config.first_bucket_bytes, groups)
+    root_rank = channel.ranks[0]
+    plan: Plan = broadcast_object(own, root_rank, "bucket plan", channel)
+    differences = allgather_object(
+        first_difference(specs, plan.specs, root_rank), "bucket plan", channel
     )
-    differences = allgather_object(first_difference(specs, plan.specs), name="bucket plan")
-    for rank, difference in enumerate(differences):
+    for rank, difference in zip(channel.ranks, differences, strict=True):
         if difference is not None:
+            size = context.current().topology.size
             raise MismatchError(
-                f"[rank {rank}/{len(differences)}] DistributedOptimizer: {difference}. Build "
-                "the same model on every rank"
+                f"[rank {rank}/{size}] DistributedOptimizer: {difference}. Build the same model "
+                "on every rank"
             )
     return plan
 
 
 class GradientReducer:
-    """Sums or averages the buckets of one plan over all ranks.
+    """Reduces the buckets of one plan over the ranks of a channel.
 
-    One thread fills `buffers` and calls the methods; with an engine that allows it, a thread
-    of the reducer's own moves the bytes meanwhile.
+    One thread fills `buffers` and calls the methods; with an engine that allows it, the
+    channel's thread moves the bytes meanwhile.
 
     Args:
         channel: of the plan's own.
         plan: equal on all ranks.
-        op: AVERAGE (weighted by `sample_weight`) or SUM.
+        op: AVERAGE (weighted by `sample_weight`), SUM or ADASUM.
         blocked: counts how long the calling thread waits.
+        prescale: factor before the reduction.
+        postscale: factor after it.
 
     Attributes:
         buffers: for each bucket its memory.
-        sample_weight: what this rank counts in the average of the next step, c_r in
-            g = sum_r(c_r g_r) / sum_r(c_r).
+        sample_weight: what this rank counts in the average of the next steps; None for the
+            plain average.
     """
 
-    def __init__(self, channel: Channel, plan: Plan, op: ReduceOp, blocked: Stopwatch) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        plan: Plan,
+        op: ReduceOp,
+        blocked: Stopwatch,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
         communicator = channel.communicator
-        self.sample_weight = 1.0
+        self.sample_weight: float | None = None
         self.buffers = [
-            Buffer.from_array(communicator.empty(b.count * b.dtype.itemsize).view(b.dtype.numpy),
-                              b.dtype)
-            for b in plan.buckets
-        ]  # fmt: skip
+            Buffer.from_array(
+                communicator.empty(bucket.count * bucket.dtype.itemsize).view(bucket.dtype.numpy),
+                bucket.dtype,
+            )
+            for bucket in plan.buckets
+        ]
         for buffer in self.buffers:
             objection = communicator.capabilities.objection(buffer, ReduceOp.SUM)
             if objection is not None:
                 raise UnsupportedError(f"gradients: the engine does not take {objection}")
-        self._channel = channel
-        self._op = op
-        self._blocked = blocked
-        self._request = Request("optimizer step", details=(("plan", plan.digest),))
-        self._prescale, self._postscale = 1.0, 1.0
-        self._launched: list[Future[None]] = []
-        self._tasks: queue.SimpleQueue[tuple[int, Future[None]] | None] = queue.SimpleQueue()
-        self._has_thread = communicator.capabilities.concurrent
-        if self._has_thread:
-            threading.Thread(target=self._serve, name="hvdtrain-reducer", daemon=True).start()
+        self._channel, self._blocked = channel, blocked
+        self._op, self._prescale, self._postscale = op, prescale, postscale
+        self._digest = plan.digest
+        self._request = step_request(plan.digest, self.buffers, op)
+        self._state: StepState | None = None
+        self._step: Step | None = None
 
     @property
     def launched(self) -> int:
         """How many buckets of this step are on their way or done."""
-        return len(self._launched)
+        return self._state.launched if self._state is not None else 0
 
     @property
     def complete(self) -> bool:
         """Whether all buckets of this step are on their way or done."""
-        return len(self._launched) == len(self.buffers)
+        return self.launched == len(self.buffers)
 
     def launch(self) -> None:
         """Reduce the next bucket of the plan, whose memory is filled."""
-        future: Future[None] = Future()
-        self._launched.append(future)
-        task = (len(self._launched) - 1, future)
-        if self._has_thread:
-            self._tasks.put(task)
-        else:
-            self._run(task)
+        if self._state is None:
+            self._state = StepState(
+                self.buffers, self._op, self.sample_weight, self._prescale, self._postscale
+            )
+        self._state.launch()
+        # Without a thread of its own, the channel cannot wait for buckets: all go at the end.
+        if self._step is None and (self._channel.has_thread or self._state.complete):
+            self._step = Step(self._state, self._request)
+            self._channel.submit(self._step)
 
     def wait(self) -> None:
         """Block until all launched buckets are reduced; raise what went wrong."""
+        if self._state is None or self._step is None:
+            return
         with self._blocked.running():
-            for future in self._launched:
+            if not self._channel.has_thread:
+                self._channel.wait(self._step)
+            for future in self._state.done[: self._state.launched]:
                 future.result()
 
     def finish(self, used: list[bool]) -> list[bool]:
@@ -117,49 +139,13 @@ class GradientReducer:
         Args:
             used: for each parameter whether this rank contributed a gradient.
         """
-        self.wait()
-        flags = np.array(used, np.uint8)
-        with self._blocked.running():
-            # The step was agreed on, and every bucket of it is done on all ranks or under way.
-            self._channel.communicator.allreduce(Buffer.from_array(flags), ReduceOp.MAX)
-        self._launched = []
-        return [bool(flag) for flag in flags]
-
-    def close(self) -> None:
-        """Stop the thread (local)."""
-        self._tasks.put(None)
-
-    def _serve(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            self._run(task)
-
-    def _run(self, task: tuple[int, Future[None]]) -> None:
-        index, future = task
         try:
-            if index == 0:
-                self._begin()
-            elif (error := self._launched[index - 1].exception()) is not None:
-                raise error
-            self._channel.communicator.allreduce(
-                self.buffers[index], ReduceOp.SUM, self._prescale, self._postscale
-            )
-            if index == len(self.buffers) - 1:
-                self._channel.unfinished = ""
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    def _begin(self) -> None:
-        weights = np.array([self.sample_weight])
-        with self._channel.agreed(self._request) as communicator:
-            communicator.allreduce(Buffer.from_array(weights), ReduceOp.SUM)
-            self._channel.unfinished = "an optimizer step"
-        if self._op is ReduceOp.SUM:
-            return
-        total = float(weights[0])
-        if total <= 0.0:
-            raise ValueError("no rank has samples: the sample weights of all ranks are zero")
-        # Equal weights give the factor 1, and then the sum divided by the number of ranks.
-        self._prescale = self.sample_weight * communicator.size / total
-        self._postscale = 1.0 / communicator.size
+            self.wait()
+        finally:
+            self._state = self._step = None
+        users = np.array(used, np.int32)
+        flags = Buffer.from_array(users)
+        name = f"gradients of plan {self._digest}"
+        with self._blocked.running():
+            self._channel.run(Allreduce([flags], [users.shape], ReduceOp.SUM, name))
+        return [bool(count) for count in users]

@@ -72,7 +72,8 @@ class Communicator(ABC):
     ) -> None:
         """Reduce in place: buffer = postscale * op over ranks of (prescale_r * buffer_r).
 
-        `op` is SUM, MIN, MAX or PRODUCT; factors other than 1 need a floating-point type.
+        `op` is SUM, MIN, MAX or PRODUCT. Factors other than 1 truncate integers, and cannot be
+        applied to half types and bool.
         `prescale` may differ between ranks.
         """
 

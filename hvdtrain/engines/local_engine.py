@@ -18,7 +18,9 @@ from hvdtrain.types import DType, ReduceOp
 __all__ = ["LocalCommunicator", "open_world"]
 
 _CAPABILITIES = Capabilities(
-    reduces={op: frozenset(DType) for op in ReduceOp if op is not ReduceOp.AVERAGE},
+    reduces={
+        op: frozenset(DType) for op in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+    },
     moves=frozenset(DType),
     devices=frozenset({"cpu"}),
     concurrent=False,

@@ -11,6 +11,9 @@ __all__ = ["MPI_OPS", "MPI_TYPES"]
 # Half types and bool have no arithmetic that every MPI agrees on.
 MPI_TYPES: dict[DType, MPI.Datatype] = {
     DType.UINT8: MPI.UINT8_T,
+    DType.UINT16: MPI.UINT16_T,
+    DType.UINT32: MPI.UINT32_T,
+    DType.UINT64: MPI.UINT64_T,
     DType.INT8: MPI.INT8_T,
     DType.INT16: MPI.INT16_T,
     DType.INT32: MPI.INT32_T,

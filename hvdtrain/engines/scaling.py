@@ -7,20 +7,25 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType
 
-__all__ = ["SCALABLE", "scale"]
+__all__ = ["scale"]
 
-SCALABLE = frozenset({DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128})
+_FRACTIONAL = frozenset({DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128})
 
 
 def scale(buffer: Buffer, factor: float) -> None:
     """Multiply every element by `factor`; the factor 1 leaves the memory untouched.
 
+    Integers are multiplied in float64 and truncated.
+
     Raises:
-        ValueError: the element type cannot hold a fraction.
+        ValueError: the element type is a half type or bool.
     """
     if factor == 1.0:
         return
-    if buffer.dtype not in SCALABLE:
-        raise ValueError(f"a factor of {factor} needs floating point, got {buffer.dtype.value}")
     array = buffer.array()
-    np.multiply(array, factor, out=array)
+    if buffer.dtype in _FRACTIONAL:
+        np.multiply(array, factor, out=array)
+    elif buffer.dtype.is_integer:
+        array[:] = np.trunc(array.astype(np.float64) * factor).astype(array.dtype)
+    else:
+        raise ValueError(f"a factor of {factor} cannot be applied to {buffer.dtype.value}")

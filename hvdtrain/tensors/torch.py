@@ -9,7 +9,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology, device_index
 from hvdtrain.types import DType
 
-__all__ = ["as_buffer", "dtype_of", "from_buffer", "pin_device", "staged"]
+__all__ = ["as_buffer", "dtype_of", "from_buffer", "pin_device", "staged", "wire_type"]
 
 
 def dtype_of(tensor: torch.Tensor) -> DType:
@@ -46,9 +46,20 @@ def from_buffer(buffer: Buffer) -> torch.Tensor:
     return torch.frombuffer(buffer.array(), dtype=dtype)
 
 
-def staged(tensor: torch.Tensor) -> torch.Tensor:
+def staged(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return a contiguous copy in host memory, which every engine can reach."""
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return tensor.detach().to(
+        "cpu", dtype or tensor.dtype, copy=True, memory_format=torch.contiguous_format
+    )
+
+
+def wire_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which tensors are reduced: half types in float32, bool in uint8."""
+    return {
+        torch.float16: torch.float32,
+        torch.bfloat16: torch.float32,
+        torch.bool: torch.uint8,
+    }.get(dtype, dtype)
 
 
 def pin_device(topology: Topology, preference: str = "auto") -> torch.device:

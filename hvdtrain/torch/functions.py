@@ -8,10 +8,40 @@ from typing import Any
 
 import torch
 
-from hvdtrain.core.objects import broadcast_object
+from hvdtrain.core import objects
+from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.ops import broadcast_
 
-__all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return rank `root_rank`'s object on every rank (collective, blocking).
+
+    Args:
+        obj: anything that pickles; looked at on `root_rank` only.
+        root_rank: a rank of the world.
+        name: shown in messages; must be equal on all ranks.
+        process_set: the ranks that take part.
+    """
+    return objects.broadcast_object(obj, root_rank, name, process_set.channel())
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Return the objects of all ranks, by rank, on every rank (collective, blocking)."""
+    return objects.allgather_object(obj, name, process_set.channel())
 
 
 def broadcast_parameters(
@@ -42,7 +72,9 @@ class _Absent:
     on_host: bool
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
+) -> None:
     """Overwrite the optimizer's state and settings with those of `root_rank` (collective).
 
     State that only the root rank has is created exactly, without taking a step.
@@ -51,6 +83,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         optimizer: an optimizer of torch, or a DistributedOptimizer, over the same parameters in
             the same groups on every rank.
         root_rank: whose state every rank gets.
+        model: for Horovod's sake; it is not needed.
 
     Raises:
         ValueError: the optimizer has another number of parameter groups than the root rank's.

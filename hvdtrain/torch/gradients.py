@@ -4,61 +4,107 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from hvdtrain.core import context
 from hvdtrain.core.plan import ParameterSpec
+from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.core.reducer import GradientReducer, agree_on_plan
-from hvdtrain.tensors.torch import dtype_of, from_buffer
-from hvdtrain.types import ReduceOp
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.tensors.torch import dtype_of, from_buffer, wire_type
+from hvdtrain.torch.compression import Compression, Compressor
+from hvdtrain.torch.ops import sparse_allreduce_async
+from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["Gradients"]
+__all__ = ["GradientSettings", "Gradients", "TooManyPassesError"]
+
+
+class TooManyPassesError(HvdtrainError, AssertionError):
+    """Gradients were computed more often than backward_passes_per_step before step()."""
+
+
+@dataclass(frozen=True)
+class GradientSettings:
+    """How gradients are reduced.
+
+    Attributes:
+        op: AVERAGE or SUM.
+        process_set: the ranks that take part.
+        compression: how gradients are rounded before they are added.
+        passes: backward passes that add up locally before a reduction.
+        predivide: the average is (1/predivide before, predivide/size after) the sum.
+        groups: indices of parameters that are reduced together.
+        sparse_as_dense: make sparse gradients dense, instead of gathering their elements.
+    """
+
+    op: ReduceOp
+    process_set: ProcessSet
+    compression: type[Compressor] = Compression.none
+    passes: int = 1
+    predivide: float = 1.0
+    groups: tuple[tuple[int, ...], ...] = ()
+    sparse_as_dense: bool = False
 
 
 class Gradients:
     """Hooks on parameters that hand their gradients to a reducer.
 
     After backward `parameter.grad` of a CPU parameter is a view of its bucket, which holds the
-    reduced gradient; gradients of other devices are copied through host memory.
+    reduced gradient; gradients of other devices and of half types are copied.
 
     Args:
         parameters: name and parameter, in the order of the model; equal on all ranks.
-        op: AVERAGE or SUM.
+        settings: equal on all ranks.
     """
 
-    def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]], op: ReduceOp) -> None:
-        world = context.current()
+    def __init__(
+        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], settings: GradientSettings
+    ) -> None:
+        self._settings = settings
+        self.passes = settings.passes
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
-        self._plan = agree_on_plan([_spec(name, parameter) for name, parameter in parameters])
-        channel = world.open_channel(range(world.topology.size))
-        assert channel is not None  # every rank is a member
-        self.reducer = GradientReducer(channel, self._plan, op, world.blocked)
+        here, parent = context.current(), settings.process_set.channel()
+        specs = [_spec(name, parameter) for name, parameter in parameters]
+        self._plan = agree_on_plan(specs, parent, settings.groups)
+        channel = here.open_channel(range(len(parent.ranks)), parent)
+        assert channel is not None  # every rank of the set is a member
+        self.reducer = GradientReducer(
+            channel,
+            self._plan,
+            settings.op,
+            here.blocked,
+            prescale=1.0 / settings.predivide,
+            postscale=settings.predivide,
+        )
         self._views: dict[int, torch.Tensor] = {}
         self._bucket_of: dict[int, int] = {}
         self._cut_views()
         self._lock = threading.Lock()  # each GPU has a backward thread of its own
+        self._callback_queued = False
+        self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._reset()
         hooks = [self._hook(index) for index in range(len(parameters))]
-        weakref.finalize(self, _release, hooks, self.reducer)
+        weakref.finalize(self, _release, hooks)
 
     def _cut_views(self) -> None:
         for number, bucket in enumerate(self._plan.buckets):
             memory = from_buffer(self.reducer.buffers[number])
             for index, start in zip(bucket.parameters, bucket.starts, strict=True):
                 spec = self._plan.specs[index]
-                view = torch.as_strided(memory, spec.shape, spec.strides, start)
-                self._views[index] = view
+                self._views[index] = torch.as_strided(memory, spec.shape, spec.strides, start)
                 self._bucket_of[index] = number
 
     def _reset(self) -> None:
-        self._seen: set[int] = set()
+        self._passes: Counter[int] = Counter()
+        self._sparse: dict[int, torch.Tensor] = {}
         self._missing = [len(bucket.parameters) for bucket in self._plan.buckets]
         self._delivered = 0
-        self._callback_queued = False
 
     def _hook(self, index: int) -> RemovableHandle:
         reference = weakref.ref(self)
@@ -73,7 +119,7 @@ class Gradients:
     @property
     def open(self) -> bool:
         """Whether a gradient has come since the last finish()."""
-        return bool(self._seen)
+        return bool(self._passes)
 
     def check_covers(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Raise RuntimeError if one of `parameters` needs a gradient that nobody reduces."""
@@ -88,13 +134,14 @@ class Gradients:
 
     def _on_gradient(self, index: int) -> None:
         with self._lock:
-            if index in self._seen:
+            if self._passes[index] >= self.passes:
                 self._start_over(index)
-            self._take(index)
-            self._seen.add(index)
-            self._missing[self._bucket_of[index]] -= 1
-            while not self.reducer.complete and self._missing[self.reducer.launched] == 0:
-                self.reducer.launch()
+            self._passes[index] += 1
+            if self._passes[index] == self.passes:
+                self._take(index)
+                self._missing[self._bucket_of[index]] -= 1
+                while not self.reducer.complete and self._missing[self.reducer.launched] == 0:
+                    self.reducer.launch()
             if not self._callback_queued:
                 self._callback_queued = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
@@ -102,32 +149,43 @@ class Gradients:
     def _start_over(self, index: int) -> None:
         # A step that was skipped after a complete backward pass (a loss scaler does that)
         # leaves fresh gradients behind; anything else would be reduced twice.
-        if not self.reducer.complete or self._is_view(index):
-            raise RuntimeError(
-                f"the gradient of {self._names[index]!r} was computed twice before step(): call "
-                "step() or zero_grad() after each backward()"
+        if not self.reducer.complete or self._is_reduced(index):
+            raise TooManyPassesError(
+                f"the gradient of {self._names[index]!r} was computed more than "
+                f"backward_passes_per_step={self.passes} times before step(): call step() or "
+                "zero_grad() in between, or increase backward_passes_per_step"
             )
         self._finish()
 
-    def _is_view(self, index: int) -> bool:
+    def _is_reduced(self, index: int) -> bool:
+        """Tell whether a parameter's gradient is the one that was reduced last."""
         gradient = self._parameters[index].grad
-        return gradient is not None and gradient.data_ptr() == self._views[index].data_ptr()
+        if gradient is None:
+            return False
+        reduced = self._views[index] if self._lies_in_bucket(index) else self._copies.get(index)
+        return reduced is not None and gradient.data_ptr() == reduced.data_ptr()
+
+    def _lies_in_bucket(self, index: int) -> bool:
+        parameter, view = self._parameters[index], self._views[index]
+        return parameter.device.type == "cpu" and parameter.dtype == view.dtype
 
     def _take(self, index: int) -> None:
         """Bring a gradient into its bucket."""
         parameter, view = self._parameters[index], self._views[index]
         gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            if not self._settings.sparse_as_dense:
+                self._sparse[index] = gradient
+                gradient = None
+            else:
+                gradient = gradient.to_dense()
         if gradient is None:
             view.zero_()
             return
-        if gradient.is_sparse:
-            raise TypeError(
-                f"the gradient of {self._names[index]!r} is sparse, which is not supported: "
-                "use sparse=False"
-            )
-        if gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient)
-        if parameter.device.type == "cpu":
+        compressed, _ = self._settings.compression.compress(gradient)
+        if compressed.data_ptr() != view.data_ptr():
+            view.copy_(compressed)
+        if self._lies_in_bucket(index):
             parameter.grad = view
 
     def _after_backward(self) -> None:
@@ -137,37 +195,68 @@ class Gradients:
 
     def _deliver(self) -> None:
         """Copy reduced gradients back to where they do not lie in their bucket."""
-        for bucket in self._plan.buckets[self._delivered : self.reducer.launched]:
+        launched = self.reducer.launched
+        for bucket in self._plan.buckets[self._delivered : launched]:
             for index in bucket.parameters:
-                gradient = self._parameters[index].grad
-                if gradient is not None and not self._is_view(index):
-                    gradient.copy_(self._views[index])
-        self._delivered = self.reducer.launched
+                parameter = self._parameters[index]
+                gradient = parameter.grad
+                if gradient is None or self._lies_in_bucket(index) or index in self._sparse:
+                    continue
+                if gradient.is_sparse:
+                    gradient = parameter.grad = torch.empty_like(parameter)
+                gradient.copy_(self._views[index])
+                self._copies[index] = gradient
+        self._delivered = launched
 
     def finish(self) -> None:
         """End the step (collective): reduce what is missing, with zeros where this rank has none.
 
         A parameter that no rank used keeps its gradient None.
         """
+        self._callback_queued = False  # a backward pass that failed has left it set
         with self._lock:
             if self._plan.buckets:
                 self._finish()
 
     def _finish(self) -> None:
+        count = len(self._parameters)
         absent = [index for index, p in enumerate(self._parameters) if p.grad is None]
-        if not self.reducer.complete:
-            for index in range(len(self._parameters)):
-                if index not in self._seen:
-                    self._take(index)
-            while not self.reducer.complete:
-                self.reducer.launch()
-        used = [index not in absent for index in range(len(self._parameters))]
-        used_anywhere = self.reducer.finish(used)
+        for index in range(count):
+            if self._passes[index] < self.passes:
+                self._take(index)
+        while not self.reducer.complete:
+            self.reducer.launch()
+        used = [index not in absent for index in range(count)]
+        sparse = [index in self._sparse for index in range(count)]
+        self.reducer.wait()
+        self._deliver()
+        used_anywhere = self.reducer.finish(used + sparse)
         for index in absent:
             if used_anywhere[index]:
                 parameter = self._parameters[index]
-                parameter.grad = self._views[index].to(parameter.device)
+                parameter.grad = self._views[index].to(parameter.device, parameter.dtype)
+        self._reduce_sparse([i for i in range(count) if used_anywhere[count + i]])
         self._reset()
+
+    def _reduce_sparse(self, indices: Sequence[int]) -> None:
+        settings = self._settings
+        if indices and self.reducer.sample_weight is not None:
+            raise ValueError(
+                f"the gradient of {self._names[indices[0]]!r} is sparse, which does not go with "
+                "sample_weight: use sparse_as_dense=True"
+            )
+        for index in indices:
+            parameter = self._parameters[index]
+            own = self._sparse.get(index)
+            if own is None:
+                own = torch.sparse_coo_tensor(
+                    torch.empty((1, 0), dtype=torch.int64),
+                    torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype),
+                    parameter.shape,
+                ).to(parameter.device)
+            name = f"sparse gradient of {self._names[index]}"
+            handle = sparse_allreduce_async(own.coalesce(), name, settings.op, settings.process_set)
+            parameter.grad = handle.wait().coalesce()
 
 
 def _spec(name: str, parameter: torch.nn.Parameter) -> ParameterSpec:
@@ -177,7 +266,8 @@ def _spec(name: str, parameter: torch.nn.Parameter) -> ParameterSpec:
         name=name,
         shape=tuple(parameter.shape),
         strides=tuple(dense.stride()),
-        dtype=dtype_of(parameter),
+        dtype=DType(str(wire_type(parameter.dtype)).removeprefix("torch.")),
+        kind=dtype_of(parameter).value,
         device=parameter.device.type,
     )
 
@@ -192,7 +282,6 @@ def _fills_its_memory(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _release(hooks: list[RemovableHandle], reducer: GradientReducer) -> None:
+def _release(hooks: list[RemovableHandle]) -> None:
     for hook in hooks:
         hook.remove()
-    reducer.close()

@@ -1,71 +1,471 @@
-"""Operations on PyTorch tensors. All of them are collective and blocking."""
+"""Operations on PyTorch tensors, as Horovod has them.
+
+All are collective over the process set. A function whose name ends in `_async` returns a handle
+for `poll()` and `synchronize()`, and ranks may submit such operations in different orders; one
+whose name ends in `_` overwrites its input. The others return new tensors, and gradients flow
+through them. Tensors may lie on any device, in any memory order. A `name` shows in messages and is
+how ranks find one another's operations; without one they are numbered.
+
+Errors of all of them: MismatchError where name, shape, type, reduction, root or factors differ
+between ranks; ValueError where a name is used while it is under way; UnsupportedError where the
+engine does not take the type.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from hvdtrain.core import operations
-from hvdtrain.tensors.torch import as_buffer, from_buffer, staged
+from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.torch import autograd
+from hvdtrain.torch.compression import Compression, Compressor
+from hvdtrain.torch.handle import Handle, poll, synchronize
+from hvdtrain.torch.move import allgather_handle, alltoall_handle, broadcast_handle
+from hvdtrain.torch.reduce import allreduce_handle, choose_op, reducescatter_handle
 from hvdtrain.types import ReduceOp
 
-__all__ = ["allgather", "allreduce", "broadcast", "broadcast_"]
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "join",
+    "poll",
+    "reducescatter",
+    "reducescatter_async",
+    "sparse_allreduce_async",
+    "synchronize",
+]
+
+Tensors = Sequence[torch.Tensor]
+
+
+def _needs_gradient(tensors: Tensors) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def allreduce(
-    tensor: torch.Tensor, name: str | None = None, op: ReduceOp = ReduceOp.AVERAGE
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Return the reduction of all ranks' tensors; the input stays as it is.
+    """Return postscale * op over ranks of (prescale * tensor_r).
 
     Args:
-        tensor: of equal shape and type on all ranks, on any device.
-        name: shown in messages; must be equal on all ranks.
-        op: Average (for integers truncated towards zero) or Sum.
-
-    Raises:
-        MismatchError: shape, type, op or name differ between ranks.
-        UnsupportedError: the engine does not reduce this type.
+        tensor: of equal shape and type on all ranks.
+        average: deprecated; True is op=Average, False op=Sum.
+        name: of the operation.
+        compression: how the tensor is rounded before.
+        op: Average (the default; for integers truncated towards zero), Sum, Min, Max, Product
+            or Adasum.
+        prescale_factor: factor before the reduction.
+        postscale_factor: factor after it.
+        process_set: the ranks that take part.
     """
-    host = staged(tensor)
-    operations.allreduce(as_buffer(host), tensor.shape, op, name)
-    return host.to(tensor.device)
+    return grouped_allreduce(
+        [tensor],
+        average,
+        name,
+        compression,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )[0]
 
 
-def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Submit `allreduce`; no gradient flows through it."""
+    op = choose_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_handle([tensor], op, name, *factors, process_set).first().start()
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Submit `allreduce_`."""
+    op = choose_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    handle = allreduce_handle([tensor], op, name, *factors, process_set, in_place=True)
+    return handle.first().start()
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Overwrite the tensor with its reduction and return it; see `allreduce`."""
+    op = choose_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    handle = allreduce_handle([tensor], op, name, *factors, process_set, in_place=True)
+    reduced: torch.Tensor = handle.first().wait()
+    return reduced
+
+
+def grouped_allreduce(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Return the reductions of several tensors as one operation; see `allreduce`."""
+    op = choose_op(op, average)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    inputs = [tensor for tensor, _ in pairs]
+    if _needs_gradient(inputs):
+        arguments = (op, prescale_factor, postscale_factor, process_set)
+        outputs = autograd.Allreduce.apply(arguments, name, *inputs)
+    else:
+        factors = (prescale_factor, postscale_factor)
+        outputs = allreduce_handle(inputs, op, name, *factors, process_set).wait()
+    contexts = [context for _, context in pairs]
+    return [
+        compression.decompress(output, context)
+        for output, context in zip(outputs, contexts, strict=True)
+    ]
+
+
+def grouped_allreduce_async(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Submit `grouped_allreduce`; no gradient flows through it."""
+    op = choose_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_handle(list(tensors), op, name, *factors, process_set).start()
+
+
+def grouped_allreduce_async_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Submit `grouped_allreduce_`."""
+    op = choose_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    handle = allreduce_handle(list(tensors), op, name, *factors, process_set, in_place=True)
+    return handle.start()
+
+
+def grouped_allreduce_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Overwrite several tensors with their reductions as one operation; see `allreduce`."""
+    op = choose_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    handle = allreduce_handle(list(tensors), op, name, *factors, process_set, in_place=True)
+    reduced: list[torch.Tensor] = handle.wait()
+    return reduced
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str,
+    op: ReduceOp,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Submit the Sum or Average of sparse tensors, by gathering their elements.
+
+    Calling the handle, too, returns the sparse result, which is not coalesced.
+    """
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"sparse tensors are reduced by Average or Sum, got {op}")
+    # Elements are rows of [indices, value], so indices travel with the element first.
+    indices = tensor._indices().t()
+    handle = allgather_handle([indices, tensor._values()], name, process_set)
+    size = process_set.size() or 1
+
+    def finish(gathered: list[torch.Tensor]) -> torch.Tensor:
+        places, values = gathered
+        if op is ReduceOp.AVERAGE:
+            values = values / size
+        return torch.sparse_coo_tensor(places.t(), values, tensor.shape)
+
+    return handle.then(finish).start()
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
     """Return the tensors of all ranks, concatenated along the first dimension by rank.
 
     Args:
         tensor: only the first dimension may differ between ranks; a 0-d tensor counts as one
             element.
-        name: shown in messages; must be equal on all ranks.
+        name: of the operation.
+        process_set: the ranks that take part.
+    """
+    return grouped_allgather([tensor], name, process_set)[0]
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Submit `allgather`; no gradient flows through it."""
+    return allgather_handle([tensor], name, process_set).first().start()
+
+
+def grouped_allgather(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """Return the concatenations of several tensors as one operation; see `allgather`."""
+    if _needs_gradient(tensors):
+        return list(autograd.Allgather.apply(process_set, name, *tensors))
+    gathered: list[torch.Tensor] = allgather_handle(list(tensors), name, process_set).wait()
+    return gathered
+
+
+def grouped_allgather_async(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Submit `grouped_allgather`; no gradient flows through it."""
+    return allgather_handle(list(tensors), name, process_set).start()
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return rank `root_rank`'s tensor on every rank.
+
+    Args:
+        tensor: of equal shape and type on all ranks.
+        root_rank: a rank of the world, also with a process set.
+        name: of the operation.
+        process_set: the ranks that take part.
 
     Raises:
-        MismatchError: type, name or the other dimensions differ between ranks.
+        ValueError: `root_rank` does not take part.
     """
-    host = staged(tensor)
-    if host.dim() == 0:
-        host = host.reshape(1)
-    buffer, rows = operations.allgather(as_buffer(host), host.shape, name)
-    gathered = from_buffer(buffer).reshape(sum(rows), *host.shape[1:])
-    return gathered.to(tensor.device)
+    if _needs_gradient([tensor]):
+        output: torch.Tensor = autograd.Broadcast.apply(tensor, root_rank, name, process_set)
+    else:
+        output = broadcast_handle(tensor, root_rank, name, process_set).wait()
+    return output
 
 
-def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Return rank `root_rank`'s tensor on every rank; the input stays as it is.
-
-    Raises:
-        ValueError: there is no such rank.
-        MismatchError: shape, type, root_rank or name differ between ranks.
-    """
-    host = staged(tensor)
-    operations.broadcast(as_buffer(host), tensor.shape, root_rank, name)
-    return host.to(tensor.device)
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Submit `broadcast`; no gradient flows through it."""
+    return broadcast_handle(tensor, root_rank, name, process_set).start()
 
 
-def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Submit `broadcast_`."""
+    return broadcast_handle(tensor, root_rank, name, process_set, in_place=True).start()
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
     """Overwrite every rank's tensor with rank `root_rank`'s, and return it; see `broadcast`."""
-    with torch.no_grad():
-        if tensor.device.type == "cpu" and tensor.is_contiguous():
-            operations.broadcast(as_buffer(tensor), tensor.shape, root_rank, name)
-        else:
-            tensor.copy_(broadcast(tensor, root_rank, name))
-    return tensor
+    handle = broadcast_handle(tensor, root_rank, name, process_set, in_place=True)
+    output: torch.Tensor = handle.wait()
+    return output
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send part r of the first dimension to rank r; return what was received, by rank.
+
+    Args:
+        tensor: only the first dimension may differ between ranks.
+        splits: [size] whole numbers, how many rows go to each rank; without them all get the
+            same.
+        name: of the operation.
+        process_set: the ranks that take part.
+
+    Returns:
+        The rows received; with `splits` also how many came from each rank (int32).
+
+    Raises:
+        ValueError: the splits do not sum to the first dimension, or it does not divide.
+    """
+    if _needs_gradient([tensor]):
+        given = splits if splits is not None else _even_splits(tensor, process_set)
+        rows, received = autograd.Alltoall.apply(tensor, given, name, process_set)
+        return rows if splits is None else (rows, received)
+    return alltoall_handle(tensor, splits, name, process_set).wait()
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Submit `alltoall`; no gradient flows through it."""
+    return alltoall_handle(tensor, splits, name, process_set).start()
+
+
+def _even_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int]:
+    size = process_set.size() or 1
+    return [tensor.shape[0] // size] * size
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Return this rank's part of a reduction, cut along the first dimension.
+
+    Parts are as even as can be; lower ranks get the larger ones. See `allreduce`.
+    """
+    return grouped_reducescatter(
+        [tensor], name, compression, op, process_set, prescale_factor, postscale_factor
+    )[0]
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Submit `reducescatter`; no gradient flows through it."""
+    factors = (prescale_factor, postscale_factor)
+    return reducescatter_handle([tensor], op, name, process_set, *factors).first().start()
+
+
+def grouped_reducescatter(
+    tensors: Tensors,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Return this rank's parts of several reductions as one operation; see `reducescatter`."""
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    inputs = [tensor for tensor, _ in pairs]
+    if _needs_gradient(inputs):
+        arguments = (op, process_set, prescale_factor, postscale_factor)
+        outputs = autograd.ReduceScatter.apply(arguments, name, *inputs)
+    else:
+        factors = (prescale_factor, postscale_factor)
+        outputs = reducescatter_handle(inputs, op, name, process_set, *factors).wait()
+    contexts = [context for _, context in pairs]
+    return [
+        compression.decompress(output, context)
+        for output, context in zip(outputs, contexts, strict=True)
+    ]
+
+
+def grouped_reducescatter_async(
+    tensors: Tensors,
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Submit `grouped_reducescatter`; no gradient flows through it."""
+    factors = (prescale_factor, postscale_factor)
+    return reducescatter_handle(list(tensors), op, name, process_set, *factors).start()
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when every rank of the process set has called it."""
+    operations.barrier(process_set.channel())
+
+
+def join(device: int = -1) -> int:
+    """Take part in the others' reductions with zeros until all ranks have joined.
+
+    Args:
+        device: for Horovod's sake; it makes no difference.
+
+    Returns:
+        The rank that joined last.
+    """
+    return operations.join()

@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from hvdtrain.torch.gradients import Gradients
+from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.torch.adasum import adasum_step
+from hvdtrain.torch.compression import Compression, Compressor
+from hvdtrain.torch.gradients import Gradients, GradientSettings
+from hvdtrain.torch.parameters import Groups, group_indices, name_parameters, owned
+from hvdtrain.torch.wrapped import WrappedOptimizer
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer"]
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(WrappedOptimizer):
     """Wrap an optimizer so that it steps on the gradients of all ranks (collective).
 
     Gradients are reduced in buckets while backward() runs; when it returns, they are reduced,
-    so clipping comes naturally between backward() and step(). step() reduces what backward()
-    has not brought, zeros included, so a rank without data still calls it.
+    so clipping and unscaling come naturally between backward() and step(). step() reduces what
+    backward() has not brought, zeros included, so a rank without data still calls it.
 
     Args:
         optimizer: any optimizer of torch; it keeps its state and parameter groups.
         named_parameters: `model.named_parameters()`, for names in messages; without it
             parameters are numbered.
-        op: Average or Sum of the ranks' gradients.
+        compression: how gradients are rounded before they are added.
+        backward_passes_per_step: backward passes whose gradients are added up locally before
+            they are reduced; divide the loss yourself for their mean.
+        op: Average, Sum or Adasum. Adasum combines the ranks' steps instead of gradients: each
+            rank steps on its own gradients first (see `adasum_step`).
+        gradient_predivide_factor: with Average, gradients are divided by it before the sum, and
+            by size / it after.
+        num_groups: deprecated; the same as a number for `groups`.
+        groups: how many groups of gradients are reduced together, or lists of parameters.
+        sparse_as_dense: make sparse gradients dense, instead of gathering their elements.
+        process_set: the ranks that take part; other ranks step on their own gradients.
 
     Raises:
-        ValueError: names are missing or used twice, or op is neither Average nor Sum.
+        ValueError: names are missing or used twice, or arguments do not go together.
         MismatchError: the ranks have different models.
     """
 
@@ -36,67 +52,95 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+        compression: type[Compressor] = Compression.none,
+        backward_passes_per_step: int = 1,
         op: ReduceOp = ReduceOp.AVERAGE,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        groups: Groups = None,
+        sparse_as_dense: bool = False,
+        process_set: ProcessSet = global_process_set,
     ) -> None:
-        # Optimizer.__init__ would build groups of its own; all of that belongs to the wrapped.
-        if isinstance(optimizer, DistributedOptimizer):
+        if isinstance(optimizer, WrappedOptimizer):
             raise ValueError("the optimizer is a DistributedOptimizer already")
-        if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-            raise ValueError(f"op must be Average or Sum, got {op}")
-        self._optimizer = optimizer
-        self._op = op
-        self._names = _names(optimizer, named_parameters)
+        if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
+            raise ValueError(f"op must be Average, Sum or Adasum, got {op}")
+        if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
+            raise ValueError("gradient_predivide_factor needs op=Average")
+        if backward_passes_per_step < 1:
+            raise ValueError(
+                f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}"
+            )
+        if num_groups and groups is not None:
+            raise ValueError("num_groups and groups say the same thing: give only groups")
+        super().__init__(optimizer)
+        self._names = name_parameters(optimizer, named_parameters)
+        self._groups: Groups = num_groups or groups
+        self._settings = GradientSettings(
+            op=op,
+            process_set=process_set,
+            compression=compression,
+            passes=backward_passes_per_step,
+            predivide=gradient_predivide_factor,
+            sparse_as_dense=sparse_as_dense,
+        )
         self._gradients = self._hook_gradients()
         self._synchronized = False
+        self._skips = False
 
-    def _hook_gradients(self) -> Gradients:
-        trainable = [
-            (self._names.get(id(p), f"parameter.{i}"), p)
-            for i, p in enumerate(_owned(self._optimizer))
-            if p.requires_grad
-        ]
-        return Gradients(trainable, self._op)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The wrapped optimizer's parameter groups."""
-        return self._optimizer.param_groups
+    def _hook_gradients(self) -> Gradients | None:
+        if not self._settings.process_set.included() or self._settings.op is ReduceOp.ADASUM:
+            return None
+        trainable = [(self._names[id(p)], p) for p in owned(self._optimizer) if p.requires_grad]
+        groups = group_indices(self._groups, [p for _, p in trainable])
+        return Gradients(trainable, replace(self._settings, groups=groups))
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
-        """The wrapped optimizer's state."""
-        return self._optimizer.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The wrapped optimizer's defaults."""
-        return self._optimizer.defaults
-
-    @property
-    def sample_weight(self) -> float:
+    def sample_weight(self) -> float | None:
         """What this rank counts in the average of the next steps: its number of samples.
 
         The gradient of the step is sum_r(c_r g_r) / sum_r(c_r), where g_r is the gradient of
-        rank r's mean loss; equal weights (the default) give the plain average. A rank without
-        samples sets 0, skips backward() and calls step().
+        rank r's mean loss. A rank without samples sets 0, skips backward() and calls step(); a
+        rank that has joined counts 0. While all ranks leave it at None, the gradient is the
+        plain average over all ranks.
         """
-        return self._gradients.reducer.sample_weight
+        return None if self._gradients is None else self._gradients.reducer.sample_weight
 
     @sample_weight.setter
-    def sample_weight(self, weight: float) -> None:
-        if not 0 <= weight < float("inf"):
+    def sample_weight(self, weight: float | None) -> None:
+        if weight is not None and not 0 <= weight < float("inf"):
             raise ValueError(f"sample_weight must be a finite number >= 0, got {weight}")
-        if self._op is not ReduceOp.AVERAGE:
+        if self._settings.op is not ReduceOp.AVERAGE:
             raise ValueError("sample_weight needs op=Average")
-        self._gradients.reducer.sample_weight = float(weight)
+        if self._gradients is not None:
+            self._gradients.reducer.sample_weight = None if weight is None else float(weight)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes add up before a reduction (between steps)."""
+        self._settings = replace(self._settings, passes=passes)
+        if self._gradients is not None:
+            self._gradients.passes = passes
 
     def synchronize(self) -> None:
         """Reduce every gradient that is not reduced yet (collective); step() then does not."""
-        self._gradients.finish()
+        if self._gradients is not None:
+            self._gradients.finish()
         self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Have step() take the gradients as they are, after synchronize()."""
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step on the reduced gradients (collective), also in each evaluation of a closure."""
+        settings = self._settings
+        if settings.op is ReduceOp.ADASUM and settings.process_set.included():
+            return adasum_step(self._optimizer, settings.process_set, closure)
         if closure is None:
             self._reduce()
             return self._optimizer.step()
@@ -109,59 +153,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         return self._optimizer.step(reduced)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to optimize, under numbers for names (collective)."""
-        self._optimizer.add_param_group(param_group)
-        weight = self._gradients.reducer.sample_weight
-        self._gradients = self._hook_gradients()
-        self._gradients.reducer.sample_weight = weight
-
     def _reduce(self) -> None:
-        self._gradients.check_covers(_owned(self._optimizer))
-        if not self._synchronized or self._gradients.open:
-            self._gradients.finish()
+        if self._gradients is not None and not self._skips:
+            self._gradients.check_covers(owned(self._optimizer))
+            if not self._synchronized or self._gradients.open:
+                self._gradients.finish()
         self._synchronized = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients; gradients that have come since the last step are dropped."""
-        if self._gradients.open:
+        if self._gradients is not None and self._gradients.open:
             self._gradients.finish()
         self._synchronized = False
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state."""
-        return self._optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimizer's state."""
-        self._optimizer.load_state_dict(state_dict)
-
-    def __repr__(self) -> str:
-        return f"DistributedOptimizer({self._optimizer!r})"
-
-
-def _owned(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _names(
-    optimizer: torch.optim.Optimizer,
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
-) -> dict[int, str]:
-    """Return the name of each parameter by its id."""
-    if named_parameters is None:
-        return {}
-    named = list(named_parameters)
-    twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
-    if twice:
-        raise ValueError(f"named_parameters has names used twice: {', '.join(twice)}")
-    names = {id(p): name for name, p in named}
-    owned = _owned(optimizer)
-    unnamed = sum(id(p) not in names for p in owned)
-    if unnamed:
-        raise ValueError(
-            f"named_parameters leaves {unnamed} of the optimizer's {len(owned)} parameters "
-            "without a name: pass model.named_parameters()"
-        )
-    return names
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to optimize, under numbers for names (collective)."""
+        self._optimizer.add_param_group(param_group)
+        self._names = name_parameters(self._optimizer, None) | self._names
+        weight = self.sample_weight
+        self._gradients = self._hook_gradients()
+        if weight is not None:
+            self.sample_weight = weight

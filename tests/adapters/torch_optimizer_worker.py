@@ -225,7 +225,7 @@ def two_backwards_without_a_step() -> None:
     loss = model(own(batch(0)[0])).sum()
     loss.backward(retain_graph=True)
     message = refused(RuntimeError, loss.backward)
-    assert "was computed twice before step()" in message
+    assert "more than backward_passes_per_step=1 times before step()" in message
     optimizer.zero_grad()
 
 
@@ -340,8 +340,8 @@ def sparse_gradients() -> None:
     table = torch.nn.Embedding(4, 2, sparse=True)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
     loss = table(torch.tensor([1])).sum()
-    assert "is sparse" in refused(TypeError, loss.backward)
-    del optimizer
+    loss.backward()
+    optimizer.step()
 
 
 @case

@@ -1,0 +1,164 @@
+"""How ranks agree on what comes next, though they may submit requests in different orders.
+
+Nearly always they do agree. In a round every rank's next request goes out as one small hash in
+a non-blocking MIN/MAX all-reduce; only when the hashes differ are the full requests exchanged.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.request import JOIN, LEAVE, Request
+from hvdtrain.engines.communicator import Communicator, Pending
+
+__all__ = ["Decision", "Round", "decide", "exchange", "wait_patiently"]
+
+_SPIN_SECONDS = 100e-6
+_SHORTEST_SLEEP_SECONDS = 50e-6
+_LONGEST_SLEEP_SECONDS = 5e-3
+
+
+class Round:
+    """One round that has been started with this rank's next request."""
+
+    def __init__(self, communicator: Communicator, request: Request) -> None:
+        digest = request.digest()
+        self._values: npt.NDArray[np.uint64] = np.concatenate([digest, ~digest])
+        self._pending: Pending = communicator.start_max(self._values)
+
+    def wait(self) -> None:
+        """Block until every member has submitted a request; see `wait_patiently`."""
+        wait_patiently(self._pending.test)
+
+    @property
+    def unanimous(self) -> bool:
+        """Whether all members, once they are there, submitted the same request."""
+        highest, lowest = self._values[:2], ~self._values[2:]
+        return bool((highest == lowest).all())
+
+
+def exchange(communicator: Communicator, requests: Sequence[Request]) -> list[list[Request]]:
+    """Return the requests of every member, by rank (collective; all members are there)."""
+    own = np.frombuffer(pickle.dumps(list(requests)), np.uint8).copy()
+    sizes = np.empty(communicator.size, np.int64)
+    size = np.array([own.size])
+    communicator.allgather(Buffer.from_array(size), Buffer.from_array(sizes), [1] * len(sizes))
+    texts = np.empty(int(sizes.sum()), np.uint8)
+    communicator.allgather(Buffer.from_array(own), Buffer.from_array(texts), sizes.tolist())
+    parts = np.split(texts, np.cumsum(sizes)[:-1])
+    return [pickle.loads(part.tobytes()) for part in parts]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What all members do after an exchange; the same on each of them.
+
+    Attributes:
+        run: requests to run now, in this order.
+        failed: for the keys of requests that cannot be run the reason.
+        deserted: the reason why all waiting requests are hopeless, or "".
+        all_joined: whether every member has joined.
+        joined: members that have joined.
+    """
+
+    run: list[Request] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    deserted: str = ""
+    all_joined: bool = False
+    joined: frozenset[int] = frozenset()
+
+
+def decide(requests: Sequence[Sequence[Request]], ranks: Sequence[int]) -> Decision:
+    """Choose what to run from the requests of every member, in its order of submission.
+
+    A request runs when every member that has not joined has submitted it; the order is that of
+    the first such member. Requests of one name that differ fail.
+
+    Args:
+        requests: of each member.
+        ranks: the members' numbers in the world, for messages.
+    """
+    joined = frozenset(member for member, own in enumerate(requests) if JOIN in own)
+    active = [member for member in range(len(requests)) if member not in joined]
+    if not active:
+        return Decision(all_joined=True, joined=joined)
+    by_key = [{request.key: request for request in own} for own in requests]
+    decision = Decision(joined=joined)
+    for request in requests[active[0]]:
+        if request == LEAVE:
+            continue
+        sent = {
+            member: _counterpart(request, by_key[member], by_key[active[0]]) for member in active
+        }
+        if any(other is None for other in sent.values()):
+            continue
+        same = {ranks[member]: other for member, other in sent.items() if other is not None}
+        objection = _objection(request, same, [ranks[member] for member in sorted(joined)])
+        if objection:
+            decision.failed.update({other.key: objection for other in same.values()})
+        else:
+            decision.run.append(request)
+    left = [member for member, own in enumerate(requests) if LEAVE in own]
+    if left and not decision.run and not decision.failed:
+        if len(left) == len(requests):
+            return Decision(run=[LEAVE])
+        waiting = sorted({own[0].subject for own in requests if own and LEAVE not in own})
+        return Decision(
+            deserted=f"{_list([ranks[member] for member in left])} left the job while others were "
+            f"in {', '.join(waiting)}. Let every rank run the same number of steps and end together"
+        )
+    return decision
+
+
+def _counterpart(
+    request: Request, theirs: Mapping[str, Request], ours: Mapping[str, Request]
+) -> Request | None:
+    """Find what a member submitted for `request`, be it another operation of that name."""
+    same = theirs.get(request.key)
+    if same is not None or not request.name:
+        return same
+    namesakes = (r for r in theirs.values() if r.name == request.name and r.key not in ours)
+    return next(namesakes, None)
+
+
+def _objection(request: Request, sent: Mapping[int, Request], joined: list[int]) -> str:
+    if any(other != request for other in sent.values()):
+        texts = "; ".join(
+            f"{_list([r for r, other in sent.items() if other == kind])} sent {kind}"
+            for kind in dict.fromkeys(sent.values())
+        )
+        return f"{texts}. Submit the same operation on every rank"
+    if joined and request.zeros is None:
+        return (
+            f"{_list(joined)} joined, and a joined rank has nothing to contribute to this "
+            "operation. Let every rank call it, or call it before join()"
+        )
+    return ""
+
+
+def wait_patiently(test: Callable[[], bool], limit_seconds: float = math.inf) -> bool:
+    """Call `test` until it is true or the limit is over, and return whether it was true.
+
+    It spins for 100 us, because peers are nearly always there by then. After that it sleeps
+    for a fiftieth of the time waited so far, 5 ms at most: waiting inside MPI would burn a core.
+    """
+    started = time.perf_counter()
+    while not test():
+        waited = time.perf_counter() - started
+        if waited > limit_seconds:
+            return False
+        if waited > _SPIN_SECONDS:
+            time.sleep(min(max(waited / 50, _SHORTEST_SLEEP_SECONDS), _LONGEST_SLEEP_SECONDS))
+    return True
+
+
+def _list(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

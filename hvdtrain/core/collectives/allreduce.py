@@ -1,0 +1,90 @@
+"""Reduction of buffers in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.channel import Operation
+from hvdtrain.core.collectives.adasum import adasum
+from hvdtrain.core.request import Request, Zeros
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import ReduceOp
+
+__all__ = ["Allreduce", "divide_truncating"]
+
+# Zeros change nothing in these; in a minimum or a product they would.
+_TAKES_ZEROS = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM)
+
+
+class Allreduce(Operation):
+    """Reduce buffers of every member in place.
+
+    AVERAGE is postscale * sum_r(prescale * buffer_r) / size; for integers the quotient is
+    truncated towards zero. ADASUM combines each buffer for itself (see `adasum`).
+
+    Args:
+        buffers: one, or the members of a group; overwritten with the result.
+        shapes: for each the tensor's shape.
+        op: the reduction.
+        name: equal on all members.
+        prescale: factor before the reduction.
+        postscale: factor after it.
+        kinds: the tensors' own types, where they are reduced in another; equal on all members.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        shapes: Sequence[Sequence[int]],
+        op: ReduceOp,
+        name: str,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        kinds: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._buffers, self._op = buffers, op
+        self._prescale, self._postscale = prescale, postscale
+        zeros = tuple((buffer.count, buffer.dtype) for buffer in buffers)
+        self.request = Request(
+            "allreduce",
+            name,
+            (
+                ("op", op.value),
+                ("shape", ", ".join(str(tuple(shape)) for shape in shapes)),
+                ("dtype", ", ".join(kinds or [buffer.dtype.value for buffer in buffers])),
+                ("prescale", repr(prescale)),
+                ("postscale", repr(postscale)),
+            ),
+            Zeros(zeros, op) if op in _TAKES_ZEROS else None,
+        )
+
+    def execute(self, communicator: Communicator) -> None:
+        for buffer in self._buffers:
+            if self._op is ReduceOp.ADASUM:
+                adasum(communicator, buffer, self._prescale, self._postscale)
+            else:
+                self._reduce(communicator, buffer)
+
+    def _reduce(self, communicator: Communicator, buffer: Buffer) -> None:
+        if self._op is not ReduceOp.AVERAGE:
+            communicator.allreduce(buffer, self._op, self._prescale, self._postscale)
+        elif buffer.dtype.is_integer:
+            communicator.allreduce(buffer, ReduceOp.SUM, self._prescale, self._postscale)
+            divide_truncating(buffer, communicator.size)
+        else:
+            factor = self._postscale / communicator.size
+            communicator.allreduce(buffer, ReduceOp.SUM, self._prescale, factor)
+
+
+def divide_truncating(buffer: Buffer, divisor: int) -> None:
+    """Divide integers in place, truncating towards zero."""
+    array = cast("npt.NDArray[np.integer[Any]]", buffer.array())
+    rounded_up = (array < 0) & (array % divisor != 0)  # // rounds down
+    array //= divisor
+    array[rounded_up] += 1

@@ -1,0 +1,127 @@
+"""Operations that move elements without arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.channel import Operation
+from hvdtrain.core.request import Request
+from hvdtrain.engines.communicator import Communicator
+
+__all__ = ["Allgather", "Alltoall", "Barrier", "Broadcast"]
+
+
+class Barrier(Operation):
+    """Wait for all members, which the agreement itself does."""
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__()
+        self.request = Request("barrier", name)
+
+    def execute(self, communicator: Communicator) -> None:
+        pass
+
+
+class Broadcast(Operation):
+    """Overwrite every member's buffer with that of the member `root_rank`."""
+
+    def __init__(
+        self, buffer: Buffer, shape: Sequence[int], root_rank: int, name: str, root_shown: int
+    ) -> None:
+        super().__init__()
+        self._buffer, self._root_rank = buffer, root_rank
+        details = (
+            ("root_rank", str(root_shown)),
+            ("shape", str(tuple(shape))),
+            ("dtype", buffer.dtype.value),
+        )
+        self.request = Request("broadcast", name, details)
+
+    def execute(self, communicator: Communicator) -> None:
+        communicator.broadcast(self._buffer, self._root_rank)
+
+
+class Allgather(Operation):
+    """Concatenate buffers of all members along the first dimension.
+
+    The result is, for each buffer of the group, new memory with the elements of all members in
+    rank order, and the first dimension of each member.
+
+    Args:
+        buffers: one, or the members of a group.
+        shapes: for each the shape, at least 1-d; only the first dimension may differ.
+        name: equal on all members.
+    """
+
+    def __init__(
+        self, buffers: Sequence[Buffer], shapes: Sequence[Sequence[int]], name: str
+    ) -> None:
+        super().__init__()
+        self._buffers, self._shapes = buffers, shapes
+        details = (
+            ("shape beyond the first", ", ".join(str(tuple(shape[1:])) for shape in shapes)),
+            ("dtype", ", ".join(buffer.dtype.value for buffer in buffers)),
+        )
+        self.request = Request("allgather", name, details)
+
+    def execute(self, communicator: Communicator) -> list[tuple[Buffer, list[int]]]:
+        own = np.array([shape[0] for shape in self._shapes], np.int64)
+        every = np.empty((communicator.size, own.size), np.int64)
+        communicator.allgather(
+            Buffer.from_array(own), Buffer.from_array(every), [own.size] * communicator.size
+        )
+        return [
+            self._gather(communicator, number, every[:, number].tolist())
+            for number in range(own.size)
+        ]
+
+    def _gather(
+        self, communicator: Communicator, number: int, rows: list[int]
+    ) -> tuple[Buffer, list[int]]:
+        send, width = self._buffers[number], prod(self._shapes[number][1:])
+        gathered = np.empty(sum(rows) * width, send.dtype.numpy)
+        receive = Buffer.from_array(gathered, send.dtype)
+        communicator.allgather(send, receive, [count * width for count in rows])
+        return receive, rows
+
+
+class Alltoall(Operation):
+    """Send part r of the first dimension to member r.
+
+    The result is new memory with the parts received, in rank order, and the first dimension of
+    each.
+
+    Args:
+        buffer: the elements.
+        shape: at least 1-d; only the first dimension may differ between members.
+        splits: how many rows go to each member; their sum is the first dimension.
+        name: equal on all members.
+    """
+
+    def __init__(
+        self, buffer: Buffer, shape: Sequence[int], splits: Sequence[int], name: str
+    ) -> None:
+        super().__init__()
+        self._buffer, self._splits = buffer, list(splits)
+        self._width = prod(shape[1:])
+        details = (("shape beyond the first", str(tuple(shape[1:]))), ("dtype", buffer.dtype.value))
+        self.request = Request("alltoall", name, details)
+
+    def execute(self, communicator: Communicator) -> tuple[Buffer, list[int]]:
+        ones = [1] * communicator.size
+        own, incoming = np.array(self._splits, np.int64), np.empty(communicator.size, np.int64)
+        communicator.alltoall(Buffer.from_array(own), Buffer.from_array(incoming), ones, ones)
+        received = [int(rows) for rows in incoming]
+        memory = np.empty(sum(received) * self._width, self._buffer.dtype.numpy)
+        receive = Buffer.from_array(memory, self._buffer.dtype)
+        communicator.alltoall(
+            self._buffer,
+            receive,
+            [rows * self._width for rows in self._splits],
+            [rows * self._width for rows in received],
+        )
+        return receive, received

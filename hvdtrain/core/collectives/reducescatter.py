@@ -1,0 +1,78 @@
+"""Reduction of which every member keeps a part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.channel import Operation
+from hvdtrain.core.collectives.allreduce import divide_truncating
+from hvdtrain.core.request import Request
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import ReduceOp
+
+__all__ = ["ReduceScatter", "rows_of_rank"]
+
+
+def rows_of_rank(rows: int, rank: int, size: int) -> int:
+    """Return how many of `rows` a rank keeps: as even as can be, lower ranks the larger parts."""
+    return rows // size + (rank < rows % size)
+
+
+class ReduceScatter(Operation):
+    """Reduce buffers and keep this member's part of the first dimension.
+
+    The result is new memory for each buffer of the group; the buffers stay as they are.
+
+    Args:
+        buffers: one, or the members of a group.
+        shapes: for each the shape, at least 1-d.
+        op: AVERAGE, SUM, MIN, MAX or PRODUCT.
+        name: equal on all members.
+        prescale: factor before the reduction.
+        postscale: factor after it.
+        kinds: the tensors' own types, where they are reduced in another; equal on all members.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        shapes: Sequence[Sequence[int]],
+        op: ReduceOp,
+        name: str,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        kinds: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._buffers, self._shapes, self._op = buffers, shapes, op
+        self._prescale, self._postscale = prescale, postscale
+        details = (
+            ("op", op.value),
+            ("shape", ", ".join(str(tuple(shape)) for shape in shapes)),
+            ("dtype", ", ".join(kinds or [buffer.dtype.value for buffer in buffers])),
+            ("prescale", repr(prescale)),
+            ("postscale", repr(postscale)),
+        )
+        self.request = Request("reducescatter", name, details)
+
+    def execute(self, communicator: Communicator) -> list[Buffer]:
+        pairs = zip(self._buffers, self._shapes, strict=True)
+        return [self._reduce(communicator, buffer, shape) for buffer, shape in pairs]
+
+    def _reduce(self, communicator: Communicator, send: Buffer, shape: Sequence[int]) -> Buffer:
+        width, size = prod(shape[1:]), communicator.size
+        counts = [rows_of_rank(shape[0], rank, size) * width for rank in range(size)]
+        memory = np.empty(counts[communicator.rank], send.dtype.numpy)
+        receive = Buffer.from_array(memory, send.dtype)
+        average = self._op is ReduceOp.AVERAGE
+        divides = average and send.dtype.is_integer
+        factor = self._postscale / size if average and not divides else self._postscale
+        op = ReduceOp.SUM if average else self._op
+        communicator.reduce_scatter(send, receive, counts, op, self._prescale, factor)
+        if divides:
+            divide_truncating(receive, size)
+        return receive

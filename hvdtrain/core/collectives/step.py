@@ -1,0 +1,143 @@
+"""One step of a bucket plan: a single agreed operation, whose buckets then travel unannounced."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.channel import Operation
+from hvdtrain.core.collectives.adasum import adasum
+from hvdtrain.core.request import Request, Zeros
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.types import ReduceOp
+
+__all__ = ["STEP", "Step", "StepState", "step_request"]
+
+STEP = "optimizer step"
+
+
+def step_request(digest: str, buffers: Sequence[Buffer], op: ReduceOp) -> Request:
+    """Return what ranks agree on before a step of the plan with this digest."""
+    kinds = tuple((buffer.count, buffer.dtype) for buffer in buffers)
+    return Request(STEP, f"plan {digest}", (("op", op.value),), Zeros(kinds, op))
+
+
+class StepState:
+    """What the thread that fills buckets and the one that reduces them share.
+
+    Args:
+        buffers: for each bucket its memory.
+        op: AVERAGE, SUM or ADASUM.
+        weight: what this rank counts in the average; None for 1, with the plain average over
+            all ranks, joined ones included, as long as no rank gives a weight.
+        prescale: factor before the reduction.
+        postscale: factor after it.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        op: ReduceOp,
+        weight: float | None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        self.buffers, self.op, self.weight = buffers, op, weight
+        self.prescale, self.postscale = prescale, postscale
+        self.done: list[Future[None]] = [Future() for _ in buffers]
+        self._news = threading.Condition()
+        self._launched = 0
+        self._abandoned = False
+
+    @property
+    def launched(self) -> int:
+        """How many buckets are filled."""
+        return self._launched
+
+    @property
+    def complete(self) -> bool:
+        """Whether all buckets are filled."""
+        return self._launched == len(self.buffers)
+
+    def launch(self) -> None:
+        """Say that the next bucket is filled."""
+        with self._news:
+            self._launched += 1
+            self._news.notify()
+
+    def launch_all(self) -> None:
+        """Say that all buckets are filled."""
+        with self._news:
+            self._launched = len(self.buffers)
+            self._news.notify()
+
+    def abandon(self) -> None:
+        """Say that no more buckets will be filled."""
+        with self._news:
+            self._abandoned = True
+            self._news.notify()
+
+    def wait_for_bucket(self, number: int) -> Buffer:
+        """Return a bucket's memory when it is filled."""
+        with self._news:
+            self._news.wait_for(lambda: self._launched > number or self._abandoned)
+            if self._launched <= number:
+                raise HvdtrainError("the step was abandoned")
+        return self.buffers[number]
+
+
+class Step(Operation):
+    """Reduce the buckets of a step in the order of its plan, each as soon as it is filled.
+
+    The average is g = sum_r(c_r g_r) / sum_r(c_r) with the ranks' weights c_r.
+    """
+
+    def __init__(self, state: StepState, request: Request) -> None:
+        super().__init__()
+        self.request = request
+        self._state = state
+
+    @property
+    def waits_for_caller(self) -> bool:
+        return not self._state.complete
+
+    def abandon(self) -> None:
+        self._state.abandon()
+
+    def execute(self, communicator: Communicator) -> None:
+        state = self._state
+        prescale, postscale = self._factors(communicator)
+        for number, future in enumerate(state.done):
+            buffer = state.wait_for_bucket(number)
+            if state.op is ReduceOp.ADASUM:
+                adasum(communicator, buffer, prescale, postscale)
+            else:
+                communicator.allreduce(buffer, ReduceOp.SUM, prescale, postscale)
+            future.set_result(None)
+
+    def refuse(self, error: BaseException) -> None:
+        """Hand an error to whoever waits for a bucket."""
+        for future in self._state.done:
+            if not future.done():
+                future.set_exception(error)
+
+    def _factors(self, communicator: Communicator) -> tuple[float, float]:
+        state = self._state
+        weight = 1.0 if state.weight is None else state.weight
+        weights = np.array([weight, float(state.weight is not None)])
+        communicator.allreduce(Buffer.from_array(weights), ReduceOp.SUM)
+        if state.op is not ReduceOp.AVERAGE:
+            return state.prescale, state.postscale
+        postscale = state.postscale / communicator.size
+        total, weighted = weights.tolist()
+        if not weighted:
+            return state.prescale, postscale
+        if total <= 0.0:
+            raise ValueError("no rank has samples: the sample weights of all ranks are zero")
+        # Equal weights give the factor 1, and then the sum divided by the number of ranks.
+        return state.prescale * weight * communicator.size / total, postscale

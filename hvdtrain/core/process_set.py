@@ -1,0 +1,149 @@
+"""Sets of ranks that communicate among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hvdtrain.core import context
+from hvdtrain.core.channel import Channel
+from hvdtrain.core.objects import allgather_object
+from hvdtrain.errors import MismatchError, UnsupportedError
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
+
+class ProcessSet:
+    """Ranks of the world, by number; becomes usable by init() or add_process_set().
+
+    Args:
+        ranks_or_comm: ranks of the world, or an mpi4py communicator of them.
+    """
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        self.ranks: list[int] | None = _ranks(ranks_or_comm)
+        self.process_set_id: int | None = None
+
+    def included(self) -> bool:
+        """Tell whether this rank belongs to the set (local)."""
+        return context.current().topology.rank in (self.ranks or [])
+
+    def rank(self) -> int | None:
+        """Return this rank's number within the set, or None outside it (local)."""
+        rank = context.current().topology.rank
+        ranks = self._registered()
+        return ranks.index(rank) if ranks and rank in ranks else None
+
+    def size(self) -> int | None:
+        """Return how many ranks belong to the set; None before it is registered (local)."""
+        ranks = self._registered()
+        return None if ranks is None else len(ranks)
+
+    def channel(self) -> Channel:
+        """Return where the set communicates (local).
+
+        Raises:
+            ValueError: the set is not registered, or this rank does not belong to it.
+        """
+        here = context.current()
+        ranks = self._registered()
+        if ranks is None:
+            raise ValueError(
+                f"{self} is not registered: pass it to init() or add_process_set() first"
+            )
+        channel = here.process_set_channels.get(self.process_set_id)
+        if channel is None:
+            raise ValueError(
+                f"{here.topology.title} does not belong to the process set of ranks {ranks}"
+            )
+        return channel
+
+    def _registered(self) -> list[int] | None:
+        return self.ranks if self.process_set_id is not None else None
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks of the world, whatever world that is."""
+
+    def __init__(self) -> None:
+        self.process_set_id = 0
+
+    @property
+    def ranks(self) -> list[int]:  # type: ignore[override]
+        """All ranks."""
+        return list(range(context.current().topology.size))
+
+
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Register a set of ranks (collective over the world, the others included).
+
+    Raises:
+        ValueError: the set is registered, equals a registered one, or names ranks that are not
+            in the world.
+        MismatchError: ranks gave different sets.
+        UnsupportedError: the engine cannot be used by several threads.
+    """
+    here = context.current()
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    ranks = process_set.ranks or []
+    _refuse_different(ranks)
+    if process_set.process_set_id is not None:
+        raise ValueError(f"{process_set} is registered already")
+    if not ranks or ranks[0] < 0 or ranks[-1] >= here.topology.size:
+        raise ValueError(f"ranks {ranks} are not all in a world of {here.topology.size}")
+    if ranks == list(range(here.topology.size)) or ranks in here.process_sets.values():
+        raise ValueError(f"a process set of ranks {ranks} is registered already")
+    if here.topology.size > 1 and not here.world.communicator.capabilities.concurrent:
+        raise UnsupportedError(
+            f"process sets need an MPI that may be called by several threads; {here.library} "
+            "was started without MPI_THREAD_MULTIPLE"
+        )
+    number = max(here.process_sets, default=0) + 1
+    here.process_sets[number] = ranks
+    channel = here.open_channel(ranks)
+    if channel is not None:
+        here.process_set_channels[number] = channel
+    process_set.process_set_id = number
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forget a set of ranks (collective over the world); tell whether there was such a set."""
+    here = context.current()
+    number = process_set.process_set_id
+    if number is None or number == 0 or number not in here.process_sets:
+        return False
+    _refuse_different(here.process_sets[number])
+    del here.process_sets[number]
+    channel = here.process_set_channels.pop(number, None)
+    if channel is not None:
+        here.close_channel(channel)
+    process_set.process_set_id = None
+    return True
+
+
+def _ranks(ranks_or_comm: Any) -> list[int]:
+    if hasattr(ranks_or_comm, "Get_group"):
+        # mpi4py's world has the numbers that ours has.
+        return sorted(ranks_or_comm.allgather(context.current().topology.rank))
+    ranks = sorted(set(ranks_or_comm))
+    if not all(isinstance(rank, int) for rank in ranks):
+        raise ValueError(f"a process set takes ranks or an mpi4py communicator, got {ranks}")
+    return ranks
+
+
+def _refuse_different(ranks: list[int]) -> None:
+    sent = allgather_object(ranks, "process set")
+    for rank, others in enumerate(sent):
+        if others != sent[0]:
+            raise MismatchError(
+                f"process set: rank 0 sent ranks {sent[0]}, rank {rank} sent {others}. Add and "
+                "remove the same sets in the same order on every rank"
+            )

@@ -1,0 +1,71 @@
+"""What a rank wants to do next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["JOIN", "LEAVE", "UNNAMED", "Request", "Zeros"]
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """What a joined rank needs to take part in a reduction with zeros.
+
+    Attributes:
+        buffers: number and type of the elements of each buffer.
+        op: the reduction.
+    """
+
+    buffers: tuple[tuple[int, DType], ...]
+    op: ReduceOp
+
+
+@dataclass(frozen=True)
+class Request:
+    """An operation as ranks tell it to one another; equal where they must do the same.
+
+    Attributes:
+        operation: what to do.
+        name: of the user's; "" where there can be but one such request at a time.
+        details: named properties that must be equal on all ranks (type, shape, root rank, ...).
+        zeros: how a joined rank takes part; None where it cannot.
+    """
+
+    operation: str
+    name: str = ""
+    details: tuple[tuple[str, str], ...] = ()
+    zeros: Zeros | None = field(default=None, compare=False)
+
+    @property
+    def key(self) -> str:
+        """By what ranks find one another's requests."""
+        return f"{self.operation}.{self.name}"
+
+    @property
+    def subject(self) -> str:
+        """The operation and its name."""
+        named = self.name and not self.name.startswith(UNNAMED)
+        return f"{self.operation} {self.name!r}" if named else self.operation
+
+    def __str__(self) -> str:
+        details = ", ".join(f"{key} {value}" for key, value in self.details)
+        return f"{self.subject} ({details})" if details else self.subject
+
+    def digest(self) -> npt.NDArray[np.uint64]:
+        """Return two numbers that are equal exactly for equal requests."""
+        fields = [self.operation, self.name, *(text for pair in self.details for text in pair)]
+        hashed = blake2b("\0".join(fields).encode(), digest_size=16).digest()
+        return np.frombuffer(hashed, np.uint64)
+
+
+# How the names begin that operations get for want of one.
+UNNAMED = "noname."
+
+JOIN = Request("join")
+LEAVE = Request("leave the job")

@@ -1,0 +1,135 @@
+"""Asynchronous reductions of PyTorch tensors, without gradients."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdtrain.core import operations
+from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.tensors.torch import as_buffer, dtype_of, from_buffer, staged, wire_type
+from hvdtrain.torch.handle import Handle
+from hvdtrain.types import ReduceOp
+
+__all__ = ["allreduce_handle", "choose_op", "reducescatter_handle"]
+
+# bool is reduced as 0 and 1: any rank, or every rank.
+_BOOL_OPS = {
+    ReduceOp.SUM: ReduceOp.MAX,
+    ReduceOp.MAX: ReduceOp.MAX,
+    ReduceOp.AVERAGE: ReduceOp.MIN,
+    ReduceOp.MIN: ReduceOp.MIN,
+    ReduceOp.PRODUCT: ReduceOp.MIN,
+}
+
+
+def choose_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
+    """Return the reduction from the argument `op` or its deprecated predecessor `average`.
+
+    Raises:
+        ValueError: both are given, or op is not a reduction.
+    """
+    if op is not None and average is not None:
+        raise ValueError("op and average say the same thing: give only op")
+    if average is not None:
+        warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, 3)
+        return ReduceOp.AVERAGE if average else ReduceOp.SUM
+    if not isinstance(op, ReduceOp | None):
+        raise ValueError(f"op must be Average, Sum, Min, Max, Product or Adasum, got {op!r}")
+    return op or ReduceOp.AVERAGE
+
+
+def allreduce_handle(
+    tensors: Sequence[torch.Tensor],
+    op: ReduceOp,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    in_place: bool = False,
+) -> Handle:
+    """Prepare the reduction of one tensor, or of a group, whose result is a list of tensors."""
+    _refuse_mixed(tensors)
+    hosts = [_host(tensor, in_place) for tensor in tensors]
+    submitted = operations.allreduce(
+        process_set.channel(),
+        [as_buffer(host) for host in hosts],
+        [tensor.shape for tensor in tensors],
+        _wire_op(tensors[0], op),
+        name,
+        prescale_factor,
+        postscale_factor,
+        [dtype_of(tensor).value for tensor in tensors],
+    )
+
+    def finish(_: None) -> list[torch.Tensor]:
+        pairs = zip(tensors, hosts, strict=True)
+        return [_returned(tensor, host, in_place) for tensor, host in pairs]
+
+    return Handle(submitted, finish)
+
+
+def reducescatter_handle(
+    tensors: Sequence[torch.Tensor],
+    op: ReduceOp,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Prepare a reduction of which this rank keeps a part, as a list of tensors."""
+    _refuse_mixed(tensors)
+    hosts = [_host(tensor, in_place=False) for tensor in tensors]
+    submitted = operations.reducescatter(
+        process_set.channel(),
+        [as_buffer(host) for host in hosts],
+        [tensor.shape for tensor in tensors],
+        _wire_op(tensors[0], op),
+        name,
+        prescale_factor,
+        postscale_factor,
+        [dtype_of(tensor).value for tensor in tensors],
+    )
+
+    def finish(buffers: list[Any]) -> list[torch.Tensor]:
+        return [
+            from_buffer(buffer).reshape(-1, *tensor.shape[1:]).to(tensor.device, tensor.dtype)
+            if tensor.numel()
+            else tensor.new_empty((0, *tensor.shape[1:]))
+            for tensor, buffer in zip(tensors, buffers, strict=True)
+        ]
+
+    return Handle(submitted, finish)
+
+
+def _host(tensor: torch.Tensor, in_place: bool) -> torch.Tensor:
+    wire = wire_type(tensor.dtype)
+    direct = tensor.device.type == "cpu" and tensor.is_contiguous() and wire == tensor.dtype
+    return tensor.detach() if in_place and direct else staged(tensor, wire)
+
+
+def _returned(tensor: torch.Tensor, host: torch.Tensor, in_place: bool) -> torch.Tensor:
+    if not in_place:
+        return host.to(tensor.device, tensor.dtype)
+    if tensor.data_ptr() != host.data_ptr():
+        with torch.no_grad():
+            tensor.copy_(host)
+    return tensor
+
+
+def _wire_op(tensor: torch.Tensor, op: ReduceOp) -> ReduceOp:
+    if tensor.dtype != torch.bool:
+        return op
+    if op not in _BOOL_OPS:
+        raise ValueError(f"{op.value} of bool makes no sense")
+    return _BOOL_OPS[op]
+
+
+def _refuse_mixed(tensors: Sequence[torch.Tensor]) -> None:
+    if not tensors:
+        raise ValueError("a group needs at least one tensor")
+    if any((t.dtype == torch.bool) != (tensors[0].dtype == torch.bool) for t in tensors):
+        raise ValueError("a group cannot hold bool and other tensors")
