@@ -32,7 +32,7 @@ def _choice(names: tuple[str, ...]) -> str:
 def _option(flag: str, text: str, **settings: Any) -> Any:
     """Declare an option whose default is that of TrainOptions, and show that one in the help."""
     default = _DEFAULTS[flag.removeprefix("--").replace("-", "_")]
-    shown = default not in (None, False)
+    shown = default is not None and default is not False
     return click.option(flag, default=default, show_default=shown, help=text, **settings)
 
 

@@ -33,7 +33,7 @@ def header_lines(
         directory: for results.
     """
     size, hosts = world.topology.size, world.topology.hosts
-    library = "" if world.library == "none" else f" ({world.library})"
+    library = "" if world.library == "none" else f", {world.library}"
     per_rank = "" if options.global_batch_size else f" ({options.samples_per_step(1)} per rank)"
     lines = {
         "engine": f"{world.engine_name}{library}",

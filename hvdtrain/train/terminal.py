@@ -84,10 +84,15 @@ def _new_bar() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+    class SteadyConsole(Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            # An interrupted mpirun passes nothing on: a hidden cursor would never come back.
+            return False
+
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        console=Console(force_terminal=True),
+        console=SteadyConsole(force_terminal=True),
         transient=True,
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from ranks import Completed, launch, start
+from ranks import Completed, launch, run_ranks, start
 
 from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
 
-LIMIT_SECONDS = 60
+WORKER = Path(__file__).parent.with_name("parity") / "train_worker.py"
+LIMIT_SECONDS = 90
 JOB = ["-m", "hvdtrain", "train"]
 
 
@@ -81,6 +83,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def truncated(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint that lacks its end."""
+    whole = checkpoint_files(run)[0]
+    path = tmp_path_factory.mktemp("truncated") / whole.name
+    path.write_bytes(whole.read_bytes()[:-1000])
+    return path
+
+
 def test_out_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = on_two_ranks(["digits", "--out", tmp_path / "file" / "out"], tmp_path)
@@ -94,35 +105,32 @@ def test_out_holds_results(run: Path, tmp_path: Path) -> None:
     assert sorted(run.iterdir()) == before
 
 
-@pytest.mark.parametrize(("name", "call"), [(None, on_two_ranks), ("renamed.pt", alone)])
-def test_truncated_checkpoint(
-    run: Path, tmp_path: Path, name: str | None, call: Callable[..., Completed]
-) -> None:
-    whole = checkpoint_files(run)[0]
-    path = tmp_path / (name or whole.name)
-    path.write_bytes(whole.read_bytes()[:-1000])
-    done = call(["digits", "--resume", path, "--out", tmp_path / "out"], tmp_path)
-    assert_refused(done, str(path), "damaged")
+def test_truncated_checkpoint(truncated: Path, tmp_path: Path) -> None:
+    done = alone(["digits", "--resume", truncated, "--out", tmp_path / "out"], tmp_path)
+    assert_refused(done, str(truncated), "damaged")
     assert not (tmp_path / "out").exists()
 
 
-def test_checkpoint_of_another_model(run: Path, tmp_path: Path) -> None:
+def test_every_rank_refuses(run: Path, truncated: Path, tmp_path: Path) -> None:
+    """What only rank 0 reads is refused on all ranks, in the same words."""
     content = load_checkpoint(checkpoint_files(run)[0])
     content["model"]["8.weight"] = torch.zeros(11, 64)
-    path = tmp_path / "eleven.pt"
-    torch.save(content, path)
-    done = on_two_ranks(["digits", "--resume", path], tmp_path)
-    assert_refused(done, str(path), "another model", "8.weight", "(11, 64)", "(10, 64)")
-    assert not (tmp_path / "runs").exists()
-
-
-def test_no_whole_checkpoint_in_out(run: Path, tmp_path: Path) -> None:
-    path = tmp_path / checkpoint_files(run)[0].name
-    path.write_bytes(b"not a checkpoint")
-    done = alone(["digits", "--resume", "auto", "--out", tmp_path], tmp_path)
-    assert_refused(done, path.name)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu(tmp_path: Path) -> None:
-    assert_refused(on_two_ranks(["digits", "--device", "cuda"], tmp_path), "cuda", "cpu")
+    eleven = tmp_path / "eleven.pt"
+    torch.save(content, eleven)
+    cases = [
+        {"resume": str(truncated)},
+        {"resume": str(eleven)},
+        *([] if torch.cuda.is_available() else [{"device": "cuda"}]),
+    ]
+    words = [
+        [str(truncated), "damaged"],
+        [str(eleven), "another model", "8.weight", "(11, 64)", "(10, 64)"],
+        ["--device cuda", "--device cpu"],
+    ]
+    every = [{"kind": "plain", "out": str(tmp_path / "out"), **case} for case in cases]
+    done = run_ranks(WORKER, 2, args=[json.dumps(every)], timeout_seconds=LIMIT_SECONDS)
+    first, second = done.results
+    assert first == second
+    for result, expected in zip(first, words, strict=False):
+        assert all(word in result["refused"] for word in expected), result
+    assert not (tmp_path / "out").exists()

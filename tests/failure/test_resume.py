@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import launch, run_ranks, start
+from ranks import launch, run_ranks
 
 from hvdtrain.train.checkpoint import checkpoint_epoch, checkpoint_files
 
@@ -75,11 +74,3 @@ def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path)
     files = checkpoint_files(tmp_path)
     assert [checkpoint_epoch(path) for path in files] == list(range(epochs, 0, -1))
     assert not (tmp_path / ".unfinished-1").exists()
-
-
-def test_no_checkpoint_yet_is_said(tmp_path: Path) -> None:
-    arguments = ["--epochs", 1, "--batch-size", 500, "--out", tmp_path, "--resume", "auto"]
-    with start([sys.executable, *JOB, *arguments]) as job:
-        done = job.wait(LIMIT_SECONDS)
-    assert done.returncode == 0, done.stderr
-    assert "no checkpoint" in done.stdout

@@ -48,8 +48,9 @@ FEW: dict[str, dict[str, Any]] = {
 DRIFT: dict[str, dict[str, Any]] = {
     "drift": {**COMMON, "kind": "drifting", "epochs": 1, "global_batch_size": 500}
 }
+SCARCE: dict[str, dict[str, Any]] = {"scarce": {**COMMON, "kind": "scarce"}}
 # One launch for each number of ranks.
-CASES = {1: EXACT | FEW, 2: EXACT, 3: EXACT | DRIFT, 7: EXACT | FEW}
+CASES = {1: EXACT | FEW, 2: EXACT, 3: EXACT | DRIFT | SCARCE, 7: EXACT | FEW}
 
 
 class Runs:
@@ -136,3 +137,10 @@ def test_digests_tell_ranks_apart(runs: Runs) -> None:
     first, second, third = written["weights_sha256"]
     assert first == third
     assert first != second
+
+
+def test_more_ranks_than_training_samples_are_refused(runs: Runs) -> None:
+    for rank in runs.results(3, "scarce"):
+        assert "3 ranks" in rank["refused"]
+        assert "2 training samples" in rank["refused"]
+    assert not runs.directory(3, "scarce").exists()

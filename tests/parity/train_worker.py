@@ -19,6 +19,7 @@ from torch import nn
 
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Dataset, Samples
+from hvdtrain.errors import UsageError
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import TorchRecipe
 from hvdtrain.train.recipes import digits
@@ -60,14 +61,14 @@ def numbered(start: int, count: int) -> Samples:
     return Samples(numbers[:, None].astype(np.float32), (numbers % 2).astype(np.int64))
 
 
-def watched(recipe: TorchRecipe, models: list[Watched]) -> TorchRecipe:
-    """Train on 9 samples, numbered from 0, and test on 5, numbered from 100."""
+def watched(recipe: TorchRecipe, models: list[Watched], samples: int) -> TorchRecipe:
+    """Train on samples that are numbered from 0, and test on 5, numbered from 100."""
 
     def build() -> nn.Module:
         models.append(Watched())
         return models[-1]
 
-    data = Dataset(numbered(0, 9), numbered(100, 5))
+    data = Dataset(numbered(0, samples), numbered(100, 5))
     return replace(recipe, build_model=build, load_data=lambda: data)
 
 
@@ -76,15 +77,21 @@ def drifting(recipe: TorchRecipe) -> TorchRecipe:
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    """Train one case and return its summary, with the samples that this rank has seen."""
+    """Train one case; return its summary with the samples that this rank saw, or the refusal."""
     kind, out, original = case.pop("kind"), Path(case.pop("out")), digits.recipe
     models: list[Watched] = []
     if kind == "watched":
-        digits.recipe = watched(original, models)
+        digits.recipe = watched(original, models, samples=9)
+    elif kind == "scarce":
+        digits.recipe = watched(original, models, samples=2)
     elif kind == "drifting":
         digits.recipe = drifting(original)
-    summary = train(TrainOptions(out=out, quiet=True, **case))
-    digits.recipe = original
+    try:
+        summary = train(TrainOptions(out=out, quiet=True, **case))
+    except UsageError as error:
+        return {"refused": str(error)}
+    finally:
+        digits.recipe = original
     return {**asdict(summary), "seen": models[-1].seen if models else None}
 
 

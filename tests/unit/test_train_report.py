@@ -82,6 +82,7 @@ def test_bar_is_shown_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
         terminal.advance()
         terminal.say(["a line with [brackets]"])
     assert "epoch 1/1" in shown.getvalue()
+    assert "\x1b[?25l" not in shown.getvalue()  # never hides the cursor
     assert "a line with [brackets]" in shown.getvalue()
 
 

@@ -155,8 +155,8 @@ def test_another_model_is_named(tmp_path: Path, other: Trainee, difference: str)
 
 def test_a_model_with_more_is_another_model(tmp_path: Path) -> None:
     model, optimizer = trainee()
-    model.append(nn.Linear(1, 1))
-    path = save(tmp_path, 1, (model, optimizer))
+    longer = nn.Sequential(*model.children(), nn.Linear(1, 1))
+    path = save(tmp_path, 1, (longer, optimizer))
     with pytest.raises(UsageError, match=r"another model.*2\.weight"):
         resume(tmp_path, path)
 
@@ -233,19 +233,21 @@ def test_default_directory_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_digest_sees_names_types_shapes_bytes_and_buffers() -> None:
+    moved = nn.BatchNorm1d(2)
+    assert moved.running_mean is not None
+    moved.running_mean[0] = 1e-30
     models = [
         nn.Linear(2, 2),
         nn.Linear(2, 2).double(),
         nn.Sequential(nn.Linear(2, 2)),
         nn.BatchNorm1d(2),
-        nn.BatchNorm1d(2),
+        moved,
         nn.Linear(4, 1),
     ]
     with torch.no_grad():
         for model in models:
             for parameter in model.parameters():
                 parameter.fill_(0.5)
-    models[4].running_mean[0] = 1e-30  # type: ignore[union-attr,operator,index]
     digests = [weights_digest(model) for model in models]
     for one, other in itertools.combinations(digests, 2):
         assert one != other
