@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from hvdtrain.core.agreement import Decision, Round, decide, exchange
-from hvdtrain.core.request import JOIN, UNNAMED, Request
+from hvdtrain.core.request import JOIN, LEAVE, UNNAMED, Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import HvdtrainError, MismatchError, PeerFailureError
 
@@ -34,13 +34,8 @@ class Operation(ABC):
     def __init__(self) -> None:
         self.future: Future[Any] = Future()
 
-    @property
-    def waits_for_caller(self) -> bool:
-        """Whether it cannot go on before this rank's own program does something."""
-        return False
-
     def abandon(self) -> None:  # noqa: B027  # most operations wait for nobody
-        """Say that this rank's program will do nothing more for it."""
+        """Learn that this rank's program will do nothing more for it."""
 
     def refuse(self, error: BaseException) -> None:  # noqa: B027  # most have but one future
         """Learn that it cannot be executed."""
@@ -76,6 +71,10 @@ class Channel:
         ranks: the members' numbers in the world.
         title: names the rank in messages.
         shadow: makes the operation with which a joined rank answers a request.
+
+    Attributes:
+        parent: the channel with the same members that it was made beside, if any.
+        unused: whoever it was made for on this rank is gone.
     """
 
     def __init__(
@@ -87,7 +86,8 @@ class Channel:
     ) -> None:
         self.communicator = communicator
         self.ranks = list(ranks)
-        self.running: Operation | None = None
+        self.parent: Channel | None = None
+        self.unused = False
         self._unnamed: Counter[str] = Counter()
         self._title = title
         self._shadow = shadow
@@ -153,6 +153,16 @@ class Channel:
         """Return what this rank has submitted and not done, oldest first (local)."""
         with self._news:
             return [operation.request for operation in self._pending.values()]
+
+    def leave(self) -> Operation:
+        """Submit the wish to leave, which other members take for an answer (collective)."""
+        with self._news:
+            pending = list(self._pending.values())
+        for operation in pending:
+            operation.abandon()
+        farewell = Farewell(LEAVE)
+        self.submit(farewell)
+        return farewell
 
     def close(self) -> None:
         """Stop the thread and give the communicator back (collective)."""
@@ -243,15 +253,12 @@ class Channel:
         self._end(self._pending[JOIN.key], result=last)
 
     def _run(self, operation: Operation) -> None:
-        self.running = operation
         try:
             result = operation.execute(self.communicator)
         except Exception as error:
             self._end(operation, error)
         else:
             self._end(operation, result=result)
-        finally:
-            self.running = None
 
     def _end(
         self, operation: Operation, error: BaseException | None = None, result: Any = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import time
@@ -11,9 +10,8 @@ from dataclasses import dataclass, field
 
 from hvdtrain.config import Config
 from hvdtrain.core.agreement import wait_patiently
-from hvdtrain.core.channel import Channel, Farewell
+from hvdtrain.core.channel import Channel, Operation
 from hvdtrain.core.exits import ExitGuard, speak_plainly
-from hvdtrain.core.request import LEAVE
 from hvdtrain.core.shadow import shadow
 from hvdtrain.core.stopwatch import Stopwatch
 from hvdtrain.engines.communicator import EngineWorld
@@ -22,15 +20,13 @@ from hvdtrain.errors import (
     HvdtrainError,
     LauncherMismatchError,
     NotInitializedError,
-    PeerFailureError,
+    UsageError,
 )
 from hvdtrain.topology import Topology
 from hvdtrain.world import promised_world
 
 __all__ = ["Context", "current", "init", "is_initialized", "shutdown"]
 
-# How long a rank with an unfinished step waits for its peers to leave as well.
-_OWING_LIMIT_SECONDS = 2.0
 # How much earlier than the others the promised rank 0 says that there is no world.
 _SPOKESMAN_SECONDS = 5.0
 
@@ -72,17 +68,18 @@ class Context:
             ranks: members, as numbered in `parent`.
             parent: by default the world.
         """
-        communicator = (parent or self.world).communicator.split(ranks)
+        parent = parent or self.world
+        communicator = parent.communicator.split(ranks)
         if communicator is None:
             return None
-        members = [(parent or self.world).ranks[rank] for rank in ranks]
+        members = [parent.ranks[rank] for rank in ranks]
         channel = Channel(communicator, members, self.topology.title, shadow)
         self._channels.append(channel)
         return channel
 
     def close_channel(self, channel: Channel) -> None:
         """Give a channel back (collective over its members)."""
-        channel.run(Farewell(LEAVE))
+        channel.wait(channel.leave())
         self._channels.remove(channel)
         channel.close()
 
@@ -100,26 +97,13 @@ class Context:
             PeerFailureError: other ranks wait for this one and are not about to leave.
         """
         channels = self.channels()
-        owing = [c.running for c in channels if c.running and c.running.waits_for_caller]
-        free = [channel for channel in channels if channel.running not in owing]
-        farewells = [Farewell(LEAVE) for _ in free]
-        for channel, farewell in zip(free, farewells, strict=True):
-            channel.submit(farewell)
-        # Peers may sit in the middle of what this rank has not finished, where no message
-        # reaches them: if they do not leave too, they never will.
-        limit_seconds = _OWING_LIMIT_SECONDS if owing else math.inf
-        if not wait_patiently(lambda: _all_done(free, farewells), limit_seconds):
-            raise PeerFailureError(
-                f"{self.topology.title} left the job in the middle of an "
-                f"{owing[0].request.operation} while others wait for it"
-            )
-        for operation in owing:
-            operation.abandon()
+        farewells = [channel.leave() for channel in channels]
+        wait_patiently(lambda: _all_done(channels, farewells))
         for channel in channels:
             channel.close()
 
 
-def _all_done(channels: list[Channel], farewells: list[Farewell]) -> bool:
+def _all_done(channels: list[Channel], farewells: list[Operation]) -> bool:
     """Tell whether all have left; raise what has kept one from it."""
     done = [c.poll(farewell) for c, farewell in zip(channels, farewells, strict=True)]
     for farewell in farewells:
@@ -175,10 +159,10 @@ def _is_child_process() -> bool:
 def _hold_back(error: HvdtrainError) -> bool:
     """Let the promised rank 0 speak for ranks that have no world to agree in; tell who is mute."""
     promised = promised_world(os.environ)
-    mute = isinstance(error, LauncherMismatchError) and promised is not None and promised.rank > 0
-    if mute:
-        time.sleep(_SPOKESMAN_SECONDS)  # a launcher may end all ranks when the first one exits
-    return mute
+    if promised is None or promised.rank == 0:
+        return False
+    time.sleep(_SPOKESMAN_SECONDS)  # a launcher may end all ranks when the first one exits
+    return isinstance(error, LauncherMismatchError | UsageError)  # which all ranks have
 
 
 def _check_promise(world: EngineWorld) -> None:
@@ -186,6 +170,11 @@ def _check_promise(world: EngineWorld) -> None:
     size = world.communicator.size
     if promised is None or promised.size == size:
         return
+    if world.engine == "local":
+        raise UsageError(
+            f"engine local is for one rank, but {promised.launcher} started {promised.size}: "
+            "use engine mpi or auto"
+        )
     raise LauncherMismatchError(
         f"{promised.launcher} promised {promised.size} ranks "
         f"({promised.variable}={promised.size}), but engine {world.engine} with "

@@ -7,6 +7,7 @@ otherwise they would wait for it until their hour on the machine is over.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -97,7 +98,7 @@ class ExitGuard:
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
         if not self._is_rank():
             self._thread_excepthook(args)
-        elif args.exc_value is not None:
+        elif args.exc_value is not None and args.exc_type is not SystemExit:
             self._on_exception(args.exc_type, args.exc_value, args.exc_traceback)
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
@@ -118,18 +119,20 @@ class ExitGuard:
             self._say(str(error))
             time.sleep(_LAST_WORDS_SECONDS)
             self._end(error.exit_code)
-        except KeyboardInterrupt:
-            self._end(EXIT_INTERRUPTED)
+        except BaseException as error:
+            self._on_exception(type(error), error, error.__traceback__)
 
     def _say(self, text: str) -> None:
         title = self._topology.title
         lines = [line if line.startswith(title) else f"{title} {line}" for line in _lines(text)]
-        sys.stderr.write("\n".join(lines) + "\n")
+        with contextlib.suppress(OSError, ValueError):  # whoever closed it does not want to hear
+            sys.stderr.write("\n".join(lines) + "\n")
 
     def _end(self, code: int) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._abort(code)
+        try:
+            _flush()
+        finally:
+            self._abort(code)
 
 
 def speak_plainly(silent: bool = False) -> None:
@@ -146,10 +149,9 @@ def speak_plainly(silent: bool = False) -> None:
         if not isinstance(error, HvdtrainError):
             previous(kind, error, trace)
             return
-        sys.stdout.flush()
         if not silent:
             sys.stderr.write(f"hvdtrain: {error}\n")
-        sys.stderr.flush()
+        _flush()
         os._exit(error.exit_code)
 
     sys.excepthook = hook
@@ -159,8 +161,13 @@ def _lines(text: str) -> list[str]:
     return text.rstrip("\n").split("\n")
 
 
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
 def _die_of(number: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -17,7 +17,7 @@ from hvdtrain.core.stopwatch import Stopwatch
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.types import ReduceOp
 
-__all__ = ["GradientReducer", "agree_on_plan"]
+__all__ = ["GradientReducer", "agree_on_plan", "open_plan_channel"]
 
 
 def agree_on_plan(
@@ -50,6 +50,24 @@ def agree_on_plan(
                 "on every rank"
             )
     return plan
+
+
+def open_plan_channel(parent: Channel) -> Channel:
+    """Make a channel with the members of `parent` (collective over them).
+
+    Channels of its kind that no member needs any more are given back first: a communicator can
+    only be freed by all its members together, and each MPI has but so many.
+    """
+    here = context.current()
+    mine = [c for c in here.channels() if c.parent is parent]
+    unused = allgather_object([c.unused for c in mine], "unused plans", parent)
+    for channel, everywhere in zip(mine, map(all, zip(*unused, strict=True)), strict=True):
+        if everywhere:
+            here.close_channel(channel)
+    channel = here.open_channel(range(len(parent.ranks)), parent)
+    assert channel is not None  # every rank of the parent is a member
+    channel.parent = parent
+    return channel
 
 
 class GradientReducer:
@@ -133,16 +151,18 @@ class GradientReducer:
             for future in self._state.done[: self._state.launched]:
                 future.result()
 
+    def forget(self) -> None:
+        """Begin with a new step (local)."""
+        self._state = self._step = None
+
     def finish(self, used: list[bool]) -> list[bool]:
         """End a complete step; return which parameters any rank used (collective).
 
         Args:
             used: for each parameter whether this rank contributed a gradient.
         """
-        try:
-            self.wait()
-        finally:
-            self._state = self._step = None
+        self.wait()
+        self.forget()
         users = np.array(used, np.int32)
         flags = Buffer.from_array(users)
         name = f"gradients of plan {self._digest}"

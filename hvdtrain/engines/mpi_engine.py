@@ -7,6 +7,8 @@ import importlib.util
 import os
 import re
 import socket
+import sys
+import traceback
 import warnings
 from collections.abc import Mapping
 from types import ModuleType
@@ -38,15 +40,25 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
         MPI.Init_thread(_thread_level(MPI))
         atexit.register(_finalize, MPI, os.getpid())
 
+    try:
+        return _join(MPI, library, config)
+    except BaseException:
+        # Peers are in the middle of joining, where nothing else reaches them.
+        text = traceback.format_exc().rstrip().replace("\n", f"\n[rank {MPI.COMM_WORLD.rank}] ")
+        print(f"[rank {MPI.COMM_WORLD.rank}] {text}", file=sys.stderr, flush=True)
+        MPI.COMM_WORLD.Abort(1)
+        raise
+
+
+def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
     from hvdtrain.engines.mpi_communicator import MpiCommunicator
 
     world = MPI.COMM_WORLD.Dup()
-    communicator = MpiCommunicator(world, config.chunk_bytes)
     return EngineWorld(
         engine="mpi",
         library=library,
-        communicator=communicator,
-        nodes=_nodes(world),
+        communicator=MpiCommunicator(world, config.chunk_bytes),
+        nodes=prove_nodes(world.allgather) or _nodes_by_mpi(MPI, world),
         hostnames=tuple(world.allgather(socket.gethostname())),
     )
 
@@ -106,12 +118,8 @@ def _refuse_foreign_launcher(library: str, environ: Mapping[str, str]) -> None:
         )
 
 
-def _nodes(world: MPI.Intracomm) -> tuple[int, ...]:
-    if hasattr(os, "memfd_create"):
-        return prove_nodes(world.allgather)
-    from mpi4py import MPI
-
-    # Without memfd there is nothing better than MPI's word.
+def _nodes_by_mpi(MPI: ModuleType, world: MPI.Intracomm) -> tuple[int, ...]:
+    """Take MPI's word, where nothing better is to be had."""
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     leader = node.bcast(world.Get_rank())
     node.Free()

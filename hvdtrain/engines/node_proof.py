@@ -17,7 +17,7 @@ _NAME = "hvdtrain-node"
 _NONCE_BYTES = 16
 
 
-def prove_nodes(allgather: Callable[[Any], list[Any]]) -> tuple[int, ...]:
+def prove_nodes(allgather: Callable[[Any], list[Any]]) -> tuple[int, ...] | None:
     """Number the nodes: ranks get the same number exactly if they can read one another.
 
     Each rank writes a random nonce into a memfd and announces where it is; a rank belongs to
@@ -26,25 +26,34 @@ def prove_nodes(allgather: Callable[[Any], list[Any]]) -> tuple[int, ...]:
     Args:
         allgather: gathers one picklable value of every rank, by rank (collective).
 
-    Raises:
-        OSError: this system has no memfd (it is not Linux).
+    Returns:
+        A number for each rank, or None if a rank cannot have a memfd (no Linux, or forbidden).
     """
-    descriptor = os.memfd_create(_NAME)
+    descriptor, nonce = _memfd(), secrets.token_bytes(_NONCE_BYTES)
     try:
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        os.write(descriptor, nonce)
+        if descriptor is not None:
+            os.write(descriptor, nonce)
         announced = allgather((os.getpid(), descriptor, nonce))
         node = next(
             rank
             for rank, (pid, fd, secret) in enumerate(announced)
             if secret == nonce or _reads(pid, fd, secret)
         )
-        return tuple(allgather(node))
+        nodes = tuple(allgather(node))
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+    return None if any(fd is None for _, fd, _ in announced) else nodes
 
 
-def _reads(pid: int, descriptor: int, nonce: bytes) -> bool:
+def _memfd() -> int | None:
+    try:
+        return os.memfd_create(_NAME)
+    except (AttributeError, OSError):
+        return None
+
+
+def _reads(pid: int, descriptor: int | None, nonce: bytes) -> bool:
     path = f"/proc/{pid}/fd/{descriptor}"
     try:
         # In another PID namespace this is somebody else's file; opening a pipe would block.

@@ -86,11 +86,12 @@ def broadcast_optimizer_state(
         model: for Horovod's sake; it is not needed.
 
     Raises:
-        ValueError: the optimizer has another number of parameter groups than the root rank's.
+        ValueError: the optimizer has other numbers of parameters than the root rank's.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     number = {id(parameter): index for index, parameter in enumerate(parameters)}
     state = {number[id(p)]: entry for p, entry in optimizer.state.items()}
+    counts = [len(group["params"]) for group in optimizer.param_groups]
     settings = [
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
@@ -99,11 +100,13 @@ def broadcast_optimizer_state(
         index: {key: _outline(value) for key, value in entry.items()}
         for index, entry in state.items()
     }
-    outline, settings = broadcast_object((outline, settings), root_rank, "optimizer state")
-    if len(settings) != len(optimizer.param_groups):
+    outline, settings, theirs = broadcast_object(
+        (outline, settings, counts), root_rank, "optimizer state"
+    )
+    if counts != theirs:
         raise ValueError(
-            f"this optimizer has {len(optimizer.param_groups)} parameter groups, but rank "
-            f"{root_rank}'s has {len(settings)}"
+            f"this optimizer's groups have {counts} parameters, but rank {root_rank}'s have "
+            f"{theirs}"
         )
     received: dict[torch.Tensor, dict[str, Any]] = {}
     for index, entry in outline.items():

@@ -12,9 +12,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hvdtrain.core import context
+from hvdtrain.core.channel import Channel
 from hvdtrain.core.plan import ParameterSpec
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.core.reducer import GradientReducer, agree_on_plan
+from hvdtrain.core.reducer import GradientReducer, agree_on_plan, open_plan_channel
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.tensors.torch import dtype_of, from_buffer, wire_type
 from hvdtrain.torch.compression import Compression, Compressor
@@ -72,8 +73,7 @@ class Gradients:
         here, parent = context.current(), settings.process_set.channel()
         specs = [_spec(name, parameter) for name, parameter in parameters]
         self._plan = agree_on_plan(specs, parent, settings.groups)
-        channel = here.open_channel(range(len(parent.ranks)), parent)
-        assert channel is not None  # every rank of the set is a member
+        channel = open_plan_channel(parent)
         self.reducer = GradientReducer(
             channel,
             self._plan,
@@ -90,7 +90,7 @@ class Gradients:
         self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._reset()
         hooks = [self._hook(index) for index in range(len(parameters))]
-        weakref.finalize(self, _release, hooks)
+        weakref.finalize(self, _release, hooks, channel)
 
     def _cut_views(self) -> None:
         for number, bucket in enumerate(self._plan.buckets):
@@ -152,8 +152,8 @@ class Gradients:
         if not self.reducer.complete or self._is_reduced(index):
             raise TooManyPassesError(
                 f"the gradient of {self._names[index]!r} was computed more than "
-                f"backward_passes_per_step={self.passes} times before step(): call step() or "
-                "zero_grad() in between, or increase backward_passes_per_step"
+                f"backward_passes_per_step={self.passes} times before step(): call "
+                "optimizer.step() or optimizer.zero_grad() in between, or increase it"
             )
         self._finish()
 
@@ -219,6 +219,13 @@ class Gradients:
                 self._finish()
 
     def _finish(self) -> None:
+        try:
+            self._reduce_rest()
+        finally:
+            self.reducer.forget()
+            self._reset()
+
+    def _reduce_rest(self) -> None:
         count = len(self._parameters)
         absent = [index for index, p in enumerate(self._parameters) if p.grad is None]
         for index in range(count):
@@ -236,7 +243,6 @@ class Gradients:
                 parameter = self._parameters[index]
                 parameter.grad = self._views[index].to(parameter.device, parameter.dtype)
         self._reduce_sparse([i for i in range(count) if used_anywhere[count + i]])
-        self._reset()
 
     def _reduce_sparse(self, indices: Sequence[int]) -> None:
         settings = self._settings
@@ -253,6 +259,7 @@ class Gradients:
                     torch.empty((1, 0), dtype=torch.int64),
                     torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype),
                     parameter.shape,
+                    check_invariants=True,
                 ).to(parameter.device)
             name = f"sparse gradient of {self._names[index]}"
             handle = sparse_allreduce_async(own.coalesce(), name, settings.op, settings.process_set)
@@ -282,6 +289,7 @@ def _fills_its_memory(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _release(hooks: list[RemovableHandle]) -> None:
+def _release(hooks: list[RemovableHandle], channel: Channel) -> None:
+    channel.unused = True
     for hook in hooks:
         hook.remove()

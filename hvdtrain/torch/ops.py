@@ -243,7 +243,7 @@ def sparse_allreduce_async(
         places, values = gathered
         if op is ReduceOp.AVERAGE:
             values = values / size
-        return torch.sparse_coo_tensor(places.t(), values, tensor.shape)
+        return torch.sparse_coo_tensor(places.t(), values, tensor.shape, check_invariants=True)
 
     return handle.then(finish).start()
 

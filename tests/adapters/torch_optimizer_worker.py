@@ -195,13 +195,6 @@ def a_rank_without_samples_steps_along() -> None:
 
 
 @case
-def no_samples_anywhere() -> None:
-    _, optimizer = together(momentum)
-    optimizer.sample_weight = 0
-    assert "no rank has samples" in refused(ValueError, optimizer.step)
-
-
-@case
 def a_step_that_is_skipped() -> None:
     model, optimizer = together(momentum)
     inputs, labels = map(own, batch(0))
@@ -336,12 +329,190 @@ def bad_arguments() -> None:
 
 
 @case
+def no_samples_is_no_end() -> None:
+    model, optimizer = together(momentum)
+    optimizer.sample_weight = 0
+    assert "no rank has samples" in refused(ValueError, optimizer.step)
+    train_together(model, optimizer, 2)
+    alone = build()
+    train_alone(alone, momentum(list(alone.parameters())), 2)
+    assert difference(model, alone) < 1e-14
+
+
+@case
+def several_backward_passes_add_up() -> None:
+    model = build()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(
+        sgd, model.named_parameters(), backward_passes_per_step=2, gradient_predivide_factor=4.0
+    )
+    alone = build()
+    reference = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in (0, 2):
+        optimizer.zero_grad()
+        reference.zero_grad()
+        for inputs, labels in (batch(step), batch(step + 1)):
+            optimizer.sample_weight = len(own(inputs))
+            F.cross_entropy(model(own(inputs)), own(labels)).backward()
+            F.cross_entropy(alone(inputs), labels).backward()
+        optimizer.step()
+        reference.step()
+    assert difference(model, alone) < 1e-14
+
+
+@case
+def groups_of_gradients() -> None:
+    for groups in (1, 3, 100, "lists"):
+        model = build()
+        parameters = list(model.parameters())
+        chosen = [parameters[:2], parameters[3:5]] if groups == "lists" else groups
+        optimizer = hvd.DistributedOptimizer(
+            momentum(parameters), model.named_parameters(), groups=chosen
+        )
+        train_together(model, optimizer, 2)
+        alone = build()
+        train_alone(alone, momentum(list(alone.parameters())), 2)
+        assert difference(model, alone) < 1e-14
+
+
+@case
+def half_precision_weights() -> None:
+    # Such gradients are copied to and from their bucket, as those of a GPU are.
+    used, unused, mine = (torch.nn.Parameter(torch.zeros(3).bfloat16()) for _ in range(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, unused, mine], lr=1.0))
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = used.sum() * (hvd.rank() + 1)
+        if hvd.rank() == 0:
+            loss = loss + mine.sum() * hvd.size()
+        loss.backward()
+        optimizer.step()
+        mean = (hvd.size() + 1) / 2
+        assert used.tolist() == [-mean * (step + 1)] * 3
+        assert mine.tolist() == [-1.0 * (step + 1)] * 3
+        assert unused.grad is None
+
+
+@case
 def sparse_gradients() -> None:
-    table = torch.nn.Embedding(4, 2, sparse=True)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
-    loss = table(torch.tensor([1])).sum()
-    loss.backward()
+    for sparse_as_dense in (False, True):
+        table = torch.nn.Embedding(6, 2, sparse=True).double()
+        with torch.no_grad():
+            table.weight.zero_()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(table.parameters(), lr=1.0),
+            table.named_parameters(),
+            sparse_as_dense=sparse_as_dense,
+        )
+        for _ in range(2):
+            optimizer.zero_grad()
+            if hvd.rank() != 1:  # this rank has none
+                table(torch.tensor([hvd.rank(), 5])).sum().backward()
+            optimizer.step()
+        users = [rank for rank in range(hvd.size()) if rank != 1]
+        expected = torch.zeros(6, 2).double()
+        expected[users] = -2.0 / hvd.size()
+        expected[5] = -2.0 * len(users) / hvd.size()
+        assert torch.allclose(table.weight, expected)
+
+
+@case
+def adasum_of_steps() -> None:
+    weight = torch.nn.Parameter(torch.zeros(4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum)
+    weight[hvd.rank()].backward()  # orthogonal steps add up
     optimizer.step()
+    assert weight.tolist() == [-1.0] * hvd.size() + [0.0] * (4 - hvd.size())
+    optimizer.zero_grad()
+    weight.sum().backward()  # equal steps are averaged
+    optimizer.step()
+    assert weight.tolist() == [-2.0] * hvd.size() + [-1.0] * (4 - hvd.size())
+
+
+@case
+def skip_synchronize() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    (weight * (hvd.rank() + 1)).sum().backward()
+    optimizer.synchronize()
+    assert weight.grad is not None
+    weight.grad *= 2
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    assert weight.item() == -(hvd.size() + 1)
+
+
+@case
+def a_loss_scaler_skips_on_all_ranks() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = (weight * (hvd.rank() + 1)).sum()
+        if step == 1 and hvd.rank() == hvd.size() - 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_([weight], 100.0)
+        scaler.step(optimizer)
+        scaler.update()
+    mean = (hvd.size() + 1) / 2
+    assert torch.allclose(weight, torch.full((2,), 1.0 - 2 * 0.5 * mean))
+    assert scaler.get_scale() == 4.0
+
+
+@case
+def only_the_ranks_of_a_process_set() -> None:
+    if hvd.size() < 3:
+        return
+    pair = hvd.add_process_set([0, 2])
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), process_set=pair)
+    (weight * float(hvd.rank())).sum().backward()
+    optimizer.step()
+    assert weight.item() == (-1.0 if hvd.rank() in (0, 2) else -float(hvd.rank()))
+    hvd.remove_process_set(pair)
+
+
+@case
+def every_optimizer_gets_its_state_from_rank_0() -> None:
+    for name, kind in sorted(vars(torch.optim).items()):
+        plain = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+        if not plain or name in ("Optimizer", "SparseAdam"):
+            continue
+        weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 6).reshape(2, 3))
+        optimizer = kind([weight], lr=0.01)
+
+        def closure(o: torch.optim.Optimizer = optimizer, w: torch.Tensor = weight) -> torch.Tensor:
+            o.zero_grad()
+            loss = (w**2).sum()
+            loss.backward()
+            return loss
+
+        if hvd.rank() == 0:
+            for _ in range(2):
+                optimizer.step(closure)
+            optimizer.param_groups[0]["lr"] = 0.005
+        hvd.broadcast_parameters([(name, weight)])
+        hvd.broadcast_optimizer_state(optimizer)
+        optimizer.step(closure)
+        every = hvd.allgather(weight.detach().reshape(1, -1))
+        assert torch.equal(every, every[:1].expand_as(every)), name
+
+
+@case
+def optimizers_that_are_gone_leave_nothing() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    before = threading.active_count()
+    for _ in range(20):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+        weight.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        del optimizer
+    hvd.barrier()
+    assert threading.active_count() <= before + 2
 
 
 @case
@@ -362,5 +533,5 @@ if __name__ == "__main__":
     hvd.init()
     for function in CASES:
         function()
-    has_thread = any(thread.name == "hvdtrain-reducer" for thread in threading.enumerate())
+    has_thread = any(thread.name == "hvdtrain-channel" for thread in threading.enumerate())
     report(cases=len(CASES), payload={"reduces in a thread": has_thread})

@@ -22,7 +22,7 @@ def raises() -> None:
 def raises_in_thread() -> None:
     """Fail in another thread, while the main thread waits for its peers."""
     threading.Thread(target=raises).start()
-    hvd.allreduce(torch.ones(1), "never")
+    hvd.allreduce(torch.ones(1), name="never")
 
 
 def leaves() -> None:
@@ -36,12 +36,29 @@ def leaves_in_the_middle_of_a_step() -> None:
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
     def leave(*_: object) -> None:
-        time.sleep(0.5)  # by then the first bucket has been reduced
+        time.sleep(0.2)  # by then the first bucket has been reduced
         raise SystemExit(0)
 
     if hvd.rank() == 1:
         model[0].register_full_backward_hook(leave)
     model(torch.ones(2, 100)).sum().backward()
+    optimizer.step()
+
+
+def leaves_in_backward_before_its_peers() -> None:
+    """Exit in the backward pass at once, while the others come a second later."""
+    if hvd.rank() != 1:
+        time.sleep(1)
+    leaves_in_the_middle_of_a_step()
+
+
+def leaves_between_backward_and_step() -> None:
+    """Exit with all buckets reduced, while the others call step()."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1))
+    weight.sum().backward()
+    if hvd.rank() == 1:
+        sys.exit(0)
     optimizer.step()
 
 
@@ -76,7 +93,12 @@ def train(fault: Callable[[], None]) -> None:
         optimizer.step()
 
 
-EVERYWHERE = (leaves_in_the_middle_of_a_step, waits)
+EVERYWHERE = (
+    leaves_in_the_middle_of_a_step,
+    leaves_in_backward_before_its_peers,
+    leaves_between_backward_and_step,
+    waits,
+)
 FAULTS = {
     f.__name__: f for f in (raises, raises_in_thread, leaves, dies, is_terminated, *EVERYWHERE)
 }

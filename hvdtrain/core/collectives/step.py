@@ -13,7 +13,6 @@ from hvdtrain.core.channel import Operation
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.request import Request, Zeros
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.errors import HvdtrainError
 from hvdtrain.types import ReduceOp
 
 __all__ = ["STEP", "Step", "StepState", "step_request"]
@@ -52,7 +51,6 @@ class StepState:
         self.done: list[Future[None]] = [Future() for _ in buffers]
         self._news = threading.Condition()
         self._launched = 0
-        self._abandoned = False
 
     @property
     def launched(self) -> int:
@@ -76,18 +74,10 @@ class StepState:
             self._launched = len(self.buffers)
             self._news.notify()
 
-    def abandon(self) -> None:
-        """Say that no more buckets will be filled."""
-        with self._news:
-            self._abandoned = True
-            self._news.notify()
-
     def wait_for_bucket(self, number: int) -> Buffer:
         """Return a bucket's memory when it is filled."""
         with self._news:
-            self._news.wait_for(lambda: self._launched > number or self._abandoned)
-            if self._launched <= number:
-                raise HvdtrainError("the step was abandoned")
+            self._news.wait_for(lambda: self._launched > number)
         return self.buffers[number]
 
 
@@ -102,12 +92,9 @@ class Step(Operation):
         self.request = request
         self._state = state
 
-    @property
-    def waits_for_caller(self) -> bool:
-        return not self._state.complete
-
     def abandon(self) -> None:
-        self._state.abandon()
+        # Peers may be blocked in any bucket: let them through, so that they hear of the end.
+        self._state.launch_all()
 
     def execute(self, communicator: Communicator) -> None:
         state = self._state

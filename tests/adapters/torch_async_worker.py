@@ -1,0 +1,315 @@
+"""Operations in different orders, process sets, join, and what Horovod has beside the basics."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from ranks import report
+
+import hvdtrain.torch as hvd
+
+CASES: list[Callable[[], None]] = []
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    """Add a function to the table."""
+    CASES.append(function)
+    return function
+
+
+def refused(kind: type[Exception], call: Callable[[], object]) -> str:
+    """Return the message of the error that `call` must raise."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def ranks_sum() -> int:
+    """Return 1 + 2 + ... + size."""
+    return hvd.size() * (hvd.size() + 1) // 2
+
+
+@case
+def different_orders() -> None:
+    for trial in range(3):
+        order = list(range(20))
+        random.Random(trial * 10 + hvd.rank()).shuffle(order)
+        handles = {}
+        for number in order:
+            if number % 3 == hvd.rank():
+                time.sleep(0.002)
+            tensor = torch.full((number + 1,), float(number * (hvd.rank() + 1)))
+            handles[number] = hvd.allreduce_async(tensor, name=f"t{number}", op=hvd.Sum)
+        for number, handle in handles.items():
+            expected = torch.full((number + 1,), float(number * ranks_sum()))
+            assert torch.equal(hvd.synchronize(handle), expected)
+
+
+@case
+def waiting_in_different_orders() -> None:
+    first, second = ("a", "b") if hvd.rank() % 2 else ("b", "a")
+    one = hvd.allreduce_async(torch.ones(2), name=first, op=hvd.Sum)
+    time.sleep(0.01 * hvd.rank())
+    two = hvd.allreduce_async(torch.ones(2), name=second, op=hvd.Sum)
+    for handle in (two, one):
+        assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
+    assert hvd.poll(one)
+    assert hvd.synchronize(one).tolist() == [hvd.size()] * 2
+
+
+@case
+def returns_while_the_peer_is_absent() -> None:
+    if hvd.size() == 1:
+        return
+    hvd.barrier()
+    if hvd.rank() == 0:
+        time.sleep(0.3)
+    started = time.perf_counter()
+    handle = hvd.broadcast_async(torch.tensor([hvd.rank()]), 0, name="late")
+    if hvd.rank() != 0:
+        assert time.perf_counter() - started < 0.2
+        assert not hvd.poll(handle)
+    assert hvd.synchronize(handle).item() == 0
+
+
+@case
+def synchronous_beside_asynchronous() -> None:
+    handles = [hvd.allreduce_async(torch.ones(3), name=f"h{i}") for i in range(5)]
+    assert hvd.allgather(torch.tensor([hvd.rank()])).tolist() == list(range(hvd.size()))
+    for handle in handles:
+        assert hvd.synchronize(handle).tolist() == [1.0] * 3
+
+
+@case
+def a_name_used_twice() -> None:
+    if hvd.size() == 1:
+        return
+    hvd.barrier()
+    if hvd.rank() == 0:
+        time.sleep(0.2)
+        handle = hvd.allreduce_async(torch.ones(1), name="twice")
+    else:
+        handle = hvd.allreduce_async(torch.ones(1), name="twice")
+        again = partial(hvd.allreduce_async, torch.ones(1), name="twice")
+        assert "an operation of this name is under way" in refused(ValueError, again)
+    assert hvd.synchronize(handle).item() == 1
+
+
+@case
+def every_reduction() -> None:
+    n, r = hvd.size(), hvd.rank()
+    tensor = torch.tensor([r + 1.0, n - r])
+    assert hvd.allreduce(tensor, op=hvd.Min).tolist() == [1, 1]
+    assert hvd.allreduce(tensor, op=hvd.Max).tolist() == [n, n]
+    product = hvd.allreduce(torch.tensor([r + 1]), op=hvd.Product).item()
+    assert product == torch.arange(1, n + 1).prod().item()
+    scaled = hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+    assert scaled.tolist() == [2 * ranks_sum()] * 2
+    truncated = hvd.allreduce(torch.tensor([3]), op=hvd.Sum, prescale_factor=0.5)
+    assert truncated.item() == n
+
+
+@case
+def every_type() -> None:
+    n, r = hvd.size(), hvd.rank()
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16):
+        assert hvd.allreduce(torch.tensor([r + 1], dtype=dtype), op=hvd.Sum).item() == ranks_sum()
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+        result = hvd.allreduce(torch.full((3,), r + 1, dtype=dtype), op=hvd.Sum)
+        assert result.dtype == dtype
+        assert result.tolist() == [ranks_sum()] * 3
+    # Small addends get lost one by one in half precision, and do not in float32.
+    small = hvd.allreduce(
+        torch.tensor([2048.0 if r == 0 else 0.75], dtype=torch.float16), op=hvd.Sum
+    )
+    assert small.item() == torch.tensor(2048 + 0.75 * (n - 1)).half().item()
+    flags = torch.tensor([r == 0, True, False])
+    assert hvd.allreduce(flags, op=hvd.Sum).tolist() == [True, True, False]
+    assert hvd.allreduce(flags, op=hvd.Average).tolist() == [n == 1, True, False]
+
+
+@case
+def in_place_and_grouped() -> None:
+    r = hvd.rank()
+    tensor = torch.arange(6.0).reshape(2, 3).t() * (r + 1)
+    expected = torch.arange(6.0).reshape(2, 3).t() * ranks_sum()
+    assert hvd.allreduce_(tensor, op=hvd.Sum) is tensor
+    assert torch.equal(tensor, expected)
+    group = [torch.ones(2) * (r + 1), torch.ones(3, dtype=torch.float64) * (r + 1)]
+    totals = [ranks_sum()] * 2, [ranks_sum()] * 3
+    assert [t.tolist() for t in hvd.grouped_allreduce(group, op=hvd.Sum)] == list(totals)
+    handle = hvd.grouped_allreduce_async_(group, op=hvd.Sum, name="group")
+    assert hvd.synchronize(handle)[1] is group[1]
+    assert [t.tolist() for t in group] == list(totals)
+    gathered = hvd.grouped_allgather([torch.tensor([r]), torch.ones(r, 2)])
+    assert gathered[0].tolist() == list(range(hvd.size()))
+    assert gathered[1].shape == (ranks_sum() - hvd.size(), 2)
+
+
+@case
+def deprecated_average() -> None:
+    assert hvd.allreduce_async(torch.ones(2), op=hvd.Sum).wait().tolist() == [hvd.size()] * 2
+    both = partial(hvd.allreduce, torch.ones(1), average=True, op=hvd.Sum)
+    assert "give only op" in refused(ValueError, both)
+    wrong: Any = "sum"
+    assert "op must be" in refused(ValueError, partial(hvd.allreduce, torch.ones(1), op=wrong))
+
+
+@case
+def alltoall() -> None:
+    n, r = hvd.size(), hvd.rank()
+    even = hvd.alltoall(torch.arange(n * 2).reshape(n, 2) + 100 * r)
+    assert even.tolist() == [[2 * r + 100 * k, 2 * r + 1 + 100 * k] for k in range(n)]
+    splits = torch.arange(n, dtype=torch.int32)
+    rows, received = hvd.alltoall(torch.full((int(splits.sum()),), r), splits)
+    assert received.dtype == torch.int32
+    assert received.tolist() == [r] * n
+    assert rows.tolist() == [k for k in range(n) for _ in range(r)]
+    if n > 1:
+        assert "does not divide" in refused(ValueError, partial(hvd.alltoall, torch.ones(n + 1)))
+    bad = partial(hvd.alltoall, torch.ones(n), torch.tensor([n] + [1] * (n - 1)))
+    assert n == 1 or "splits must be" in refused(ValueError, bad)
+
+
+@case
+def reducescatter() -> None:
+    n, r = hvd.size(), hvd.rank()
+    rows = torch.arange(2 * n + 1.0).reshape(-1, 1) * (r + 1)
+    mine = hvd.reducescatter(rows, op=hvd.Sum)
+    start = r * 2 + min(r, 1)
+    expected = torch.arange(2 * n + 1.0)[start : start + 2 + (r == 0)] * ranks_sum()
+    assert mine.flatten().tolist() == expected.tolist()
+    few = hvd.reducescatter(torch.ones(1, 4, dtype=torch.int32))
+    assert few.shape == ((1 if r == 0 else 0), 4)
+    halves = hvd.grouped_reducescatter([torch.ones(n).half(), torch.ones(n)], op=hvd.Average)
+    assert [t.tolist() for t in halves] == [[1.0], [1.0]]
+    assert halves[0].dtype == torch.float16
+
+
+@case
+def sparse() -> None:
+    n, r = hvd.size(), hvd.rank()
+    places, values = torch.tensor([[0, r + 1]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    mine = torch.sparse_coo_tensor(places, values, (n + 1, 2), check_invariants=True)
+    handle = hvd.sparse_allreduce_async(mine, name="sparse", op=hvd.Average)
+    dense = handle().to_dense()
+    assert torch.allclose(dense[0], torch.tensor([1.0, 2.0]))
+    assert torch.allclose(dense[1:], torch.tensor([3.0, 4.0]).expand(n, 2) / n)
+
+
+@case
+def adasum() -> None:
+    n, r = hvd.size(), hvd.rank()
+    orthogonal = torch.zeros(n)
+    orthogonal[r] = 2.0
+    assert hvd.allreduce(orthogonal, op=hvd.Adasum).tolist() == [2.0] * n
+    same = torch.tensor([1.0, -3.0])
+    assert torch.allclose(hvd.allreduce(same, op=hvd.Adasum), same)
+
+
+@case
+def compression() -> None:
+    third = torch.tensor([1 / 3])
+    for kind, dtype in ((hvd.Compression.fp16, torch.half), (hvd.Compression.bf16, torch.bfloat16)):
+        result = hvd.allreduce(third, compression=kind)
+        assert result.dtype == torch.float32
+        assert torch.allclose(result, third.to(dtype).float(), rtol=1e-2)
+        assert not torch.equal(result, third)
+
+
+@case
+def gradients_flow() -> None:
+    n, r = hvd.size(), hvd.rank()
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+
+    def gradient(output: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((output * (r + 1)).sum(), of)[0]
+
+    assert gradient(hvd.allreduce(x, op=hvd.Sum), x).tolist() == [ranks_sum()] * 2
+    mean = ranks_sum() / n
+    gathered = hvd.allgather(x) * torch.arange(1.0, 2 * n + 1)
+    assert torch.allclose(gradient(gathered, x), torch.tensor([2 * r + 1.0, 2 * r + 2.0]) * mean)
+    expected = torch.full((2,), mean if r == n - 1 else 0.0)
+    assert torch.allclose(gradient(hvd.broadcast(x, n - 1), x), expected)
+    rows = torch.ones(n, requires_grad=True)
+    for output in (hvd.alltoall(rows), hvd.reducescatter(rows, op=hvd.Average)):
+        assert gradient(output, rows).tolist() == [k + 1.0 for k in range(n)]
+
+
+@case
+def process_sets() -> None:
+    n, r = hvd.size(), hvd.rank()
+    if n < 3:
+        return
+    even = hvd.add_process_set(range(0, n, 2))
+    low = hvd.add_process_set(hvd.ProcessSet([0, 1]))
+    assert even.included() == (r % 2 == 0)
+    handles = []
+    # Overlapping sets, in different orders.
+    for process_set in [even, low] if r == 0 else [low, even]:
+        if process_set.included():
+            tensor = torch.tensor([float(r)])
+            handles.append(hvd.allreduce_async(tensor, op=hvd.Sum, process_set=process_set))
+    results = [hvd.synchronize(handle).item() for handle in handles]
+    evens = sum(range(0, n, 2))
+    assert sorted(results) == sorted([evens] * (r % 2 == 0) + [1] * (r < 2))
+    if low.included():
+        assert low.rank() == r
+        assert hvd.broadcast(torch.tensor([r]), 1, process_set=low).item() == 1
+        assert hvd.allgather(torch.tensor([r]), process_set=low).tolist() == [0, 1]
+    else:
+        outside = partial(hvd.allreduce, torch.ones(1), process_set=low)
+        assert "does not belong to the process set" in refused(ValueError, outside)
+    assert "registered already" in refused(ValueError, partial(hvd.add_process_set, [0, 1]))
+    assert hvd.remove_process_set(low)
+    assert low.size() is None
+    assert not hvd.remove_process_set(low)
+    assert hvd.remove_process_set(even)
+
+
+@case
+def join_with_uneven_data() -> None:
+    n, r = hvd.size(), hvd.rank()
+    for step in range(r + 1):
+        total = hvd.allreduce(torch.ones(2), op=hvd.Sum, name=f"step {step}")
+        assert total.tolist() == [n - step] * 2, (step, total)
+        time.sleep(0.02)
+    assert hvd.join() == n - 1
+    if n > 1:
+        if r == 0:
+            last = hvd.join()
+        else:
+            refused_here = partial(hvd.allgather, torch.ones(1), "impossible")
+            assert "rank 0 joined" in refused(hvd.HorovodInternalError, refused_here)
+            last = hvd.join()
+        assert last > 0
+
+
+@case
+def join_with_an_optimizer() -> None:
+    n, r = hvd.size(), hvd.rank()
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+    for step in range(r + 1):
+        optimizer.zero_grad()
+        optimizer.sample_weight = 1
+        (weight * (r + 1.0)).sum().backward()
+        assert weight.grad is not None
+        active = [rank + 1 for rank in range(step, n)]
+        assert torch.allclose(weight.grad, torch.full((2,), sum(active) / len(active)))
+        optimizer.step()
+    assert hvd.join() == n - 1
+
+
+if __name__ == "__main__":
+    hvd.init()
+    for function in CASES:
+        function()
+    report(cases=len(CASES))
