@@ -61,9 +61,9 @@ def open_plan_channel(parent: Channel) -> Channel:
     here = context.current()
     mine = [c for c in here.channels() if c.parent is parent]
     unused = allgather_object([c.unused for c in mine], "unused plans", parent)
-    for channel, everywhere in zip(mine, map(all, zip(*unused, strict=True)), strict=True):
+    for old, everywhere in zip(mine, map(all, zip(*unused, strict=True)), strict=True):
         if everywhere:
-            here.close_channel(channel)
+            here.close_channel(old)
     channel = here.open_channel(range(len(parent.ranks)), parent)
     assert channel is not None  # every rank of the parent is a member
     channel.parent = parent
