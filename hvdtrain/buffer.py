@@ -12,6 +12,8 @@ from hvdtrain.types import DType
 
 __all__ = ["Buffer"]
 
+_FRACTIONAL = frozenset({DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128})
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
@@ -46,6 +48,24 @@ class Buffer:
             return np.empty(0, self.dtype.numpy)
         memory = (ctypes.c_byte * self.nbytes).from_address(self.pointer)
         return np.frombuffer(memoryview(memory), self.dtype.numpy)
+
+    def scale(self, factor: float) -> None:
+        """Multiply every element by `factor` in place; the factor 1 leaves the memory untouched.
+
+        Integers are multiplied in float64 and truncated.
+
+        Raises:
+            ValueError: the element type is a half type or bool.
+        """
+        if factor == 1.0:
+            return
+        array = self.array()
+        if self.dtype in _FRACTIONAL:
+            np.multiply(array, factor, out=array)
+        elif self.dtype.is_integer:
+            array[:] = np.trunc(array.astype(np.float64) * factor).astype(array.dtype)
+        else:
+            raise ValueError(f"a factor of {factor} cannot be applied to {self.dtype.value}")
 
     def slice(self, start: int, count: int) -> Buffer:
         """View `count` elements from element `start` on."""

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import Capabilities, Communicator, EngineWorld
-from hvdtrain.engines.scaling import scale
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["LocalCommunicator", "open_world"]
@@ -45,7 +44,7 @@ class LocalCommunicator(Communicator):
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
-        scale(buffer, prescale * postscale)
+        buffer.scale(prescale * postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         pass
@@ -72,7 +71,7 @@ class LocalCommunicator(Communicator):
         postscale: float = 1.0,
     ) -> None:
         receive.array()[:] = send.array()
-        scale(receive, prescale * postscale)
+        receive.scale(prescale * postscale)
 
     def barrier(self) -> None:
         pass

@@ -12,7 +12,6 @@ from mpi4py import MPI
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Capabilities, Communicator
 from hvdtrain.engines.mpi_types import MPI_OPS, MPI_TYPES
-from hvdtrain.engines.scaling import scale
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["MpiCommunicator"]
@@ -57,9 +56,9 @@ class MpiCommunicator(Communicator):
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
         for piece in _pieces(buffer, min(_REDUCE_BYTES, self._chunk_bytes)):
-            scale(piece, prescale)
+            piece.scale(prescale)
             self._comm.Allreduce(MPI.IN_PLACE, _typed(piece), op=MPI_OPS[op])
-            scale(piece, postscale)
+            piece.scale(postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         for piece in _pieces(buffer, self._chunk_bytes):
@@ -119,12 +118,12 @@ class MpiCommunicator(Communicator):
     ) -> None:
         if prescale != 1.0:
             send = Buffer.from_array(send.array().copy(), send.dtype)
-            scale(send, prescale)
+            send.scale(prescale)
         if send.nbytes > self._chunk_bytes:
             self._reduce_scatter_by_reductions(send, receive, counts, op)
         else:
             self._comm.Reduce_scatter(_typed(send), _typed(receive), counts, op=MPI_OPS[op])
-        scale(receive, postscale)
+        receive.scale(postscale)
 
     def _reduce_scatter_by_reductions(
         self, send: Buffer, receive: Buffer, counts: Sequence[int], op: ReduceOp

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.scaling import scale
 
 __all__ = ["adasum", "combine"]
 
@@ -42,7 +41,7 @@ def adasum(
     member computes the whole tree from the gathered buffers, so all get the same bits, at the
     price of memory for all of them.
     """
-    scale(buffer, prescale)
+    buffer.scale(prescale)
     gathered = np.empty(buffer.count * communicator.size, buffer.dtype.numpy)
     counts = [buffer.count] * communicator.size
     communicator.allgather(buffer, Buffer.from_array(gathered, buffer.dtype), counts)
@@ -51,4 +50,4 @@ def adasum(
         pairs = [combine(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
         level = pairs + level[len(pairs) * 2 :]
     buffer.array()[:] = level[0]
-    scale(buffer, postscale)
+    buffer.scale(postscale)
