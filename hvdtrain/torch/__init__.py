@@ -61,6 +61,7 @@ from hvdtrain.torch.ops import (
     synchronize,
 )
 from hvdtrain.torch.optimizer import DistributedOptimizer
+from hvdtrain.torch.sync_batch_norm import SyncBatchNorm
 from hvdtrain.types import ReduceOp
 
 Average = ReduceOp.AVERAGE
@@ -81,6 +82,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",

@@ -1,0 +1,117 @@
+"""Batch normalisation over the batches of all ranks, exact for unequal batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hvdtrain.torch.move import allgather_handle
+from hvdtrain.torch.reduce import allreduce_handle
+from hvdtrain.types import ReduceOp
+
+__all__ = ["SyncBatchNorm"]
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Normalise each channel by mean and variance over all ranks (collective in training).
+
+    The input is [batch, channels, ...], on the CPU or a GPU; batches may differ between ranks,
+    and a rank's may be empty. Arguments and buffers are those of torch.nn.BatchNorm2d. With the
+    mean loss of unequal batches, gradients are exact if each rank's loss is weighted by its share
+    of the samples before backward().
+    """
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected [batch, channels, ...], got {input.dim()} dimensions")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the normalised input, of its shape and type."""
+        self._check_input_dim(input)
+        if not self.training and self.running_mean is not None:
+            return torch.nn.functional.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        output, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps)
+        if self.training and self.track_running_stats:
+            self._track(mean, variance, int(count))
+        result: torch.Tensor = output
+        return result
+
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
+        if self.running_mean is None or self.running_var is None:
+            return
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked += 1
+        weight = self.momentum
+        if weight is None:  # the plain average of all batches so far
+            weight = 1.0 / float(self.num_batches_tracked)
+        unbiased = variance * (count / (count - 1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
+
+
+class _Normalise(torch.autograd.Function):
+    """y = weight (x - mean) / sqrt(var + eps) + bias, with mean and var over all ranks.
+
+    Each rank sends its count n_r, mean_r and M2_r = sum (x - mean_r)^2 per channel; then
+    mean = sum n_r mean_r / n and var = sum (M2_r + n_r (mean_r - mean)^2) / n (Chan et al.).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float) -> Any:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean, variance, count = _statistics(wide)
+        inverse = torch.rsqrt(variance + eps)
+        scale = inverse if weight is None else inverse * weight
+        output = (wide - _spread(mean, x)) * _spread(scale, x)
+        if bias is not None:
+            output = output + _spread(bias, x)
+        ctx.save_for_backward(x, weight, mean, inverse)
+        ctx.count, ctx.has_bias = count, bias is not None
+        total = torch.tensor(count)
+        ctx.mark_non_differentiable(mean, variance, total)
+        return output.to(x.dtype), mean, variance, total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any, *_: Any) -> Any:
+        x, weight, mean, inverse = ctx.saved_tensors
+        wide = gradient.to(mean.dtype)
+        centred = x.to(mean.dtype) - _spread(mean, x)
+        own = torch.stack([_sum(wide), _sum(wide * centred)])
+        (sums,) = allreduce_handle([own.double()], ReduceOp.SUM).wait()
+        plain, weighted = (sums / ctx.count).to(mean.dtype)
+        scale = inverse if weight is None else inverse * weight
+        slope = centred * _spread(inverse.square() * weighted, x)
+        dx = (wide - _spread(plain, x) - slope) * _spread(scale, x)
+        # Those of the parameters stay local: the optimizer's reduction combines them.
+        dweight = None if weight is None else (own[1] * inverse).to(weight.dtype)
+        dbias = own[0].to(gradient.dtype) if ctx.has_bias else None
+        return dx.to(x.dtype), dweight, dbias, None
+
+
+def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return mean [channels], variance [channels] and count per channel over all ranks."""
+    count = x.numel() // x.shape[1]
+    mean = _sum(x) / max(count, 1)
+    squares = _sum((x - _spread(mean, x)).square())
+    own = torch.cat([mean.new_tensor([count]), mean, squares]).double()
+    (every,) = allgather_handle([own[None]]).wait()
+    counts = every[:, :1]
+    means, squares = every[:, 1:].chunk(2, dim=1)
+    total = int(counts.sum())
+    if total < 2:
+        raise ValueError(f"expected more than 1 value per channel over all ranks, got {total}")
+    overall = (counts * means).sum(0) / total
+    variance = (squares + counts * (means - overall).square()).sum(0) / total
+    return overall.to(x.dtype), variance.to(x.dtype), total
+
+
+def _sum(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(dim=[d for d in range(x.dim()) if d != 1])
+
+
+def _spread(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return channels.reshape(1, -1, *[1] * (x.dim() - 2))

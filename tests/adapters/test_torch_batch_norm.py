@@ -1,0 +1,13 @@
+"""SyncBatchNorm at 1 to 3 ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks import run_ranks
+
+
+@pytest.mark.parametrize("np", [1, 2, 3])
+def test_equals_batch_norm_on_the_whole_batch(np: int) -> None:
+    run_ranks(Path(__file__).parent / "torch_batch_norm_worker.py", np)
