@@ -62,3 +62,8 @@ def test_the_table_of_variables() -> None:
     )
     described = re.findall(r"^\| `(HVDTRAIN_\w+)` \| (\S+) \|", README, re.MULTILINE)
     assert [" ".join(row) for row in described] == done.stdout.splitlines()
+
+
+def test_the_table_of_horovods_names() -> None:
+    table = ROOT / "docs" / "horovod" / "table.py"
+    subprocess.run([sys.executable, table, "--check"], timeout=60, check=True)
