@@ -9,6 +9,8 @@ from hvdtrain.errors import UsageError
 
 __all__ = ["Config"]
 
+_LARGEST_MPI_COUNT = (1 << 31) - 1
+
 
 @dataclass(frozen=True)
 class Config:
@@ -36,14 +38,18 @@ class Config:
             first_bucket_bytes=_positive(
                 environ, "HVDTRAIN_FIRST_BUCKET_BYTES", cls.first_bucket_bytes
             ),
-            chunk_bytes=_positive(environ, "HVDTRAIN_CHUNK_BYTES", cls.chunk_bytes),
+            chunk_bytes=_positive(
+                environ, "HVDTRAIN_CHUNK_BYTES", cls.chunk_bytes, most=_LARGEST_MPI_COUNT
+            ),
         )
 
 
-def _positive(environ: Mapping[str, str], name: str, default: int) -> int:
+def _positive(environ: Mapping[str, str], name: str, default: int, most: int | None = None) -> int:
     text = environ.get(name)
     if text is None:
         return default
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"{name}={text!r} must be a positive whole number of bytes")
+    if most is not None and int(text) > most:
+        raise UsageError(f"{name}={text!r} must be at most {most} bytes")
     return int(text)

@@ -54,8 +54,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code: 0, 1 crash, 2 bad input, 3 wrong launcher."""
     try:
         code = _group.main(arguments, prog_name="hvdtrain", standalone_mode=False)
-    except click.Abort:
-        raise KeyboardInterrupt from None
+    except click.Abort as abort:  # click's word for Ctrl-C, and for any EOFError
+        cause = abort.__cause__ or KeyboardInterrupt()
+        raise cause from cause.__cause__
     except click.ClickException as error:
         _refuse(_one_line(error), EXIT_USAGE)
     except HvdtrainError as error:
@@ -76,16 +77,20 @@ def _refuse(message: str, code: int) -> None:
     """Say on one rank what is wrong, and leave together with the others.
 
     A rank that left before the others had spoken would have the launcher kill them, and the
-    message could be lost: so every rank of a launched job joins the world first.
+    message could be lost: so every rank of a launched job joins the world first. Those that
+    have found nothing to refuse hear of it where they compare their options.
     """
     promised = promised_world(os.environ)
+    rank = 0
     if promised is not None and promised.size > 1:
         import hvdtrain.core.context as context
 
-        context.init()
+        if not context.is_initialized():
+            from hvdtrain.train.agree import tell_refusal
+
+            context.init()
+            tell_refusal(message)
         rank = context.current().topology.rank
-    else:
-        rank = 0
     if rank == 0:
         print(f"hvdtrain: {message}", file=sys.stderr, flush=True)
     sys.exit(code)

@@ -10,12 +10,16 @@ import click
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options import (
+    DEFAULT_BATCH_SIZE,
+    DEFAULT_LR,
     DEVICES,
     DTYPES,
     ENGINES,
     FRAMEWORKS,
     OPTIMIZERS,
     RECIPES,
+    RUNS,
+    SGD_MOMENTUM,
     TrainOptions,
 )
 from hvdtrain.train.schedule import SCALINGS
@@ -23,6 +27,7 @@ from hvdtrain.train.schedule import SCALINGS
 __all__ = ["command"]
 
 _DEFAULTS = {option.name: option.default for option in fields(TrainOptions)}
+_LR_TEXT = ", ".join(f"{name}: {rate}" for name, rate in DEFAULT_LR.items())
 
 
 def _choice(names: tuple[str, ...]) -> str:
@@ -41,15 +46,15 @@ def _option(flag: str, text: str, **settings: Any) -> Any:
 @_option("--framework", "Which framework trains.", metavar=_choice(FRAMEWORKS))
 @_option("--engine", "What moves the gradients.", metavar=_choice(ENGINES))
 @_option("--epochs", "Passes over the training data.", type=int)
-@_option("--batch-size", "Samples per rank and step.  [default: 16]", type=int)
+@_option("--batch-size", f"Samples per rank and step.  [default: {DEFAULT_BATCH_SIZE}]", type=int)
 @_option("--global-batch-size", "Samples of all ranks per step, instead.", type=int)
-@_option("--lr", "Learning rate for one rank.  [default: 0.02, adam: 0.001]", type=float)
+@_option("--lr", f"Learning rate for one rank.  [default: {_LR_TEXT}]", type=float)
 @_option("--lr-scaling", "How it grows with the ranks.", metavar=_choice(SCALINGS))
 @_option("--warmup-epochs", "Epochs from the rate for one rank to the scaled one.", type=float)
-@_option("--optimizer", "sgd has momentum 0.9.", metavar=_choice(OPTIMIZERS))
+@_option("--optimizer", f"sgd has momentum {SGD_MOMENTUM}.", metavar=_choice(OPTIMIZERS))
 @_option("--dtype", "Type of weights and arithmetic.", metavar=_choice(DTYPES))
 @_option("--seed", "Of the first weights and the order of the samples.", type=int)
-@_option("--out", "For results.  [default: a new one in runs/]", type=Path, metavar="DIR")
+@_option("--out", f"For results.  [default: a new one in {RUNS}/]", type=Path, metavar="DIR")
 @_option(
     "--resume", "Go on: never, from the newest in --out, or PATH.", metavar="[never|auto|PATH]"
 )

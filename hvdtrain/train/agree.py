@@ -1,16 +1,21 @@
-"""Steps that can fail on some ranks and must then be refused on all."""
+"""What ranks must find out together, so that all of them go on or none does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from itertools import groupby
 from typing import TypeVar
 
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import UsageError
+from hvdtrain.train.options import TrainOptions
 
-__all__ = ["call_everywhere"]
+__all__ = ["by_rank", "call_everywhere", "require_same_options", "tell_refusal"]
 
 T = TypeVar("T")
+
+_OPTIONS = "options"
 
 
 def call_everywhere(function: Callable[[], T]) -> T:
@@ -29,3 +34,40 @@ def call_everywhere(function: Callable[[], T]) -> T:
     if problems:
         raise UsageError(problems[0])
     return results[0]
+
+
+def require_same_options(mine: TrainOptions) -> None:
+    """Compare the options of all ranks (collective).
+
+    Raises:
+        UsageError: on every rank, they differ, or a rank has called tell_refusal() instead.
+    """
+    answers: list[TrainOptions | str] = allgather_object(mine, _OPTIONS)
+    asked: list[TrainOptions] = []
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, str):
+            raise UsageError(f"rank {rank}: {answer}")
+        asked.append(answer)
+    for option in fields(TrainOptions):
+        values = [str(getattr(options, option.name)) for options in asked]
+        if len(set(values)) > 1:
+            flag = "" if option.name == "recipe" else "--"
+            raise UsageError(
+                f"{flag}{option.name.replace('_', '-')} differs between ranks ({by_rank(values)}): "
+                "give all ranks the same options"
+            )
+
+
+def tell_refusal(message: str) -> None:
+    """Tell the ranks in require_same_options() that this one refuses its own (collective)."""
+    allgather_object(message, _OPTIONS)
+
+
+def by_rank(values: Sequence[str]) -> str:
+    """Say which ranks have which value: "ranks 0-1: cuda:0, rank 2: cpu"."""
+    parts = []
+    for value, group in groupby(enumerate(values), key=lambda pair: pair[1]):
+        ranks = [rank for rank, _ in group]
+        title = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+        parts.append(f"{title}: {value}")
+    return ", ".join(parts)

@@ -45,27 +45,44 @@ def save_checkpoint(directory: Path, epoch: int, content: dict[str, Any]) -> Pat
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint into CPU memory (rank 0 only).
 
+    Returns:
+        What save_checkpoint() was given: "model" has tensors by name, and "epoch" a number.
+
     Raises:
-        UsageError: it is missing, damaged, or no checkpoint; the message names it.
+        UsageError: it is missing, unreadable, damaged, or no checkpoint; the message names it.
     """
-    if not path.is_file():
-        raise UsageError(f"there is no checkpoint {path}: name an existing file")
     named = _NAME.fullmatch(path.name)
     try:
+        if not path.is_file():
+            raise UsageError(f"there is no checkpoint {path}: name an existing file")
         if named is not None and _digest(path) != named[2]:
             raise ValueError("its content is not what was written")
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except UsageError:
+        raise
+    except OSError as error:
+        raise UsageError(
+            f"checkpoint {path} cannot be read ({error.strerror}): name another with --resume"
+        ) from error
     except Exception as error:  # torch.load raises a dozen types for damaged files
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UsageError(f"checkpoint {path} is damaged: {reason}") from error
-    if not isinstance(content, dict) or "model" not in content or "epoch" not in content:
+    if not _is_checkpoint(content):
         raise UsageError(f"{path} is not a checkpoint of hvdtrain")
-    return content
+    checkpoint: dict[str, Any] = content
+    return checkpoint
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """Return the checkpoints of a run, newest epoch first."""
-    found = [path for path in directory.glob("checkpoint-*.pt") if _NAME.fullmatch(path.name)]
+    """Return the checkpoints of a run, newest epoch first; none where there is no directory.
+
+    Raises:
+        OSError: the directory cannot be looked at.
+    """
+    try:
+        found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
     return sorted(found, key=lambda path: (checkpoint_epoch(path), path.name), reverse=True)
 
 
@@ -73,6 +90,15 @@ def checkpoint_epoch(path: Path) -> int:
     """Return the epoch in a checkpoint's name; -1 where there is none."""
     named = _NAME.fullmatch(path.name)
     return -1 if named is None else int(named[1])
+
+
+def _is_checkpoint(content: object) -> bool:
+    return (
+        isinstance(content, dict)
+        and "epoch" in content
+        and isinstance(content.get("model"), dict)
+        and all(isinstance(tensor, torch.Tensor) for tensor in content["model"].values())
+    )
 
 
 def _digest(path: Path) -> str:

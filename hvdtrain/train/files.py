@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ from hvdtrain.errors import UsageError
 __all__ = ["new_directory", "prepare_directory", "publish", "unfinished_file"]
 
 _UNFINISHED = ".unfinished-"
+_DAY_SECONDS = 86400.0
 
 
 def prepare_directory(directory: Path) -> None:
-    """Make the directory, see that it can be written, and remove what a killed run left.
+    """Make the directory, see that it can be written, and remove what killed runs left.
 
     Raises:
         UsageError: it is a file, or cannot be made or written.
@@ -26,8 +28,9 @@ def prepare_directory(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         with unfinished_file(directory) as file:
             file.write(b"\0")
-        for stale in directory.glob(f"{_UNFINISHED}*"):
-            stale.unlink(missing_ok=True)
+        for path in directory.glob(f"{_UNFINISHED}*"):
+            if _is_stale(path):
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(
             f"{directory} cannot be written ({error.strerror}): name another directory with --out"
@@ -58,7 +61,7 @@ def unfinished_file(directory: Path) -> Iterator[BinaryIO]:
 
     Whatever ends the block, a signal included, no temporary file stays.
     """
-    path = directory / f"{_UNFINISHED}{os.getpid()}"
+    path = directory / f"{_UNFINISHED}{socket.gethostname()}-{os.getpid()}"
     try:
         with open(path, "wb") as file:
             yield file
@@ -76,3 +79,24 @@ def publish(file: BinaryIO, path: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _is_stale(unfinished: Path) -> bool:
+    """Tell whether nobody writes this file any more: another job may be at work here."""
+    host, _, process_id = unfinished.name.removeprefix(_UNFINISHED).rpartition("-")
+    if host == socket.gethostname() and process_id.isdecimal():
+        return not _is_alive(int(process_id))
+    try:
+        return time.time() - unfinished.stat().st_mtime > _DAY_SECONDS
+    except FileNotFoundError:
+        return False
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

@@ -7,20 +7,35 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdtrain.engines import registry
 from hvdtrain.errors import UsageError
 from hvdtrain.train.schedule import SCALINGS, scaled_lr
 
-__all__ = ["DEVICES", "DTYPES", "ENGINES", "FRAMEWORKS", "OPTIMIZERS", "RECIPES", "TrainOptions"]
+__all__ = [
+    "DEFAULT_BATCH_SIZE",
+    "DEFAULT_LR",
+    "DEVICES",
+    "DTYPES",
+    "ENGINES",
+    "FRAMEWORKS",
+    "OPTIMIZERS",
+    "RECIPES",
+    "RUNS",
+    "SGD_MOMENTUM",
+    "TrainOptions",
+]
 
 RECIPES = ("digits",)
 FRAMEWORKS = ("torch",)
-ENGINES = ("auto", "mpi", "local")
+ENGINES = ("auto", *registry.ENGINES)
 OPTIMIZERS = ("sgd", "adam")
 DTYPES = ("float32", "float64")
 DEVICES = ("auto", "cpu", "cuda")
 
-_DEFAULT_BATCH_SIZE = 16
-_DEFAULT_LR = {"sgd": 0.02, "adam": 0.001}
+DEFAULT_BATCH_SIZE = 16
+DEFAULT_LR = {"sgd": 0.02, "adam": 0.001}
+SGD_MOMENTUM = 0.9
+RUNS = Path("runs")
 
 
 @dataclass(frozen=True)
@@ -37,10 +52,10 @@ class TrainOptions:
         lr: learning rate for one rank; None: a default that fits the optimizer.
         lr_scaling: how the rate grows with the number of ranks.
         warmup_epochs: epochs over which the rate goes from lr to the scaled one.
-        optimizer: sgd (momentum 0.9) or adam.
+        optimizer: sgd (with SGD_MOMENTUM) or adam.
         dtype: element type of weights and arithmetic.
         seed: of the first weights and of the order of the samples.
-        out: directory for results; None: a new one under runs/.
+        out: directory for results; None: a new one in RUNS.
         resume: "never", "auto" (newest good checkpoint in out), or a checkpoint file.
         device: "auto" takes a GPU where there is one.
         quiet: print nothing but errors.
@@ -91,7 +106,7 @@ class TrainOptions:
     @property
     def base_lr(self) -> float:
         """The learning rate for one rank."""
-        return _DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
+        return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
 
     def scaled_lr(self, size: int) -> float:
         """Return the learning rate for `size` ranks, reached after the warm-up."""
@@ -101,7 +116,7 @@ class TrainOptions:
         """Return the global batch size for `size` ranks."""
         if self.global_batch_size is not None:
             return self.global_batch_size
-        return (self.batch_size or _DEFAULT_BATCH_SIZE) * size
+        return (self.batch_size or DEFAULT_BATCH_SIZE) * size
 
 
 def _check_name(option: str, value: str, known: Iterable[str]) -> None:

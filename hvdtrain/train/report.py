@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 from hvdtrain import __version__
 from hvdtrain.core.context import Context
 from hvdtrain.data.dataset import Dataset
+from hvdtrain.train.agree import by_rank
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.results import Metrics, Summary
 
@@ -61,12 +61,7 @@ def device_text(devices: Sequence[str]) -> str:
     """Describe the devices of all ranks: "cpu", or "ranks 0-1: cuda:0, rank 2: cpu"."""
     if len(set(devices)) == 1:
         return devices[0] if len(devices) == 1 else f"{devices[0]} on every rank"
-    parts = []
-    for device, group in groupby(enumerate(devices), key=lambda pair: pair[1]):
-        ranks = [rank for rank, _ in group]
-        title = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-        parts.append(f"{title}: {device}")
-    return ", ".join(parts)
+    return by_rank(devices)
 
 
 def epoch_line(train: Metrics, test: Metrics, epochs: int) -> str:

@@ -9,6 +9,7 @@ from hvdtrain.core.context import Context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.train.digest import weights_digest
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.progress import Progress, save_progress
 from hvdtrain.train.report import closing_lines, epoch_line
 from hvdtrain.train.results import (
     METRICS,
@@ -20,7 +21,7 @@ from hvdtrain.train.results import (
     append_metrics,
     write_summary,
 )
-from hvdtrain.train.start import Progress, Start, save_progress
+from hvdtrain.train.start import Start
 from hvdtrain.train.terminal import Terminal
 from hvdtrain.train.torch_loop import TorchLoop
 

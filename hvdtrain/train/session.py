@@ -11,7 +11,7 @@ from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.errors import UsageError
 from hvdtrain.tensors.torch import pin_device
-from hvdtrain.train.agree import call_everywhere
+from hvdtrain.train.agree import call_everywhere, require_same_options
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import load_recipe
 from hvdtrain.train.report import header_lines
@@ -30,11 +30,14 @@ def train(options: TrainOptions) -> Summary:
     Every rank gets a summary; its times are the rank's own. Rank 0's is in summary.json.
 
     Raises:
-        UsageError: the options do not fit the world, the data, or what lies in the directory.
+        UsageError: the options differ between ranks, or do not fit the world, the data, or what
+            lies in the directory.
     """
     context.init(None if options.engine == "auto" else options.engine)
     world = context.current()
     topology = world.topology
+    require_same_options(options)
+    _require_usable_lr(options, topology.size)
     recipe = load_recipe(options.recipe)
     data = call_everywhere(recipe.load_data)
     if topology.size > len(data.train):
@@ -56,6 +59,17 @@ def train(options: TrainOptions) -> Summary:
         directory = str(start.directory)
         terminal.say(header_lines(options, world, data, devices, start.origin, directory))
         return Run(options, world, loop, start, terminal).run()
+
+
+def _require_usable_lr(options: TrainOptions, size: int) -> None:
+    # Adam divides its rate by 0.1 in the first step.
+    largest = torch.finfo(getattr(torch, options.dtype)).max / 16
+    rate = options.scaled_lr(size)
+    if not rate <= largest:
+        raise UsageError(
+            f"--lr {options.base_lr:g} is {rate:g} when scaled for {size} ranks, too large for "
+            f"--dtype {options.dtype}: give a smaller one"
+        )
 
 
 def _device_name(device: torch.device) -> str:

@@ -14,17 +14,20 @@ if sys.argv[2:] == ["unguarded"]:
     hvd.init()
 
 
+def mpi_is_initialized() -> bool:
+    """Tell whether this process has joined MPI itself, or was forked from one that had."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and bool(mpi.Is_initialized())
+
+
 class Probe(Dataset[torch.Tensor]):
-    """Each sample says whether the process that made it has loaded MPI or is a rank."""
+    """Each sample says whether the process that made it is a rank, and whether it is in MPI."""
 
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        initialised = False
-        if "mpi4py.MPI" in sys.modules:  # inherited by a fork: it must not be used
-            initialised = hvd.is_initialized()
-        return torch.tensor([index, int(initialised)])
+        return torch.tensor([index, int(hvd.is_initialized()), int(mpi_is_initialized())])
 
 
 if __name__ == "__main__":
@@ -33,5 +36,7 @@ if __name__ == "__main__":
     batches = torch.cat(list(loader))
     assert batches[:, 0].tolist() == list(range(8))
     assert batches[:, 1].sum() == 0
+    # A fork inherits MPI, and must not use it; a process of its own must have none.
+    assert batches[:, 2].tolist() == [int(sys.argv[1] == "fork")] * 8
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
     report(cases=1)

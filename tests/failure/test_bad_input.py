@@ -45,7 +45,7 @@ def assert_refused(done: Completed, *words: str) -> None:
     [
         (["mnist"], ["mnist", "digits"]),
         (["digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
-        (["digits", "--engine", "smoke"], ["--engine", "smoke", "auto, mpi, local"]),
+        (["digits", "--engine", "smoke"], ["--engine", "smoke", "auto, local, mpi"]),
         (["digits", "--batch-size", 0], ["--batch-size", "0"]),
         (["digits", "--batch-size", "many"], ["--batch-size", "many"]),
         (["digits", "--global-batch-size", -1], ["--global-batch-size", "-1"]),
@@ -55,6 +55,10 @@ def assert_refused(done: Completed, *words: str) -> None:
         (["digits", "--lr", 0], ["--lr", "0"]),
         (["digits", "--lr", "nan"], ["--lr", "nan"]),
         (["digits", "--lr", "-inf"], ["--lr", "inf"]),
+        (["digits", "--lr", "1e308"], ["--lr", "1e+308", "float32"]),
+        (["digits", "--lr", "1e38", "--optimizer", "adam"], ["--lr", "1e+38", "float32"]),
+        (["digits", "--out", "x" * 300], ["x" * 300, "--out"]),
+        (["digits", "--resume", "x" * 300], ["x" * 300, "--resume"]),
         (["digits", "--warmup-epochs", -1], ["--warmup-epochs", "-1"]),
         (["digits", "--lr-scaling", "log"], ["--lr-scaling", "linear, sqrt, none"]),
         (["digits", "--resume", "auto"], ["--resume", "--out"]),
@@ -72,6 +76,31 @@ def test_options(arguments: list[object], words: list[str], tmp_path: Path) -> N
 def test_options_on_two_ranks(tmp_path: Path) -> None:
     assert_refused(on_two_ranks(["mnist"], tmp_path), "mnist", "digits")
     assert_refused(on_two_ranks(["digits", "--epochs", 0], tmp_path), "--epochs")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (
+            ["--lr", 0.1, "--seed", 1],
+            ["--lr", 0.2, "--seed", 2],
+            ["--lr differs between ranks (rank 0: 0.1, rank 1: 0.2)"],
+        ),
+        ([], ["--lr", -1], ["rank 1: --lr must be a positive number"]),
+        (["--speed", "high"], [], ["--speed"]),
+    ],
+)
+def test_options_of_one_rank(
+    first: list[object], second: list[object], words: list[str], tmp_path: Path
+) -> None:
+    """mpirun starts several programs in one job: they must have been asked for the same."""
+    both = ["digits", "--epochs", 1, "--out", "out"]
+    other = [":", "-np", 1, sys.executable, *JOB, *both, *second]
+    with launch(JOB, 1, args=[*both, *first, *other], cwd=tmp_path) as job:
+        done = job.wait(LIMIT_SECONDS)
+        job.assert_nothing_left()
+    assert_refused(done, *words)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,8 @@ if os.fork() == 0:
         hvd.rank()
     except RuntimeError as error:
         assert "forked child" in str(error)
+    else:
+        raise AssertionError("rank() of a process that is no rank")
     sys.exit(0)
 assert os.wait()[1] == 0
 hvd.barrier()

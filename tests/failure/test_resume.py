@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ranks import launch, run_ranks
+from run_files import both_splits, epochs_of, summary_of
 
 from hvdtrain.train.checkpoint import checkpoint_epoch, checkpoint_files
 
@@ -16,20 +17,6 @@ WORKER = Path(__file__).parent.with_name("parity") / "train_worker.py"
 LIMIT_SECONDS = 120
 OPTIONS = ["--optimizer", "adam", "--global-batch-size", 50, "--seed", 5]
 JOB = ["-m", "hvdtrain", "train", "digits"]
-
-
-def summary_of(out: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    return summary
-
-
-def epochs_of(out: Path) -> list[tuple[int, str]]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(line["epoch"], line["split"]) for line in lines]
-
-
-def both_splits(epochs: int) -> list[tuple[int, str]]:
-    return [(epoch, split) for epoch in range(1, epochs + 1) for split in ("train", "test")]
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -64,7 +51,8 @@ def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path)
     newest, before = checkpoint_files(tmp_path)[:2]
     epochs = checkpoint_epoch(newest)
     newest.write_bytes(newest.read_bytes()[:-1000])
-    (tmp_path / ".unfinished-1").write_bytes(b"what SIGKILL leaves")
+    leftover = tmp_path / f".unfinished-{socket.gethostname()}-{job.process.pid}"
+    leftover.write_bytes(b"what SIGKILL leaves")
     arguments = [*OPTIONS, "--out", tmp_path, "--epochs", epochs, "--resume", "auto"]
     done = run_ranks(JOB, 2, args=arguments, timeout_seconds=LIMIT_SECONDS)
     assert f"{newest} is damaged" in done.stderr
@@ -73,4 +61,4 @@ def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path)
     assert epochs_of(tmp_path) == both_splits(epochs)
     files = checkpoint_files(tmp_path)
     assert [checkpoint_epoch(path) for path in files] == list(range(epochs, 0, -1))
-    assert not (tmp_path / ".unfinished-1").exists()
+    assert not leftover.exists()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 from ranks import run_ranks
+from run_files import summary_of
 
 HOSTFILES = Path(__file__).resolve().parents[2] / "hostfiles"
 
@@ -20,7 +20,7 @@ def test_eight_ranks_of_a_local_hostfile(tmp_path: Path) -> None:
         hostfile=HOSTFILES / "localhost.openmpi",
         timeout_seconds=240,
     )
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert summary["world_size"] == 8
     assert summary["epochs"] == 1
     assert len(summary["weights_sha256"]) == 8

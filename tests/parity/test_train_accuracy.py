@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ranks import run_ranks, start
+from run_files import SUMMARY_FIELDS, both_splits, epochs_of, metrics_of, summary_of
 
 LIMIT_SECONDS = 120
-FIELDS = {
-    "world_size",
-    "hosts",
-    "host_names",
-    "engine",
-    "framework",
-    "global_batch_size",
-    "base_lr",
-    "scaled_lr",
-    "epochs",
-    "final",
-    "samples",
-    "samples_per_second",
-    "seconds",
-    "weights_sha256",
-}
-
-
-def summary_of(directory: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
-    return summary
 
 
 def check_files(directory: Path, size: int, epochs: int) -> None:
     """Check that a run's files are complete and agree with each other."""
     summary = summary_of(directory)
-    assert set(summary) == FIELDS
+    assert list(summary) == SUMMARY_FIELDS
     assert summary["world_size"] == len(summary["weights_sha256"]) == size
     assert summary["epochs"] == epochs
     assert summary["scaled_lr"] == pytest.approx(size * summary["base_lr"])
@@ -45,12 +23,10 @@ def check_files(directory: Path, size: int, epochs: int) -> None:
     seconds = summary["seconds"]
     assert seconds["total"] == pytest.approx(seconds["compute"] + seconds["communicate"])
     assert 0 <= seconds["communicate"] < seconds["total"]
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["epoch"], line["split"]) for line in lines] == [
-        (epoch, split) for epoch in range(1, epochs + 1) for split in ("train", "test")
-    ]
-    assert lines[-1]["loss"] == summary["final"]["loss"]
-    assert lines[-1]["lr"] == pytest.approx(summary["scaled_lr"])
+    assert epochs_of(directory) == both_splits(epochs)
+    last = metrics_of(directory)[-1]
+    assert last["loss"] == summary["final"]["loss"]
+    assert last["lr"] == pytest.approx(summary["scaled_lr"])
     assert len(list(directory.glob("checkpoint-*.pt"))) == epochs
     assert not [path for path in directory.iterdir() if path.name.startswith(".")]
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,11 +40,35 @@ def test_nothing_stays_of_what_was_not_finished(tmp_path: Path, end: type[BaseEx
     assert list(tmp_path.iterdir()) == []
 
 
+def dead_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait(60)
+    return process.pid
+
+
 def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
-    (tmp_path / ".unfinished-4711").write_bytes(b"half")
+    (tmp_path / f".unfinished-{socket.gethostname()}-{dead_process()}").write_bytes(b"half")
     (tmp_path / "checkpoint.pt").write_bytes(b"whole")
     prepare_directory(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_what_another_job_is_writing_stays(tmp_path: Path) -> None:
+    here = tmp_path / f".unfinished-{socket.gethostname()}-{os.getppid()}"
+    elsewhere = tmp_path / f".unfinished-{socket.gethostname()}x-{dead_process()}"
+    for path in (here, elsewhere):
+        path.write_bytes(b"half")
+    prepare_directory(tmp_path)
+    assert sorted(tmp_path.iterdir()) == [here, elsewhere]
+
+
+def test_leftovers_of_another_host_are_removed_after_a_day(tmp_path: Path) -> None:
+    path = tmp_path / ".unfinished-elsewhere-1"
+    path.write_bytes(b"half")
+    day_before = time.time() - 90_000
+    os.utime(path, (day_before, day_before))
+    prepare_directory(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_parents_are_made(tmp_path: Path) -> None:

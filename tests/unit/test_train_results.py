@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
+
+from run_files import SUMMARY_FIELDS, epochs_of, metrics_of, summary_of
 
 from hvdtrain.train.results import (
     Metrics,
@@ -35,20 +36,11 @@ SUMMARY = Summary(
 )
 
 
-def read(directory: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_lines_are_added(tmp_path: Path) -> None:
     append_metrics(tmp_path, [LINE])
     append_metrics(tmp_path, [replace(LINE, epoch=2), replace(LINE, epoch=2, split="test")])
-    lines = read(tmp_path)
-    assert [(line["epoch"], line["split"]) for line in lines] == [
-        (1, "train"),
-        (2, "train"),
-        (2, "test"),
-    ]
-    assert list(lines[0]) == [
+    assert epochs_of(tmp_path) == [(1, "train"), (2, "train"), (2, "test")]
+    assert list(metrics_of(tmp_path)[0]) == [
         "epoch",
         "step",
         "split",
@@ -64,7 +56,7 @@ def test_lines_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"epoch": 1, "st')
     drop_metrics_after(tmp_path, 2)
-    assert [line["epoch"] for line in read(tmp_path)] == [1, 2]
+    assert [line["epoch"] for line in metrics_of(tmp_path)] == [1, 2]
 
 
 def test_without_metrics_there_is_nothing_to_drop(tmp_path: Path) -> None:
@@ -74,29 +66,14 @@ def test_without_metrics_there_is_nothing_to_drop(tmp_path: Path) -> None:
 
 def test_a_loss_that_diverged_is_still_json(tmp_path: Path) -> None:
     append_metrics(tmp_path, [replace(LINE, loss=float("nan"))])
-    assert read(tmp_path)[0]["loss"] is None
+    assert metrics_of(tmp_path)[0]["loss"] is None
 
 
 def test_summary(tmp_path: Path) -> None:
     write_summary(tmp_path, SUMMARY)
     write_summary(tmp_path, replace(SUMMARY, epochs=4))
-    written = json.loads((tmp_path / "summary.json").read_text())
-    assert list(written) == [
-        "world_size",
-        "hosts",
-        "host_names",
-        "engine",
-        "framework",
-        "global_batch_size",
-        "base_lr",
-        "scaled_lr",
-        "epochs",
-        "final",
-        "samples",
-        "samples_per_second",
-        "seconds",
-        "weights_sha256",
-    ]
+    written = summary_of(tmp_path)
+    assert list(written) == SUMMARY_FIELDS
     assert written["epochs"] == 4
     assert written["final"] == {"loss": 0.1, "accuracy": 0.98}
     assert written["seconds"] == {"total": 2.0, "compute": 1.5, "communicate": 0.5}

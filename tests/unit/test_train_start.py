@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
 from hvdtrain.train.digest import weights_digest
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.start import Progress, Start, begin, save_progress
+from hvdtrain.train.progress import Progress, save_progress
+from hvdtrain.train.start import Start, begin
 
 Trainee = tuple[nn.Module, torch.optim.Optimizer]
 
@@ -34,6 +36,7 @@ def options(out: Path | None, resume: str | Path = "never", **more: Any) -> Trai
 
 
 def save(directory: Path, epoch: int, trained: Trainee) -> Path:
+    directory.mkdir(exist_ok=True)
     progress = Progress(epoch, 10 * epoch, 100 * epoch, 2.0 * epoch, 0.5 * epoch)
     return save_progress(directory, progress, options(directory), *trained)
 
@@ -185,6 +188,72 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path: Path, missing: str) -> None:
     torch.save(content, path)
     with pytest.raises(UsageError, match=f"partial.pt lacks .*{missing}"):
         resume(tmp_path / "out", path)
+
+
+def without_betas(content: dict[str, Any]) -> None:
+    del content["optimizer"]["param_groups"][0]["betas"]
+
+
+def with_text_as_lr(content: dict[str, Any]) -> None:
+    content["optimizer"]["param_groups"][0]["lr"] = "fast"
+
+
+def with_small_state(content: dict[str, Any]) -> None:
+    content["optimizer"]["state"][0]["exp_avg"] = torch.ones(7)
+
+
+def with_no_state(content: dict[str, Any]) -> None:
+    content["optimizer"]["state"] = [5]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda content: content.update(model=5), "is not a checkpoint"),
+        (lambda content: content["model"].update({"0.weight": 5}), "is not a checkpoint"),
+        (lambda content: content.update(epoch="x"), "epoch is 'x'"),
+        (lambda content: content.update(epoch=-3), "epoch is -3"),
+        (lambda content: content.update(epoch=1.5), "epoch is 1.5"),
+        (lambda content: content.update(samples=True), "samples is True"),
+        (lambda content: content.update(total_seconds=float("nan")), "total_seconds is nan"),
+        (lambda content: content.update(settings=5), "lacks"),
+        (lambda content: content.update(optimizer=5), "lacks"),
+        (without_betas, "no proper betas"),
+        (with_text_as_lr, "no proper lr"),
+        (with_small_state, r"exp_avg has shape \(7,\)"),
+        (with_no_state, "lacks"),
+    ],
+)
+def test_a_checkpoint_of_the_wrong_form_is_named(tmp_path: Path, spoil: Any, words: str) -> None:
+    content = load_checkpoint(save(tmp_path, 1, trainee()))
+    spoil(content)
+    path = tmp_path / "spoilt.pt"
+    torch.save(content, path)
+    with pytest.raises(UsageError, match=rf"spoilt\.pt .*{words}"):
+        resume(tmp_path / "out", path)
+
+
+def test_paths_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    endless = tmp_path / ("x" * 300)
+    with pytest.raises(UsageError, match=r"x{300} cannot be used .*--out"):
+        begin(options(endless), *trainee())
+    with pytest.raises(UsageError, match=r"x{300} cannot be used .*--out"):
+        resume(endless)
+    with pytest.raises(UsageError, match=r"x{300} cannot be read .*--resume"):
+        resume(tmp_path / "out", endless)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look everywhere")
+@pytest.mark.parametrize("mode", [0o000, 0o600, 0o300])
+def test_a_directory_that_may_not_be_looked_into(tmp_path: Path, mode: int) -> None:
+    path = save(tmp_path / "run", 1, trainee())
+    path.parent.chmod(mode)
+    try:
+        for what in ("never", "auto"):
+            with pytest.raises(UsageError, match=r"run.* cannot be .*--out"):
+                resume(path.parent, what)
+    finally:
+        path.parent.chmod(0o700)
 
 
 @pytest.mark.parametrize("what", ["absent.pt", "."])

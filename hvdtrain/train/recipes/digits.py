@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from hvdtrain.data.digits import load_digits
+from hvdtrain.train.options import SGD_MOMENTUM
 from hvdtrain.train.recipe import TorchRecipe
 
 __all__ = ["recipe"]
-
-_MOMENTUM = 0.9
 
 
 def _build_model() -> nn.Module:
@@ -36,7 +35,7 @@ def _build_model() -> nn.Module:
 def _optimizer(name: str, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     if name == "adam":
         return torch.optim.Adam(parameters, lr=lr)
-    return torch.optim.SGD(parameters, lr=lr, momentum=_MOMENTUM)
+    return torch.optim.SGD(parameters, lr=lr, momentum=SGD_MOMENTUM)
 
 
 recipe = TorchRecipe(
