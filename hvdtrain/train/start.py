@@ -90,8 +90,8 @@ def _checkpoint(options: TrainOptions, warnings: list[str]) -> _Checkpoint | Non
             warnings.append(str(error))
     if files:
         raise UsageError(
-            f"no checkpoint in {options.out} is whole ({', '.join(p.name for p in files)}): "
-            "start again with another --out"
+            f"no checkpoint in {options.out} can be used ({'; '.join(warnings)}): start again with "
+            "another --out"
         )
     return None
 
