@@ -149,11 +149,6 @@ class Channel:
             self._unnamed[operation] += 1
             return f"{UNNAMED}{self._unnamed[operation]}"
 
-    def pending(self) -> list[Request]:
-        """Return what this rank has submitted and not done, oldest first (local)."""
-        with self._news:
-            return [operation.request for operation in self._pending.values()]
-
     def leave(self) -> Operation:
         """Submit the wish to leave, which other members take for an answer (collective)."""
         with self._news:
