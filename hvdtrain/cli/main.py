@@ -17,6 +17,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "train": "Train a recipe on all ranks (the default: train digits).",
     "run": "Start ranks with the mpirun that belongs to the installed MPI.",
+    "check": "Say what is installed here, try two ranks, and say how to mend what is wrong.",
 }
 
 

