@@ -1,0 +1,66 @@
+"""What torch.distributed reduces, and buffers as the tensors that it takes."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["BOOL_OPS", "OPS", "REDUCES", "WIDE", "bytes_of", "elements_of"]
+
+OPS = {
+    ReduceOp.SUM: dist.ReduceOp.SUM,
+    ReduceOp.MIN: dist.ReduceOp.MIN,
+    ReduceOp.MAX: dist.ReduceOp.MAX,
+    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+}
+# Added as bytes, two True would make a 2.
+BOOL_OPS = OPS | {
+    ReduceOp.SUM: dist.ReduceOp.MAX,
+    ReduceOp.PRODUCT: dist.ReduceOp.MIN,
+}
+# Reduced in a wider type: halves would be rounded at every hop, and no backend takes int16.
+WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.int16: torch.int32,
+}
+
+_COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
+_REAL = frozenset(DType) - _COMPLEX
+
+REDUCES = {
+    ReduceOp.SUM: _REAL | _COMPLEX,
+    ReduceOp.MIN: _REAL,
+    ReduceOp.MAX: _REAL,
+    ReduceOp.PRODUCT: _REAL,
+}
+
+
+def elements_of(buffer: Buffer) -> torch.Tensor:
+    """View a buffer as a 1-d tensor of its element type."""
+    dtype: torch.dtype = getattr(torch, buffer.dtype.value)
+    return bytes_of(buffer).view(dtype)
+
+
+def bytes_of(buffer: Buffer) -> torch.Tensor:
+    """View a buffer as a 1-d tensor of bytes."""
+    if buffer.count == 0:
+        return torch.empty(0, dtype=torch.uint8, device=buffer.device)
+    if buffer.device == "cpu":
+        return torch.frombuffer(buffer.array(), dtype=torch.uint8)
+    return torch.as_tensor(_CudaArray(buffer), device=buffer.device)
+
+
+class _CudaArray:
+    """Memory on a GPU, described in the way that torch takes without copying it."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (buffer.nbytes,),
+            "typestr": "|u1",
+            "data": (buffer.pointer, False),
+            "version": 3,
+        }
