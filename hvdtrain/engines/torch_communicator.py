@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Capabilities, Communicator
+from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.scaling import SCALABLE
 from hvdtrain.engines.torch_groups import Members, gloo_group, nccl_group
-from hvdtrain.engines.torch_types import BOOL_OPS, OPS, REDUCES, WIDE, bytes_of, elements_of
+from hvdtrain.engines.torch_types import BOOL_OPS, OPS, WIDE, bytes_of, capabilities, elements_of
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import DType, ReduceOp
 
@@ -35,13 +35,7 @@ class TorchCommunicator(Communicator):
     def __init__(self, members: Members) -> None:
         self.rank = members.rank
         self.size = members.size
-        self.capabilities = Capabilities(
-            reduces=REDUCES,
-            moves=frozenset(DType),
-            devices=frozenset({"cpu", "cuda"} if members.cuda else {"cpu"}),
-            # NCCL kernels of two communicators can wait for each other on one GPU.
-            concurrent=not members.cuda,
-        )
+        self.capabilities = capabilities(members.cuda)
         self._members: Members | None = members
         self._abort = members.abort
         self._splits = 0

@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["BOOL_OPS", "OPS", "REDUCES", "WIDE", "bytes_of", "elements_of"]
+__all__ = ["BOOL_OPS", "OPS", "WIDE", "bytes_of", "capabilities", "elements_of"]
 
 OPS = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -31,12 +32,23 @@ WIDE = {
 _COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
 _REAL = frozenset(DType) - _COMPLEX
 
-REDUCES = {
+_REDUCES = {
     ReduceOp.SUM: _REAL | _COMPLEX,
     ReduceOp.MIN: _REAL,
     ReduceOp.MAX: _REAL,
     ReduceOp.PRODUCT: _REAL,
 }
+
+
+def capabilities(cuda: bool) -> Capabilities:
+    """Return what gloo takes, or (cuda) NCCL and gloo side by side."""
+    return Capabilities(
+        reduces=_REDUCES,
+        moves=frozenset(DType),
+        devices=frozenset({"cpu", "cuda"} if cuda else {"cpu"}),
+        # NCCL kernels of two communicators can wait for each other on one GPU.
+        concurrent=not cuda,
+    )
 
 
 def elements_of(buffer: Buffer) -> torch.Tensor:
