@@ -14,7 +14,7 @@ __all__ = ["DEVICES", "DTYPES", "ENGINES", "FRAMEWORKS", "OPTIMIZERS", "RECIPES"
 
 RECIPES = ("digits",)
 FRAMEWORKS = ("torch",)
-ENGINES = ("auto", "mpi", "local")
+ENGINES = ("auto", "mpi", "local", "gloo", "nccl")
 OPTIMIZERS = ("sgd", "adam")
 DTYPES = ("float32", "float64")
 DEVICES = ("auto", "cpu", "cuda")
