@@ -15,18 +15,24 @@ import torch.distributed as dist
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.scaling import SCALABLE
 from hvdtrain.engines.torch_groups import Members, gloo_group, nccl_group
-from hvdtrain.engines.torch_types import BOOL_OPS, OPS, WIDE, bytes_of, capabilities, elements_of
+from hvdtrain.engines.torch_types import (
+    BOOL_OPS,
+    OPS,
+    WIDE,
+    bytes_of,
+    capabilities,
+    elements_of,
+    multiply,
+)
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["TorchCommunicator"]
 
-_FACTORED = SCALABLE | {DType.FLOAT16, DType.BFLOAT16}
 _WIDE_ELEMENTS = 16 << 20  # that are widened at a time
 
-_SIGN = np.uint64(1 << 63)
+_SIGN = -(1 << 63)  # turned over, it keeps the order when unsigned bits are read as signed
 
 
 class TorchCommunicator(Communicator):
@@ -44,28 +50,42 @@ class TorchCommunicator(Communicator):
             self._nccl: Any = nccl_group(members) if members.cuda else None
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> _TorchPending:
-        values ^= _SIGN  # keeps the order when the bits are read as signed
-        work = self._gloo.allreduce(
-            [torch.from_numpy(values.view(np.int64))], _options(dist.ReduceOp.MAX)
-        )
-        return _TorchPending(self, work, values)
+        signed = values.view(np.int64)
+        signed ^= _SIGN
+        work = self._gloo.allreduce([torch.from_numpy(signed)], _options(dist.ReduceOp.MAX))
+        return _TorchPending(self, work, signed)
 
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
-        _check_factors(buffer.dtype, prescale, postscale)
         tensor = elements_of(buffer)
-        if buffer.dtype is DType.BOOL:
+        if buffer.dtype in (DType.BOOL, DType.UINT64):
+            multiply(tensor, prescale)
+            self._reduce_bits(tensor, op)
+            multiply(tensor, postscale)
+        else:
+            pieces = torch.split(tensor, _WIDE_ELEMENTS) if tensor.dtype in WIDE else (tensor,)
+            for piece in pieces:
+                wide = piece.to(WIDE.get(piece.dtype, piece.dtype))
+                multiply(wide, prescale)
+                self._reduce(wide, OPS[op])
+                multiply(wide, postscale)
+                if wide is not piece:
+                    piece.copy_(wide)
+        self._synchronize(tensor)
+
+    def _reduce_bits(self, tensor: torch.Tensor, op: ReduceOp) -> None:
+        """Reduce bool as bytes, and uint64 as signed numbers."""
+        if tensor.dtype == torch.bool:
             self._reduce(tensor.view(torch.uint8), BOOL_OPS[op])
             return
-        for piece in torch.split(tensor, _WIDE_ELEMENTS) if tensor.dtype in WIDE else (tensor,):
-            wide = piece.to(WIDE.get(piece.dtype, piece.dtype))
-            _multiply(wide, prescale)
-            self._reduce(wide, OPS[op])
-            _multiply(wide, postscale)
-            if wide is not piece:
-                piece.copy_(wide)
-        self._synchronize(tensor)
+        signed = tensor.view(torch.int64)
+        ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
+        if ordered:
+            signed.bitwise_xor_(_SIGN)
+        self._reduce(signed, OPS[op])
+        if ordered:
+            signed.bitwise_xor_(_SIGN)
 
     def _reduce(self, tensor: torch.Tensor, op: Any) -> None:
         if tensor.numel():
@@ -196,11 +216,11 @@ class TorchCommunicator(Communicator):
 
 class _TorchPending:
     def __init__(
-        self, communicator: TorchCommunicator, work: dist.Work, values: npt.NDArray[np.uint64]
+        self, communicator: TorchCommunicator, work: dist.Work, signed: npt.NDArray[np.int64]
     ) -> None:
         self._communicator = communicator
         self._work: dist.Work | None = work
-        self._values = values
+        self._signed = signed
 
     def test(self) -> bool:
         if self._work is None:
@@ -210,7 +230,7 @@ class _TorchPending:
         with self._communicator._peers("agreement"):
             self._work.wait()
         self._work = None
-        self._values ^= _SIGN
+        self._signed ^= _SIGN
         return True
 
 
@@ -218,17 +238,6 @@ def _options(op: Any) -> dist.AllreduceOptions:
     options = dist.AllreduceOptions()
     options.reduceOp = op
     return options
-
-
-def _check_factors(dtype: DType, *factors: float) -> None:
-    for factor in factors:
-        if factor != 1.0 and dtype not in _FACTORED:
-            raise ValueError(f"a factor of {factor} needs floating point, got {dtype.value}")
-
-
-def _multiply(tensor: torch.Tensor, factor: float) -> None:
-    if factor != 1.0:
-        tensor.mul_(factor)
 
 
 def _nothing() -> None:

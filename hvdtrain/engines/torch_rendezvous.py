@@ -127,13 +127,14 @@ def _through_torchrun(rank: int, size: int, environ: Mapping[str, str]) -> Found
     point = meet(allgather, rank, environ)
     if point.listener is not None:
         point.listener.close()
+    hostnames = tuple(allgather(socket.gethostname()))
     return Found(
         store=store,
         rank=rank,
         size=size,
         address=point.address,
-        nodes=prove_nodes(allgather),
-        hostnames=tuple(allgather(socket.gethostname())),
+        nodes=prove_nodes(allgather) or tuple(map(hostnames.index, hostnames)),
+        hostnames=hostnames,
         abort=os._exit,
         leave=_nothing,
     )

@@ -9,7 +9,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["BOOL_OPS", "OPS", "WIDE", "bytes_of", "capabilities", "elements_of"]
+__all__ = ["BOOL_OPS", "OPS", "WIDE", "bytes_of", "capabilities", "elements_of", "multiply"]
 
 OPS = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -22,11 +22,13 @@ BOOL_OPS = OPS | {
     ReduceOp.SUM: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.MIN,
 }
-# Reduced in a wider type: halves would be rounded at every hop, and no backend takes int16.
+# Reduced in a wider type: halves would be rounded at every hop, and no backend takes the others.
 WIDE = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
     torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
 }
 
 _COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
@@ -64,6 +66,22 @@ def bytes_of(buffer: Buffer) -> torch.Tensor:
     if buffer.device == "cpu":
         return torch.frombuffer(buffer.array(), dtype=torch.uint8)
     return torch.as_tensor(_CudaArray(buffer), device=buffer.device)
+
+
+def multiply(tensor: torch.Tensor, factor: float) -> None:
+    """Multiply in place; integers in float64 and truncated.
+
+    Raises:
+        ValueError: the elements are bool.
+    """
+    if factor == 1.0:
+        return
+    if tensor.dtype == torch.bool:
+        raise ValueError(f"a factor of {factor} cannot be applied to bool")
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.mul_(factor)
+    else:
+        tensor.copy_((tensor.to(torch.float64) * factor).trunc_())
 
 
 class _CudaArray:

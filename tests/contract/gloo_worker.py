@@ -54,6 +54,19 @@ def halves() -> object:
     return None
 
 
+def integers() -> object:
+    """Unsigned numbers keep their highest bit, and factors of integers truncate."""
+    c = join().communicator
+    for op, expected in ((ReduceOp.MAX, 2**64 - 1), (ReduceOp.MIN, 1), (ReduceOp.SUM, 0)):
+        large = np.array([2**64 - 1 if c.rank else 1], np.uint64)
+        c.allreduce(Buffer.from_array(large), op)
+        assert large.tolist() == [expected], (op, large)
+    whole = np.array([-7, 7, 1000], np.int32)
+    c.allreduce(Buffer.from_array(whole), ReduceOp.SUM, 0.5, 0.5)  # -3.5 is -3, twice, is -6
+    assert whole.tolist() == [-3, 3, 500]
+    return None
+
+
 def splits() -> object:
     """Subgroups concern their members only, side by side and one inside the other."""
     c = join().communicator
@@ -149,7 +162,7 @@ def network() -> object:
     return [total(world.communicator, 1), len(world.hostnames)]
 
 
-CASES = (halves, splits, sockets, late_rank, gone_rank, again, network)
+CASES = (halves, integers, splits, sockets, late_rank, gone_rank, again, network)
 
 if __name__ == "__main__":
     case = next(case for case in CASES if case.__name__ == sys.argv[1])

@@ -39,6 +39,10 @@ def test_halves_are_added_in_single_precision() -> None:
     run_ranks(WORKER, 3, args=["halves"])
 
 
+def test_integers_are_what_they_are() -> None:
+    run_ranks(WORKER, 2, args=["integers"])
+
+
 def test_subgroups_concern_their_members_only() -> None:
     run_ranks(WORKER, 4, args=["splits"], timeout_seconds=90)
 
