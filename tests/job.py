@@ -195,7 +195,7 @@ def _read_environ(pid: str) -> dict[str, str]:
 
 def rank_of(environ: Mapping[str, str]) -> int | None:
     """Return the rank that a launcher gave to the process with this environment."""
-    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK"):
         if environ.get(name, "").isdecimal():
             return int(environ[name])
     return None

@@ -8,23 +8,28 @@ from collections.abc import Mapping
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.errors import UsageError
-from hvdtrain.world import under_launcher
+from hvdtrain.world import TORCHRUN, promised_world, under_launcher
 
 __all__ = ["ENGINES", "choose_engine", "open_world"]
 
 ENGINES = {
     "local": "hvdtrain.engines.local_engine",
     "mpi": "hvdtrain.engines.mpi_engine",
+    "gloo": "hvdtrain.engines.torch_engine:open_gloo",
+    "nccl": "hvdtrain.engines.torch_engine:open_nccl",
 }
 
 
 def choose_engine(name: str, environ: Mapping[str, str]) -> str:
-    """Resolve "auto": mpi where a launcher started this process, else local.
+    """Resolve "auto": gloo under torchrun, mpi where another launcher started us, else local.
 
     Raises:
         UsageError: there is no engine of that name.
     """
     if name == "auto":
+        promised = promised_world(environ)
+        if promised is not None and promised.launcher == TORCHRUN:
+            return "gloo" if promised.size > 1 else "local"
         return "mpi" if under_launcher(environ) else "local"
     if name not in ENGINES:
         known = ", ".join(["auto", *ENGINES])
@@ -39,6 +44,7 @@ def open_world(name: str, config: Config, environ: Mapping[str, str]) -> EngineW
         EngineUnavailableError: what the engine needs is not installed.
         LauncherMismatchError: the launcher and the library do not belong together.
     """
-    module = importlib.import_module(ENGINES[name])
-    world: EngineWorld = module.open_world(config, environ)
+    module, _, function = ENGINES[name].partition(":")
+    join = getattr(importlib.import_module(module), function or "open_world")
+    world: EngineWorld = join(config, environ)
     return world

@@ -78,17 +78,28 @@ def _case(
 
 
 def pattern(rank: int, count: int, dtype: DType) -> Array:
-    """Return what `rank` contributes: 3 (rank + 1) + i mod 7 (bool: odd or even)."""
-    values = 3 * (rank + 1) + np.arange(count) % 7
-    return (values % 2 if dtype is DType.BOOL else values).astype(dtype.numpy)
+    """Return what `rank` contributes: 3 (rank + 1) + i mod 7 (bool: rank + i mod 3 is not 0)."""
+    if dtype is DType.BOOL:
+        return (rank + np.arange(count)) % 3 != 0
+    return encoded(3 * (rank + 1) + np.arange(count) % 7, dtype)
 
 
-def reduced(size: int, count: int, op: ReduceOp) -> npt.NDArray[np.int64]:
-    """Return the reduction of `pattern` over `size` ranks."""
+def encoded(values: npt.NDArray[np.int64], dtype: DType) -> Array:
+    """Return whole numbers as elements; bfloat16 is the upper half of float32."""
+    if dtype is DType.BFLOAT16:
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(dtype.numpy)
+
+
+def reduced(size: int, count: int, op: ReduceOp, dtype: DType) -> Array:
+    """Return the reduction of `pattern` over `size` ranks (bool: SUM is or, MIN is and)."""
+    if dtype is DType.BOOL:
+        parts = np.array([pattern(rank, count, dtype) for rank in range(size)])
+        return np.all(parts, 0) if op is ReduceOp.MIN else np.any(parts, 0)
     wave = np.arange(count) % 7
     if op is ReduceOp.SUM:
-        return 3 * size * (size + 1) // 2 + size * wave
-    return 3 * (size if op is ReduceOp.MAX else 1) + wave
+        return encoded(3 * size * (size + 1) // 2 + size * wave, dtype)
+    return encoded(3 * (size if op is ReduceOp.MAX else 1) + wave, dtype)
 
 
 def _buffer(array: Array, dtype: DType) -> Buffer:
@@ -96,19 +107,18 @@ def _buffer(array: Array, dtype: DType) -> Buffer:
 
 
 def _same(got: Array, expected: Array) -> None:
+    if got.dtype == bool:  # for which any byte but zero would do
+        got, expected = got.view(np.uint8), expected.view(np.uint8)
     np.testing.assert_array_equal(got, expected)
 
 
 def _allreduce(c: Communicator, dtype: DType, op: ReduceOp, count: int) -> None:
     if op is ReduceOp.PRODUCT:
-        array = np.full(count, c.rank + 2, dtype.numpy)
-        expected = np.full(count, factorial(c.size + 1), dtype.numpy)
+        array = encoded(np.full(count, c.rank + 2), dtype)
+        expected = encoded(np.full(count, factorial(c.size + 1)), dtype)
     else:
         array = pattern(c.rank, count, dtype)
-        expected = reduced(c.size, count, op).astype(dtype.numpy)
-    if dtype in (DType.BOOL, DType.FLOAT16, DType.BFLOAT16):
-        # Only an engine of one rank takes these: there is nothing to add.
-        expected = array.copy()
+        expected = reduced(c.size, count, op, dtype)
     c.allreduce(_buffer(array, dtype), op)
     _same(array, expected)
 
@@ -174,8 +184,7 @@ def _reduce_scatter(c: Communicator, dtype: DType, op: ReduceOp) -> None:
     before = send.copy()
     receive = np.zeros(counts[c.rank], dtype.numpy)
     c.reduce_scatter(_buffer(send, dtype), _buffer(receive, dtype), counts, op)
-    whole = before if c.size == 1 else reduced(c.size, sum(counts), op).astype(dtype.numpy)
-    _same(receive, _own_part(c, whole))
+    _same(receive, _own_part(c, reduced(c.size, sum(counts), op, dtype)))
     _same(send, before)
 
 
@@ -220,4 +229,4 @@ def _empty(c: Communicator, dtype: DType) -> None:
     memory = c.empty(4004).view(np.float32)
     memory[:] = pattern(c.rank, 1001, dtype)
     c.allreduce(_buffer(memory, dtype), ReduceOp.SUM)
-    _same(memory, reduced(c.size, 1001, ReduceOp.SUM).astype(np.float32))
+    _same(memory, reduced(c.size, 1001, ReduceOp.SUM, dtype))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from contract_cases import all_cases
+from contract_gpu import on_gpu
 from ranks import report
 
 from hvdtrain.buffer import Buffer
@@ -21,6 +22,8 @@ from hvdtrain.types import ReduceOp
 def main(engine: str, fault: str) -> None:
     """Run every case that the engine takes twice, and report how many it took and refused."""
     communicator = open_world(engine, Config.from_environ(os.environ), os.environ).communicator
+    if engine == "nccl":
+        communicator = on_gpu(communicator)
     if fault:
         FAULTS[fault](communicator)
     taken, refused = 0, 0

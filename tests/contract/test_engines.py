@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import launch, run_ranks
+import torch
+from ranks import launch, run_ranks, start
 
 WORKER = Path(__file__).parent / "contract_worker.py"
 
 # How many cases of the table each engine runs and refuses; a number that sinks is a loss.
-TAKEN = {"local": 432, "mpi": 360}
-REFUSED = {"local": 0, "mpi": 72}
+TAKEN = {"local": 432, "mpi": 360, "gloo": 406, "nccl": 406}
+REFUSED = {"local": 0, "mpi": 72, "gloo": 26, "nccl": 26}
 
 
 def _check(results: list[dict[str, int]], engine: str) -> None:
@@ -29,6 +30,29 @@ def test_local() -> None:
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_mpi(mpi: str, np: int) -> None:
     _check(run_ranks(WORKER, np, args=["mpi"], mpi=mpi, timeout_seconds=120).results, "mpi")
+
+
+@pytest.mark.parametrize("np", [1, 2, 3, 4])
+def test_gloo(np: int) -> None:
+    _check(run_ranks(WORKER, np, args=["gloo"], timeout_seconds=180).results, "gloo")
+
+
+def test_gloo_under_torchrun() -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    with start([*torchrun, 2, WORKER, "gloo"]) as job:
+        done = job.wait(120)
+        if done.returncode != 0:
+            job.fail(f"exit code {done.returncode}")
+        job.assert_nothing_left()
+        _check(job.results(2), "gloo")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("np", [1, 2])
+def test_nccl(np: int) -> None:
+    if np > torch.cuda.device_count():
+        pytest.skip(f"{np} ranks need {np} GPUs")
+    _check(run_ranks(WORKER, np, args=["nccl"], timeout_seconds=180).results, "nccl")
 
 
 @pytest.mark.parametrize("np", [2, 3])

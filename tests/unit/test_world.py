@@ -56,7 +56,8 @@ MVAPICH2 = {
 JSRUN = {"JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "12", "JSM_NAMESPACE_LOCAL_RANK": "5"}
 PALS = {"PALS_RANKID": "2", "PALS_NODEID": "0", "PMI_RANK": "2", "PMI_SIZE": "4"}
 FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "2"}
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "h"}
+BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+TORCHRUN = BY_HAND | {"LOCAL_RANK": "1", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,22 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "h
             id="mpiexec in sbatch",
         ),
         pytest.param(BATCH, None, id="batch shell: SLURM_NTASKS but no step"),
-        pytest.param(TORCHRUN, None, id="torchrun starts no MPI"),
+        pytest.param(TORCHRUN, PromisedWorld("torchrun", 1, 2, "WORLD_SIZE"), id="torchrun"),
+        pytest.param(
+            DAEMON | TORCHRUN,
+            PromisedWorld("torchrun", 1, 2, "WORLD_SIZE"),
+            id="srun of one torchrun for each node",
+        ),
+        pytest.param(
+            BY_HAND,
+            PromisedWorld("torchrun", 1, 2, "WORLD_SIZE"),
+            id="torchrun's variables set by hand",
+        ),
+        pytest.param(
+            OPEN_MPI | BY_HAND,
+            PromisedWorld("Open MPI's mpirun", 3, 8, "OMPI_COMM_WORLD_SIZE"),
+            id="mpirun where such variables are left over",
+        ),
         pytest.param({"OMPI_COMM_WORLD_RANK": "0"}, None, id="a rank without a size"),
         pytest.param({"OMPI_COMM_WORLD_SIZE": "2"}, None, id="a size without a rank"),
         pytest.param(

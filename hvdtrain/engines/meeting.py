@@ -1,0 +1,155 @@
+"""An address of each rank that all others can reach, and a port that is bound from the start.
+
+A port that is announced before it is bound may be somebody else's by then; a name that resolves
+on one host may mean something else on another; and a server on all interfaces is open to all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdtrain.errors import EngineUnavailableError
+
+__all__ = ["MeetingPoint", "meet"]
+
+_LOOPBACK = "127.0.0.1"
+_PROBE_SECONDS = 3.0
+_SIOCGIFADDR = 0x8915
+
+_Endpoint = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class MeetingPoint:
+    """Where rank 0 listens, and where this rank can be reached.
+
+    Attributes:
+        host: address of rank 0.
+        port: a port there that is bound already.
+        address: of this rank, on the network that leads to rank 0.
+        listener: the socket that listens (rank 0), for the caller to use or to close.
+    """
+
+    host: str
+    port: int
+    address: str
+    listener: socket.socket | None
+
+
+def meet(
+    allgather: Callable[[Any], list[Any]], rank: int, environ: Mapping[str, str]
+) -> MeetingPoint:
+    """Find an address of rank 0 that every rank reaches, by connecting to it (collective).
+
+    Ranks that share a loopback device use that; else rank 0 listens on each of its addresses,
+    or on those of the interfaces that GLOO_SOCKET_IFNAME names.
+
+    Args:
+        allgather: gathers one picklable value of every rank, by rank (collective).
+        rank: the number of this rank.
+        environ: the environment.
+
+    Raises:
+        EngineUnavailableError: no address of rank 0 is reached by all (on every rank).
+    """
+    networks = allgather(_network())
+    listeners = _listen(_candidates(networks, environ)) if rank == 0 else []
+    offered: list[_Endpoint] = allgather([listener.getsockname()[:2] for listener in listeners])[0]
+    replies = allgather([host if rank == 0 else _reach(host, port) for host, port in offered])
+    chosen = next((i for i in range(len(offered)) if all(reply[i] for reply in replies)), None)
+    for i, listener in enumerate(listeners):
+        if i != chosen:
+            listener.close()
+    if chosen is None:
+        raise EngineUnavailableError(_explain(offered, replies, environ))
+    if rank == 0:
+        _forget_probes(listeners[chosen])
+    return MeetingPoint(
+        *offered[chosen], replies[rank][chosen], listeners[chosen] if rank == 0 else None
+    )
+
+
+def _network() -> tuple[str, str]:
+    """Name this host's running kernel and this process's network in it."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip(), os.readlink("/proc/self/ns/net")
+
+
+def _candidates(networks: Sequence[object], environ: Mapping[str, str]) -> list[str]:
+    """Return rank 0's addresses that are worth trying, the likeliest first."""
+    if named := environ.get("GLOO_SOCKET_IFNAME"):
+        return [a for name in named.split(",") if (a := _interface_address(name.strip()))]
+    if len(set(networks)) == 1:
+        return [_LOOPBACK]
+    interfaces = [_interface_address(name) for _, name in socket.if_nameindex()]
+    found = [*_addresses_of(socket.gethostname()), *filter(None, interfaces)]
+    return [a for a in dict.fromkeys(found) if not a.startswith(("127.", "::1", "fe80"))]
+
+
+def _addresses_of(host: str) -> list[str]:
+    try:
+        return [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
+
+
+def _interface_address(name: str) -> str | None:
+    request = struct.pack("256s", name.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            reply = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+        except OSError:  # no such interface, or it has no IPv4 address
+            return None
+    return socket.inet_ntoa(reply[20:24])
+
+
+def _listen(addresses: Sequence[str]) -> list[socket.socket]:
+    listeners = []
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            listeners.append(socket.create_server((address, 0), family=family, backlog=4096))
+        except OSError:  # an address that a name resolves to need not be this host's
+            continue
+    return listeners
+
+
+def _reach(host: str, port: int) -> str | None:
+    """Connect, and return the address of this end; None where nobody answers."""
+    try:
+        with socket.create_connection((host, port), _PROBE_SECONDS) as connection:
+            return str(connection.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _forget_probes(listener: socket.socket) -> None:
+    listener.setblocking(False)
+    while True:
+        try:
+            listener.accept()[0].close()
+        except BlockingIOError:
+            return
+
+
+def _explain(
+    offered: Sequence[_Endpoint],
+    replies: Sequence[Sequence[str | None]],
+    environ: Mapping[str, str],
+) -> str:
+    named = environ.get("GLOO_SOCKET_IFNAME")
+    if not offered:
+        which = f"GLOO_SOCKET_IFNAME={named}" if named else "no interface"
+        return f"rank 0 has no address to listen on ({which}): name an interface that is up"
+    missed = [str(rank) for rank, reply in enumerate(replies) if not all(reply)]
+    tried = ", ".join(host for host, _ in offered)
+    return (
+        f"no address of rank 0 is reached by every rank (tried {tried}; missed by rank "
+        f"{', '.join(missed)}): set GLOO_SOCKET_IFNAME to the interface that all hosts share"
+    )

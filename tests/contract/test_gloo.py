@@ -1,0 +1,143 @@
+"""What the gloo engine promises beyond the contract, on real ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import launch, run_ranks, start
+
+WORKER = Path(__file__).with_name("gloo_worker.py")
+LOOPBACK = "0100007F"
+# Two networks that only a pair of virtual interfaces joins; the first has an address more.
+TWO_NETWORKS = """
+set -e
+unshare --net sleep 60 & other=$!
+trap 'kill $other' EXIT
+until [[ $(readlink /proc/$other/ns/net) != $(readlink /proc/$$/ns/net) ]]; do sleep 0.01; done
+ip link set lo up
+nsenter --target $other --net ip link set lo up
+ip link add dummy0 type veth peer name dummy1
+ip address add 10.77.0.1/24 dev dummy0
+ip link set dummy0 up
+ip link add here type veth peer name there netns $other
+ip address add 10.78.0.1/24 dev here
+nsenter --target $other --net ip address add 10.78.0.2/24 dev there
+ip link set here up
+nsenter --target $other --net ip link set there up
+export WORLD_SIZE=2 MASTER_ADDR=10.78.0.1 MASTER_PORT=29500
+RANK=1 nsenter --target $other --net "$@" & rank1=$!
+RANK=0 "$@"
+wait $rank1
+"""
+
+
+def test_halves_are_added_in_single_precision() -> None:
+    run_ranks(WORKER, 3, args=["halves"])
+
+
+def test_integers_are_what_they_are() -> None:
+    run_ranks(WORKER, 2, args=["integers"])
+
+
+def test_subgroups_concern_their_members_only() -> None:
+    run_ranks(WORKER, 4, args=["splits"], timeout_seconds=90)
+
+
+def test_ranks_of_one_host_listen_on_loopback_only() -> None:
+    addresses = run_ranks(WORKER, 2, args=["sockets"]).results
+    assert addresses == [[LOOPBACK, LOOPBACK], [LOOPBACK]]  # rank 0 has the store, too
+
+
+def test_waiting_for_a_late_rank_burns_nothing() -> None:
+    share = run_ranks(WORKER, 2, args=["late_rank"]).results[0]
+    assert share < 0.1, f"{share:.1%} of a core"
+
+
+def test_a_rank_that_has_gone_is_an_error_of_the_others() -> None:
+    failures = run_ranks(WORKER, 2, args=["gone_rank"]).results[0]
+    assert [text.split(":")[0] for text in failures] == [
+        "[rank 0/2] agreement",
+        "[rank 0/2] allreduce",
+    ]
+    assert all("the connection to another rank failed" in text for text in failures)
+
+
+def test_a_world_is_left_and_joined_again() -> None:
+    assert run_ranks(WORKER, 2, args=["again"]).results == [[0, 0], [0, 0]]
+
+
+def test_two_jobs_at_once_do_not_meet() -> None:
+    with launch(WORKER, 2, args=["again"]) as one, launch(WORKER, 2, args=["again"]) as other:
+        for job in (one, other):
+            done = job.wait(90)
+            if done.returncode != 0:
+                job.fail(f"exit code {done.returncode}")
+            assert job.results(2) == [[0, 0], [0, 0]]
+
+
+def test_without_a_launcher_it_is_a_world_of_one() -> None:
+    with start([sys.executable, WORKER, "network"]) as job:
+        assert job.wait(60).returncode == 0, job.stderr
+        assert job.results(1) == [[1, 1]]
+
+
+def test_ranks_find_the_network_that_joins_them() -> None:
+    isolated = ["unshare", "--user", "--map-root-user", "--net"]
+    try:
+        subprocess.run([*isolated, "ip", "link"], check=True, capture_output=True, timeout=10)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    with start(
+        [*isolated, "bash", "-c", TWO_NETWORKS, "bash", sys.executable, WORKER, "network"]
+    ) as job:
+        done = job.wait(90)
+        if done.returncode != 0:
+            job.fail(f"exit code {done.returncode}")
+        assert job.results(2) == [[2, 2]] * 2
+
+
+def test_an_interface_that_is_not_there() -> None:
+    code = "from hvdtrain.core import context; context.init('gloo')"
+    with launch(["-c", code], 2, env={"GLOO_SOCKET_IFNAME": "nope"}) as job:
+        done = job.wait(60)
+        job.assert_nothing_left()
+    assert done.returncode == 2
+    assert "hvdtrain: rank 0 has no address to listen on (GLOO_SOCKET_IFNAME=nope)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_mpi_under_torchrun_is_refused() -> None:
+    code = "from hvdtrain.core import context; context.init('mpi'); print('started')"
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "torchrun promised 2 ranks (WORLD_SIZE=2)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("hide", "reason"),
+    [
+        ("sys.modules['torch'] = None", "engine gloo needs PyTorch: pip install torch"),
+        (
+            "import torch.distributed as d; d.is_backend_available = lambda _: False",
+            "engine gloo is not in this build of PyTorch",
+        ),
+    ],
+)
+def test_a_missing_library_is_named(hide: str, reason: str) -> None:
+    code = f"import sys; {hide}\nfrom hvdtrain.core import context; context.init('gloo')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"hvdtrain: {reason}")
+    assert len(done.stderr.splitlines()) == 1
