@@ -13,6 +13,7 @@ from hvdtrain.world import under_launcher
 __all__ = ["ENGINES", "choose_engine", "open_world"]
 
 ENGINES = {
+    "horovod": "hvdtrain.engines.horovod_engine",
     "local": "hvdtrain.engines.local_engine",
     "mpi": "hvdtrain.engines.mpi_engine",
 }
