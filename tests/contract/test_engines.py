@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from horovod_environment import horovod_python
 from ranks import launch, run_ranks
 
 WORKER = Path(__file__).parent / "contract_worker.py"
 
 # How many cases of the table each engine runs and refuses; a number that sinks is a loss.
-TAKEN = {"local": 348, "mpi": 276}
-REFUSED = {"local": 0, "mpi": 72}
+TAKEN = {"local": 349, "mpi": 277, "horovod": 219}
+REFUSED = {"local": 0, "mpi": 72, "horovod": 130}
 
 
 def _check(results: list[dict[str, int]], engine: str) -> None:
@@ -29,6 +30,20 @@ def test_local() -> None:
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_mpi(mpi: str, np: int) -> None:
     _check(run_ranks(WORKER, np, args=["mpi"], mpi=mpi, timeout_seconds=120).results, "mpi")
+
+
+@pytest.mark.parametrize("np", [1, 2, 3, 4])
+def test_horovod(np: int) -> None:
+    python = horovod_python()
+    done = run_ranks(WORKER, np, args=["horovod"], python=python, timeout_seconds=180)
+    _check(done.results, "horovod")
+
+
+def test_horovod_in_chunks_of_a_few_elements() -> None:
+    env = {"HVDTRAIN_CHUNK_BYTES": 1000, "HOROVOD_CYCLE_TIME": 0.1}
+    python = horovod_python()
+    done = run_ranks(WORKER, 2, args=["horovod"], python=python, env=env, timeout_seconds=180)
+    _check(done.results, "horovod")
 
 
 @pytest.mark.parametrize("np", [2, 3])
@@ -60,12 +75,20 @@ def test_a_broken_engine_fails(fault: str, caught_by: str) -> None:
     assert f"of 3, {caught_by}" in done.stderr
 
 
-def test_an_engine_that_is_not_installed_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("engine", "module", "message"),
+    [
+        ("mpi", "mpi4py", "engine mpi needs mpi4py: pip install"),
+        ("horovod", "horovod", "engine horovod needs horovod: python -m hvdtrain build-horovod"),
+        ("horovod", "torch", "engine horovod needs torch: pip install torch, then python -m"),
+    ],
+)
+def test_an_engine_that_is_not_installed_is_refused(engine: str, module: str, message: str) -> None:
     code = (
-        "import sys; sys.modules['mpi4py'] = None\n"
-        "import hvdtrain.core.context as context; context.init('mpi')"
+        f"import sys; sys.modules[{module!r}] = None\n"
+        f"import hvdtrain.core.context as context; context.init({engine!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr.startswith("hvdtrain: engine mpi needs mpi4py: pip install")
+    assert done.stderr.startswith(f"hvdtrain: {message}")
     assert "Traceback" not in done.stderr
