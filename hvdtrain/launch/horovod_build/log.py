@@ -12,8 +12,13 @@ from hvdtrain.errors import HvdtrainError
 
 __all__ = ["BuildFailedError", "Log"]
 
-_TELLING = re.compile(
-    r"\berror\b|CMake Error|undefined reference|No space left|Killed|Traceback|Error:", re.I
+# The most telling kind of line first: what follows an error of the compiler is mostly noise.
+_TELLING = (
+    re.compile(
+        r": (fatal )?error:|undefined reference|CMake Error|Could NOT find|No space left|Killed"
+    ),
+    re.compile(r"\berror\b", re.IGNORECASE),
+    re.compile(r"\S"),
 )
 _SHOWN_LINES = 8
 _SHOWN_CHARACTERS = 300
@@ -77,5 +82,5 @@ class Log:
 
 
 def _telling(lines: Sequence[str]) -> Sequence[str]:
-    errors = [line for line in lines if _TELLING.search(line) and "Werror" not in line]
-    return (errors or [line for line in lines if line.strip()])[-_SHOWN_LINES:]
+    kinds = ([line for line in lines if kind.search(line)] for kind in _TELLING)
+    return next(filter(None, kinds), [])[-_SHOWN_LINES:]
