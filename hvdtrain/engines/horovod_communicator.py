@@ -15,11 +15,11 @@ from hvdtrain.engines.horovod_memory import (
     elements,
     even_rows,
     pieces,
-    scale,
     starts,
     word_counts,
     words,
 )
+from hvdtrain.engines.scaling import scale
 from hvdtrain.errors import HvdtrainError, UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
@@ -27,6 +27,7 @@ __all__ = ["HorovodCommunicator"]
 
 # horovod.torch has no reduction for other types. float16 is rounded after every addition.
 _REDUCED = frozenset({DType.INT32, DType.INT64, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64})
+_REDUCTIONS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 _MOST_WORDS = 2**31 - 1
 _HIGHEST_BIT = np.uint64(1 << 63)
 
@@ -44,7 +45,7 @@ class HorovodCommunicator(Communicator):
     """
 
     capabilities = Capabilities(
-        reduces={op: _REDUCED for op in ReduceOp if op is not ReduceOp.AVERAGE},
+        reduces=dict.fromkeys(_REDUCTIONS, _REDUCED),
         moves=frozenset(DType),
         devices=frozenset({"cpu"}),
         concurrent=True,
@@ -83,10 +84,9 @@ class HorovodCommunicator(Communicator):
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
         for piece in pieces(buffer, self._chunk_bytes):
-            tensor = elements(piece)
-            scale(tensor, prescale)  # Horovod's own factor must be the same on all ranks
-            self._calls.run("allreduce_async_", tensor, op=self._reduction(op))
-            scale(tensor, postscale)
+            _scale(piece, prescale)  # Horovod's own factor must be the same on all ranks
+            self._calls.run("allreduce_async_", elements(piece), op=self._reduction(op))
+            _scale(piece, postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         for piece in pieces(buffer, self._chunk_bytes):
@@ -140,19 +140,18 @@ class HorovodCommunicator(Communicator):
     ) -> None:
         rows = even_rows(counts)
         if rows and op is ReduceOp.SUM and self._in_order and send.nbytes <= self._chunk_bytes:
-            tensor = elements(send)
             if prescale != 1.0:
-                tensor = tensor.clone()
-                scale(tensor, prescale)
-            own = self._calls.run("reducescatter_async", tensor.view(rows, -1), op=self._hvd.Sum)
-            result = own.view(-1)
+                send = Buffer.from_array(send.array().copy(), send.dtype)
+                _scale(send, prescale)
+            table = elements(send).view(rows, -1)
+            result = self._calls.run("reducescatter_async", table, op=self._hvd.Sum).view(-1)
         else:
             # Horovod only deals out evenly, and only sums: reduce all, and keep one part.
             copy = Buffer.from_array(send.array().copy(), send.dtype)
             self.allreduce(copy, op, prescale)
             result = elements(copy.slice(starts(counts)[self.rank], counts[self.rank]))
         elements(receive).copy_(result)
-        scale(elements(receive), postscale)
+        _scale(receive, postscale)
 
     def barrier(self) -> None:
         # Horovod's own has one name for all communicators of a process set.
@@ -223,3 +222,10 @@ class _HorovodPending:
             self._values[:] = self._numbers.view(np.uint64) ^ _HIGHEST_BIT
             self._done = True
         return self._done
+
+
+def _scale(buffer: Buffer, factor: float) -> None:
+    if buffer.dtype is DType.FLOAT16 and factor != 1.0:
+        elements(buffer).mul_(factor)
+    else:
+        scale(buffer, factor)

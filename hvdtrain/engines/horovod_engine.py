@@ -21,6 +21,8 @@ _SETTINGS = {
     "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
     # Milliseconds between two looks at what is to do: Horovod's own 1 is what an operation costs.
     "HOROVOD_CYCLE_TIME": "0.2",
+    # It remembers operations by name, and here every name is new.
+    "HOROVOD_CACHE_CAPACITY": "0",
     # hvdtrain's core watches for stalls itself, and knows the names that people gave.
     "HOROVOD_STALL_CHECK_DISABLE": "1",
 }

@@ -11,7 +11,7 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType
 
-__all__ = ["elements", "even_rows", "pieces", "scale", "starts", "word_counts", "words"]
+__all__ = ["elements", "even_rows", "pieces", "starts", "word_counts", "words"]
 
 # Moving needs the width of an element, not its meaning.
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -43,19 +43,6 @@ def pieces(buffer: Buffer, nbytes: int) -> Iterator[Buffer]:
 def starts(counts: Sequence[int]) -> list[int]:
     """Return where each part begins."""
     return [0, *accumulate(counts)][:-1]
-
-
-def scale(tensor: torch.Tensor, factor: float) -> None:
-    """Multiply in place; the factor 1 leaves the memory untouched.
-
-    Raises:
-        ValueError: the element type cannot hold a fraction.
-    """
-    if factor == 1.0:
-        return
-    if not tensor.is_floating_point():
-        raise ValueError(f"a factor of {factor} needs floating point, got {tensor.dtype}")
-    tensor.mul_(factor)
 
 
 def even_rows(counts: Sequence[int]) -> int:
