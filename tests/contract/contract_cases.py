@@ -131,12 +131,13 @@ def _broadcast(c: Communicator, dtype: DType, count: int, root: str) -> None:
 
 
 def _allgather(c: Communicator, dtype: DType) -> None:
-    counts = [(5 * rank + 3) % 7 for rank in range(c.size)]  # 3, 1, 6, 4
-    counts[-1] = 0 if c.size > 1 else 3
-    send = pattern(c.rank, counts[c.rank], dtype)
-    receive = np.zeros(sum(counts), dtype.numpy)
-    c.allgather(_buffer(send, dtype), _buffer(receive, dtype), counts)
-    _same(receive, np.concatenate([pattern(r, counts[r], dtype) for r in range(c.size)]))
+    for scale in (1, 300):  # the second is more than tests with small pieces send at once
+        counts = [(5 * rank + 3) % 7 * scale for rank in range(c.size)]  # 3, 1, 6, 4
+        counts[-1] = 0 if c.size > 1 else 3
+        send = pattern(c.rank, counts[c.rank], dtype)
+        receive = np.zeros(sum(counts), dtype.numpy)
+        c.allgather(_buffer(send, dtype), _buffer(receive, dtype), counts)
+        _same(receive, np.concatenate([pattern(r, counts[r], dtype) for r in range(c.size)]))
 
 
 def _alltoall(c: Communicator, dtype: DType) -> None:

@@ -39,10 +39,10 @@ def test_horovod(np: int) -> None:
     _check(done.results, "horovod")
 
 
-def test_horovod_in_chunks_of_a_few_elements() -> None:
-    env = {"HVDTRAIN_CHUNK_BYTES": 1000, "HOROVOD_CYCLE_TIME": 0.1}
+def test_horovod_in_small_chunks() -> None:
+    env = {"HVDTRAIN_CHUNK_BYTES": 5000, "HOROVOD_CYCLE_TIME": 0.1}
     python = horovod_python()
-    done = run_ranks(WORKER, 2, args=["horovod"], python=python, env=env, timeout_seconds=180)
+    done = run_ranks(WORKER, 3, args=["horovod"], python=python, env=env, timeout_seconds=180)
     _check(done.results, "horovod")
 
 
