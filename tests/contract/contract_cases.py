@@ -66,6 +66,7 @@ def all_cases() -> Iterator[Case]:
     yield _case("allreduce in several pieces", DType.FLOAT32, *large)
     yield _case("start_max", DType.INT64, None, _start_max)
     yield _case("split", DType.INT64, ReduceOp.SUM, _split)
+    yield _case("two of the same ranks", DType.INT64, ReduceOp.SUM, _twins)
     yield _case("empty", DType.FLOAT32, ReduceOp.SUM, _empty)
 
 
@@ -140,12 +141,13 @@ def _broadcast(c: Communicator, dtype: DType, count: int, root: str) -> None:
 
 
 def _allgather(c: Communicator, dtype: DType) -> None:
-    counts = [(5 * rank + 3) % 7 for rank in range(c.size)]  # 3, 1, 6, 4
-    counts[-1] = 0 if c.size > 1 else 3
-    send = pattern(c.rank, counts[c.rank], dtype)
-    receive = np.zeros(sum(counts), dtype.numpy)
-    c.allgather(_buffer(send, dtype), _buffer(receive, dtype), counts)
-    _same(receive, np.concatenate([pattern(r, counts[r], dtype) for r in range(c.size)]))
+    for scale in (1, 300):  # the second is more than tests with small pieces send at once
+        counts = [(5 * rank + 3) % 7 * scale for rank in range(c.size)]  # 3, 1, 6, 4
+        counts[-1] = 0 if c.size > 1 else 3
+        send = pattern(c.rank, counts[c.rank], dtype)
+        receive = np.zeros(sum(counts), dtype.numpy)
+        c.allgather(_buffer(send, dtype), _buffer(receive, dtype), counts)
+        _same(receive, np.concatenate([pattern(r, counts[r], dtype) for r in range(c.size)]))
 
 
 def _alltoall(c: Communicator, dtype: DType) -> None:
@@ -172,19 +174,23 @@ def _scatter_counts(c: Communicator) -> list[int]:
     return [301 + rank if rank != 1 else 0 for rank in range(c.size)]
 
 
-def _own_part(c: Communicator, whole: Array) -> Array:
-    counts = _scatter_counts(c)
+def _own_part(c: Communicator, whole: Array, counts: list[int]) -> Array:
     start = sum(counts[: c.rank])
     return whole[start : start + counts[c.rank]]
 
 
 def _reduce_scatter(c: Communicator, dtype: DType, op: ReduceOp) -> None:
-    counts = _scatter_counts(c)
+    even = [15 if rank == 0 else 10 for rank in range(c.size)]  # rows of 5, dealt like Horovod's
+    for counts in (_scatter_counts(c), even, [0] * c.size):
+        _reduce_scatter_to(c, dtype, op, counts)
+
+
+def _reduce_scatter_to(c: Communicator, dtype: DType, op: ReduceOp, counts: list[int]) -> None:
     send = pattern(c.rank, sum(counts), dtype)
     before = send.copy()
     receive = np.zeros(counts[c.rank], dtype.numpy)
     c.reduce_scatter(_buffer(send, dtype), _buffer(receive, dtype), counts, op)
-    _same(receive, _own_part(c, reduced(c.size, sum(counts), op, dtype)))
+    _same(receive, _own_part(c, reduced(c.size, sum(counts), op, dtype), counts))
     _same(send, before)
 
 
@@ -200,7 +206,7 @@ def _reduce_scatter_factors(c: Communicator, dtype: DType) -> None:
     n, wave = c.size, np.arange(sum(counts)) % 7
     squares, total = (n - 1) * n * (2 * n - 1) // 6, n * (n - 1) // 2
     whole = (2 * (3 * (squares + total) + total * wave)).astype(dtype.numpy)
-    _same(receive, _own_part(c, whole))
+    _same(receive, _own_part(c, whole, counts))
     _same(send, before)
 
 
@@ -221,8 +227,28 @@ def _split(c: Communicator, dtype: DType) -> None:
         array = np.array([10**c.rank], np.int64)
         part.allreduce(_buffer(array, dtype), ReduceOp.SUM)
         assert array[0] == sum(10**rank for rank in chosen)
+        for run in (_allgather, _alltoall):
+            run(part, dtype)
+        _broadcast(part, dtype, 7, "first")
+        _reduce_scatter(part, dtype, ReduceOp.SUM)
         part.close()
         part.close()  # does nothing
+
+
+def _twins(c: Communicator, dtype: DType) -> None:
+    twins = [c.split(range(c.size)) for _ in range(2)]
+    for one, other in (twins, twins[::-1]):
+        assert one is not None
+        assert other is not None
+        values = np.array([c.rank], np.uint64)
+        pending = one.start_max(values)
+        _allreduce(other, dtype, ReduceOp.SUM, 7)
+        while not pending.test():
+            pass
+        _same(values, np.array([c.size - 1], np.uint64))
+    for twin in twins:
+        assert twin is not None
+        twin.close()
 
 
 def _empty(c: Communicator, dtype: DType) -> None:

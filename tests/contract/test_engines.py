@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from horovod_environment import horovod_python
 from ranks import launch, run_ranks, start
 
 WORKER = Path(__file__).parent / "contract_worker.py"
 
 # How many cases of the table each engine runs and refuses; a number that sinks is a loss.
-TAKEN = {"local": 432, "mpi": 360, "gloo": 406, "nccl": 406}
-REFUSED = {"local": 0, "mpi": 72, "gloo": 26, "nccl": 26}
+TAKEN = {"local": 433, "mpi": 361, "gloo": 407, "nccl": 407, "horovod": 249}
+REFUSED = {"local": 0, "mpi": 72, "gloo": 26, "nccl": 26, "horovod": 184}
 
 
 def _check(results: list[dict[str, int]], engine: str) -> None:
@@ -55,6 +56,20 @@ def test_nccl(np: int) -> None:
     _check(run_ranks(WORKER, np, args=["nccl"], timeout_seconds=180).results, "nccl")
 
 
+@pytest.mark.parametrize("np", [1, 2, 3, 4])
+def test_horovod(np: int) -> None:
+    python = horovod_python()
+    done = run_ranks(WORKER, np, args=["horovod"], python=python, timeout_seconds=180)
+    _check(done.results, "horovod")
+
+
+def test_horovod_in_small_chunks() -> None:
+    env = {"HVDTRAIN_CHUNK_BYTES": 5000, "HOROVOD_CYCLE_TIME": 0.1}
+    python = horovod_python()
+    done = run_ranks(WORKER, 3, args=["horovod"], python=python, env=env, timeout_seconds=180)
+    _check(done.results, "horovod")
+
+
 @pytest.mark.parametrize("np", [2, 3])
 def test_mpi_in_chunks_of_a_few_elements(np: int) -> None:
     env = {"HVDTRAIN_CHUNK_BYTES": 1000}
@@ -84,12 +99,20 @@ def test_a_broken_engine_fails(fault: str, caught_by: str) -> None:
     assert f"of 3, {caught_by}" in done.stderr
 
 
-def test_an_engine_that_is_not_installed_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("engine", "module", "message"),
+    [
+        ("mpi", "mpi4py", "engine mpi needs mpi4py: pip install"),
+        ("horovod", "horovod", "engine horovod needs horovod: python -m hvdtrain build-horovod"),
+        ("horovod", "torch", "engine horovod needs torch: pip install torch, then python -m"),
+    ],
+)
+def test_an_engine_that_is_not_installed_is_refused(engine: str, module: str, message: str) -> None:
     code = (
-        "import sys; sys.modules['mpi4py'] = None\n"
-        "import hvdtrain.core.context as context; context.init('mpi')"
+        f"import sys; sys.modules[{module!r}] = None\n"
+        f"import hvdtrain.core.context as context; context.init({engine!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr.startswith("hvdtrain: engine mpi needs mpi4py: pip install")
+    assert done.stderr.startswith(f"hvdtrain: {message}")
     assert "Traceback" not in done.stderr

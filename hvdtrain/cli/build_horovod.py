@@ -1,0 +1,60 @@
+"""`hvdtrain build-horovod`: build and install Horovod for the frameworks that are here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.horovod_build.log import BuildFailedError
+from hvdtrain.launch.horovod_build.plan import Plan, make_plan
+from hvdtrain.launch.horovod_build.recipe import HOROVOD_VERSION
+from hvdtrain.launch.horovod_build.workshop import open_workshop
+from hvdtrain.launch.stages import Stages
+from hvdtrain.world import promised_world
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.option("--force", is_flag=True, help="Build even where the cache has a wheel.")
+@click.option("--wheel-only", is_flag=True, help="Do not install; print the path of the wheel.")
+@click.option("--without-torch", is_flag=True, help="Leave horovod.torch out.")
+@click.option("--without-tensorflow", is_flag=True, help="Leave horovod.tensorflow out.")
+def command(force: bool, wheel_only: bool, without_torch: bool, without_tensorflow: bool) -> None:
+    """Build Horovod for the installed torch and TensorFlow, install it and try it.
+
+    The wheel is kept in ~/.cache/hvdtrain (or XDG_CACHE_HOME) and taken from there next time.
+    """
+    promised = promised_world(os.environ)
+    if promised is not None and promised.size > 1:
+        raise UsageError(f"'build-horovod' is for one process: call it without {promised.launcher}")
+    left_out = {"torch": without_torch, "tensorflow": without_tensorflow}
+    plan = make_plan(os.environ, [name for name in left_out if left_out[name]], force)
+    try:
+        wheel = _carry_out(plan, wheel_only)
+    except BuildFailedError as error:
+        click.echo(f"hvdtrain: {error}", err=True)
+        sys.exit(error.exit_code)
+    if wheel_only:
+        click.echo(wheel)
+    else:
+        click.echo(f"Horovod {HOROVOD_VERSION} is installed: set HVDTRAIN_ENGINE=horovod to use it")
+
+
+def _carry_out(plan: Plan, wheel_only: bool) -> Path:
+    click.echo(f"Horovod {HOROVOD_VERSION} for {plan.target.frameworks}, {plan.mpi}")
+    if isinstance(plan.source, Path):
+        click.echo(f"its wheel is in the cache: {plan.source}")
+        if wheel_only:
+            return plan.source
+    with open_workshop(plan, Stages()) as workshop:
+        workshop.prepare()
+        wheel = plan.source if isinstance(plan.source, Path) else workshop.build(plan.source)
+        if not wheel_only:
+            workshop.install(wheel)
+            workshop.try_on_two_ranks()
+    return wheel

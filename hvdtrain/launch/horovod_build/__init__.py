@@ -1,0 +1,1 @@
+"""Building Horovod for the frameworks that are installed; nothing of it is patched."""

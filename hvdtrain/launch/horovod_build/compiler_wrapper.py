@@ -1,0 +1,56 @@
+"""The C++ compiler that Horovod's build is given, run as a program of its own.
+
+Horovod 0.28.1 asks for C++14, and the headers of today's PyTorch and TensorFlow for more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+
+__all__ = ["rewrite", "script"]
+
+_STANDARD = re.compile(r"-std=(c|gnu)\+\+(0x|11|1y|14|1z|17)")
+_RUNPATH = "-Wl,-rpath"
+# XLA's operations need a header that TensorFlow's wheel does not ship; they are optional.
+_LEFT_OUT = "xla_mpi_ops.cc"
+
+
+def rewrite(arguments: Sequence[str], runpath: str) -> list[str]:
+    """Return the arguments for the real compiler.
+
+    Args:
+        arguments: what CMake says.
+        runpath: where the built library looks for MPI; CMake's own choice is of use to the
+            linker only.
+    """
+    compiles = "-c" in arguments
+    changed = ["-std=gnu++20", "-include", "cstdint"] if compiles else [f"{_RUNPATH},{runpath}"]
+    before = ""
+    for argument in arguments:
+        if compiles and os.path.basename(argument) == _LEFT_OUT:
+            changed += ["-x", "c++", os.devnull]
+        elif before == _RUNPATH:
+            changed.append(argument.replace("-Wl,", "-Wl,-rpath-link,", 1))
+        elif argument.startswith(f"{_RUNPATH},"):
+            changed.append(argument.replace(_RUNPATH, "-Wl,-rpath-link", 1))
+        # Symbols for a debugger cost half of the time and nine tenths of the size.
+        elif argument not in (_RUNPATH, "-g") and not _STANDARD.fullmatch(argument):
+            changed.append(argument)
+        before = argument
+    return changed
+
+
+def script(compiler: Sequence[str], runpath: str) -> str:
+    """Return a shell script that stands for `compiler`."""
+    words = [sys.executable, "-I", "-S", os.path.abspath(__file__), runpath, shlex.join(compiler)]
+    return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+
+
+if __name__ == "__main__":
+    runpath, compiler, *arguments = sys.argv[1:]
+    words = [*shlex.split(compiler), *rewrite(arguments, runpath)]
+    os.execvp(words[0], words)

@@ -1,0 +1,31 @@
+"""The environment with Horovod, which `make test` builds where there is a C++ compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+__all__ = ["COMPILERS", "horovod_python", "require_compiler"]
+
+COMPILERS = ("c++", "g++", "clang++")
+
+
+def horovod_python() -> Path:
+    """Return the interpreter whose environment holds Horovod; skip the test without one."""
+    require_compiler()
+    named = os.environ.get("HVDTRAIN_HOROVOD_PYTHON")
+    if not named:
+        pytest.skip("HVDTRAIN_HOROVOD_PYTHON names no environment with Horovod: see 'make test'")
+    python = Path(named)
+    if not python.exists():
+        raise AssertionError(f"no {python}, which HVDTRAIN_HOROVOD_PYTHON names")
+    return python
+
+
+def require_compiler() -> None:
+    """Skip the test on a machine that cannot build Horovod."""
+    if not any(map(shutil.which, COMPILERS)):
+        pytest.skip(f"no C++ compiler ({', '.join(COMPILERS)}), so Horovod cannot be built")

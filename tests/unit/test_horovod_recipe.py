@@ -1,0 +1,177 @@
+"""What Horovod is built with, and when a wheel serves again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.horovod_build.compiler_wrapper import rewrite, script
+from hvdtrain.launch.horovod_build.log import BuildFailedError, Log
+from hvdtrain.launch.horovod_build.plan import installed_versions
+from hvdtrain.launch.horovod_build.recipe import (
+    Target,
+    cache_folder,
+    choices,
+    runpath,
+    tools,
+    variables,
+)
+from hvdtrain.launch.horovod_build.toolchain import find_toolchain
+from hvdtrain.launch.mpi_library import MpiLibrary
+
+TARGET = Target(
+    torch="2.13.0+cpu",
+    tensorflow="",
+    mpi="openmpi5",
+    runpath="/opt/mpi/lib",
+    python="cpython-311",
+    platform="linux-x86_64",
+    cuda=False,
+    choices={},
+)
+
+
+def test_a_compilation_is_modernised() -> None:
+    said = ["-g", "-O3", "-std=c++14", "-o", "a b.o", "-c", "a b.cc"]
+    expected = ["-std=gnu++20", "-include", "cstdint", "-O3", "-o", "a b.o", "-c", "a b.cc"]
+    assert rewrite(said, "/mpi") == expected
+
+
+@pytest.mark.parametrize("standard", ["c++11", "gnu++14", "c++17", "gnu++17"])
+def test_every_older_standard_is_replaced(standard: str) -> None:
+    changed = rewrite([f"-std={standard}", "-c", "a.cc"], "")
+    assert [word for word in changed if word.startswith("-std")] == ["-std=gnu++20"]
+
+
+@pytest.mark.parametrize("standard", ["-std=c++20", "-std=gnu++23"])
+def test_a_newer_standard_stays(standard: str) -> None:
+    assert standard in rewrite([standard, "-c", "a.cc"], "")
+
+
+def test_the_operations_for_xla_are_left_out() -> None:
+    changed = rewrite(["-o", "x.o", "-c", "/src/xla_mpi_ops.cc"], "")
+    assert changed[-3:] == ["-x", "c++", "/dev/null"]
+
+
+def test_a_library_looks_for_mpi_where_it_will_be() -> None:
+    said = ["-shared", "-Wl,-rpath,/a:/b", "-Wl,-rpath", "-Wl,/c", "-o", "x.so", "x.o"]
+    changed = rewrite(said, "$ORIGIN/..")
+    assert changed == [
+        "-Wl,-rpath,$ORIGIN/..",
+        "-shared",
+        "-Wl,-rpath-link,/a:/b",
+        "-Wl,-rpath-link,/c",
+        "-o",
+        "x.so",
+        "x.o",
+    ]
+
+
+def test_the_wrapper_runs_the_compiler_with_its_words_intact(tmp_path: Path) -> None:
+    real = [sys.executable, "-c", "import sys; print(sys.argv[1:])", "a b"]
+    wrapper = tmp_path / "c++"
+    wrapper.write_text(script(real, "$ORIGIN/.."))
+    wrapper.chmod(0o755)
+    asked = subprocess.run([wrapper, "c d.o"], capture_output=True, text=True, check=True)
+    assert asked.stdout == "['a b', '-Wl,-rpath,$ORIGIN/..', 'c d.o']\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"torch": "2.13.0+cu130"},
+        {"tensorflow": "2.21.0"},
+        {"mpi": "openmpi4"},
+        {"mpi": "mpich5"},
+        {"runpath": "$ORIGIN/.."},
+        {"python": "cpython-312"},
+        {"platform": "linux-aarch64"},
+        {"cuda": True},
+        {"choices": {"HOROVOD_GPU_OPERATIONS": "NCCL"}},
+        {"recipe": 0},
+        {"horovod": "0.28.2"},
+    ],
+)
+def test_whatever_decides_about_a_wheel_changes_its_name(change: dict[str, object]) -> None:
+    assert replace(TARGET, **change).key != TARGET.key  # type: ignore[arg-type]
+
+
+def test_equal_targets_have_one_name_that_people_can_read() -> None:
+    assert replace(TARGET).key == TARGET.key
+    assert TARGET.key.startswith("0.28.1-torch2.13.0+cpu-openmpi5-cpython-311-")
+
+
+def test_only_variables_of_the_build_count() -> None:
+    environ = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_CYCLE_TIME": "1", "PATH": "/bin"}
+    assert choices(environ) == {"HOROVOD_GPU_OPERATIONS": "NCCL"}
+
+
+def test_the_cache_is_the_users() -> None:
+    assert cache_folder({"HOME": "/home/u"}) == Path("/home/u/.cache/hvdtrain/horovod")
+    assert cache_folder({"HOME": "/home/u", "XDG_CACHE_HOME": "/x"}) == Path("/x/hvdtrain/horovod")
+    empty = {"HOME": "/home/u", "XDG_CACHE_HOME": ""}
+    assert cache_folder(empty) == Path("/home/u/.cache/hvdtrain/horovod")
+
+
+@pytest.mark.parametrize(
+    ("library", "writable", "expected"),
+    [
+        ("/work/.venv/lib/libmpi.so.40", True, "$ORIGIN/../../../.."),
+        ("/work/.other/lib/libmpi.so.40", True, "$ORIGIN/../../../../../../.other/lib"),
+        ("/opt/mpi/lib/libmpi.so.40", True, "/opt/mpi/lib"),
+        ("/work/.venv/lib/libmpi.so.40", False, "/work/.venv/lib"),
+    ],
+)
+def test_mpi_in_or_beside_the_environment_may_move_with_it(
+    library: str, writable: bool, expected: str
+) -> None:
+    prefix = Path("/work/.venv")
+    packages = prefix / "lib" / "python3.11" / "site-packages"
+    assert runpath(Path(library), packages, prefix, writable) == expected
+
+
+def test_the_system_python_is_no_environment_that_moves() -> None:
+    packages = Path("/usr/lib/python3/dist-packages")
+    assert runpath(Path("/usr/lib/libmpi.so"), packages, Path("/usr"), True) == "/usr/lib"
+
+
+def test_frameworks_are_said_to_be_there_or_not() -> None:
+    said = variables(TARGET, Path("/c++"), Path("/cmake"), 3)
+    assert said["HOROVOD_WITH_PYTORCH"] == said["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
+    assert said["HOROVOD_WITHOUT_MXNET"] == "1"
+    assert "HOROVOD_WITH_TENSORFLOW" not in said
+    assert said["MAKEFLAGS"] == "-j3"
+
+
+def test_cmake_comes_from_pypi_only_where_there_is_none() -> None:
+    assert [name for name in tools(with_cmake=True) if name.startswith("cmake==")]
+    assert not [name for name in tools(with_cmake=False) if name.startswith("cmake==")]
+
+
+def test_headers_of_another_mpi_do_not_count() -> None:
+    with pytest.raises(UsageError, match=r"no MPI headers for MPICH 9\.0 .*pip install mpich"):
+        find_toolchain(MpiLibrary("mpich", "9.0", None), {"PATH": "/usr/bin:/bin"}, [])
+
+
+def test_versions_are_read_without_an_import() -> None:
+    found = installed_versions(["torch", "no_such_module"])
+    assert list(found) == ["torch"]
+    assert found["torch"].startswith("2.")
+
+
+def test_a_failed_command_shows_its_errors_and_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    noise = "for i in $(seq 50); do echo noise; done"
+    program = f"echo a.cc:1: error: first; {noise}; echo '2 errors generated'; exit 3"
+    with open(path, "w") as file, pytest.raises(BuildFailedError) as raised:
+        Log(file, path).run(["bash", "-c", program], {"PATH": "/usr/bin:/bin"})
+    message = str(raised.value)
+    assert message.startswith(f"bash ended with code 3; all that it said is in {path}")
+    assert "a.cc:1: error: first" in message
+    assert "noise" not in message
+    assert path.read_text().count("noise\n") == 50
