@@ -19,7 +19,6 @@ from hvdtrain.engines.horovod_memory import (
     word_counts,
     words,
 )
-from hvdtrain.engines.scaling import scale
 from hvdtrain.errors import HvdtrainError, UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
@@ -228,4 +227,4 @@ def _scale(buffer: Buffer, factor: float) -> None:
     if buffer.dtype is DType.FLOAT16 and factor != 1.0:
         elements(buffer).mul_(factor)
     else:
-        scale(buffer, factor)
+        buffer.scale(factor)
