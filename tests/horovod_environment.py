@@ -1,4 +1,4 @@
-"""The environment with Horovod, which `make test` builds where there is a C++ compiler."""
+"""The environment with Horovod, which `make test HOROVOD=.venv-horovod` builds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def horovod_python() -> Path:
     require_compiler()
     named = os.environ.get("HVDTRAIN_HOROVOD_PYTHON")
     if not named:
-        pytest.skip("HVDTRAIN_HOROVOD_PYTHON names no environment with Horovod: see 'make test'")
+        pytest.skip(
+            "HVDTRAIN_HOROVOD_PYTHON names no environment with Horovod: 'make test HOROVOD=.venv-horovod' builds one"
+        )
     python = Path(named)
     if not python.exists():
         raise AssertionError(f"no {python}, which HVDTRAIN_HOROVOD_PYTHON names")

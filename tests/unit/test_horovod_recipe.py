@@ -121,16 +121,16 @@ def test_the_cache_is_the_users() -> None:
 @pytest.mark.parametrize(
     ("library", "writable", "expected"),
     [
-        ("/work/.venv/lib/libmpi.so.40", True, "$ORIGIN/../../../.."),
-        ("/work/.other/lib/libmpi.so.40", True, "$ORIGIN/../../../../../../.other/lib"),
+        ("/home/u/.venv/lib/libmpi.so.40", True, "$ORIGIN/../../../.."),
+        ("/home/u/.other/lib/libmpi.so.40", True, "$ORIGIN/../../../../../../.other/lib"),
         ("/opt/mpi/lib/libmpi.so.40", True, "/opt/mpi/lib"),
-        ("/work/.venv/lib/libmpi.so.40", False, "/work/.venv/lib"),
+        ("/home/u/.venv/lib/libmpi.so.40", False, "/home/u/.venv/lib"),
     ],
 )
 def test_mpi_in_or_beside_the_environment_may_move_with_it(
     library: str, writable: bool, expected: str
 ) -> None:
-    prefix = Path("/work/.venv")
+    prefix = Path("/home/u/.venv")
     packages = prefix / "lib" / "python3.11" / "site-packages"
     assert runpath(Path(library), packages, prefix, writable) == expected
 
