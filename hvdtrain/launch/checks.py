@@ -60,13 +60,14 @@ def all_sections(engines: Sequence[str]) -> Iterator[Section]:
     yield settings
     mpi = guarded("MPI", check_mpi)
     yield mpi
-    yield guarded("engines", partial(check_engines, engines, bool(mpi.problems)))
+    ready = guarded("engines", partial(check_engines, engines, bool(mpi.problems)))
+    yield ready
     frameworks = guarded("frameworks", check_frameworks)
     yield frameworks
     yield guarded("GPUs", partial(check_gpus, frameworks))
     yield guarded("cores", check_cores)
     yield guarded("memory", check_memory)
-    yield guarded("trial", partial(check_trial, settings, mpi))
+    yield guarded("trial", partial(check_trial, settings, mpi, ready))
 
 
 def check_python() -> Section:
@@ -173,9 +174,9 @@ def check_memory() -> Section:
     return Section("memory", asdict(memory), (line, f"segments of ranks: {segments}"))
 
 
-def check_trial(settings: Section, mpi: Section) -> Section:
-    """A job of two ranks."""
-    broken = [section.name for section in (settings, mpi) if section.problems]
+def check_trial(settings: Section, mpi: Section, engines: Section) -> Section:
+    """A job of two ranks, where nothing that it needs is known to be wrong."""
+    broken = [section.name for section in (settings, mpi, engines) if section.problems]
     if broken:
         reason = f"not tried, because of what is wrong with {' and '.join(broken)}"
         return Section("trial", {"passed": False, "reason": reason}, (reason,))

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 __all__ = ["Finished", "ProbeError", "ask_python", "finish"]
 
 _GRACE_SECONDS = 5.0
-_ERROR_LINES = 3  # of an exception whose text has several
 
 
 class ProbeError(Exception):
@@ -44,13 +44,14 @@ class Finished:
     @property
     def complaint(self) -> str:
         """What stderr says in one line: ours, the end of a traceback, or its first line."""
-        lines = [line.rstrip() for line in self.stderr.splitlines() if line.strip("- \t")]
+        lines = [line.rstrip() for line in self.stderr.splitlines()]
         own = [line.removeprefix("hvdtrain: ") for line in lines if line.startswith("hvdtrain: ")]
         frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
         if frames and not own:
-            after = [line for line in lines[frames[-1] :] if not line.startswith("  ")]
-            return " ".join(after[:_ERROR_LINES])
-        return (own or lines or ["it said nothing"])[0].strip(" :.")
+            error = (line for line in lines[frames[-1] :] if not line.startswith("  "))
+            return " ".join(takewhile(lambda line: line.strip("- "), error))
+        said = [line.strip(" :.") for line in lines if line.strip("- \t")]
+        return (own or said or ["it said nothing"])[0]
 
     @property
     def ending(self) -> str:

@@ -83,6 +83,18 @@ def test_judge(change: dict[str, object], returncode: int, problem: str) -> None
     assert bool(found) == bool(problem)
 
 
+def test_the_complaint_of_a_job_is_the_end_of_a_traceback() -> None:
+    said = (
+        "Traceback (most recent call last):\n"
+        '  File "<string>", line 1, in <module>\n'
+        "RuntimeError: cannot load MPI library\nlibmpi.so: no such file\n"
+        "-------------\nprterun detected that one or more processes failed\n"
+    )
+    expected = "RuntimeError: cannot load MPI library libmpi.so: no such file"
+    assert Finished(1, "", said).complaint == expected
+    assert Finished(1, "", said + "hvdtrain: no\n").complaint == "no"
+
+
 def test_judge_of_silence() -> None:
     assert "two ranks did not run" in judge(Finished(0, "", ""), Path("/m"), LIBRARY)
 
