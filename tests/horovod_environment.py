@@ -19,7 +19,8 @@ def horovod_python() -> Path:
     named = os.environ.get("HVDTRAIN_HOROVOD_PYTHON")
     if not named:
         pytest.skip(
-            "HVDTRAIN_HOROVOD_PYTHON names no environment with Horovod: 'make test HOROVOD=.venv-horovod' builds one"
+            "HVDTRAIN_HOROVOD_PYTHON names no environment with Horovod: "
+            "'make test HOROVOD=.venv-horovod' builds one"
         )
     python = Path(named)
     if not python.exists():
