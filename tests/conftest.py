@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -25,6 +26,8 @@ _MPI_LIBRARY = (
 def pytest_configure(config: pytest.Config) -> None:
     """Mark all that the tests start, so that what they leave behind can be found."""
     os.environ[MARK] = uuid.uuid4().hex
+    # A shell has its background jobs ignore Ctrl-C, and all that they start inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
