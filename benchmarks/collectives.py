@@ -84,7 +84,7 @@ def measure(count: int) -> dict[str, np.ndarray]:
 
 def main() -> None:
     """Print a table on rank 0."""
-    hvd.init("mpi")
+    hvd.init(engine="mpi")
     torch.set_num_threads(1)
     if hvd.rank() == 0:
         world = context.current()
