@@ -6,7 +6,6 @@ a non-blocking MIN/MAX all-reduce; only when the hashes differ are the full requ
 
 from __future__ import annotations
 
-import math
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -144,8 +143,8 @@ def _objection(request: Request, sent: Mapping[int, Request], joined: list[int])
     return ""
 
 
-def wait_patiently(test: Callable[[], bool], limit_seconds: float = math.inf) -> bool:
-    """Call `test` until it is true or the limit is over, and return whether it was true.
+def wait_patiently(test: Callable[[], bool]) -> None:
+    """Call `test` until it is true.
 
     It spins for 100 us, because peers are nearly always there by then. After that it sleeps
     for a fiftieth of the time waited so far, 5 ms at most: waiting inside MPI would burn a core.
@@ -153,11 +152,8 @@ def wait_patiently(test: Callable[[], bool], limit_seconds: float = math.inf) ->
     started = time.perf_counter()
     while not test():
         waited = time.perf_counter() - started
-        if waited > limit_seconds:
-            return False
         if waited > _SPIN_SECONDS:
             time.sleep(min(max(waited / 50, _SHORTEST_SLEEP_SECONDS), _LONGEST_SLEEP_SECONDS))
-    return True
 
 
 def _list(ranks: list[int]) -> str:
