@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 
@@ -18,6 +19,9 @@ class ReduceOp(Enum):
     MAX = "max"
     PRODUCT = "product"
     ADASUM = "adasum"
+
+    # Enum's own hashes the name in Python, each time; members are singletons.
+    __hash__ = object.__hash__
 
 
 class DType(Enum):
@@ -39,17 +43,19 @@ class DType(Enum):
     COMPLEX64 = "complex64"
     COMPLEX128 = "complex128"
 
-    @property
+    __hash__ = object.__hash__  # as above
+
+    @cached_property
     def numpy(self) -> np.dtype[np.generic]:
         """The numpy type of the same width; bfloat16 shows as its uint16 bit pattern."""
         return np.dtype("uint16" if self is DType.BFLOAT16 else self.value)
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Bytes of one element."""
         return self.numpy.itemsize
 
-    @property
+    @cached_property
     def is_integer(self) -> bool:
         """Whether this is a whole-number type (bool is not)."""
         return self.value.startswith(("int", "uint"))

@@ -12,36 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.request import JOIN, LEAVE, Request
-from hvdtrain.engines.communicator import Communicator, Pending
+from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["Decision", "Round", "decide", "exchange", "wait_patiently"]
+__all__ = ["Decision", "decide", "exchange", "unanimous", "wait_patiently"]
 
 _SPIN_SECONDS = 100e-6
 _SHORTEST_SLEEP_SECONDS = 50e-6
 _LONGEST_SLEEP_SECONDS = 5e-3
 
 
-class Round:
-    """One round that has been started with this rank's next request."""
-
-    def __init__(self, communicator: Communicator, request: Request) -> None:
-        digest = request.digest()
-        self._values: npt.NDArray[np.uint64] = np.concatenate([digest, ~digest])
-        self._pending: Pending = communicator.start_max(self._values)
-
-    def wait(self) -> None:
-        """Block until every member has submitted a request; see `wait_patiently`."""
-        wait_patiently(self._pending.test)
-
-    @property
-    def unanimous(self) -> bool:
-        """Whether all members, once they are there, submitted the same request."""
-        highest, lowest = self._values[:2], ~self._values[2:]
-        return bool((highest == lowest).all())
+def unanimous(communicator: Communicator, request: Request) -> bool:
+    """Block until every member has a next request; tell whether it is the same (collective)."""
+    ballot = request.ballot
+    votes = np.frombuffer(bytearray(ballot), np.uint64)
+    pending = communicator.start_max(votes)
+    wait_patiently(pending.test)
+    # Of the hash and of its complement the maximum is one's own only if nobody's differs.
+    return votes.tobytes() == ballot
 
 
 def exchange(communicator: Communicator, requests: Sequence[Request]) -> list[list[Request]]:

@@ -6,10 +6,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
-from hvdtrain.core.agreement import Decision, Round, decide, exchange
+from hvdtrain.core.agreement import Decision, decide, exchange, unanimous
 from hvdtrain.core.request import JOIN, LEAVE, UNNAMED, Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import HvdtrainError, MismatchError, PeerFailureError
@@ -26,13 +25,26 @@ class Operation(ABC):
 
     Attributes:
         request: what the members agree on.
-        future: its result on this rank.
+        done: whether it has ended on this rank, well or badly.
     """
 
     request: Request
 
     def __init__(self) -> None:
-        self.future: Future[Any] = Future()
+        self.done = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def end(self, result: Any, error: BaseException | None) -> None:
+        """Note how it ended."""
+        self._result, self._error = result, error
+        self.done = True
+
+    def outcome(self) -> Any:
+        """Return the result of an operation that is done, or raise its error."""
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def abandon(self) -> None:  # noqa: B027  # most operations wait for nobody
         """Learn that this rank's program will do nothing more for it."""
@@ -94,7 +106,10 @@ class Channel:
         self._pending: dict[str, Operation] = {}
         self._unjoined = frozenset(range(communicator.size))
         self._driver = threading.Lock()
-        self._news = threading.Condition()
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._ended = threading.Condition(self._lock)
+        self._waiting = 0  # threads that wait for an operation which another one drives
         self._submitted = 0
         self._heard = 0  # how many submissions the driver had seen at its last exchange
         self._pausing = False
@@ -112,7 +127,7 @@ class Channel:
         """
         self._add(operation)
         if self.has_thread:
-            with self._news:
+            with self._lock:
                 self._news.notify_all()
         elif self.communicator.size == 1:
             self.wait(operation)
@@ -126,32 +141,42 @@ class Channel:
         """Block until a submitted operation is done; return its result or raise its error."""
         if self._driver.acquire(blocking=not self.has_thread):
             try:
-                while not operation.future.done():
+                while not operation.done:
                     self._step()
             finally:
                 self._driver.release()
                 if self._pending:
-                    with self._news:
+                    with self._lock:
                         self._news.notify_all()
-        return operation.future.result()
+        else:
+            self._wait_for_driver(operation)
+        return operation.outcome()
+
+    def _wait_for_driver(self, operation: Operation) -> None:
+        with self._lock:
+            self._waiting += 1
+            try:
+                self._ended.wait_for(lambda: operation.done)
+            finally:
+                self._waiting -= 1
 
     def poll(self, operation: Operation) -> bool:
         """Tell whether an operation is done; without a thread of the channel's this waits."""
         if not self.has_thread:
             self.wait(operation)
-        return operation.future.done()
+        return operation.done
 
     def name(self, operation: str, name: str | None) -> str:
         """Return the name of an operation; one without a name is numbered (local)."""
         if name:
             return name
-        with self._news:
+        with self._lock:
             self._unnamed[operation] += 1
             return f"{UNNAMED}{self._unnamed[operation]}"
 
     def leave(self) -> Operation:
         """Submit the wish to leave, which other members take for an answer (collective)."""
-        with self._news:
+        with self._lock:
             pending = list(self._pending.values())
         for operation in pending:
             operation.abandon()
@@ -161,14 +186,14 @@ class Channel:
 
     def close(self) -> None:
         """Stop the thread and give the communicator back (collective)."""
-        with self._news:
+        with self._lock:
             self._closed = True
             self._news.notify_all()
         self.communicator.close()
 
     def _add(self, operation: Operation) -> None:
         key = operation.request.key
-        with self._news:
+        with self._lock:
             if self._closed:
                 raise HvdtrainError(f"{self._title} {operation.request.subject}: shut down")
             if key in self._pending:
@@ -183,7 +208,7 @@ class Channel:
 
     def _serve(self) -> None:
         while True:
-            with self._news:
+            with self._lock:
                 self._news.wait_for(lambda: self._closed or self._pending)
                 if self._closed:
                     return
@@ -196,19 +221,17 @@ class Channel:
 
     def _step(self) -> None:
         """Take part in one round and do what comes out of it (driver only)."""
-        with self._news:
+        with self._lock:
             head = next(iter(self._pending.values()), None)
         if head is None:
             return
-        proposal = Round(self.communicator, head.request)
-        proposal.wait()
-        if proposal.unanimous and head.request != JOIN:
+        if unanimous(self.communicator, head.request) and head.request is not JOIN:
             self._run(head)
         else:
             self._settle()
 
     def _settle(self) -> None:
-        with self._news:
+        with self._lock:
             self._heard = self._submitted
             own = [operation.request for operation in self._pending.values()]
         decision = decide(exchange(self.communicator, own), self.ranks)
@@ -235,7 +258,7 @@ class Channel:
 
     def _pause(self) -> None:
         """Wait for a submission of our own, or long enough for others to have had news."""
-        with self._news:
+        with self._lock:
             self._pausing = True
             fresh = self._news.wait_for(lambda: self._submitted > self._heard, self._pause_seconds)
             self._pausing = False
@@ -258,13 +281,13 @@ class Channel:
     def _end(
         self, operation: Operation, error: BaseException | None = None, result: Any = None
     ) -> None:
-        with self._news:
-            self._pending.pop(operation.request.key, None)
         if error is not None:
             operation.refuse(error)
-            operation.future.set_exception(error)
-        else:
-            operation.future.set_result(result)
+        with self._lock:
+            self._pending.pop(operation.request.key, None)
+            operation.end(result, error)
+            if self._waiting:
+                self._ended.notify_all()
 
     def _fail_all(self, error: BaseException) -> None:
         for operation in list(self._pending.values()):

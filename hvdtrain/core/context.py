@@ -107,8 +107,8 @@ def _all_done(channels: list[Channel], farewells: list[Operation]) -> bool:
     """Tell whether all have left; raise what has kept one from it."""
     done = [c.poll(farewell) for c, farewell in zip(channels, farewells, strict=True)]
     for farewell in farewells:
-        if farewell.future.done():
-            farewell.future.result()
+        if farewell.done:
+            farewell.outcome()
     return all(done)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
-
-import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.types import DType, ReduceOp
 
@@ -42,7 +40,7 @@ class Request:
     details: tuple[tuple[str, str], ...] = ()
     zeros: Zeros | None = field(default=None, compare=False)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """By what ranks find one another's requests."""
         return f"{self.operation}.{self.name}"
@@ -57,12 +55,15 @@ class Request:
         details = ", ".join(f"{key} {value}" for key, value in self.details)
         return f"{self.subject} ({details})" if details else self.subject
 
-    def digest(self) -> npt.NDArray[np.uint64]:
-        """Return two numbers that are equal exactly for equal requests."""
+    @cached_property
+    def ballot(self) -> bytes:
+        """32 bytes, a hash and its complement, that are equal exactly for equal requests."""
         fields = [self.operation, self.name, *(text for pair in self.details for text in pair)]
         hashed = blake2b("\0".join(fields).encode(), digest_size=16).digest()
-        return np.frombuffer(hashed, np.uint64)
+        return hashed + hashed.translate(_COMPLEMENT)
 
+
+_COMPLEMENT = bytes(reversed(range(256)))
 
 # How the names begin that operations get for want of one.
 UNNAMED = "noname."

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 __all__ = ["Stopwatch"]
 
@@ -15,11 +13,17 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count the time that the block takes."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - start
+    def running(self) -> _Lap:
+        """Count the time that a `with` block takes."""
+        return _Lap(self)
+
+
+class _Lap:
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.seconds += time.perf_counter() - self._start

@@ -11,6 +11,13 @@ from hvdtrain.types import DType
 
 __all__ = ["as_buffer", "dtype_of", "from_buffer", "pin_device", "staged", "wire_type"]
 
+_DTYPES = {getattr(torch, dtype.value): dtype for dtype in DType}
+_WIRE_TYPES = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.bool: torch.uint8,
+}
+
 
 def dtype_of(tensor: torch.Tensor) -> DType:
     """Return the element type.
@@ -18,10 +25,9 @@ def dtype_of(tensor: torch.Tensor) -> DType:
     Raises:
         TypeError: it has no counterpart here (quantised types, for example).
     """
-    name = str(tensor.dtype).removeprefix("torch.")
     try:
-        return DType(name)
-    except ValueError:
+        return _DTYPES[tensor.dtype]
+    except KeyError:
         raise TypeError(f"tensors of {tensor.dtype} cannot be communicated") from None
 
 
@@ -33,9 +39,9 @@ def as_buffer(tensor: torch.Tensor) -> Buffer:
     """
     if not tensor.is_contiguous():
         raise ValueError(f"a Buffer needs contiguous memory, got strides {tensor.stride()}")
-    tensor = tensor.detach()
-    device = tensor.device.type
-    return Buffer(tensor.data_ptr(), dtype_of(tensor), tensor.numel(), device, tensor)
+    return Buffer(
+        tensor.data_ptr(), dtype_of(tensor), tensor.numel(), tensor.device.type, tensor.detach()
+    )
 
 
 def from_buffer(buffer: Buffer) -> torch.Tensor:
@@ -55,11 +61,7 @@ def staged(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tens
 
 def wire_type(dtype: torch.dtype) -> torch.dtype:
     """Return the type in which tensors are reduced: half types in float32, bool in uint8."""
-    return {
-        torch.float16: torch.float32,
-        torch.bfloat16: torch.float32,
-        torch.bool: torch.uint8,
-    }.get(dtype, dtype)
+    return _WIRE_TYPES.get(dtype, dtype)
 
 
 def pin_device(topology: Topology, preference: str = "auto") -> torch.device:

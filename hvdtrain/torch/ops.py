@@ -87,16 +87,14 @@ def allreduce(
         postscale_factor: factor after it.
         process_set: the ranks that take part.
     """
-    return grouped_allreduce(
-        [tensor],
-        average,
-        name,
-        compression,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )[0]
+    op = choose_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    if compression is Compression.none and not _needs_gradient((tensor,)):
+        reduced: torch.Tensor = allreduce_handle([tensor], op, name, *factors, process_set).wait()[
+            0
+        ]
+        return reduced
+    return grouped_allreduce([tensor], None, name, compression, op, *factors, process_set)[0]
 
 
 def allreduce_async(

@@ -107,13 +107,15 @@ def reducescatter_handle(
 
 def _host(tensor: torch.Tensor, in_place: bool) -> torch.Tensor:
     wire = wire_type(tensor.dtype)
-    direct = tensor.device.type == "cpu" and tensor.is_contiguous() and wire == tensor.dtype
-    return tensor.detach() if in_place and direct else staged(tensor, wire)
+    if tensor.device.type == "cpu" and wire == tensor.dtype and tensor.is_contiguous():
+        return tensor.detach() if in_place else tensor.detach().clone()
+    return staged(tensor, wire)
 
 
 def _returned(tensor: torch.Tensor, host: torch.Tensor, in_place: bool) -> torch.Tensor:
     if not in_place:
-        return host.to(tensor.device, tensor.dtype)
+        same = tensor.dtype == host.dtype and tensor.device == host.device
+        return host if same else host.to(tensor.device, tensor.dtype)
     if tensor.data_ptr() != host.data_ptr():
         with torch.no_grad():
             tensor.copy_(host)
@@ -131,5 +133,7 @@ def _wire_op(tensor: torch.Tensor, op: ReduceOp) -> ReduceOp:
 def _refuse_mixed(tensors: Sequence[torch.Tensor]) -> None:
     if not tensors:
         raise ValueError("a group needs at least one tensor")
-    if any((t.dtype == torch.bool) != (tensors[0].dtype == torch.bool) for t in tensors):
+    if len(tensors) > 1 and any(
+        (t.dtype == torch.bool) != (tensors[0].dtype == torch.bool) for t in tensors
+    ):
         raise ValueError("a group cannot hold bool and other tensors")

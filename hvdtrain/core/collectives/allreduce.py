@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from hvdtrain.core.channel import Operation
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.request import Request, Zeros
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.types import ReduceOp
+from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["Allreduce", "divide_truncating"]
 
@@ -29,7 +30,7 @@ class Allreduce(Operation):
 
     Args:
         buffers: one, or the members of a group; overwritten with the result.
-        shapes: for each the tensor's shape.
+        shapes: for each the tensor's shape, hashable.
         op: the reduction.
         name: equal on all members.
         prescale: factor before the reduction.
@@ -50,18 +51,14 @@ class Allreduce(Operation):
         super().__init__()
         self._buffers, self._op = buffers, op
         self._prescale, self._postscale = prescale, postscale
-        zeros = tuple((buffer.count, buffer.dtype) for buffer in buffers)
-        self.request = Request(
-            "allreduce",
+        self.request = _request(
             name,
-            (
-                ("op", op.value),
-                ("shape", ", ".join(str(tuple(shape)) for shape in shapes)),
-                ("dtype", ", ".join(kinds or [buffer.dtype.value for buffer in buffers])),
-                ("prescale", repr(prescale)),
-                ("postscale", repr(postscale)),
-            ),
-            Zeros(zeros, op) if op in _TAKES_ZEROS else None,
+            op,
+            tuple(shapes),
+            tuple((buffer.count, buffer.dtype) for buffer in buffers),
+            tuple(kinds or [buffer.dtype.value for buffer in buffers]),
+            prescale,
+            postscale,
         )
 
     def execute(self, communicator: Communicator) -> None:
@@ -80,6 +77,31 @@ class Allreduce(Operation):
         else:
             factor = self._postscale / communicator.size
             communicator.allreduce(buffer, ReduceOp.SUM, self._prescale, factor)
+
+
+# A training loop asks for the same thing again and again.
+@lru_cache(maxsize=1024)
+def _request(
+    name: str,
+    op: ReduceOp,
+    shapes: tuple[Sequence[int], ...],
+    zeros: tuple[tuple[int, DType], ...],
+    kinds: tuple[str, ...],
+    prescale: float,
+    postscale: float,
+) -> Request:
+    return Request(
+        "allreduce",
+        name,
+        (
+            ("op", op.value),
+            ("shape", ", ".join(str(tuple(shape)) for shape in shapes)),
+            ("dtype", ", ".join(kinds)),
+            ("prescale", repr(prescale)),
+            ("postscale", repr(postscale)),
+        ),
+        Zeros(zeros, op) if op in _TAKES_ZEROS else None,
+    )
 
 
 def divide_truncating(buffer: Buffer, divisor: int) -> None:
