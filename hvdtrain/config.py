@@ -22,12 +22,14 @@ class Config:
         first_bucket_bytes: HVDTRAIN_FIRST_BUCKET_BYTES, smaller so that reducing starts early.
         chunk_bytes: HVDTRAIN_CHUNK_BYTES, the most bytes handed to one MPI call that moves
             data; below 2^31, the largest count that every MPI takes.
+        shared_memory: HVDTRAIN_SHARED_MEMORY, whether ranks of a node reduce in shared memory.
     """
 
     engine: str = "auto"
     bucket_bytes: int = 25 << 20
     first_bucket_bytes: int = 1 << 20
     chunk_bytes: int = 1 << 30
+    shared_memory: bool = True
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
@@ -41,6 +43,7 @@ class Config:
             chunk_bytes=_positive(
                 environ, "HVDTRAIN_CHUNK_BYTES", cls.chunk_bytes, most=_LARGEST_MPI_COUNT
             ),
+            shared_memory=_switch(environ, "HVDTRAIN_SHARED_MEMORY", cls.shared_memory),
         )
 
 
@@ -53,3 +56,10 @@ def _positive(environ: Mapping[str, str], name: str, default: int, most: int | N
     if most is not None and int(text) > most:
         raise UsageError(f"{name}={text!r} must be at most {most} bytes")
     return int(text)
+
+
+def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
+    text = environ.get(name)
+    if text not in (None, "0", "1"):
+        raise UsageError(f"{name}={text!r} must be 0 or 1")
+    return default if text is None else text == "1"

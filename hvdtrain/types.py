@@ -59,3 +59,8 @@ class DType(Enum):
     def is_integer(self) -> bool:
         """Whether this is a whole-number type (bool is not)."""
         return self.value.startswith(("int", "uint"))
+
+    @cached_property
+    def is_complex(self) -> bool:
+        """Whether this is a complex type."""
+        return self.value.startswith("complex")

@@ -7,8 +7,7 @@ a non-blocking MIN/MAX all-reduce; only when the hashes differ are the full requ
 from __future__ import annotations
 
 import pickle
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,19 +16,14 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.request import JOIN, LEAVE, Request
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["Decision", "decide", "exchange", "unanimous", "wait_patiently"]
-
-_SPIN_SECONDS = 100e-6
-_SHORTEST_SLEEP_SECONDS = 50e-6
-_LONGEST_SLEEP_SECONDS = 5e-3
+__all__ = ["Decision", "decide", "exchange", "unanimous"]
 
 
 def unanimous(communicator: Communicator, request: Request) -> bool:
     """Block until every member has a next request; tell whether it is the same (collective)."""
     ballot = request.ballot
     votes = np.frombuffer(bytearray(ballot), np.uint64)
-    pending = communicator.start_max(votes)
-    wait_patiently(pending.test)
+    communicator.start_max(votes).wait()
     # Of the hash and of its complement the maximum is one's own only if nobody's differs.
     return votes.tobytes() == ballot
 
@@ -131,19 +125,6 @@ def _objection(request: Request, sent: Mapping[int, Request], joined: list[int])
             "operation. Let every rank call it, or call it before join()"
         )
     return ""
-
-
-def wait_patiently(test: Callable[[], bool]) -> None:
-    """Call `test` until it is true.
-
-    It spins for 100 us, because peers are nearly always there by then. After that it sleeps
-    for a fiftieth of the time waited so far, 5 ms at most: waiting inside MPI would burn a core.
-    """
-    started = time.perf_counter()
-    while not test():
-        waited = time.perf_counter() - started
-        if waited > _SPIN_SECONDS:
-            time.sleep(min(max(waited / 50, _SHORTEST_SLEEP_SECONDS), _LONGEST_SLEEP_SECONDS))
 
 
 def _list(ranks: list[int]) -> str:

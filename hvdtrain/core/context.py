@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hvdtrain.config import Config
-from hvdtrain.core.agreement import wait_patiently
 from hvdtrain.core.channel import Channel, Operation
 from hvdtrain.core.exits import ExitGuard, speak_plainly
 from hvdtrain.core.shadow import shadow
 from hvdtrain.core.stopwatch import Stopwatch
 from hvdtrain.engines.communicator import EngineWorld
+from hvdtrain.engines.patience import wait_patiently
 from hvdtrain.engines.registry import choose_engine, open_world
 from hvdtrain.errors import (
     HvdtrainError,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.engines.patience import wait_patiently
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["Capabilities", "Communicator", "EngineWorld", "Pending"]
@@ -43,17 +43,22 @@ class Capabilities:
         return None
 
 
-class Pending(Protocol):
+class Pending(ABC):
     """An operation that has been started."""
 
+    @abstractmethod
     def test(self) -> bool:
         """Make progress without blocking; tell whether the operation is complete."""
+
+    def wait(self) -> None:
+        """Block until the operation is complete, without burning a core meanwhile."""
+        wait_patiently(self.test)
 
 
 class Communicator(ABC):
     """An engine bound to an ordered set of ranks.
 
-    Every method but `abort` and `empty` is collective: each member calls the same methods in
+    Every method but `abort` is collective: each member calls the same methods in
     the same order, from one thread at a time. The core makes sure that all members have
     arrived before any of them enters a blocking primitive.
     """
@@ -64,7 +69,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
-        """Start an element-wise MAX of a few numbers over all members, in place."""
+        """Start an element-wise MAX of at most 8 numbers over all members, in place."""
 
     @abstractmethod
     def allreduce(
@@ -120,7 +125,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return uninitialised memory that this communicator reduces fastest (local)."""
+        """Return uninitialised memory that this communicator reduces fastest.
+
+        Every member asks for the same size. A buffer in it lies at one offset on all members
+        when they reduce it.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Capabilities, Communicator
+from hvdtrain.engines.communicator import Capabilities, Communicator, Pending
 from hvdtrain.engines.horovod_calls import HorovodCalls, HorovodProcess
 from hvdtrain.engines.horovod_memory import (
     elements,
@@ -201,7 +201,7 @@ class HorovodCommunicator(Communicator):
         return reduction
 
 
-class _HorovodPending:
+class _HorovodPending(Pending):
     def __init__(
         self,
         calls: HorovodCalls,

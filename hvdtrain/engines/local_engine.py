@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
-from hvdtrain.engines.communicator import Capabilities, Communicator, EngineWorld
+from hvdtrain.engines.communicator import Capabilities, Communicator, EngineWorld, Pending
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["LocalCommunicator", "open_world"]
@@ -26,7 +26,7 @@ _CAPABILITIES = Capabilities(
 )
 
 
-class _Done:
+class _Done(Pending):
     def test(self) -> bool:
         return True
 

@@ -10,8 +10,10 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Capabilities, Communicator
+from hvdtrain.engines.communicator import Capabilities, Communicator, Pending
 from hvdtrain.engines.mpi_types import MPI_OPS, MPI_TYPES
+from hvdtrain.engines.node_kernel import TYPES
+from hvdtrain.engines.node_team import NodeTeam, open_team
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["MpiCommunicator"]
@@ -21,6 +23,12 @@ _REDUCE_BYTES = 4 << 20
 
 _COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
 _REAL = frozenset(MPI_TYPES) - _COMPLEX
+_REDUCES = {
+    ReduceOp.SUM: _REAL | _COMPLEX,
+    ReduceOp.MIN: _REAL,
+    ReduceOp.MAX: _REAL,
+    ReduceOp.PRODUCT: _REAL | _COMPLEX,
+}
 
 
 class MpiCommunicator(Communicator):
@@ -29,36 +37,53 @@ class MpiCommunicator(Communicator):
     Args:
         comm: a communicator that nobody else uses; `close` frees it.
         chunk_bytes: the most bytes in one call that moves data (MPI counts end at 2^31).
+        nodes: for each rank a number that is equal for ranks that share memory; None where they
+            are not to reduce in it.
     """
 
-    def __init__(self, comm: MPI.Intracomm, chunk_bytes: int) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, chunk_bytes: int, nodes: Sequence[int] | None = None
+    ) -> None:
         self._comm = comm
         self._chunk_bytes = chunk_bytes
+        self._nodes = nodes
+        one_node = nodes is not None and len(nodes) > 1 and len(set(nodes)) == 1
+        self._team = open_team(comm.Get_rank(), comm.allgather) if one_node else None
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.capabilities = Capabilities(
-            reduces={
-                ReduceOp.SUM: _REAL | _COMPLEX,
-                ReduceOp.MIN: _REAL,
-                ReduceOp.MAX: _REAL,
-                ReduceOp.PRODUCT: _REAL | _COMPLEX,
-            },
+            reduces=_REDUCES,
             moves=frozenset(DType),
             devices=frozenset({"cpu"}),
             concurrent=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
         )
 
-    def start_max(self, values: npt.NDArray[np.uint64]) -> _MpiPending:
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
+        if self._team is not None:
+            return self._team.start_max(values)
         request = self._comm.Iallreduce(MPI.IN_PLACE, [values, MPI.UINT64_T], op=MPI.MAX)
         return _MpiPending(request, values)
 
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
+        if self._team is not None and buffer.dtype in TYPES:
+            self._allreduce_in_team(self._team, buffer, op, prescale, postscale)
+            return
         for piece in _pieces(buffer, min(_REDUCE_BYTES, self._chunk_bytes)):
             piece.scale(prescale)
             self._comm.Allreduce(MPI.IN_PLACE, _typed(piece), op=MPI_OPS[op])
             piece.scale(postscale)
+
+    def _allreduce_in_team(
+        self, team: NodeTeam, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        if buffer.dtype.is_integer:  # whose factors truncate
+            buffer.scale(prescale)
+            team.allreduce(buffer, op, 1.0, 1.0)
+            buffer.scale(postscale)
+        else:
+            team.allreduce(buffer, op, prescale, postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         for piece in _pieces(buffer, self._chunk_bytes):
@@ -142,12 +167,18 @@ class MpiCommunicator(Communicator):
         member = self.rank in ranks
         color = 0 if member else MPI.UNDEFINED
         comm = self._comm.Split(color, list(ranks).index(self.rank) if member else 0)
-        return MpiCommunicator(MPI.Intracomm(comm), self._chunk_bytes) if member else None
+        if not member:
+            return None
+        nodes = None if self._nodes is None else [self._nodes[rank] for rank in ranks]
+        return MpiCommunicator(MPI.Intracomm(comm), self._chunk_bytes, nodes)
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        return np.empty(nbytes, np.uint8)
+        shared = self._team.empty(nbytes) if self._team is not None else None
+        return np.empty(nbytes, np.uint8) if shared is None else shared
 
     def close(self) -> None:
+        if self._team is not None:
+            self._team.close()
         if self._comm != MPI.COMM_NULL:
             self._comm.Free()
 
@@ -155,7 +186,7 @@ class MpiCommunicator(Communicator):
         MPI.COMM_WORLD.Abort(code)
 
 
-class _MpiPending:
+class _MpiPending(Pending):
     def __init__(self, request: MPI.Request, values: npt.NDArray[np.uint64]) -> None:
         self._request = request
         self._values = values  # MPI writes into it until the request is complete

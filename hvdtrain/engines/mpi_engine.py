@@ -54,11 +54,13 @@ def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
     from hvdtrain.engines.mpi_communicator import MpiCommunicator
 
     world = MPI.COMM_WORLD.Dup()
+    proved = prove_nodes(world.allgather)
+    sharing = proved if config.shared_memory else None
     return EngineWorld(
         engine="mpi",
         library=library,
-        communicator=MpiCommunicator(world, config.chunk_bytes),
-        nodes=prove_nodes(world.allgather) or _nodes_by_mpi(MPI, world),
+        communicator=MpiCommunicator(world, config.chunk_bytes, sharing),
+        nodes=proved or _nodes_by_mpi(MPI, world),
         hostnames=tuple(world.allgather(socket.gethostname())),
     )
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.communicator import Communicator, Pending
 from hvdtrain.engines.torch_groups import Members, gloo_group, nccl_group
 from hvdtrain.engines.torch_types import (
     BOOL_OPS,
@@ -214,7 +214,7 @@ class TorchCommunicator(Communicator):
             ) from None
 
 
-class _TorchPending:
+class _TorchPending(Pending):
     def __init__(
         self, communicator: TorchCommunicator, work: dist.Work, signed: npt.NDArray[np.int64]
     ) -> None:

@@ -67,7 +67,9 @@ def all_cases() -> Iterator[Case]:
     yield _case("start_max", DType.INT64, None, _start_max)
     yield _case("split", DType.INT64, ReduceOp.SUM, _split)
     yield _case("two of the same ranks", DType.INT64, ReduceOp.SUM, _twins)
-    yield _case("empty", DType.FLOAT32, ReduceOp.SUM, _empty)
+    for dtype in FACTORED:
+        yield _case("in engine memory", dtype, ReduceOp.SUM, _empty)
+    yield _case("partly in engine memory", DType.FLOAT32, ReduceOp.SUM, _partly_empty)
 
 
 def _case(
@@ -252,7 +254,22 @@ def _twins(c: Communicator, dtype: DType) -> None:
 
 
 def _empty(c: Communicator, dtype: DType) -> None:
-    memory = c.empty(4004).view(np.float32)
-    memory[:] = pattern(c.rank, 1001, dtype)
-    c.allreduce(_buffer(memory, dtype), ReduceOp.SUM)
-    _same(memory, reduced(c.size, 1001, ReduceOp.SUM, dtype))
+    for count in (0, 1001, 300_007):
+        memory = c.empty((count + 16) * dtype.itemsize).view(dtype.numpy)
+        memory[:] = 77
+        inner = memory[16:]
+        inner[:] = pattern(c.rank, count, dtype)
+        c.allreduce(_buffer(inner, dtype), ReduceOp.SUM, float(c.rank + 1), 0.5)
+        squares, total = c.size * (c.size + 1) * (2 * c.size + 1) // 6, c.size * (c.size + 1) // 2
+        wave = np.arange(count) % 7
+        _same(inner, ((3 * squares + total * wave) * 0.5).astype(dtype.numpy))
+        assert (memory[:16] == 77).all()
+
+
+def _partly_empty(c: Communicator, dtype: DType) -> None:
+    count = 300_007
+    memory = c.empty(count * dtype.itemsize).view(dtype.numpy)
+    array = np.empty_like(memory) if c.rank == c.size - 1 else memory
+    array[:] = pattern(c.rank, count, dtype)
+    c.allreduce(_buffer(array, dtype), ReduceOp.SUM)
+    _same(array, reduced(c.size, count, ReduceOp.SUM, dtype))

@@ -1,0 +1,493 @@
+/* All-reduce among the ranks of one node, in memory that all of them map.
+ *
+ * Why C: a rank waits for its peers and moves its bytes in one call that does not hold Python's
+ * lock, and flags between processes need fences that Python does not have.
+ *
+ * Ranks meet in slots, one for each. A rank arrives by counting up its phase; peers that wait
+ * longer than a few microseconds sleep on that word. What ranks write for one another lies in
+ * two places that take turns: a rank that writes for turn t + 2 has seen all ranks arrive in
+ * turn t + 1, so nobody reads what was written in turn t any more.
+ */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LINE 128      /* two cache lines, which processors fetch together */
+#define VALUES 8
+#define BLOCK 2048    /* elements that are added in the fastest cache */
+
+/* ---- meeting ---------------------------------------------------------------------------- */
+
+typedef struct {
+    _Atomic uint32_t phase;     /* how often this rank has arrived */
+    _Atomic uint32_t sleepers;  /* how many peers sleep until it arrives again */
+    char pad[LINE - 8];
+    struct {
+        uint64_t values[VALUES]; /* for a maximum over ranks */
+        uint64_t location;       /* of this rank's data; 0 where peers cannot reach it */
+        double prescale;
+        char pad[LINE - 8 * VALUES - 16];
+    } offer[2];
+} slot_t;
+
+typedef struct {
+    slot_t **slots;           /* of each rank, as mapped here */
+    int32_t rank, size;
+    uint32_t phase;           /* this rank's arrivals */
+    uint32_t turn;            /* which of two places is written now */
+    int64_t spins;            /* looks at a flag before sleeping */
+    char **staging;           /* of each rank, as mapped here */
+    int64_t chunk_bytes;      /* staged by a rank in one turn */
+} team_t;
+
+int64_t hvd_slot_bytes(void) { return sizeof(slot_t); }
+
+/* For each of two turns what a rank shows, and its slice of the result. */
+int64_t hvd_staging_bytes(int64_t chunk_bytes) { return 4 * chunk_bytes; }
+
+static void arrive(team_t *team) {
+    slot_t *own = team->slots[team->rank];
+    team->phase++;
+    /* Sequentially consistent with look(): either the sleeper sees the phase, or this rank sees
+     * the sleeper. */
+    atomic_store(&own->phase, team->phase);
+    if (atomic_load(&own->sleepers))
+        syscall(SYS_futex, &own->phase, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static int64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000LL + time.tv_nsec;
+}
+
+static int is_behind(uint32_t phase, uint32_t target) { return (int32_t)(phase - target) < 0; }
+
+/* Sleep until a peer arrives; 0 when the time is over or a signal came. */
+static int sleep_for(slot_t *peer, uint32_t target, int64_t deadline) {
+    int awake = 1;
+    atomic_fetch_add(&peer->sleepers, 1);
+    for (;;) {
+        uint32_t phase = atomic_load(&peer->phase);
+        if (!is_behind(phase, target)) break;
+        int64_t left = deadline - now();
+        if (left <= 0) { awake = 0; break; }
+        struct timespec time = {left / 1000000000LL, left % 1000000000LL};
+        if (syscall(SYS_futex, &peer->phase, FUTEX_WAIT, phase, &time, NULL, 0) == -1 &&
+            errno == EINTR) {
+            awake = !is_behind(atomic_load(&peer->phase), target);
+            break;
+        }
+    }
+    atomic_fetch_sub(&peer->sleepers, 1);
+    return awake;
+}
+
+/* Wait until every rank has arrived as often as this one; 0 when the time is over. */
+static int wait_all(team_t *team, int64_t timeout) {
+    int64_t spins = team->spins, deadline = 0;
+    for (int32_t rank = 0; rank < team->size; rank++) {
+        slot_t *peer = team->slots[rank];
+        while (is_behind(atomic_load_explicit(&peer->phase, memory_order_acquire), team->phase)) {
+            if (spins-- > 0) {
+                relax();
+                continue;
+            }
+            if (!deadline) deadline = now() + timeout;
+            if (!sleep_for(peer, team->phase, deadline)) return 0;
+        }
+    }
+    return 1;
+}
+
+/* ---- a maximum of a few numbers ----------------------------------------------------------- */
+
+void hvd_start_max(team_t *team, const uint64_t *values, int32_t count) {
+    memcpy(team->slots[team->rank]->offer[team->turn & 1].values, values, 8 * count);
+    arrive(team);
+}
+
+int32_t hvd_finish_max(team_t *team, uint64_t *values, int32_t count, int64_t timeout) {
+    if (!wait_all(team, timeout)) return 0;
+    for (int32_t rank = 0; rank < team->size; rank++) {
+        const uint64_t *theirs = team->slots[rank]->offer[team->turn & 1].values;
+        for (int32_t i = 0; i < count; i++)
+            if (theirs[i] > values[i]) values[i] = theirs[i];
+    }
+    team->turn++;
+    return 1;
+}
+
+/* ---- arithmetic --------------------------------------------------------------------------- */
+
+/* begin: sum = x * factor; fold: sum = sum op x * factor; end: x = sum * factor. */
+typedef void (*begin_t)(void *sum, const void *x, int64_t count, double factor);
+typedef void (*fold_t)(void *sum, const void *x, int64_t count, double factor);
+typedef void (*end_t)(void *x, const void *sum, int64_t count, double factor);
+
+typedef struct {
+    int64_t itemsize;
+    begin_t begin;
+    fold_t fold[4]; /* sum, min, max, product */
+    end_t end;
+} type_t;
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define FAST static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FAST static
+#endif
+
+#define SAME(x) (x)
+#define ADD(a, b) ((a) + (b))
+#define MULTIPLY(a, b) ((a) * (b))
+/* Small unsigned types would be multiplied as int, whose overflow is undefined. */
+#define MULTIPLY_WHOLE(a, b) ((uint64_t)(a) * (b))
+#define LOWER(a, b) ((b) < (a) ? (b) : (a))
+#define HIGHER(a, b) ((b) > (a) ? (b) : (a))
+/* numpy's: a NaN wins. */
+#define LOWER_REAL(a, b) ((b) < (a) || (b) != (b) ? (b) : (a))
+#define HIGHER_REAL(a, b) ((b) > (a) || (b) != (b) ? (b) : (a))
+
+#define BEGIN(NAME, T, S, LOAD, SCALE)                                                          \
+    FAST void NAME##_begin(void *s, const void *x, int64_t count, double factor) {              \
+        S *restrict sum = s;                                                                    \
+        const T *restrict in = x;                                                               \
+        (void)factor;                                                                           \
+        for (int64_t i = 0; i < count; i++) sum[i] = LOAD(in[i]) SCALE;                         \
+    }
+#define FOLD(NAME, T, S, LOAD, SCALE, OP, COMBINE)                                              \
+    FAST void NAME##_##OP(void *s, const void *x, int64_t count, double factor) {               \
+        S *restrict sum = s;                                                                    \
+        const T *restrict in = x;                                                               \
+        (void)factor;                                                                           \
+        for (int64_t i = 0; i < count; i++) {                                                   \
+            S term = LOAD(in[i]) SCALE;                                                         \
+            sum[i] = COMBINE(sum[i], term);                                                     \
+        }                                                                                       \
+    }
+#define END(NAME, T, S, STORE, SCALE)                                                           \
+    FAST void NAME##_end(void *x, const void *s, int64_t count, double factor) {                \
+        T *restrict out = x;                                                                    \
+        const S *restrict sum = s;                                                              \
+        (void)factor;                                                                           \
+        for (int64_t i = 0; i < count; i++) out[i] = STORE(sum[i] SCALE);                       \
+    }
+#define TYPE(NAME, T, S, LOAD, STORE, SCALE, MIN, MAX, TIMES)                                       \
+    BEGIN(NAME, T, S, LOAD, SCALE)                                                              \
+    FOLD(NAME, T, S, LOAD, SCALE, sum, ADD)                                                     \
+    FOLD(NAME, T, S, LOAD, SCALE, min, MIN)                                                     \
+    FOLD(NAME, T, S, LOAD, SCALE, max, MAX)                                                     \
+    FOLD(NAME, T, S, LOAD, SCALE, product, TIMES)                                               \
+    END(NAME, T, S, STORE, SCALE)
+#define INTEGER(NAME, T) TYPE(NAME, T, T, SAME, SAME, , LOWER, HIGHER, MULTIPLY_WHOLE)
+
+INTEGER(u8, uint8_t)
+INTEGER(u16, uint16_t)
+INTEGER(u32, uint32_t)
+INTEGER(u64, uint64_t)
+/* Signed sums wrap around as unsigned ones do, where C would leave them undefined. */
+#define WRAPPED(NAME, T, U)                                                                     \
+    BEGIN(NAME, T, T, SAME, )                                                                   \
+    FOLD(NAME, U, U, SAME, , sum, ADD)                                                          \
+    FOLD(NAME, T, T, SAME, , min, LOWER)                                                        \
+    FOLD(NAME, T, T, SAME, , max, HIGHER)                                                       \
+    FOLD(NAME, U, U, SAME, , product, MULTIPLY_WHOLE)                                           \
+    END(NAME, T, T, SAME, )
+WRAPPED(i8, int8_t, uint8_t)
+WRAPPED(i16, int16_t, uint16_t)
+WRAPPED(i32, int32_t, uint32_t)
+WRAPPED(i64, int64_t, uint64_t)
+TYPE(f32, float, float, SAME, SAME, *(float)factor, LOWER_REAL, HIGHER_REAL, MULTIPLY)
+TYPE(f64, double, double, SAME, SAME, *factor, LOWER_REAL, HIGHER_REAL, MULTIPLY)
+
+/* Half types are added in float. */
+static inline float bits_to_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static inline uint32_t float_to_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+static inline float from_bf16(uint16_t h) { return bits_to_float((uint32_t)h << 16); }
+static inline uint16_t to_bf16(float x) {
+    uint32_t bits = float_to_bits(x);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    uint32_t nan = (bits >> 16) | 0x40;
+    return (bits & 0x7fffffff) > 0x7f800000 ? nan : rounded;
+}
+
+/* A half is moved into the exponent range of float by one exact multiplication. */
+static inline float from_f16(uint16_t h) {
+    uint32_t magnitude = (uint32_t)(h & 0x7fff) << 13;
+    float x = bits_to_float(magnitude) * 0x1p112f;
+    uint32_t special = (h & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
+    return bits_to_float(float_to_bits(x) | special | (uint32_t)(h & 0x8000) << 16);
+}
+static inline uint16_t to_f16(float x) {
+    uint32_t bits = float_to_bits(x), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+    /* A subnormal half: adding 1/2 leaves its bits, rounded to even, at the end of the float. */
+    uint32_t tiny = float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000;
+    uint32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
+    uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
+    uint32_t finite = magnitude < 0x38800000 ? tiny : normal;
+    return sign | (magnitude >= 0x477ff000 ? special : finite);
+}
+TYPE(bf16, uint16_t, float, from_bf16, to_bf16, *(float)factor, LOWER_REAL, HIGHER_REAL, MULTIPLY)
+TYPE(f16, uint16_t, float, from_f16, to_f16, *(float)factor, LOWER_REAL, HIGHER_REAL, MULTIPLY)
+
+/* Complex numbers are pairs: all but the product runs over twice as many reals. */
+#define COMPLEX(NAME, R, REAL)                                                                  \
+    static void NAME##_begin(void *s, const void *x, int64_t count, double factor) {            \
+        REAL##_begin(s, x, 2 * count, factor);                                                  \
+    }                                                                                           \
+    static void NAME##_sum(void *s, const void *x, int64_t count, double factor) {              \
+        REAL##_sum(s, x, 2 * count, factor);                                                    \
+    }                                                                                           \
+    static void NAME##_end(void *x, const void *s, int64_t count, double factor) {              \
+        REAL##_end(x, s, 2 * count, factor);                                                    \
+    }                                                                                           \
+    FAST void NAME##_product(void *s, const void *x, int64_t count, double factor) {            \
+        R *restrict sum = s;                                                                    \
+        const R *restrict in = x;                                                               \
+        for (int64_t i = 0; i < 2 * count; i += 2) {                                            \
+            R re = in[i] * (R)factor, im = in[i + 1] * (R)factor;                               \
+            R real = sum[i] * re - sum[i + 1] * im;                                             \
+            sum[i + 1] = sum[i] * im + sum[i + 1] * re;                                         \
+            sum[i] = real;                                                                      \
+        }                                                                                       \
+    }
+COMPLEX(c64, float, f32)
+COMPLEX(c128, double, f64)
+
+#define ROW(NAME, BYTES)                                                                        \
+    {BYTES, NAME##_begin, {NAME##_sum, NAME##_min, NAME##_max, NAME##_product}, NAME##_end}
+#define ROW_COMPLEX(NAME, BYTES) {BYTES, NAME##_begin, {NAME##_sum, 0, 0, NAME##_product}, NAME##_end}
+
+/* In the order of TYPES in node_kernel.py. */
+static const type_t TYPES[] = {
+    ROW(u8, 1),  ROW(u16, 2), ROW(u32, 4),  ROW(u64, 8), ROW(i8, 1),          ROW(i16, 2),
+    ROW(i32, 4), ROW(i64, 8), ROW(f16, 2),  ROW(bf16, 2), ROW(f32, 4),        ROW(f64, 8),
+    ROW_COMPLEX(c64, 8), ROW_COMPLEX(c128, 16),
+};
+
+/* ---- reduction ------------------------------------------------------------------------------ */
+
+typedef struct {
+    team_t *team;
+    char *data;         /* this rank's; overwritten with the result */
+    char **copies;      /* every rank's data, as mapped here, where it can be reached */
+    uint64_t location;  /* what the peers must give as well for `copies` to hold; or 0 */
+    int64_t count;
+    int32_t type, op;   /* as in TYPES; 0 to 3 for sum, min, max, product */
+    double prescale, postscale;
+    int32_t stage;      /* how far it has come; 0 at first, kept between calls */
+    int64_t chunk;
+} task_t;
+
+enum { START, STAGED_SMALL, OFFERED, ADDED, PIPELINE };
+
+/* dst[k] = postscale * (sources[0] * prescales[0] op sources[1] * prescales[1] op ...) */
+static void combine(const task_t *task, char *const *sources, const double *prescales,
+                    char *const *targets, int32_t target_count, int64_t count) {
+    const type_t *type = &TYPES[task->type];
+    fold_t fold = type->fold[task->op];
+    double sum[2 * BLOCK]; /* room for complex128 */
+    for (int64_t start = 0; start < count; start += BLOCK) {
+        int64_t length = count - start < BLOCK ? count - start : BLOCK;
+        int64_t offset = start * type->itemsize;
+        type->begin(sum, sources[0] + offset, length, prescales[0]);
+        for (int32_t rank = 1; rank < task->team->size; rank++)
+            fold(sum, sources[rank] + offset, length, prescales[rank]);
+        for (int32_t k = 0; k < target_count; k++)
+            type->end(targets[k] + offset, sum, length, task->postscale);
+    }
+}
+
+/* Whole cache lines for each rank but the last. */
+static int64_t slice_start(const task_t *task, int64_t count, int32_t rank) {
+    int64_t size = task->team->size, each = (count + size - 1) / size;
+    each = (each + 63) / 64 * 64;
+    int64_t start = each * rank;
+    return start < count ? start : count;
+}
+
+static char *staged(const team_t *team, int32_t rank, uint32_t turn) {
+    return team->staging[rank] + (turn & 1) * team->chunk_bytes;
+}
+
+static char *staged_result(const team_t *team, int32_t rank, uint32_t turn) {
+    return team->staging[rank] + (2 + (turn & 1)) * team->chunk_bytes;
+}
+
+/* Small data: everybody shows all of it, and adds everybody's. */
+static void add_small(const task_t *task) {
+    const team_t *team = task->team;
+    char *sources[team->size];
+    double prescales[team->size];
+    for (int32_t rank = 0; rank < team->size; rank++) {
+        sources[rank] = staged(team, rank, team->turn);
+        prescales[rank] = team->slots[rank]->offer[team->turn & 1].prescale;
+    }
+    combine(task, sources, prescales, &task->data, 1, task->count);
+}
+
+/* Data in reach: every rank adds its slice, and writes the sum into all copies. */
+static void add_slice(const task_t *task) {
+    const team_t *team = task->team;
+    int64_t start = slice_start(task, task->count, team->rank);
+    int64_t end = slice_start(task, task->count, team->rank + 1);
+    char *copies[team->size];
+    double prescales[team->size];
+    for (int32_t rank = 0; rank < team->size; rank++) {
+        copies[rank] = task->copies[rank] + start * TYPES[task->type].itemsize;
+        prescales[rank] = team->slots[rank]->offer[team->turn & 1].prescale;
+    }
+    combine(task, copies, prescales, copies, team->size, end - start);
+}
+
+static int all_in_reach(const task_t *task) {
+    const team_t *team = task->team;
+    for (int32_t rank = 0; rank < team->size; rank++)
+        if (team->slots[rank]->offer[team->turn & 1].location != task->location) return 0;
+    return task->location != 0;
+}
+
+/* Data out of reach goes through the staging areas in chunks. In turn k a rank shows the
+ * others' slices of chunk k, adds its slice of chunk k - 1, and fetches the others' sums of
+ * chunk k - 2. */
+static int64_t chunk_count(const task_t *task) {
+    int64_t bytes = task->count * TYPES[task->type].itemsize;
+    return (bytes + task->team->chunk_bytes - 1) / task->team->chunk_bytes;
+}
+
+typedef struct {
+    char *data;
+    int64_t count;
+} chunk_t;
+
+static chunk_t chunk_at(const task_t *task, int64_t number) {
+    int64_t most = task->team->chunk_bytes / TYPES[task->type].itemsize, start = number * most;
+    int64_t left = task->count - start;
+    chunk_t chunk = {task->data + start * TYPES[task->type].itemsize, left < most ? left : most};
+    return chunk;
+}
+
+static void show_chunk(const task_t *task, int64_t number) {
+    const team_t *team = task->team;
+    int64_t itemsize = TYPES[task->type].itemsize;
+    chunk_t chunk = chunk_at(task, number);
+    char *area = staged(team, team->rank, team->turn);
+    int64_t start = slice_start(task, chunk.count, team->rank) * itemsize;
+    int64_t end = slice_start(task, chunk.count, team->rank + 1) * itemsize;
+    memcpy(area, chunk.data, start);
+    memcpy(area + end, chunk.data + end, chunk.count * itemsize - end);
+}
+
+static void add_chunk(const task_t *task, int64_t number) {
+    const team_t *team = task->team;
+    int64_t itemsize = TYPES[task->type].itemsize;
+    uint32_t turn = team->turn - 1;
+    chunk_t chunk = chunk_at(task, number);
+    int64_t start = slice_start(task, chunk.count, team->rank);
+    int64_t count = slice_start(task, chunk.count, team->rank + 1) - start;
+    char *sources[team->size], *targets[2];
+    double prescales[team->size];
+    for (int32_t rank = 0; rank < team->size; rank++) {
+        sources[rank] = staged(team, rank, turn) + start * itemsize;
+        prescales[rank] = team->slots[rank]->offer[turn & 1].prescale;
+    }
+    sources[team->rank] = targets[0] = chunk.data + start * itemsize;
+    targets[1] = staged_result(team, team->rank, turn);
+    combine(task, sources, prescales, targets, 2, count);
+}
+
+static void fetch_chunk(const task_t *task, int64_t number) {
+    const team_t *team = task->team;
+    int64_t itemsize = TYPES[task->type].itemsize;
+    chunk_t chunk = chunk_at(task, number);
+    for (int32_t rank = 0; rank < team->size; rank++) {
+        if (rank == team->rank) continue;
+        int64_t start = slice_start(task, chunk.count, rank) * itemsize;
+        int64_t end = slice_start(task, chunk.count, rank + 1) * itemsize;
+        memcpy(chunk.data + start, staged_result(team, rank, team->turn - 2), end - start);
+    }
+}
+
+static void offer(const task_t *task) {
+    team_t *team = task->team;
+    team->slots[team->rank]->offer[team->turn & 1].location = task->location;
+    team->slots[team->rank]->offer[team->turn & 1].prescale = task->prescale;
+}
+
+static void start_chunk(task_t *task) {
+    int64_t chunks = chunk_count(task), k = task->chunk;
+    offer(task);
+    if (k >= 2) fetch_chunk(task, k - 2);
+    if (k >= 1 && k <= chunks) add_chunk(task, k - 1);
+    if (k < chunks) show_chunk(task, k);
+}
+
+/* Go on with a task until it is done (1), or until the time is over or a signal came (0). */
+int32_t hvd_reduce(task_t *task, int64_t timeout) {
+    team_t *team = task->team;
+    int64_t bytes = task->count * TYPES[task->type].itemsize;
+    if (task->stage == START) {
+        int small = bytes <= team->chunk_bytes / 4;
+        offer(task);
+        if (small) memcpy(staged(team, team->rank, team->turn), task->data, bytes);
+        task->stage = small ? STAGED_SMALL : OFFERED;
+        arrive(team);
+    }
+    for (;;) {
+        if (!wait_all(team, timeout)) return 0;
+        switch (task->stage) {
+        case STAGED_SMALL:
+            add_small(task);
+            team->turn++;
+            return 1;
+        case OFFERED:
+            if (all_in_reach(task)) {
+                add_slice(task);
+                task->stage = ADDED;
+            } else {
+                team->turn++;
+                start_chunk(task);
+                task->stage = PIPELINE;
+            }
+            arrive(team);
+            break;
+        case ADDED:
+            team->turn++;
+            return 1;
+        case PIPELINE:
+            team->turn++;
+            task->chunk++;
+            start_chunk(task);
+            if (task->chunk == chunk_count(task) + 1) return 1;
+            arrive(team);
+            break;
+        }
+    }
+}

@@ -1,0 +1,80 @@
+"""The compiled part of the engine: see node_kernel.c, whose structures these are."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64
+from functools import cache
+from importlib.util import find_spec
+
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["OPS", "TYPES", "Task", "Team", "load_kernel"]
+
+TYPES = (
+    DType.UINT8,
+    DType.UINT16,
+    DType.UINT32,
+    DType.UINT64,
+    DType.INT8,
+    DType.INT16,
+    DType.INT32,
+    DType.INT64,
+    DType.FLOAT16,
+    DType.BFLOAT16,
+    DType.FLOAT32,
+    DType.FLOAT64,
+    DType.COMPLEX64,
+    DType.COMPLEX128,
+)
+OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+
+
+class Team(Structure):
+    """team_t."""
+
+    _fields_ = (
+        ("slots", POINTER(c_uint64)),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("phase", c_uint32),
+        ("turn", c_uint32),
+        ("spins", c_int64),
+        ("staging", POINTER(c_uint64)),
+        ("chunk_bytes", c_int64),
+    )
+
+
+class Task(Structure):
+    """task_t."""
+
+    _fields_ = (
+        ("team", POINTER(Team)),
+        ("data", c_uint64),
+        ("copies", POINTER(c_uint64)),
+        ("location", c_uint64),
+        ("count", c_int64),
+        ("type", c_int32),
+        ("op", c_int32),
+        ("prescale", c_double),
+        ("postscale", c_double),
+        ("stage", c_int32),
+        ("chunk", c_int64),
+    )
+
+
+@cache
+def load_kernel() -> ctypes.CDLL | None:
+    """Return the library; None where it could not be compiled when hvdtrain was installed."""
+    spec = find_spec("hvdtrain.engines._node_kernel")
+    if spec is None or spec.origin is None:
+        return None
+    library = ctypes.CDLL(spec.origin)
+    library.hvd_slot_bytes.restype = c_int64
+    library.hvd_staging_bytes.restype = c_int64
+    library.hvd_staging_bytes.argtypes = [c_int64]
+    library.hvd_start_max.restype = None
+    library.hvd_start_max.argtypes = [POINTER(Team), c_char_p, c_int32]
+    library.hvd_finish_max.argtypes = [POINTER(Team), c_uint64, c_int32, c_int64]
+    library.hvd_reduce.argtypes = [POINTER(Task), c_int64]
+    return library

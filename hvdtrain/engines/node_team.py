@@ -1,0 +1,178 @@
+"""The ranks of a communicator that share memory, and what they do in it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.engines.communicator import Pending
+from hvdtrain.engines.node_kernel import OPS, TYPES, Task, Team, load_kernel
+from hvdtrain.engines.node_memory import NodeMemory, share_memory
+from hvdtrain.errors import PeerFailureError
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["NodeTeam", "open_team"]
+
+# A rank stages so much in one turn: small enough for the caches, large enough to pay for meeting.
+_CHUNK_BYTES = 256 << 10
+_PAGE_BYTES = 4096
+
+# Looks at a flag before sleeping on it, some 20 us; with fewer cores than ranks that would only
+# keep peers from their work.
+_SPINS = 500
+
+# After so long in the kernel come signals, and the question whether all peers are alive.
+_TIMEOUT_NANOSECONDS = 1_000_000_000
+
+_TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(TYPES)}
+_OP_NUMBERS = {op: number for number, op in enumerate(OPS)}
+
+
+def open_team(rank: int, allgather: Callable[[Any], list[Any]]) -> NodeTeam | None:
+    """Have the ranks of one node share memory (collective).
+
+    Args:
+        rank: of this process among them.
+        allgather: gathers one picklable value of every one of them, by rank.
+
+    Returns:
+        The team, or None on every rank where the kernel is missing or memory cannot be shared.
+    """
+    kernel = load_kernel()
+    if not all(allgather(kernel is not None)) or kernel is None:
+        return None
+    nbytes = _PAGE_BYTES + kernel.hvd_staging_bytes(_CHUNK_BYTES)
+    memory = share_memory(nbytes, allgather)
+    if memory is None:
+        return None
+    processes = allgather(os.getpid())
+    return NodeTeam(kernel, rank, memory, processes, allgather)
+
+
+class NodeTeam:
+    """Collective operations in shared memory; each rank calls the same ones in the same order.
+
+    Args:
+        kernel: the compiled part.
+        rank: of this process.
+        memory: a slot and a staging area for each rank.
+        processes: the process of each rank.
+        allgather: gathers one picklable value of every rank.
+    """
+
+    def __init__(
+        self,
+        kernel: ctypes.CDLL,
+        rank: int,
+        memory: NodeMemory,
+        processes: list[int],
+        allgather: Callable[[Any], list[Any]],
+    ) -> None:
+        size = len(processes)
+        self._kernel, self._memory, self._allgather = kernel, memory, allgather
+        self._processes = _watch(processes, rank)
+        self._slots = _addresses(memory.addresses)
+        self._staging = _addresses([address + _PAGE_BYTES for address in memory.addresses])
+        self._team = Team(
+            slots=self._slots,
+            rank=rank,
+            size=size,
+            spins=_SPINS if size <= len(os.sched_getaffinity(0)) else 0,
+            staging=self._staging,
+            chunk_bytes=_CHUNK_BYTES,
+        )
+        self._task = Task(team=ctypes.pointer(self._team))
+        self._shared: list[NodeMemory] = []
+        self._rank, self._size = rank, size
+
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
+        """Start an element-wise maximum of at most 8 numbers, in place."""
+        self._kernel.hvd_start_max(self._team, values.tobytes(), values.size)
+        return _Maximum(self, values)
+
+    def finish_max(self, values: npt.NDArray[np.uint64], nanoseconds: int) -> bool:
+        """Wait for it that long; tell whether it is complete."""
+        return bool(
+            self._kernel.hvd_finish_max(self._team, values.ctypes.data, values.size, nanoseconds)
+        )
+
+    def takes(self, dtype: DType, op: ReduceOp) -> bool:
+        """Tell whether the kernel reduces this type (local)."""
+        ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
+        return dtype in _TYPE_NUMBERS and not (ordered and dtype.is_complex)
+
+    def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> None:
+        """Reduce in place; factors other than 1 are for fractional types."""
+        task = self._task
+        task.data, task.count = buffer.pointer, buffer.count
+        task.type, task.op = _TYPE_NUMBERS[buffer.dtype], _OP_NUMBERS[op]
+        task.prescale, task.postscale = prescale, postscale
+        task.location, task.stage, task.chunk = 0, 0, 0
+        if self._shared:
+            self._locate(buffer)
+        while not self._kernel.hvd_reduce(task, _TIMEOUT_NANOSECONDS):
+            self.check_peers()
+
+    def _locate(self, buffer: Buffer) -> None:
+        """Tell the kernel where every rank's copy is, if this one lies in shared memory."""
+        for number, memory in enumerate(self._shared, start=1):
+            offset = buffer.pointer - memory.addresses[self._rank]
+            if 0 <= offset < memory.parts[self._rank].size:
+                self._copies = _addresses([address + offset for address in memory.addresses])
+                self._task.copies = self._copies
+                self._task.location = number << 48 | offset
+                return
+
+    def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
+        """Return memory that is reduced without a copy (collective); None if there is none."""
+        memory = share_memory(max(1, nbytes), self._allgather)
+        if memory is None:
+            return None
+        self._shared.append(memory)
+        return memory.parts[self._rank][:nbytes]
+
+    def check_peers(self) -> None:
+        """Raise PeerFailureError if the process of a rank has ended (local)."""
+        for rank, descriptor in self._processes.items():
+            if select.select([descriptor], [], [], 0)[0]:
+                raise PeerFailureError(
+                    f"a peer on this node (number {rank} of {self._size}) has ended while others "
+                    "waited for it: look for its own message"
+                )
+
+    def close(self) -> None:
+        """Give up what the team holds; memory lives on where arrays show it (local)."""
+        for descriptor in self._processes.values():
+            os.close(descriptor)
+        self._processes = {}
+        self._shared = []
+
+
+class _Maximum(Pending):
+    def __init__(self, team: NodeTeam, values: npt.NDArray[np.uint64]) -> None:
+        self._team, self._values = team, values
+
+    def test(self) -> bool:
+        return self._team.finish_max(self._values, 0)
+
+    def wait(self) -> None:
+        while not self._team.finish_max(self._values, _TIMEOUT_NANOSECONDS):
+            self._team.check_peers()
+
+
+def _addresses(values: list[int]) -> Any:
+    return (ctypes.c_uint64 * len(values))(*values)
+
+
+def _watch(processes: list[int], rank: int) -> dict[int, int]:
+    """Open a descriptor for each peer, which becomes readable when its process ends."""
+    return {
+        number: os.pidfd_open(process) for number, process in enumerate(processes) if number != rank
+    }
