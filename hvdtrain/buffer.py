@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,3 +74,13 @@ class Buffer:
             raise ValueError(f"slice {start}+{count} lies outside a buffer of {self.count}")
         address = self.pointer + start * self.dtype.itemsize
         return Buffer(address, self.dtype, count, self.device, self)
+
+    def pieces(self, nbytes: int) -> Iterator[Buffer]:
+        """Cut it into views of at most `nbytes` (but at least one element); none of nothing."""
+        if self.nbytes <= nbytes:
+            if self.count:
+                yield self
+            return
+        count = max(1, nbytes // self.dtype.itemsize)
+        for start in range(0, self.count, count):
+            yield self.slice(start, min(count, self.count - start))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -11,8 +11,8 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Capabilities, Communicator, Pending
-from hvdtrain.engines.mpi_types import MPI_OPS, MPI_TYPES
-from hvdtrain.engines.node_kernel import TYPES
+from hvdtrain.engines.mpi_nodes import NodeHierarchy, open_hierarchy
+from hvdtrain.engines.mpi_types import MPI_OPS, MPI_TYPES, memory, typed
 from hvdtrain.engines.node_team import NodeTeam, open_team
 from hvdtrain.types import DType, ReduceOp
 
@@ -20,6 +20,9 @@ __all__ = ["MpiCommunicator"]
 
 # Open MPI's Allreduce loses three quarters of its speed above the size of the caches.
 _REDUCE_BYTES = 4 << 20
+
+# Smaller messages are over before the ranks of a node have met.
+_HIERARCHY_BYTES = 64 << 10
 
 _COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
 _REAL = frozenset(MPI_TYPES) - _COMPLEX
@@ -47,8 +50,13 @@ class MpiCommunicator(Communicator):
         self._comm = comm
         self._chunk_bytes = chunk_bytes
         self._nodes = nodes
-        one_node = nodes is not None and len(nodes) > 1 and len(set(nodes)) == 1
-        self._team = open_team(comm.Get_rank(), comm.allgather) if one_node else None
+        self._team: NodeTeam | None = None
+        self._hierarchy: NodeHierarchy | None = None
+        if nodes is not None and len(nodes) > 1:
+            if len(set(nodes)) == 1:
+                self._team = open_team(comm.Get_rank(), comm.allgather)
+            else:
+                self._hierarchy = open_hierarchy(comm, nodes)
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.capabilities = Capabilities(
@@ -67,26 +75,29 @@ class MpiCommunicator(Communicator):
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
-        if self._team is not None and buffer.dtype in TYPES:
-            self._allreduce_in_team(self._team, buffer, op, prescale, postscale)
-            return
-        for piece in _pieces(buffer, min(_REDUCE_BYTES, self._chunk_bytes)):
+        by_itself = buffer.dtype.is_integer  # whose factors truncate
+        if by_itself:
+            buffer.scale(prescale)
+        factors = (1.0, 1.0) if by_itself else (prescale, postscale)
+        if self._team is not None:
+            self._team.allreduce(buffer, op, *factors)
+        elif self._hierarchy is not None and buffer.nbytes >= _HIERARCHY_BYTES:
+            self._hierarchy.allreduce(buffer, op, *factors)
+        else:
+            self._allreduce_flat(buffer, op, *factors)
+        if by_itself:
+            buffer.scale(postscale)
+
+    def _allreduce_flat(
+        self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        for piece in buffer.pieces(min(_REDUCE_BYTES, self._chunk_bytes)):
             piece.scale(prescale)
-            self._comm.Allreduce(MPI.IN_PLACE, _typed(piece), op=MPI_OPS[op])
+            self._comm.Allreduce(MPI.IN_PLACE, typed(piece), op=MPI_OPS[op])
             piece.scale(postscale)
 
-    def _allreduce_in_team(
-        self, team: NodeTeam, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float
-    ) -> None:
-        if buffer.dtype.is_integer:  # whose factors truncate
-            buffer.scale(prescale)
-            team.allreduce(buffer, op, 1.0, 1.0)
-            buffer.scale(postscale)
-        else:
-            team.allreduce(buffer, op, prescale, postscale)
-
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
-        for piece in _pieces(buffer, self._chunk_bytes):
+        for piece in buffer.pieces(self._chunk_bytes):
             self._comm.Bcast(_bytes(piece), root_rank)
 
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
@@ -95,7 +106,7 @@ class MpiCommunicator(Communicator):
             return
         itemsize = send.dtype.itemsize
         sizes = [count * itemsize for count in counts]
-        self._comm.Allgatherv(_bytes(send), [_memory(receive), sizes, _starts(sizes), MPI.BYTE])
+        self._comm.Allgatherv(_bytes(send), [memory(receive), sizes, _starts(sizes), MPI.BYTE])
 
     def _allgather_by_broadcasts(
         self, send: Buffer, receive: Buffer, counts: Sequence[int]
@@ -123,12 +134,10 @@ class MpiCommunicator(Communicator):
 
     def _exchange(self, outgoing: Buffer, target: int, incoming: Buffer, source: int) -> None:
         requests = [
-            self._comm.Irecv(_bytes(piece), source)
-            for piece in _pieces(incoming, self._chunk_bytes)
+            self._comm.Irecv(_bytes(piece), source) for piece in incoming.pieces(self._chunk_bytes)
         ]
         requests += [
-            self._comm.Isend(_bytes(piece), target)
-            for piece in _pieces(outgoing, self._chunk_bytes)
+            self._comm.Isend(_bytes(piece), target) for piece in outgoing.pieces(self._chunk_bytes)
         ]
         MPI.Request.Waitall(requests)
 
@@ -147,7 +156,7 @@ class MpiCommunicator(Communicator):
         if send.nbytes > self._chunk_bytes:
             self._reduce_scatter_by_reductions(send, receive, counts, op)
         else:
-            self._comm.Reduce_scatter(_typed(send), _typed(receive), counts, op=MPI_OPS[op])
+            self._comm.Reduce_scatter(typed(send), typed(receive), counts, op=MPI_OPS[op])
         receive.scale(postscale)
 
     def _reduce_scatter_by_reductions(
@@ -155,10 +164,10 @@ class MpiCommunicator(Communicator):
     ) -> None:
         for root_rank, start in enumerate(_starts(counts)):
             part = send.slice(start, counts[root_rank])
-            results = _pieces(receive, _REDUCE_BYTES)
-            for piece in _pieces(part, _REDUCE_BYTES):
-                result = _typed(next(results)) if root_rank == self.rank else None
-                self._comm.Reduce(_typed(piece), result, MPI_OPS[op], root_rank)
+            results = receive.pieces(_REDUCE_BYTES)
+            for piece in part.pieces(_REDUCE_BYTES):
+                result = typed(next(results)) if root_rank == self.rank else None
+                self._comm.Reduce(typed(piece), result, MPI_OPS[op], root_rank)
 
     def barrier(self) -> None:
         self._comm.Barrier()
@@ -173,12 +182,15 @@ class MpiCommunicator(Communicator):
         return MpiCommunicator(MPI.Intracomm(comm), self._chunk_bytes, nodes)
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        shared = self._team.empty(nbytes) if self._team is not None else None
-        return np.empty(nbytes, np.uint8) if shared is None else shared
+        shared = self._team or self._hierarchy
+        memory = shared.empty(nbytes) if shared is not None else None
+        return np.empty(nbytes, np.uint8) if memory is None else memory
 
     def close(self) -> None:
-        if self._team is not None:
-            self._team.close()
+        for shared in (self._team, self._hierarchy):
+            if shared is not None:
+                shared.close()
+        self._team = self._hierarchy = None
         if self._comm != MPI.COMM_NULL:
             self._comm.Free()
 
@@ -195,27 +207,9 @@ class _MpiPending(Pending):
         return bool(self._request.Test())
 
 
-def _pieces(buffer: Buffer, nbytes: int) -> Iterator[Buffer]:
-    if buffer.nbytes <= nbytes:
-        if buffer.count:
-            yield buffer
-        return
-    count = max(1, nbytes // buffer.dtype.itemsize)
-    for start in range(0, buffer.count, count):
-        yield buffer.slice(start, min(count, buffer.count - start))
-
-
 def _starts(counts: Sequence[int]) -> list[int]:
     return [0, *accumulate(counts)][:-1]
 
 
-def _memory(buffer: Buffer) -> MPI.buffer:
-    return MPI.buffer.fromaddress(buffer.pointer, buffer.nbytes)
-
-
 def _bytes(buffer: Buffer) -> list[object]:
-    return [_memory(buffer), buffer.nbytes, MPI.BYTE]
-
-
-def _typed(buffer: Buffer) -> list[object]:
-    return [_memory(buffer), buffer.count, MPI_TYPES[buffer.dtype]]
+    return [memory(buffer), buffer.nbytes, MPI.BYTE]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
+from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["MPI_OPS", "MPI_TYPES"]
+__all__ = ["MPI_OPS", "MPI_TYPES", "memory", "typed"]
 
 # Half types and bool have no arithmetic that every MPI agrees on.
 MPI_TYPES: dict[DType, MPI.Datatype] = {
@@ -30,3 +31,13 @@ MPI_OPS: dict[ReduceOp, MPI.Op] = {
     ReduceOp.MAX: MPI.MAX,
     ReduceOp.PRODUCT: MPI.PROD,
 }
+
+
+def memory(buffer: Buffer) -> MPI.buffer:
+    """Return the bytes of a buffer."""
+    return MPI.buffer.fromaddress(buffer.pointer, buffer.nbytes)
+
+
+def typed(buffer: Buffer) -> list[object]:
+    """Return what MPI needs to know to reduce a buffer."""
+    return [memory(buffer), buffer.count, MPI_TYPES[buffer.dtype]]

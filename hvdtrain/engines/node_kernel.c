@@ -302,32 +302,38 @@ typedef struct {
     int64_t count;
     int32_t type, op;   /* as in TYPES; 0 to 3 for sum, min, max, product */
     double prescale, postscale;
+    int32_t owners;     /* ranks that add a slice each: all, or as many as the smallest node has */
     int32_t stage;      /* how far it has come; 0 at first, kept between calls */
     int64_t chunk;
 } task_t;
 
 enum { START, STAGED_SMALL, OFFERED, ADDED, PIPELINE };
 
-/* dst[k] = postscale * (sources[0] * prescales[0] op sources[1] * prescales[1] op ...) */
-static void combine(const task_t *task, char *const *sources, const double *prescales,
-                    char *const *targets, int32_t target_count, int64_t count) {
+typedef struct {
+    char **pointers;
+    int32_t count;
+} list_t;
+
+/* targets[k] = postscale * (sources[0] * prescales[0] op sources[1] * prescales[1] op ...) */
+static void combine(const task_t *task, list_t sources, const double *prescales, list_t targets,
+                    double postscale, int64_t count) {
     const type_t *type = &TYPES[task->type];
     fold_t fold = type->fold[task->op];
     double sum[2 * BLOCK]; /* room for complex128 */
     for (int64_t start = 0; start < count; start += BLOCK) {
         int64_t length = count - start < BLOCK ? count - start : BLOCK;
         int64_t offset = start * type->itemsize;
-        type->begin(sum, sources[0] + offset, length, prescales[0]);
-        for (int32_t rank = 1; rank < task->team->size; rank++)
-            fold(sum, sources[rank] + offset, length, prescales[rank]);
-        for (int32_t k = 0; k < target_count; k++)
-            type->end(targets[k] + offset, sum, length, task->postscale);
+        type->begin(sum, sources.pointers[0] + offset, length, prescales[0]);
+        for (int32_t k = 1; k < sources.count; k++)
+            fold(sum, sources.pointers[k] + offset, length, prescales[k]);
+        for (int32_t k = 0; k < targets.count; k++)
+            type->end(targets.pointers[k] + offset, sum, length, postscale);
     }
 }
 
-/* Whole cache lines for each rank but the last. */
+/* Whole cache lines for each owner but the last, nothing for other ranks. */
 static int64_t slice_start(const task_t *task, int64_t count, int32_t rank) {
-    int64_t size = task->team->size, each = (count + size - 1) / size;
+    int64_t each = (count + task->owners - 1) / task->owners;
     each = (each + 63) / 64 * 64;
     int64_t start = each * rank;
     return start < count ? start : count;
@@ -350,21 +356,43 @@ static void add_small(const task_t *task) {
         sources[rank] = staged(team, rank, team->turn);
         prescales[rank] = team->slots[rank]->offer[team->turn & 1].prescale;
     }
-    combine(task, sources, prescales, &task->data, 1, task->count);
+    char *target = task->data;
+    combine(task, (list_t){sources, team->size}, prescales, (list_t){&target, 1}, task->postscale,
+            task->count);
 }
 
-/* Data in reach: every rank adds its slice, and writes the sum into all copies. */
-static void add_slice(const task_t *task) {
+/* This rank's slice of every copy; returns how many elements it has. */
+static int64_t slice_of_copies(const task_t *task, char **slices) {
     const team_t *team = task->team;
     int64_t start = slice_start(task, task->count, team->rank);
-    int64_t end = slice_start(task, task->count, team->rank + 1);
-    char *copies[team->size];
+    for (int32_t rank = 0; rank < team->size; rank++)
+        slices[rank] = task->copies[rank] + start * TYPES[task->type].itemsize;
+    return slice_start(task, task->count, team->rank + 1) - start;
+}
+
+/* Data in reach: every rank adds its slice, and writes the sum into all copies, or for now only
+ * into its own. */
+static void add_slice(const task_t *task, int everywhere) {
+    const team_t *team = task->team;
+    char *slices[team->size];
     double prescales[team->size];
-    for (int32_t rank = 0; rank < team->size; rank++) {
-        copies[rank] = task->copies[rank] + start * TYPES[task->type].itemsize;
+    int64_t count = slice_of_copies(task, slices);
+    for (int32_t rank = 0; rank < team->size; rank++)
         prescales[rank] = team->slots[rank]->offer[team->turn & 1].prescale;
-    }
-    combine(task, copies, prescales, copies, team->size, end - start);
+    list_t all = {slices, team->size}, own = {&slices[team->rank], 1};
+    if (everywhere)
+        combine(task, all, prescales, all, task->postscale, count);
+    else
+        combine(task, all, prescales, own, 1.0, count);
+}
+
+static void spread_slice(const task_t *task) {
+    const team_t *team = task->team;
+    char *slices[team->size];
+    double one = 1.0;
+    int64_t count = slice_of_copies(task, slices);
+    char *own = slices[team->rank];
+    combine(task, (list_t){&own, 1}, &one, (list_t){slices, team->size}, task->postscale, count);
 }
 
 static int all_in_reach(const task_t *task) {
@@ -420,7 +448,8 @@ static void add_chunk(const task_t *task, int64_t number) {
     }
     sources[team->rank] = targets[0] = chunk.data + start * itemsize;
     targets[1] = staged_result(team, team->rank, turn);
-    combine(task, sources, prescales, targets, 2, count);
+    combine(task, (list_t){sources, team->size}, prescales, (list_t){targets, 2},
+            task->postscale, count);
 }
 
 static void fetch_chunk(const task_t *task, int64_t number) {
@@ -469,7 +498,7 @@ int32_t hvd_reduce(task_t *task, int64_t timeout) {
             return 1;
         case OFFERED:
             if (all_in_reach(task)) {
-                add_slice(task);
+                add_slice(task, 1);
                 task->stage = ADDED;
             } else {
                 team->turn++;
@@ -490,4 +519,37 @@ int32_t hvd_reduce(task_t *task, int64_t timeout) {
             break;
         }
     }
+}
+
+/* The two halves of a reduction over several nodes, of data that all ranks of the node reach:
+ * this rank's slice of its own copy becomes the sum over the node; */
+int32_t hvd_add(task_t *task, int64_t timeout) {
+    team_t *team = task->team;
+    if (task->stage == START) {
+        offer(task);
+        arrive(team);
+        task->stage = OFFERED;
+    }
+    if (!wait_all(team, timeout)) return 0;
+    add_slice(task, 0);
+    team->turn++;
+    return 1;
+}
+
+/* and, when the nodes have added theirs, every copy of the slice becomes the sum of all. */
+int32_t hvd_spread(task_t *task, int64_t timeout) {
+    team_t *team = task->team;
+    if (task->stage == START) {
+        spread_slice(task);
+        arrive(team);
+        task->stage = ADDED;
+    }
+    if (!wait_all(team, timeout)) return 0;
+    team->turn++;
+    return 1;
+}
+
+/* Where the slice of a rank begins, in elements. */
+int64_t hvd_slice_start(const task_t *task, int32_t rank) {
+    return slice_start(task, task->count, rank);
 }

@@ -58,6 +58,7 @@ class Task(Structure):
         ("op", c_int32),
         ("prescale", c_double),
         ("postscale", c_double),
+        ("owners", c_int32),
         ("stage", c_int32),
         ("chunk", c_int64),
     )
@@ -76,5 +77,8 @@ def load_kernel() -> ctypes.CDLL | None:
     library.hvd_start_max.restype = None
     library.hvd_start_max.argtypes = [POINTER(Team), c_char_p, c_int32]
     library.hvd_finish_max.argtypes = [POINTER(Team), c_uint64, c_int32, c_int64]
-    library.hvd_reduce.argtypes = [POINTER(Task), c_int64]
+    for call in (library.hvd_reduce, library.hvd_add, library.hvd_spread):
+        call.argtypes = [POINTER(Task), c_int64]
+    library.hvd_slice_start.argtypes = [POINTER(Task), c_int32]
+    library.hvd_slice_start.restype = c_int64
     return library

@@ -16,7 +16,7 @@ from hvdtrain.engines.communicator import Pending
 from hvdtrain.engines.node_kernel import OPS, TYPES, Task, Team, load_kernel
 from hvdtrain.engines.node_memory import NodeMemory, share_memory
 from hvdtrain.errors import PeerFailureError
-from hvdtrain.types import DType, ReduceOp
+from hvdtrain.types import ReduceOp
 
 __all__ = ["NodeTeam", "open_team"]
 
@@ -30,6 +30,9 @@ _SPINS = 500
 
 # After so long in the kernel come signals, and the question whether all peers are alive.
 _TIMEOUT_NANOSECONDS = 1_000_000_000
+
+# A place in shared memory is told by the number of the memory and the offset in it.
+_OFFSET_BITS = 48
 
 _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(TYPES)}
 _OP_NUMBERS = {op: number for number, op in enumerate(OPS)}
@@ -103,32 +106,57 @@ class NodeTeam:
             self._kernel.hvd_finish_max(self._team, values.ctypes.data, values.size, nanoseconds)
         )
 
-    def takes(self, dtype: DType, op: ReduceOp) -> bool:
-        """Tell whether the kernel reduces this type (local)."""
-        ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
-        return dtype in _TYPE_NUMBERS and not (ordered and dtype.is_complex)
-
     def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> None:
         """Reduce in place; factors other than 1 are for fractional types."""
+        self._prepare(buffer, op, prescale, postscale)
+        self._finish(self._kernel.hvd_reduce)
+
+    def location(self, buffer: Buffer) -> int:
+        """Return a number that is equal on ranks that reach one another's; 0 for private memory."""
+        for number, memory in enumerate(self._shared, start=1):
+            offset = buffer.pointer - memory.addresses[self._rank]
+            if 0 <= offset < memory.parts[self._rank].size:
+                return number << _OFFSET_BITS | offset
+        return 0
+
+    def add(self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int) -> Buffer:
+        """Return this rank's slice of `buffer`, in which the node is added up.
+
+        Args:
+            buffer: in shared memory, at one place on all ranks.
+            op: the reduction.
+            prescale: factor before it.
+            owners: how many ranks get a slice.
+        """
+        self._prepare(buffer, op, prescale, 1.0, owners)
+        self._finish(self._kernel.hvd_add)
+        start, end = (self._kernel.hvd_slice_start(self._task, self._rank + k) for k in (0, 1))
+        return buffer.slice(start, end - start)
+
+    def spread(self, buffer: Buffer, postscale: float, owners: int) -> None:
+        """Have all ranks hold postscale times every owner's slice of `buffer`."""
+        self._prepare(buffer, ReduceOp.SUM, 1.0, postscale, owners)
+        self._finish(self._kernel.hvd_spread)
+
+    def _prepare(
+        self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float, owners: int = 0
+    ) -> None:
         task = self._task
         task.data, task.count = buffer.pointer, buffer.count
         task.type, task.op = _TYPE_NUMBERS[buffer.dtype], _OP_NUMBERS[op]
         task.prescale, task.postscale = prescale, postscale
-        task.location, task.stage, task.chunk = 0, 0, 0
-        if self._shared:
-            self._locate(buffer)
-        while not self._kernel.hvd_reduce(task, _TIMEOUT_NANOSECONDS):
-            self.check_peers()
+        task.owners = owners or self._size
+        task.stage = task.chunk = 0
+        task.location = location = self.location(buffer)
+        if location:
+            memory = self._shared[(location >> _OFFSET_BITS) - 1]
+            offset = location & (1 << _OFFSET_BITS) - 1
+            self._copies = _addresses([address + offset for address in memory.addresses])
+            task.copies = self._copies
 
-    def _locate(self, buffer: Buffer) -> None:
-        """Tell the kernel where every rank's copy is, if this one lies in shared memory."""
-        for number, memory in enumerate(self._shared, start=1):
-            offset = buffer.pointer - memory.addresses[self._rank]
-            if 0 <= offset < memory.parts[self._rank].size:
-                self._copies = _addresses([address + offset for address in memory.addresses])
-                self._task.copies = self._copies
-                self._task.location = number << 48 | offset
-                return
+    def _finish(self, call: Callable[[Task, int], int]) -> None:
+        while not call(self._task, _TIMEOUT_NANOSECONDS):
+            self.check_peers()
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
         """Return memory that is reduced without a copy (collective); None if there is none."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from horovod_environment import horovod_python
+from hosts import AGENT_ARGS, require_hosts, write_hostfile
 from ranks import launch, run_ranks, start
 
 WORKER = Path(__file__).parent / "contract_worker.py"
@@ -31,6 +32,24 @@ def test_local() -> None:
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_mpi(mpi: str, np: int) -> None:
     _check(run_ranks(WORKER, np, args=["mpi"], mpi=mpi, timeout_seconds=120).results, "mpi")
+
+
+@pytest.mark.parametrize(
+    ("mpi", "slots"),
+    [("openmpi", [2, 1, 1]), ("mpich", [2, 1]), ("mpich", [1, 3])],
+)
+def test_mpi_on_several_nodes(mpi: str, slots: list[int], tmp_path: Path) -> None:
+    require_hosts()
+    done = run_ranks(
+        WORKER,
+        sum(slots),
+        args=["mpi"],
+        mpi=mpi,
+        hostfile=write_hostfile(tmp_path / "hosts", mpi, slots),
+        launcher_args=AGENT_ARGS[mpi],
+        timeout_seconds=180,
+    )
+    _check(done.results, "mpi")
 
 
 @pytest.mark.parametrize("np", [2, 3, 4])

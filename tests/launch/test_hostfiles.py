@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from hosts import AGENT, AGENT_ARGS, require_hosts
 from ranks import Completed, mpi_python, run_ranks, start
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTFILES = REPOSITORY / "hostfiles"
-AGENT = REPOSITORY / "tests" / "agent.sh"
 WORKER = Path(__file__).with_name("topology_worker.py")
 MPIS = ("openmpi", "mpich")
 
-# How each MPI is told to use another remote shell: by arguments, or by variables.
-AGENT_ARGS = {
-    # Like any user of ssh, the test has to say which variables the ranks need.
-    "openmpi": ["--prtemca", "plm_ssh_agent", AGENT, "-x", "PYTHONPATH"],
-    "mpich": ["-launcher", "ssh", "-launcher-exec", AGENT],
-}
+# How each MPI is told by variables to use another remote shell.
 AGENT_VARIABLES: dict[str, dict[str, object]] = {
     "openmpi": {"PRTE_MCA_plm_ssh_agent": AGENT},
     "mpich": {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": AGENT},
@@ -29,12 +23,7 @@ LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 
 @pytest.fixture
 def two_hosts() -> None:
-    """Skip where this user may not make namespaces, which the stand-in hosts are."""
-    tried = subprocess.run(
-        [AGENT, "nodea", "true"], capture_output=True, text=True, timeout=20, check=False
-    )
-    if tried.returncode != 0:
-        pytest.skip(f"no host names of its own for a process here: {tried.stderr.strip()}")
+    require_hosts()
 
 
 @pytest.mark.usefixtures("two_hosts")

@@ -1,0 +1,146 @@
+"""Reduction over several nodes: within each in shared memory, between them over MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.engines.mpi_types import MPI_OPS, typed
+from hvdtrain.engines.node_team import NodeTeam, open_team
+from hvdtrain.engines.patience import wait_patiently
+from hvdtrain.types import ReduceOp
+
+__all__ = ["NodeHierarchy", "open_hierarchy"]
+
+# What one rank sends at a time: large enough for the network, small enough to overlap.
+_PIECE_BYTES = 1 << 20
+# Data that peers do not reach goes through shared memory in such chunks.
+_SCRATCH_BYTES = 4 << 20
+
+
+def open_hierarchy(comm: MPI.Intracomm, nodes: Sequence[int]) -> NodeHierarchy | None:
+    """Have the ranks of each node share memory (collective).
+
+    Args:
+        comm: all ranks.
+        nodes: for each rank the number of its node.
+
+    Returns:
+        None on every rank where one node cannot share memory, or none has two ranks.
+    """
+    counts = [list(nodes).count(node) for node in set(nodes)]
+    if max(counts) == 1:
+        return None
+    rank = comm.Get_rank()
+    local = comm.Split(nodes[rank], rank)
+    team = open_team(local.Get_rank(), local.allgather)
+    if not all(comm.allgather(team is not None)) or team is None:
+        if team is not None:
+            team.close()
+        local.Free()
+        return None
+    owners = min(counts)
+    index = local.Get_rank()
+    across = comm.Split(index if index < owners else MPI.UNDEFINED, rank)
+    return NodeHierarchy(comm, local, across, team, owners)
+
+
+class NodeHierarchy:
+    """The teams of all nodes, joined by their owners.
+
+    The first ranks of each node, as many as the smallest node has, own a slice each. An owner
+    adds its slice on the node, all-reduces it with the owners of that slice on the other nodes,
+    and writes it into every copy on the node; so all of them drive the network at once.
+
+    Args:
+        comm: all ranks.
+        local: the ranks of this node.
+        across: the owners of this rank's slice on all nodes; a null communicator without one.
+        team: the ranks of this node.
+        owners: how many slices there are.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        local: MPI.Comm,
+        across: MPI.Comm,
+        team: NodeTeam,
+        owners: int,
+    ) -> None:
+        self._comm, self._local, self._across = comm, local, across
+        self.team, self._owners = team, owners
+        self._scratch: list[Buffer] = []
+
+    def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> None:
+        """Reduce in place; factors other than 1 are for fractional types."""
+        reached = self._all_reach(buffer)
+        chunk_bytes = self._owners * _PIECE_BYTES
+        if not reached:
+            chunk_bytes = min(chunk_bytes, _SCRATCH_BYTES)
+        previous: _Chunk | None = None
+        for number, piece in enumerate(buffer.pieces(chunk_bytes)):
+            shared = piece if reached else self._show(piece, number)
+            own = self.team.add(shared, op, prescale, self._owners)
+            chunk = _Chunk(piece, shared, self._start(own, op))
+            if previous is not None:
+                self._complete(previous, postscale)
+            previous = chunk
+        if previous is not None:
+            self._complete(previous, postscale)
+
+    def _all_reach(self, buffer: Buffer) -> bool:
+        """Agree whether every rank's data lies where the peers of its node reach it."""
+        location = self.team.location(buffer)
+        lowest = np.array([location, -location], np.int64)
+        self._comm.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
+        return bool(lowest[0] == -lowest[1] != 0)
+
+    def _show(self, piece: Buffer, number: int) -> Buffer:
+        """Copy a piece into one of two places in shared memory, which take turns."""
+        if not self._scratch:
+            places = [self.empty(_SCRATCH_BYTES) for _ in range(2)]
+            if any(place is None for place in places):
+                raise MemoryError("a node cannot share another 8 MiB for each of its ranks")
+            self._scratch = [Buffer.from_array(place) for place in places if place is not None]
+        place = self._scratch[number % 2]
+        shared = Buffer(place.pointer, piece.dtype, piece.count, owner=place)
+        shared.array()[:] = piece.array()
+        return shared
+
+    def _start(self, own: Buffer, op: ReduceOp) -> MPI.Request:
+        if own.count == 0:
+            return MPI.REQUEST_NULL
+        return self._across.Iallreduce(MPI.IN_PLACE, typed(own), op=MPI_OPS[op])
+
+    def _complete(self, chunk: _Chunk, postscale: float) -> None:
+        wait_patiently(chunk.request.Test)
+        self.team.spread(chunk.shared, postscale, self._owners)
+        if chunk.shared is not chunk.piece:
+            chunk.piece.array()[:] = chunk.shared.array()
+
+    def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
+        """Return memory that is reduced without a copy (collective); None if a node has none."""
+        memory = self.team.empty(nbytes)
+        return memory if all(self._comm.allgather(memory is not None)) else None
+
+    def close(self) -> None:
+        """Give the communicators and the memory back (collective)."""
+        self.team.close()
+        for comm in (self._local, self._across):
+            if comm != MPI.COMM_NULL:
+                comm.Free()
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A part of a buffer on its way: itself, where peers reach it, and what travels."""
+
+    piece: Buffer
+    shared: Buffer
+    request: MPI.Request

@@ -1,0 +1,36 @@
+"""Several host names on this machine, without ssh."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+__all__ = ["AGENT", "AGENT_ARGS", "require_hosts", "write_hostfile"]
+
+AGENT = Path(__file__).resolve().with_name("agent.sh")
+
+# How each MPI is told by arguments to use another remote shell.
+AGENT_ARGS = {
+    # Like any user of ssh, the test has to say which variables the ranks need.
+    "openmpi": ["--prtemca", "plm_ssh_agent", AGENT, "-x", "PYTHONPATH"],
+    "mpich": ["-launcher", "ssh", "-launcher-exec", AGENT],
+}
+
+
+def require_hosts() -> None:
+    """Skip the test where this user may not make namespaces, which the stand-in hosts are."""
+    tried = subprocess.run(
+        [AGENT, "nodea", "true"], capture_output=True, text=True, timeout=20, check=False
+    )
+    if tried.returncode != 0:
+        pytest.skip(f"no host names of its own for a process here: {tried.stderr.strip()}")
+
+
+def write_hostfile(path: Path, mpi: str, slots: Sequence[int]) -> Path:
+    """Write a hostfile with so many ranks on node0, node1, ..."""
+    form = "node{} slots={}\n" if mpi == "openmpi" else "node{}:{}\n"
+    path.write_text("".join(form.format(node, count) for node, count in enumerate(slots)))
+    return path
