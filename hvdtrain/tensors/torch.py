@@ -39,9 +39,8 @@ def as_buffer(tensor: torch.Tensor) -> Buffer:
     """
     if not tensor.is_contiguous():
         raise ValueError(f"a Buffer needs contiguous memory, got strides {tensor.stride()}")
-    return Buffer(
-        tensor.data_ptr(), dtype_of(tensor), tensor.numel(), tensor.device.type, tensor.detach()
-    )
+    owner = tensor.detach() if tensor.requires_grad else tensor
+    return Buffer(tensor.data_ptr(), dtype_of(tensor), tensor.numel(), tensor.device.type, owner)
 
 
 def from_buffer(buffer: Buffer) -> torch.Tensor:

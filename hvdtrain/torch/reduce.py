@@ -108,7 +108,8 @@ def reducescatter_handle(
 def _host(tensor: torch.Tensor, in_place: bool) -> torch.Tensor:
     wire = wire_type(tensor.dtype)
     if tensor.device.type == "cpu" and wire == tensor.dtype and tensor.is_contiguous():
-        return tensor.detach() if in_place else tensor.detach().clone()
+        detached = tensor.detach() if tensor.requires_grad else tensor
+        return detached if in_place else detached.clone()
     return staged(tensor, wire)
 
 
