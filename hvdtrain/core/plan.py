@@ -75,12 +75,12 @@ def make_plan(
     bucket_bytes: int,
     first_bucket_bytes: int,
     groups: Sequence[Sequence[int]] | None = None,
+    order: Sequence[int] | None = None,
 ) -> Plan:
-    """Cut parameters, last one first, into buckets of one type and device each.
+    """Cut parameters, in the order of their gradients, into buckets of one type and device each.
 
-    Backward yields gradients roughly in reverse order of the parameters, so the first bucket
-    is complete early; it is small so that reducing starts early. A bucket is closed when the
-    next gradient would take it over its limit, so one larger gradient gets its own.
+    The first bucket is small so that reducing starts early. A bucket is closed when the next
+    gradient would take it over its limit, so one larger gradient gets its own.
 
     Args:
         specs: the parameters, in the order of the model.
@@ -88,12 +88,16 @@ def make_plan(
         first_bucket_bytes: limit of the first bucket.
         groups: indices of parameters that share a bucket (one for each type and device),
             whatever their size; the others are cut as usual.
+        order: indices of all parameters as backward yields their gradients; by default, and
+            roughly, the reverse of the model's.
     """
-    grouped = [sorted(members, reverse=True) for members in groups or []]
+    order = list(order or reversed(range(len(specs))))
+    place = {index: number for number, index in enumerate(order)}
+    grouped = [sorted(members, key=place.__getitem__) for members in groups or []]
     taken = {index for members in grouped for index in members}
     closed: list[list[int]] = []
     open_buckets: dict[tuple[DType, str], list[int]] = {}
-    for index in reversed(range(len(specs))):
+    for index in order:
         if index in taken:
             continue
         spec = specs[index]
@@ -104,11 +108,11 @@ def make_plan(
             closed.append(bucket)
             open_buckets[key] = bucket = []
         bucket.append(index)
-    # What is left is complete when its last member is: the one nearest to the model's input.
+    # What is left is complete when its last member is.
     closed += [bucket for members in grouped for bucket in _by_kind(specs, members)]
     closed += open_buckets.values()
     if len(closed) > 1:
-        closed.sort(key=lambda bucket: -bucket[-1])
+        closed.sort(key=lambda bucket: place[bucket[-1]])
     return Plan(tuple(specs), tuple(_bucket(specs, members) for members in closed))
 
 

@@ -17,7 +17,10 @@ from hvdtrain.core.stopwatch import Stopwatch
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.types import ReduceOp
 
-__all__ = ["GradientReducer", "agree_on_plan", "open_plan_channel"]
+__all__ = ["GradientReducer", "agree_on_plan", "open_plan_channel", "replan"]
+
+# Buckets begin on lines of the cache, which two of them never share.
+_ALIGNMENT_BYTES = 128
 
 
 def agree_on_plan(
@@ -50,6 +53,19 @@ def agree_on_plan(
                 "on every rank"
             )
     return plan
+
+
+def replan(plan: Plan, places: Sequence[int], groups: Sequence[Sequence[int]]) -> Plan:
+    """Make a plan for the order in which gradients came.
+
+    Args:
+        plan: the first one.
+        places: for each parameter its place in that order, summed over ranks.
+        groups: as for `agree_on_plan`.
+    """
+    config = context.current().config
+    order = sorted(range(len(places)), key=lambda index: (places[index], -index))
+    return make_plan(plan.specs, config.bucket_bytes, config.first_bucket_bytes, groups, order)
 
 
 def open_plan_channel(parent: Channel) -> Channel:
@@ -101,23 +117,30 @@ class GradientReducer:
     ) -> None:
         communicator = channel.communicator
         self.sample_weight: float | None = None
-        self.buffers = [
-            Buffer.from_array(
-                communicator.empty(bucket.count * bucket.dtype.itemsize).view(bucket.dtype.numpy),
-                bucket.dtype,
-            )
-            for bucket in plan.buckets
-        ]
+        self._channel, self._blocked = channel, blocked
+        self._op, self._prescale, self._postscale = op, prescale, postscale
+        self._memory = communicator.empty(
+            sum(spec.nbytes + _ALIGNMENT_BYTES for spec in plan.specs)
+        )
+        self._state: StepState | None = None
+        self._step: Step | None = None
+        self.use_plan(plan)
         for buffer in self.buffers:
             objection = communicator.capabilities.objection(buffer, ReduceOp.SUM)
             if objection is not None:
                 raise UnsupportedError(f"gradients: the engine does not take {objection}")
-        self._channel, self._blocked = channel, blocked
-        self._op, self._prescale, self._postscale = op, prescale, postscale
+
+    def use_plan(self, plan: Plan) -> None:
+        """Cut the memory into the buckets of a plan for the same parameters (between steps)."""
+        self.buffers = []
+        start = 0
+        for bucket in plan.buckets:
+            nbytes = bucket.count * bucket.dtype.itemsize
+            elements = self._memory[start : start + nbytes].view(bucket.dtype.numpy)
+            self.buffers.append(Buffer.from_array(elements, bucket.dtype))
+            start += -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         self._digest = plan.digest
-        self._request = step_request(plan.digest, self.buffers, op)
-        self._state: StepState | None = None
-        self._step: Step | None = None
+        self._request = step_request(plan.digest, self.buffers, self._op)
 
     @property
     def launched(self) -> int:
@@ -155,17 +178,15 @@ class GradientReducer:
         """Begin with a new step (local)."""
         self._state = self._step = None
 
-    def finish(self, used: list[bool]) -> list[bool]:
-        """End a complete step; return which parameters any rank used (collective).
-
-        Args:
-            used: for each parameter whether this rank contributed a gradient.
-        """
+    def finish(self, own: Sequence[int]) -> list[int]:
+        """End a complete step; return the sum over ranks of some numbers each (collective)."""
         self.wait()
         self.forget()
-        users = np.array(used, np.int32)
-        flags = Buffer.from_array(users)
+        numbers = np.array(own, np.int32)
         name = f"gradients of plan {self._digest}"
         with self._blocked.running():
-            self._channel.run(Allreduce([flags], [users.shape], ReduceOp.SUM, name))
-        return [bool(count) for count in users]
+            self._channel.run(
+                Allreduce([Buffer.from_array(numbers)], [numbers.shape], ReduceOp.SUM, name)
+            )
+        summed: list[int] = numbers.tolist()
+        return summed

@@ -15,7 +15,7 @@ from hvdtrain.core import context
 from hvdtrain.core.channel import Channel
 from hvdtrain.core.plan import ParameterSpec
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.core.reducer import GradientReducer, agree_on_plan, open_plan_channel
+from hvdtrain.core.reducer import GradientReducer, agree_on_plan, open_plan_channel, replan
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.tensors.torch import dtype_of, from_buffer, wire_type
 from hvdtrain.torch.compression import Compression, Compressor
@@ -82,8 +82,8 @@ class Gradients:
             prescale=1.0 / settings.predivide,
             postscale=settings.predivide,
         )
-        self._views: dict[int, torch.Tensor] = {}
-        self._bucket_of: dict[int, int] = {}
+        # In which order gradients come, until the plan has been made again from it.
+        self._arrivals: list[int] | None = []
         self._cut_views()
         self._lock = threading.Lock()  # each GPU has a backward thread of its own
         self._callback_queued = False
@@ -93,6 +93,8 @@ class Gradients:
         weakref.finalize(self, _release, hooks, channel)
 
     def _cut_views(self) -> None:
+        self._views: dict[int, torch.Tensor] = {}
+        self._bucket_of: dict[int, int] = {}
         for number, bucket in enumerate(self._plan.buckets):
             memory = from_buffer(self.reducer.buffers[number])
             for index, start in zip(bucket.parameters, bucket.starts, strict=True):
@@ -139,6 +141,8 @@ class Gradients:
             self._passes[index] += 1
             if self._passes[index] == self.passes:
                 self._take(index)
+                if self._arrivals is not None:
+                    self._arrivals.append(index)
                 self._missing[self._bucket_of[index]] -= 1
                 while not self.reducer.complete and self._missing[self.reducer.launched] == 0:
                     self.reducer.launch()
@@ -164,6 +168,15 @@ class Gradients:
             return False
         reduced = self._views[index] if self._lies_in_bucket(index) else self._copies.get(index)
         return reduced is not None and gradient.data_ptr() == reduced.data_ptr()
+
+    def _holds(self, index: int, view: torch.Tensor) -> bool:
+        """Tell whether a parameter's gradient is this view of its bucket."""
+        gradient = self._parameters[index].grad
+        return (
+            gradient is not None
+            and not gradient.is_sparse
+            and gradient.data_ptr() == view.data_ptr()
+        )
 
     def _lies_in_bucket(self, index: int) -> bool:
         parameter, view = self._parameters[index], self._views[index]
@@ -237,12 +250,35 @@ class Gradients:
         sparse = [index in self._sparse for index in range(count)]
         self.reducer.wait()
         self._deliver()
-        used_anywhere = self.reducer.finish(used + sparse)
+        summed = self.reducer.finish([*used, *sparse, *self._places()])
         for index in absent:
-            if used_anywhere[index]:
+            if summed[index]:
                 parameter = self._parameters[index]
                 parameter.grad = self._views[index].to(parameter.device, parameter.dtype)
-        self._reduce_sparse([i for i in range(count) if used_anywhere[count + i]])
+        self._reduce_sparse([i for i in range(count) if summed[count + i]])
+        self._make_plan_again(summed[2 * count :])
+
+    def _places(self) -> list[int]:
+        """Return the place of each parameter in the order of arrival, and 1 for this rank."""
+        if self._arrivals is None:
+            return []
+        place = {index: number for number, index in enumerate(self._arrivals)}
+        count = len(self._parameters)
+        return [*(place.get(index, count) for index in range(count)), 1]
+
+    def _make_plan_again(self, places: Sequence[int]) -> None:
+        """Follow the order in which gradients really came, once, if all ranks are there."""
+        if not places or places[-1] != len(self._settings.process_set.channel().ranks):
+            return
+        self._arrivals = None
+        self._plan = replan(self._plan, places[:-1], self._settings.groups)
+        kept = {
+            index: view.clone() for index, view in self._views.items() if self._holds(index, view)
+        }
+        self.reducer.use_plan(self._plan)
+        self._cut_views()
+        for index, gradient in kept.items():
+            self._parameters[index].grad = self._views[index].copy_(gradient)
 
     def _reduce_sparse(self, indices: Sequence[int]) -> None:
         settings = self._settings

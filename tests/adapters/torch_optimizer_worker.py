@@ -51,7 +51,7 @@ def own(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[hvd.rank() :: hvd.size()]
 
 
-def difference(a: Model, b: Model) -> float:
+def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
     """Return the largest difference between the weights of two models."""
     pairs = zip(a.parameters(), b.parameters(), strict=True)
     return max(float((p - q).detach().abs().max()) for p, q in pairs)
@@ -337,6 +337,45 @@ def no_samples_is_no_end() -> None:
     alone = build()
     train_alone(alone, momentum(list(alone.parameters())), 2)
     assert difference(model, alone) < 1e-14
+
+
+class Backwards(torch.nn.Module):
+    """Uses its layers in another order than it defines them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.last = torch.nn.Linear(6, 2, dtype=torch.float64)
+        self.first = torch.nn.Linear(4, 5, dtype=torch.float64)
+        self.middle = torch.nn.Linear(5, 6, dtype=torch.float64)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.first(inputs)).tanh())
+
+
+@case
+def plans_follow_the_order_in_which_gradients_come() -> None:
+    for set_to_none in (True, False):
+        model, alone = Backwards(), Backwards()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam(model.parameters()), model.named_parameters()
+        )
+        single = torch.optim.Adam(alone.parameters())
+        for step in range(4):
+            inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(step)).double()
+            for trained, its_optimizer, part in (
+                (model, optimizer, inputs[hvd.rank() * 12 // hvd.size() :][: 12 // hvd.size()]),
+                (alone, single, inputs),
+            ):
+                its_optimizer.zero_grad(set_to_none=set_to_none)
+                trained(part).square().mean().backward()
+                its_optimizer.step()
+            assert difference(model, alone) < 1e-12, step
+        gradients = optimizer._gradients
+        assert gradients is not None
+        names = [gradients._names[i] for b in gradients._plan.buckets for i in b.parameters]
+        layers = [name.split(".")[0] for name in names]
+        assert layers == [*["last"] * 2, *["middle"] * 2, *["first"] * 2], names
 
 
 @case
