@@ -8,6 +8,7 @@ __all__ = [
     "EXIT_MISMATCH",
     "EXIT_TERMINATED",
     "EXIT_USAGE",
+    "ConnectionLostError",
     "EngineUnavailableError",
     "HvdtrainError",
     "LauncherMismatchError",
@@ -53,6 +54,10 @@ class MismatchError(HvdtrainError):
 
 class PeerFailureError(HvdtrainError):
     """Another rank left the job or failed while this one was waiting for it."""
+
+
+class ConnectionLostError(PeerFailureError):
+    """The connection to another rank broke, because that rank has ended."""
 
 
 class UnsupportedError(HvdtrainError):
