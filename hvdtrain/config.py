@@ -18,7 +18,8 @@ class Config:
 
     Attributes:
         engine: HVDTRAIN_ENGINE, the engine that `init()` takes when it is told none.
-        bucket_bytes: HVDTRAIN_BUCKET_BYTES, the most gradient bytes reduced together.
+        bucket_bytes: HVDTRAIN_BUCKET_BYTES, the most gradient bytes reduced together; without
+            it Horovod's HOROVOD_FUSION_THRESHOLD.
         first_bucket_bytes: HVDTRAIN_FIRST_BUCKET_BYTES, smaller so that reducing starts early.
         chunk_bytes: HVDTRAIN_CHUNK_BYTES, the most bytes handed to one MPI call that moves
             data; below 2^31, the largest count that every MPI takes.
@@ -34,11 +35,15 @@ class Config:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
         """Parse the variables; UsageError names one that makes no sense."""
+        bucket_bytes = _positive(
+            environ, "HVDTRAIN_BUCKET_BYTES", _fusion_threshold(environ, cls.bucket_bytes)
+        )
+        first_bucket_bytes = min(cls.first_bucket_bytes, bucket_bytes)
         return cls(
             engine=environ.get("HVDTRAIN_ENGINE", cls.engine),
-            bucket_bytes=_positive(environ, "HVDTRAIN_BUCKET_BYTES", cls.bucket_bytes),
+            bucket_bytes=bucket_bytes,
             first_bucket_bytes=_positive(
-                environ, "HVDTRAIN_FIRST_BUCKET_BYTES", cls.first_bucket_bytes
+                environ, "HVDTRAIN_FIRST_BUCKET_BYTES", first_bucket_bytes
             ),
             chunk_bytes=_positive(
                 environ, "HVDTRAIN_CHUNK_BYTES", cls.chunk_bytes, most=_LARGEST_MPI_COUNT
@@ -63,3 +68,10 @@ def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
     if text not in (None, "0", "1"):
         raise UsageError(f"{name}={text!r} must be 0 or 1")
     return default if text is None else text == "1"
+
+
+def _fusion_threshold(environ: Mapping[str, str], default: int) -> int:
+    """Read Horovod's variable; job files hold all sorts, so nonsense counts as not set."""
+    text = environ.get("HOROVOD_FUSION_THRESHOLD", "")
+    # Horovod's 0 is no fusion: each gradient has a bucket of its own.
+    return max(1, int(text)) if text.isdecimal() else default

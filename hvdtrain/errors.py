@@ -8,7 +8,10 @@ __all__ = [
     "EXIT_MISMATCH",
     "EXIT_TERMINATED",
     "EXIT_USAGE",
+    "ConnectionLostError",
     "EngineUnavailableError",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
     "HvdtrainError",
     "LauncherMismatchError",
     "MismatchError",
@@ -55,6 +58,10 @@ class PeerFailureError(HvdtrainError):
     """Another rank left the job or failed while this one was waiting for it."""
 
 
+class ConnectionLostError(PeerFailureError):
+    """The connection to another rank broke, because that rank has ended."""
+
+
 class UnsupportedError(HvdtrainError):
     """The engine lacks this operation, element type or device."""
 
@@ -63,3 +70,19 @@ class UsageError(HvdtrainError):
     """Bad input from a person: reported as one line, without a traceback."""
 
     exit_code = EXIT_USAGE
+
+
+# Horovod's name for what its operations raise.
+HorovodInternalError = HvdtrainError
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Horovod's sign that hosts came or went. Never raised here, where the world is fixed.
+
+    Args:
+        skip_sync: for Horovod's sake; it makes no difference.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync

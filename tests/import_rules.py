@@ -25,7 +25,8 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     "launch": {"foundations"},
     "data": {"foundations", "core"},
     "train": _BELOW_TRAIN,
-    "cli": _BELOW_TRAIN | {"train"},
+    "horovod_names": _BELOW_TRAIN,
+    "cli": _BELOW_TRAIN | {"train", "horovod_names"},
 }
 # All that other layers may know of engines: the contract, and how to find one by name.
 _ENGINE_CONTRACT = {"engines", "engines.communicator", "engines.registry"}
@@ -41,6 +42,7 @@ _FOREIGN: Mapping[str, set[str]] = {
     "keras": _MPI,
     "launch": _FRAMEWORKS | _MPI,
     "train": _MPI,
+    "horovod_names": _MPI,
     "cli": _MPI,
 }
 _FOREIGN_AT_TOP: Mapping[str, set[str]] = {

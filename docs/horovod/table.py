@@ -49,6 +49,7 @@ def state(module: str, name: str, wanted: list[str] | None) -> str:
         return "not there"
     if wanted is None or not wanted or wanted[0].startswith("*"):
         return "same"
+    wanted = [name.lstrip("*") for name in wanted]
     given = list(inspect.signature(found).parameters)
     if given == wanted:
         return "same"

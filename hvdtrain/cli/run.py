@@ -22,22 +22,30 @@ __all__ = ["command"]
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("ranks", "-np", "-n", "--num-ranks", type=int, help="How many ranks.")
 @click.option("-hostfile", "--hostfile", help="Hosts in the MPI's own grammar; default: here.")
+@click.option("--as-horovod", is_flag=True, help="hvdtrain answers also for an installed Horovod.")
 @click.option("--dry-run", is_flag=True, help="Print the command and leave.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
-    ranks: int | None, hostfile: str | None, dry_run: bool, arguments: tuple[str, ...]
+    ranks: int | None,
+    hostfile: str | None,
+    as_horovod: bool,
+    dry_run: bool,
+    arguments: tuple[str, ...],
 ) -> None:
     """Start ranks: run -np 4 [-hostfile FILE] [-- ARGUMENTS].
 
     ARGUMENTS are those of `python -m hvdtrain` (none: train digits), or a script and its own:
-    run -np 4 -- train.py --lr 0.1. Without -np, one rank for each slot of the hostfile.
+    run -np 4 -- train.py --lr 0.1, which may be written for Horovod. Without -np, one rank for
+    each slot of the hostfile.
     """
     _require_sense(ranks, hostfile, arguments)
+    if as_horovod and not _is_script(arguments):
+        raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
     library = loaded_library()
     line = mpirun_command(
         str(find_mpirun(library)),
         library.vendor,
-        _program(arguments),
+        _program(arguments, as_horovod),
         ranks=ranks,
         hostfile=hostfile,
         environ=os.environ,
@@ -67,10 +75,10 @@ def _is_script(arguments: tuple[str, ...]) -> bool:
     return bool(arguments) and arguments[0].endswith(".py")
 
 
-def _program(arguments: tuple[str, ...]) -> list[str]:
-    if _is_script(arguments):
-        return [sys.executable, *arguments]
-    return [sys.executable, "-m", "hvdtrain", *arguments]
+def _program(arguments: tuple[str, ...], as_horovod: bool) -> list[str]:
+    script = ["script", *(["--as-horovod"] if as_horovod else [])]
+    subcommand = script if _is_script(arguments) else []
+    return [sys.executable, "-m", "hvdtrain", *subcommand, *arguments]
 
 
 def _become(line: LaunchCommand) -> NoReturn:

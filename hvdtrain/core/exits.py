@@ -21,6 +21,7 @@ from hvdtrain.errors import (
     EXIT_CRASH,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
+    ConnectionLostError,
     HvdtrainError,
     UsageError,
 )
@@ -88,7 +89,8 @@ class ExitGuard:
             if self._topology.rank == 0:
                 self._say("interrupted")
             self._end(EXIT_INTERRUPTED)
-        elif isinstance(error, UsageError):
+        elif isinstance(error, UsageError | ConnectionLostError):
+            # Neither is the doing of the line that raised it.
             self._say(str(error))
             self._end(error.exit_code)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -11,6 +12,7 @@ from typing import Any
 from hvdtrain.config import Config
 from hvdtrain.engines import mpi_engine
 from hvdtrain.engines.communicator import EngineWorld
+from hvdtrain.engines.installed_horovod import installed_horovod
 from hvdtrain.errors import EngineUnavailableError, HvdtrainError, LauncherMismatchError
 
 __all__ = ["open_world"]
@@ -36,12 +38,13 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
             was built for another torch or MPI.
         LauncherMismatchError: the launcher belongs to another MPI than the library.
     """
-    for module in ("torch", "horovod"):
-        if importlib.util.find_spec(module) is None:
-            raise EngineUnavailableError(f"engine horovod needs {module}: {_remedy(module)}")
+    with installed_horovod():
+        for module in ("torch", "horovod"):
+            if importlib.util.find_spec(module) is None:
+                raise EngineUnavailableError(f"engine horovod needs {module}: {_remedy(module)}")
     # First: whichever libmpi is loaded by then is the one that Horovod uses.
     mpi = mpi_engine.open_world(config, environ)
-    hvd = _load_horovod()
+    hvd, version = _load_horovod()
     from hvdtrain.engines.horovod_calls import HorovodProcess
     from hvdtrain.engines.horovod_communicator import HorovodCommunicator
 
@@ -55,7 +58,7 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
     process = HorovodProcess(hvd, mpi.communicator.abort, {tuple(ranks): hvd.global_process_set})
     return EngineWorld(
         engine="horovod",
-        library=f"Horovod {importlib.import_module('horovod').__version__} on {mpi.library}",
+        library=f"Horovod {version} on {mpi.library}",
         communicator=HorovodCommunicator(process, ranks, "hvdtrain", config.chunk_bytes, leave),
         nodes=mpi.nodes,
         hostnames=mpi.hostnames,
@@ -66,9 +69,13 @@ def _remedy(module: str) -> str:
     return _BUILD if module == "horovod" else f"pip install {module}, then {_BUILD}"
 
 
-def _load_horovod() -> Any:
+@functools.cache  # what installed_horovod() has loaded is not among Python's modules any more
+def _load_horovod() -> tuple[Any, str]:
+    """Return horovod.torch, and Horovod's version."""
     try:
-        hvd = importlib.import_module("horovod.torch")
+        with installed_horovod():
+            hvd = importlib.import_module("horovod.torch")
+            version: str = importlib.import_module("horovod").__version__
     except (ImportError, OSError) as error:
         raise EngineUnavailableError(
             f"engine horovod cannot load horovod.torch ({error}): {_BUILD} --force"
@@ -83,7 +90,7 @@ def _load_horovod() -> Any:
             f"Horovod was built for another MPI than mpi4py loads ({', '.join(libraries)}): "
             f"{_BUILD} --force"
         )
-    return hvd
+    return hvd, version
 
 
 def _initialise(hvd: Any) -> Callable[[], None] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +26,7 @@ from hvdtrain.engines.torch_types import (
     elements_of,
     multiply,
 )
-from hvdtrain.errors import PeerFailureError
+from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["TorchCommunicator"]
@@ -208,7 +209,8 @@ class TorchCommunicator(Communicator):
             yield
         except RuntimeError as error:
             reason = str(error).splitlines()[0].split(". This is typically")[0]
-            raise PeerFailureError(
+            reason = re.sub(r"^\[[^]]*\.cc:\d+\] ", "", reason)  # where in gloo's source
+            raise ConnectionLostError(
                 f"[rank {self.rank}/{self.size}] {operation}: the connection to another rank "
                 f"failed ({reason}). Look at what that rank printed last"
             ) from None

@@ -12,7 +12,7 @@ __all__ = ["LaunchCommand", "mpirun_command"]
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE", "FLUX_URI")
 
 # A remote shell passes no environment on; what decides about results must be the same everywhere.
-_FORWARDED = ("HVDTRAIN_", "OMP_NUM_THREADS", "PYTHONPATH", "LD_LIBRARY_PATH", "NCCL_")
+_FORWARDED = ("HVDTRAIN_", "HOROVOD_", "OMP_NUM_THREADS", "PYTHONPATH", "LD_LIBRARY_PATH", "NCCL_")
 
 
 @dataclass(frozen=True)

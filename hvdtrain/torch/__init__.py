@@ -11,7 +11,8 @@ from hvdtrain.core.process_set import (
     remove_process_set,
 )
 from hvdtrain.core.start import init
-from hvdtrain.errors import HvdtrainError as HorovodInternalError
+from hvdtrain.errors import HorovodInternalError
+from hvdtrain.torch import elastic
 from hvdtrain.torch.builds import (
     ccl_built,
     cuda_built,
@@ -106,6 +107,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

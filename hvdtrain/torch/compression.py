@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Compression", "Compressor"]
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class Compressor:
@@ -37,11 +37,18 @@ class _Half(Compressor):
         return tensor if ctx is None else tensor.to(ctx)
 
 
-class _Float16(_Half):
+NoneCompressor = Compressor  # Horovod's name for it
+
+
+class FP16Compressor(_Half):
+    """Rounds to float16."""
+
     _dtype = torch.float16
 
 
-class _BFloat16(_Half):
+class BF16Compressor(_Half):
+    """Rounds to bfloat16."""
+
     _dtype = torch.bfloat16
 
 
@@ -52,5 +59,5 @@ class Compression:
     """
 
     none = Compressor
-    fp16 = _Float16
-    bf16 = _BFloat16
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

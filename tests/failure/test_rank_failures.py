@@ -54,9 +54,16 @@ def test_an_exception(fault: str) -> None:
     assert "[rank 1/3] Traceback (most recent call last)" in done.stderr
 
 
-def test_a_rank_that_is_killed() -> None:
-    done = fail("dies")
+@pytest.mark.parametrize("engine", ["mpi", "gloo"])
+def test_a_rank_that_is_killed(engine: str) -> None:
+    done = fail("dies", {"HVDTRAIN_ENGINE": engine})
     assert "Traceback" not in done.stderr
+    told = re.findall(r"^\[rank (\d)/3\] (.*)$", done.stderr, re.MULTILINE)
+    assert len(told) == len(dict(told)), told  # a line for each rank that loses it, at most
+    lost = (
+        r"agreement: the connection to another rank failed \((Conn|Read)[^)]*\)\. Look at what .*"
+    )
+    assert all(re.fullmatch(lost, line) for _, line in told), told
 
 
 def test_a_rank_that_is_terminated_alone() -> None:

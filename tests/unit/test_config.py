@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hvdtrain.config import Config
+from hvdtrain.core.plan import ParameterSpec, make_plan
 from hvdtrain.errors import UsageError
+from hvdtrain.types import DType
 
 SIZES = ("BUCKET_BYTES", "FIRST_BUCKET_BYTES", "CHUNK_BYTES")
 
@@ -26,3 +28,26 @@ def test_a_chunk_fits_into_the_count_of_every_mpi() -> None:
 
 def test_defaults() -> None:
     assert Config.from_environ({}) == Config()
+
+
+@pytest.mark.parametrize(("text", "bucket_bytes"), [("67108864", 64 << 20), ("1000", 1000)])
+def test_horovods_fusion_threshold_is_the_size_of_a_bucket(text: str, bucket_bytes: int) -> None:
+    environ = {"HOROVOD_FUSION_THRESHOLD": text}
+    config = Config.from_environ(environ)
+    assert config.bucket_bytes == bucket_bytes
+    assert config.first_bucket_bytes == min(1 << 20, bucket_bytes)
+    both = Config.from_environ(environ | {"HVDTRAIN_BUCKET_BYTES": "5000"})
+    assert (both.bucket_bytes, both.first_bucket_bytes) == (5000, 5000)
+
+
+def test_no_fusion_is_a_bucket_for_each_gradient() -> None:
+    config = Config.from_environ({"HOROVOD_FUSION_THRESHOLD": "0"})
+    specs = [ParameterSpec(name, (1,), (1,), DType.INT8, "int8", "cpu") for name in "abc"]
+    plan = make_plan(specs, config.bucket_bytes, config.first_bucket_bytes)
+    assert [bucket.parameters for bucket in plan.buckets] == [(2,), (1,), (0,)]
+
+
+@pytest.mark.parametrize("text", ["", "-1", "64MB", "1e6", "0x10", " 5", "many"])
+def test_nonsense_in_horovods_variables_counts_as_not_set(text: str) -> None:
+    names = ("FUSION_THRESHOLD", "CYCLE_TIME", "LOG_LEVEL", "CACHE_CAPACITY")
+    assert Config.from_environ({f"HOROVOD_{name}": text for name in names}) == Config()

@@ -55,6 +55,7 @@ def test_open_mpi_without_a_count_takes_every_slot() -> None:
 def test_open_mpi_forwards_what_decides_about_results() -> None:
     environ = {
         "HVDTRAIN_BUCKET_BYTES": "1",
+        "HOROVOD_FUSION_THRESHOLD": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": "/lib",
         "NCCL_DEBUG": "INFO",

@@ -1,0 +1,11 @@
+"""Horovod's elastic interface for PyTorch, in a world that is fixed (see hvdtrain.core.elastic)."""
+
+from __future__ import annotations
+
+from hvdtrain.core.context import shutdown
+from hvdtrain.core.elastic import ObjectState, run
+from hvdtrain.core.start import init
+from hvdtrain.torch.elastic.sampler import ElasticSampler
+from hvdtrain.torch.elastic.state import TorchState
+
+__all__ = ["ElasticSampler", "ObjectState", "TorchState", "init", "run", "shutdown"]

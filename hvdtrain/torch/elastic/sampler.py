@@ -1,0 +1,93 @@
+"""A sampler that knows which samples are left of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+
+from hvdtrain.core.place import rank, size
+from hvdtrain.torch.functions import allgather_object
+
+__all__ = ["ElasticSampler"]
+
+
+class ElasticSampler(torch.utils.data.Sampler[int]):
+    """Deal the samples that are left of this epoch to the ranks, each the same number.
+
+    Where they do not divide by the ranks, the first ones are dealt again. Call record_batch()
+    after each batch and set_epoch() at the end of each epoch; a loaded state_dict() then goes on
+    with the samples that are left, on any number of ranks.
+
+    Args:
+        dataset: only its length is used.
+        shuffle: whether the order is random, another one in each epoch.
+        seed: of the order; the same on all ranks.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_indices: set[int] = set()
+        self.reset()
+
+    def reset(self) -> None:
+        """Deal what is left (local); this happens on set_epoch() and load_state_dict()."""
+        self.num_replicas, self.rank = size(), rank()
+        count = len(self.dataset)
+        order = list(range(count))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(count, generator=generator).tolist()
+        self.remaining_indices = [i for i in order if i not in self.processed_indices]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+        # In the order of the steps: the ranks' first samples, their second ones, and so on.
+        self._dealt = list(islice(cycle(self.remaining_indices), self.total_size))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin with an epoch, of which no sample is processed (local, on all ranks alike)."""
+        self.epoch = epoch
+        self.processed_indices = set()
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Record that every rank has processed its batch of this number (local).
+
+        Args:
+            batch_idx: counted from the beginning of the iteration.
+            batch_size: samples per rank in all batches but the last.
+        """
+        step = batch_size * self.num_replicas
+        self.record_indices(self._dealt[batch_idx * step : (batch_idx + 1) * step])
+
+    def record_indices(self, indices: Iterable[int]) -> None:
+        """Record samples as processed (local); TorchState.sync() tells the other ranks."""
+        self.processed_indices.update(indices)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch and what is processed of it (local)."""
+        return {"epoch": self.epoch, "processed_indices": sorted(self.processed_indices)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a state_dict() was taken (local, on all ranks alike)."""
+        self.epoch = state_dict["epoch"]
+        self.processed_indices = set(state_dict["processed_indices"])
+        self.reset()
+
+    def sync(self) -> None:
+        """Take rank 0's epoch, with all that any rank has processed of it (collective)."""
+        states = allgather_object(self.state_dict(), "sampler")
+        epoch = states[0]["epoch"]
+        processed = [s["processed_indices"] for s in states if s["epoch"] == epoch]
+        self.load_state_dict({"epoch": epoch, "processed_indices": set().union(*processed)})
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._dealt[self.rank :: self.num_replicas])
+
+    def __len__(self) -> int:
+        return self.num_samples

@@ -1,0 +1,80 @@
+"""The state of a training script."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from hvdtrain.core.elastic import ObjectState
+from hvdtrain.core.place import rank
+from hvdtrain.torch.elastic.sampler import ElasticSampler
+from hvdtrain.torch.functions import (
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+
+__all__ = ["TorchState"]
+
+
+class TorchState(ObjectState):
+    """Models, optimizers, samplers and values that can be committed, restored and made equal.
+
+    Args:
+        model: becomes the attribute `model`.
+        optimizer: becomes the attribute `optimizer`.
+        kwargs: become attributes. Of those with state_dict() and load_state_dict(), such as a
+            learning rate schedule, that state is kept and sent; of others the object itself.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs |= {"model": model, "optimizer": optimizer}
+        self._stateful = [name for name in kwargs if _is_stateful(kwargs[name])]
+        for name in self._stateful:
+            setattr(self, name, kwargs.pop(name))
+        super().__init__(broadcast_object, rank, **kwargs)
+
+    def save(self) -> None:
+        """Copy all states in memory (local)."""
+        self._saved_states = {
+            name: copy.deepcopy(getattr(self, name).state_dict()) for name in self._stateful
+        }
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to the last commit() or sync(), or else to the beginning (local)."""
+        for name, saved in self._saved_states.items():
+            # An optimizer goes on working on the tensors that it is given.
+            getattr(self, name).load_state_dict(copy.deepcopy(saved))
+        super().restore()
+
+    def sync(self) -> None:
+        """Take rank 0's state on every rank, and commit it (collective).
+
+        Samplers also learn what the other ranks have processed.
+        """
+        for name in self._stateful:
+            _sync(getattr(self, name))
+        super().sync()
+
+
+def _is_stateful(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _sync(value: Any) -> None:
+    if isinstance(value, torch.nn.Module):
+        broadcast_parameters(value.state_dict(), root_rank=0)
+    elif isinstance(value, torch.optim.Optimizer):
+        broadcast_optimizer_state(value, root_rank=0)
+    elif isinstance(value, ElasticSampler):
+        value.sync()
+    else:
+        value.load_state_dict(broadcast_object(value.state_dict()))

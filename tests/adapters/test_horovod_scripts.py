@@ -1,0 +1,96 @@
+"""Scripts written for Horovod run unchanged, though Horovod is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from horovod_environment import horovod_python
+from ranks import run_ranks, start
+
+SCRIPTS = Path(__file__).parent / "horovod_scripts"
+SCRIPT = ["-m", "hvdtrain", "script"]
+# What job files for Horovod set, and nonsense, which must never break a run.
+SETTINGS = {
+    "HOROVOD_FUSION_THRESHOLD": "64MB",
+    "HOROVOD_CYCLE_TIME": "soon",
+    "HOROVOD_CACHE_CAPACITY": "-1",
+    "HOROVOD_LOG_LEVEL": "shout",
+    "HOROVOD_UNKNOWN": "",
+}
+
+
+def _points() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("points", SCRIPTS / "points.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def serial(size: int, epochs: int) -> tuple[dict[str, torch.Tensor], float]:
+    """Return the weights and the test loss that one process gets from the same global batches."""
+    points = _points()
+    data, test = points.Points(48, seed=1), points.Points(24, seed=2)
+    torch.manual_seed(0)
+    model = points.Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05 * size, momentum=0.5)
+    for epoch in range(epochs):
+        generator = torch.Generator().manual_seed(epoch)
+        order = torch.randperm(48, generator=generator)  # as a DistributedSampler has it
+        for batch in order.split(4 * size):
+            optimizer.zero_grad()
+            log_probabilities = model(data.points[batch])
+            torch.nn.functional.nll_loss(log_probabilities, data.classes[batch]).backward()
+            optimizer.step()
+    loss = torch.nn.functional.nll_loss(model(test.points), test.classes).item()
+    return model.state_dict(), loss
+
+
+@pytest.mark.parametrize(
+    ("size", "arguments", "env"),
+    [
+        (2, ["--start-method", "spawn", "--epochs", "1"], {}),
+        (3, [], SETTINGS),
+        (4, [], {"HOROVOD_FUSION_THRESHOLD": "0"}),
+    ],
+)
+def test_the_usual_training_script(
+    size: int, arguments: list[str], env: dict[str, str], tmp_path: Path
+) -> None:
+    words = ["run", "-np", size, SCRIPTS / "classifier.py", "--out", tmp_path, *arguments]
+    with start([sys.executable, "-m", "hvdtrain", *words], env=env) as job:
+        done = job.wait(120)
+        job.assert_nothing_left()
+    assert (done.returncode, done.stderr) == (0, "")
+    epochs = len(done.stdout.splitlines())
+    weights, loss = serial(size, epochs)
+    assert epochs == (1 if arguments else 2)
+    assert json.loads(done.stdout.splitlines()[-1])["loss"] == pytest.approx(loss, rel=1e-5)
+    for rank in range(size):
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), weights)
+
+
+def test_an_elastic_script() -> None:
+    elastic = SCRIPTS / "elastic.py"
+    done = run_ranks(SCRIPT, 3, args=[elastic], cases_expected=True, timeout_seconds=120)
+    assert done.stderr == ""
+
+
+def test_hvdtrain_answers_on_top_of_an_installed_horovod() -> None:
+    done = run_ranks(
+        SCRIPT,
+        2,
+        args=["--as-horovod", SCRIPTS / "elastic.py"],
+        python=horovod_python(),
+        env={"HVDTRAIN_ENGINE": "horovod"},
+        cases_expected=True,
+        timeout_seconds=120,
+    )
+    assert done.stderr == ""
