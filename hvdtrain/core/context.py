@@ -14,7 +14,6 @@ from hvdtrain.core.exits import ExitGuard, speak_plainly
 from hvdtrain.core.shadow import shadow
 from hvdtrain.core.stopwatch import Stopwatch
 from hvdtrain.engines.communicator import EngineWorld
-from hvdtrain.engines.patience import wait_patiently
 from hvdtrain.engines.registry import choose_engine, open_world
 from hvdtrain.errors import (
     HvdtrainError,
@@ -22,6 +21,7 @@ from hvdtrain.errors import (
     NotInitializedError,
     UsageError,
 )
+from hvdtrain.patience import wait_patiently
 from hvdtrain.topology import Topology
 from hvdtrain.world import promised_world
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.patience import wait_patiently
+from hvdtrain.patience import wait_patiently
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["Capabilities", "Communicator", "EngineWorld", "Pending"]

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.mpi_types import MPI_OPS, typed
 from hvdtrain.engines.node_team import NodeTeam, open_team
-from hvdtrain.engines.patience import wait_patiently
+from hvdtrain.patience import wait_patiently
 from hvdtrain.types import ReduceOp
 
 __all__ = ["NodeHierarchy", "open_hierarchy"]
