@@ -66,8 +66,9 @@ def allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     kinds: Sequence[str] | None = None,
+    sources: Sequence[Buffer] | None = None,
 ) -> Submitted:
-    """Prepare a reduction of buffers in place; see `Allreduce`.
+    """Prepare a reduction of buffers, in place or from `sources`; see `Allreduce`.
 
     Raises:
         UnsupportedError: the engine does not reduce this type.
@@ -75,7 +76,8 @@ def allreduce(
     name = channel.name("allreduce", name)
     for buffer in buffers:
         _check(channel, buffer, f"allreduce {name!r}", op)
-    return Submitted(channel, Allreduce(buffers, shapes, op, name, prescale, postscale, kinds))
+    operation = Allreduce(buffers, shapes, op, name, prescale, postscale, kinds, sources)
+    return Submitted(channel, operation)
 
 
 def broadcast(

@@ -82,6 +82,18 @@ class Communicator(ABC):
         `prescale` may differ between ranks.
         """
 
+    def allreduce_from(
+        self,
+        source: Buffer,
+        buffer: Buffer,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        """Reduce `source` into `buffer`, both in host memory; see `allreduce`."""
+        buffer.array()[:] = source.array()
+        self.allreduce(buffer, op, prescale, postscale)
+
     @abstractmethod
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         """Overwrite every member's buffer with that of `root_rank`."""

@@ -80,13 +80,26 @@ class MpiCommunicator(Communicator):
             buffer.scale(prescale)
         factors = (1.0, 1.0) if by_itself else (prescale, postscale)
         if self._team is not None:
-            self._team.allreduce(buffer, op, *factors)
+            self._team.allreduce(buffer, buffer, op, *factors)
         elif self._hierarchy is not None and buffer.nbytes >= _HIERARCHY_BYTES:
             self._hierarchy.allreduce(buffer, op, *factors)
         else:
             self._allreduce_flat(buffer, op, *factors)
         if by_itself:
             buffer.scale(postscale)
+
+    def allreduce_from(
+        self,
+        source: Buffer,
+        buffer: Buffer,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        if self._team is None or buffer.dtype.is_integer:
+            super().allreduce_from(source, buffer, op, prescale, postscale)
+        else:
+            self._team.allreduce(source, buffer, op, prescale, postscale)
 
     def _allreduce_flat(
         self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float

@@ -296,7 +296,8 @@ static const type_t TYPES[] = {
 
 typedef struct {
     team_t *team;
-    char *data;         /* this rank's; overwritten with the result */
+    const char *source; /* this rank's elements */
+    char *data;         /* gets the result; may be where they are */
     char **copies;      /* every rank's data, as mapped here, where it can be reached */
     uint64_t location;  /* what the peers must give as well for `copies` to hold; or 0 */
     int64_t count;
@@ -310,13 +311,18 @@ typedef struct {
 enum { START, STAGED_SMALL, OFFERED, ADDED, PIPELINE };
 
 typedef struct {
-    char **pointers;
+    const char *const *pointers;
     int32_t count;
-} list_t;
+} sources_t;
+
+typedef struct {
+    char *const *pointers;
+    int32_t count;
+} targets_t;
 
 /* targets[k] = postscale * (sources[0] * prescales[0] op sources[1] * prescales[1] op ...) */
-static void combine(const task_t *task, list_t sources, const double *prescales, list_t targets,
-                    double postscale, int64_t count) {
+static void combine(const task_t *task, sources_t sources, const double *prescales,
+                    targets_t targets, double postscale, int64_t count) {
     const type_t *type = &TYPES[task->type];
     fold_t fold = type->fold[task->op];
     double sum[2 * BLOCK]; /* room for complex128 */
@@ -350,15 +356,15 @@ static char *staged_result(const team_t *team, int32_t rank, uint32_t turn) {
 /* Small data: everybody shows all of it, and adds everybody's. */
 static void add_small(const task_t *task) {
     const team_t *team = task->team;
-    char *sources[team->size];
+    const char *sources[team->size];
     double prescales[team->size];
     for (int32_t rank = 0; rank < team->size; rank++) {
         sources[rank] = staged(team, rank, team->turn);
         prescales[rank] = team->slots[rank]->offer[team->turn & 1].prescale;
     }
     char *target = task->data;
-    combine(task, (list_t){sources, team->size}, prescales, (list_t){&target, 1}, task->postscale,
-            task->count);
+    combine(task, (sources_t){sources, team->size}, prescales, (targets_t){&target, 1},
+            task->postscale, task->count);
 }
 
 /* This rank's slice of every copy; returns how many elements it has. */
@@ -379,11 +385,11 @@ static void add_slice(const task_t *task, int everywhere) {
     int64_t count = slice_of_copies(task, slices);
     for (int32_t rank = 0; rank < team->size; rank++)
         prescales[rank] = team->slots[rank]->offer[team->turn & 1].prescale;
-    list_t all = {slices, team->size}, own = {&slices[team->rank], 1};
+    sources_t all = {(const char *const *)slices, team->size};
     if (everywhere)
-        combine(task, all, prescales, all, task->postscale, count);
+        combine(task, all, prescales, (targets_t){slices, team->size}, task->postscale, count);
     else
-        combine(task, all, prescales, own, 1.0, count);
+        combine(task, all, prescales, (targets_t){&slices[team->rank], 1}, 1.0, count);
 }
 
 static void spread_slice(const task_t *task) {
@@ -391,8 +397,9 @@ static void spread_slice(const task_t *task) {
     char *slices[team->size];
     double one = 1.0;
     int64_t count = slice_of_copies(task, slices);
-    char *own = slices[team->rank];
-    combine(task, (list_t){&own, 1}, &one, (list_t){slices, team->size}, task->postscale, count);
+    const char *own = slices[team->rank];
+    combine(task, (sources_t){&own, 1}, &one, (targets_t){slices, team->size}, task->postscale,
+            count);
 }
 
 static int all_in_reach(const task_t *task) {
@@ -411,6 +418,7 @@ static int64_t chunk_count(const task_t *task) {
 }
 
 typedef struct {
+    const char *source;
     char *data;
     int64_t count;
 } chunk_t;
@@ -418,8 +426,8 @@ typedef struct {
 static chunk_t chunk_at(const task_t *task, int64_t number) {
     int64_t most = task->team->chunk_bytes / TYPES[task->type].itemsize, start = number * most;
     int64_t left = task->count - start;
-    chunk_t chunk = {task->data + start * TYPES[task->type].itemsize, left < most ? left : most};
-    return chunk;
+    int64_t offset = start * TYPES[task->type].itemsize;
+    return (chunk_t){task->source + offset, task->data + offset, left < most ? left : most};
 }
 
 static void show_chunk(const task_t *task, int64_t number) {
@@ -429,8 +437,8 @@ static void show_chunk(const task_t *task, int64_t number) {
     char *area = staged(team, team->rank, team->turn);
     int64_t start = slice_start(task, chunk.count, team->rank) * itemsize;
     int64_t end = slice_start(task, chunk.count, team->rank + 1) * itemsize;
-    memcpy(area, chunk.data, start);
-    memcpy(area + end, chunk.data + end, chunk.count * itemsize - end);
+    memcpy(area, chunk.source, start);
+    memcpy(area + end, chunk.source + end, chunk.count * itemsize - end);
 }
 
 static void add_chunk(const task_t *task, int64_t number) {
@@ -440,15 +448,17 @@ static void add_chunk(const task_t *task, int64_t number) {
     chunk_t chunk = chunk_at(task, number);
     int64_t start = slice_start(task, chunk.count, team->rank);
     int64_t count = slice_start(task, chunk.count, team->rank + 1) - start;
-    char *sources[team->size], *targets[2];
+    const char *sources[team->size];
+    char *targets[2];
     double prescales[team->size];
     for (int32_t rank = 0; rank < team->size; rank++) {
         sources[rank] = staged(team, rank, turn) + start * itemsize;
         prescales[rank] = team->slots[rank]->offer[turn & 1].prescale;
     }
-    sources[team->rank] = targets[0] = chunk.data + start * itemsize;
+    sources[team->rank] = chunk.source + start * itemsize;
+    targets[0] = chunk.data + start * itemsize;
     targets[1] = staged_result(team, team->rank, turn);
-    combine(task, (list_t){sources, team->size}, prescales, (list_t){targets, 2},
+    combine(task, (sources_t){sources, team->size}, prescales, (targets_t){targets, 2},
             task->postscale, count);
 }
 
@@ -485,7 +495,7 @@ int32_t hvd_reduce(task_t *task, int64_t timeout) {
     if (task->stage == START) {
         int small = bytes <= team->chunk_bytes / 4;
         offer(task);
-        if (small) memcpy(staged(team, team->rank, team->turn), task->data, bytes);
+        if (small) memcpy(staged(team, team->rank, team->turn), task->source, bytes);
         task->stage = small ? STAGED_SMALL : OFFERED;
         arrive(team);
     }

@@ -50,6 +50,7 @@ class Task(Structure):
 
     _fields_ = (
         ("team", POINTER(Team)),
+        ("source", c_uint64),
         ("data", c_uint64),
         ("copies", POINTER(c_uint64)),
         ("location", c_uint64),

@@ -106,9 +106,13 @@ class NodeTeam:
             self._kernel.hvd_finish_max(self._team, values.ctypes.data, values.size, nanoseconds)
         )
 
-    def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> None:
-        """Reduce in place; factors other than 1 are for fractional types."""
+    def allreduce(
+        self, source: Buffer, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        """Reduce `source` into `buffer`; factors other than 1 are for fractional types."""
         self._prepare(buffer, op, prescale, postscale)
+        if source is not buffer:
+            self._task.source, self._task.location = source.pointer, 0
         self._finish(self._kernel.hvd_reduce)
 
     def location(self, buffer: Buffer) -> int:
@@ -142,7 +146,8 @@ class NodeTeam:
         self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float, owners: int = 0
     ) -> None:
         task = self._task
-        task.data, task.count = buffer.pointer, buffer.count
+        task.source = task.data = buffer.pointer
+        task.count = buffer.count
         task.type, task.op = _TYPE_NUMBERS[buffer.dtype], _OP_NUMBERS[op]
         task.prescale, task.postscale = prescale, postscale
         task.owners = owners or self._size

@@ -53,16 +53,24 @@ def allreduce_handle(
 ) -> Handle:
     """Prepare the reduction of one tensor, or of a group, whose result is a list of tensors."""
     _refuse_mixed(tensors)
-    hosts = [_host(tensor, in_place) for tensor in tensors]
+    hosts, buffers, sources = [], [], []
+    for tensor in tensors:
+        direct = _is_direct(tensor)
+        host = _result(tensor, in_place) if direct else staged(tensor, wire_type(tensor.dtype))
+        hosts.append(host)
+        buffer = as_buffer(host)
+        buffers.append(buffer)
+        sources.append(as_buffer(tensor) if direct and not in_place else buffer)
     submitted = operations.allreduce(
         process_set.channel(),
-        [as_buffer(host) for host in hosts],
+        buffers,
         [tensor.shape for tensor in tensors],
         _wire_op(tensors[0], op),
         name,
         prescale_factor,
         postscale_factor,
         [dtype_of(tensor).value for tensor in tensors],
+        sources,
     )
 
     def finish(_: None) -> list[torch.Tensor]:
@@ -82,7 +90,7 @@ def reducescatter_handle(
 ) -> Handle:
     """Prepare a reduction of which this rank keeps a part, as a list of tensors."""
     _refuse_mixed(tensors)
-    hosts = [_host(tensor, in_place=False) for tensor in tensors]
+    hosts = [staged(tensor, wire_type(tensor.dtype)) for tensor in tensors]
     submitted = operations.reducescatter(
         process_set.channel(),
         [as_buffer(host) for host in hosts],
@@ -105,12 +113,18 @@ def reducescatter_handle(
     return Handle(submitted, finish)
 
 
-def _host(tensor: torch.Tensor, in_place: bool) -> torch.Tensor:
-    wire = wire_type(tensor.dtype)
-    if tensor.device.type == "cpu" and wire == tensor.dtype and tensor.is_contiguous():
-        detached = tensor.detach() if tensor.requires_grad else tensor
-        return detached if in_place else detached.clone()
-    return staged(tensor, wire)
+def _is_direct(tensor: torch.Tensor) -> bool:
+    """Tell whether an engine can reduce a tensor where it is."""
+    return (
+        tensor.device.type == "cpu"
+        and wire_type(tensor.dtype) == tensor.dtype
+        and tensor.is_contiguous()
+    )
+
+
+def _result(tensor: torch.Tensor, in_place: bool) -> torch.Tensor:
+    detached = tensor.detach() if tensor.requires_grad else tensor
+    return detached if in_place else torch.empty_like(detached)
 
 
 def _returned(tensor: torch.Tensor, host: torch.Tensor, in_place: bool) -> torch.Tensor:

@@ -55,7 +55,9 @@ def test_the_table_of_options(command: str) -> None:
 def test_the_table_of_variables() -> None:
     code = (
         "from dataclasses import fields; from hvdtrain.config import Config\n"
-        "for field in fields(Config): print('HVDTRAIN_' + field.name.upper(), field.default)"
+        "for field in fields(Config):\n"
+        "    default = int(field.default) if field.type == 'bool' else field.default\n"
+        "    print('HVDTRAIN_' + field.name.upper(), default)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

@@ -36,6 +36,7 @@ class Allreduce(Operation):
         prescale: factor before the reduction.
         postscale: factor after it.
         kinds: the tensors' own types, where they are reduced in another; equal on all members.
+        sources: for each buffer where its elements come from, if not from itself.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Allreduce(Operation):
         prescale: float = 1.0,
         postscale: float = 1.0,
         kinds: Sequence[str] | None = None,
+        sources: Sequence[Buffer] | None = None,
     ) -> None:
         super().__init__()
         self._buffers, self._op = buffers, op
+        self._sources = sources or buffers
         self._prescale, self._postscale = prescale, postscale
         self.request = _request(
             name,
@@ -62,21 +65,27 @@ class Allreduce(Operation):
         )
 
     def execute(self, communicator: Communicator) -> None:
-        for buffer in self._buffers:
+        for source, buffer in zip(self._sources, self._buffers, strict=True):
             if self._op is ReduceOp.ADASUM:
+                if source is not buffer:
+                    buffer.array()[:] = source.array()
                 adasum(communicator, buffer, self._prescale, self._postscale)
             else:
-                self._reduce(communicator, buffer)
+                self._reduce(communicator, source, buffer)
 
-    def _reduce(self, communicator: Communicator, buffer: Buffer) -> None:
-        if self._op is not ReduceOp.AVERAGE:
-            communicator.allreduce(buffer, self._op, self._prescale, self._postscale)
-        elif buffer.dtype.is_integer:
-            communicator.allreduce(buffer, ReduceOp.SUM, self._prescale, self._postscale)
-            divide_truncating(buffer, communicator.size)
+    def _reduce(self, communicator: Communicator, source: Buffer, buffer: Buffer) -> None:
+        op, factor = self._op, self._postscale
+        whole = op is ReduceOp.AVERAGE and buffer.dtype.is_integer
+        if op is ReduceOp.AVERAGE:
+            op = ReduceOp.SUM
+            if not whole:
+                factor /= communicator.size
+        if source is buffer:
+            communicator.allreduce(buffer, op, self._prescale, factor)
         else:
-            factor = self._postscale / communicator.size
-            communicator.allreduce(buffer, ReduceOp.SUM, self._prescale, factor)
+            communicator.allreduce_from(source, buffer, op, self._prescale, factor)
+        if whole:
+            divide_truncating(buffer, communicator.size)
 
 
 # A training loop asks for the same thing again and again.
