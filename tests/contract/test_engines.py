@@ -36,7 +36,7 @@ def test_mpi(mpi: str, np: int) -> None:
 
 @pytest.mark.parametrize(
     ("mpi", "slots"),
-    [("openmpi", [2, 1, 1]), ("mpich", [2, 1]), ("mpich", [1, 3])],
+    [("openmpi", [2, 1, 1]), ("mpich", [2, 1])],
 )
 def test_mpi_on_several_nodes(mpi: str, slots: list[int], tmp_path: Path) -> None:
     require_hosts()
