@@ -24,6 +24,7 @@ class Config:
         chunk_bytes: HVDTRAIN_CHUNK_BYTES, the most bytes handed to one MPI call that moves
             data; below 2^31, the largest count that every MPI takes.
         shared_memory: HVDTRAIN_SHARED_MEMORY, whether ranks of a node reduce in shared memory.
+        deterministic: HVDTRAIN_DETERMINISTIC, whether sums are added in one fixed order.
     """
 
     engine: str = "auto"
@@ -31,6 +32,7 @@ class Config:
     first_bucket_bytes: int = 1 << 20
     chunk_bytes: int = 1 << 30
     shared_memory: bool = True
+    deterministic: bool = False
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
@@ -49,6 +51,7 @@ class Config:
                 environ, "HVDTRAIN_CHUNK_BYTES", cls.chunk_bytes, most=_LARGEST_MPI_COUNT
             ),
             shared_memory=_switch(environ, "HVDTRAIN_SHARED_MEMORY", cls.shared_memory),
+            deterministic=_switch(environ, "HVDTRAIN_DETERMINISTIC", cls.deterministic),
         )
 
 

@@ -58,6 +58,7 @@ def _option(flag: str, text: str, **settings: Any) -> Any:
 @_option(
     "--resume", "Go on: never, from the newest in --out, or PATH.", metavar="[never|auto|PATH]"
 )
+@_option("--virtual-shards", "Same bits on 1, 2, 4 ... ranks: docs/numerics.md.", type=int)
 @_option("--device", "auto: a GPU where there is one.", metavar=_choice(DEVICES))
 @_option("--quiet", "Print nothing but errors.", is_flag=True)
 def command(**options: Any) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from hvdtrain.config import Config
 from hvdtrain.core.channel import Channel, Operation
 from hvdtrain.core.exits import ExitGuard, speak_plainly
+from hvdtrain.core.ordered import OrderedCommunicator
 from hvdtrain.core.shadow import shadow
 from hvdtrain.core.stopwatch import Stopwatch
 from hvdtrain.engines.communicator import EngineWorld
@@ -116,11 +117,12 @@ _context: Context | None = None
 _guard: ExitGuard | None = None
 
 
-def init(engine: str | None = None) -> None:
+def init(engine: str | None = None, deterministic: bool = False) -> None:
     """Join the world of ranks that the launcher started (collective). A second call does nothing.
 
     Args:
-        engine: "auto", "mpi" or "local"; None takes HVDTRAIN_ENGINE, or auto.
+        engine: "auto" or the name of an engine; None takes HVDTRAIN_ENGINE, or auto.
+        deterministic: add in one fixed order, also without HVDTRAIN_DETERMINISTIC.
 
     Raises:
         UsageError: an unknown engine, or a setting that makes no sense.
@@ -144,7 +146,10 @@ def init(engine: str | None = None) -> None:
         speak_plainly(silent=_hold_back(error))
         raise
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
-    channel = Channel(world.communicator, range(topology.size), topology.title, shadow)
+    communicator = world.communicator
+    if config.deterministic or deterministic:
+        communicator = OrderedCommunicator(communicator)
+    channel = Channel(communicator, range(topology.size), topology.title, shadow)
     _context = Context(config, world.engine, world.library, topology, channel)
     _guard = ExitGuard(topology, shutdown, world.communicator.abort)
     _guard.install()

@@ -62,6 +62,7 @@ from hvdtrain.torch.ops import (
     synchronize,
 )
 from hvdtrain.torch.optimizer import DistributedOptimizer
+from hvdtrain.torch.shards import backward_by_shards, own_shards
 from hvdtrain.torch.sync_batch_norm import SyncBatchNorm
 from hvdtrain.types import ReduceOp
 
@@ -94,6 +95,7 @@ __all__ = [
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
+    "backward_by_shards",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -128,6 +130,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "own_shards",
     "poll",
     "rank",
     "reducescatter",

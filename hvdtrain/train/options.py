@@ -57,6 +57,9 @@ class TrainOptions:
         seed: of the first weights and of the order of the samples.
         out: directory for results; None: a new one in RUNS.
         resume: "never", "auto" (newest good checkpoint in out), or a checkpoint file.
+        virtual_shards: parts of each global batch, a power of two, whose gradients are computed
+            one by one and summed in one order, so that the weights have the same bits on any
+            number of ranks that is a power of two; None: one part for each rank.
         device: "auto" takes a GPU where there is one.
         quiet: print nothing but errors.
 
@@ -78,6 +81,7 @@ class TrainOptions:
     seed: int = 0
     out: Path | None = None
     resume: str = "never"
+    virtual_shards: int | None = None
     device: str = "auto"
     quiet: bool = False
 
@@ -94,6 +98,12 @@ class TrainOptions:
         _check_count("--global-batch-size", self.global_batch_size)
         if self.batch_size is not None and self.global_batch_size is not None:
             raise UsageError("--batch-size and --global-batch-size exclude each other: give one")
+        _check_count("--virtual-shards", self.virtual_shards)
+        if self.virtual_shards is not None and self.global_batch_size is None:
+            raise UsageError(
+                "--virtual-shards needs --global-batch-size: a batch that grows with the ranks "
+                "cannot give the same weights on any number of them"
+            )
         if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
             raise UsageError(f"--lr must be a positive number, got {self.lr}")
         if not (math.isfinite(self.warmup_epochs) and self.warmup_epochs >= 0):
@@ -109,7 +119,12 @@ class TrainOptions:
         return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
 
     def scaled_lr(self, size: int) -> float:
-        """Return the learning rate for `size` ranks, reached after the warm-up."""
+        """Return the learning rate for `size` ranks, reached after the warm-up.
+
+        With virtual shards it is that of one rank, whatever the size.
+        """
+        if self.virtual_shards is not None:
+            return self.base_lr
         return scaled_lr(self.base_lr, size, self.lr_scaling)
 
     def samples_per_step(self, size: int) -> int:

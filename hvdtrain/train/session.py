@@ -11,6 +11,7 @@ from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.errors import UsageError
 from hvdtrain.tensors.torch import pin_device
+from hvdtrain.torch.shards import own_shards
 from hvdtrain.train.agree import call_everywhere, require_same_options
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import load_recipe
@@ -33,11 +34,14 @@ def train(options: TrainOptions) -> Summary:
         UsageError: the options differ between ranks, or do not fit the world, the data, or what
             lies in the directory.
     """
-    context.init(None if options.engine == "auto" else options.engine)
+    sharded = options.virtual_shards is not None
+    context.init(None if options.engine == "auto" else options.engine, deterministic=sharded)
     world = context.current()
     topology = world.topology
     require_same_options(options)
     _require_usable_lr(options, topology.size)
+    if options.virtual_shards is not None:
+        own_shards(options.virtual_shards)  # raises where they do not fit
     recipe = load_recipe(options.recipe)
     data = call_everywhere(recipe.load_data)
     if topology.size > len(data.train):
@@ -46,7 +50,8 @@ def train(options: TrainOptions) -> Summary:
             "start at most one rank per sample"
         )
     device = call_everywhere(partial(pin_device, topology, options.device))
-    limit_threads(topology, recipe.most_threads)
+    # The gradient of a shard depends on the number of threads.
+    limit_threads(topology, 1 if sharded else recipe.most_threads)
     devices = allgather_object(_device_name(device), "device")
     loop = TorchLoop(recipe, data, options, topology, device)
     start = call_on_root(partial(begin, options, loop.model, loop.optimizer))

@@ -59,6 +59,7 @@ class TorchLoop:
         self.optimizer = hvd.DistributedOptimizer(
             recipe.optimizer(options.optimizer, self.model.parameters(), options.base_lr),
             named_parameters=self.model.named_parameters(),
+            op=hvd.Average if options.virtual_shards is None else hvd.Sum,
         )
         self.samples, self.test_samples = len(data.train), len(data.test)
         self._global_batch_size = options.samples_per_step(topology.size)
@@ -87,9 +88,8 @@ class TorchLoop:
         sums = self._no_sums()
         for step in range(self.steps_per_epoch):
             batch = global_batch(order, step, self._global_batch_size)
-            mine = batch[rank_slice(len(batch), self._topology.rank, self._topology.size)]
             self._set_lr(epoch * self.steps_per_epoch + step)
-            sums += self._step(mine)
+            sums += self._step(batch)
             on_step()
         return _reduced(sums)
 
@@ -106,21 +106,46 @@ class TorchLoop:
                 sums += _sums(scores, labels[chosen], self._loss(scores, labels[chosen]))
         return _reduced(sums)
 
-    def _step(self, mine: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Take one optimizer step; samples [n] of the global batch are this rank's."""
+    def _step(self, batch: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Take one optimizer step on a global batch; return the sums over this rank's part."""
         self.optimizer.zero_grad()
-        # The mean over the global batch is the mean of the ranks' means, weighted by samples.
-        self.optimizer.sample_weight = len(mine)
-        sums = self._no_sums()
-        if len(mine):
-            chosen = torch.from_numpy(mine).to(self._device)
-            inputs, labels = self._train[0][chosen], self._train[1][chosen]
-            scores = self.model(inputs)
-            loss = self._loss(scores, labels)
-            loss.backward()
-            sums += _sums(scores.detach(), labels, loss.detach())
+        if self._options.virtual_shards is None:
+            mine = batch[rank_slice(len(batch), self._topology.rank, self._topology.size)]
+            sums = self._backward(mine)
+        else:
+            sums = self._backward_by_shards(batch, self._options.virtual_shards)
         self.optimizer.step()
         return sums
+
+    def _backward(self, mine: npt.NDArray[np.int64]) -> torch.Tensor:
+        # The mean over the global batch is the mean of the ranks' means, weighted by samples.
+        self.optimizer.sample_weight = len(mine)
+        if not len(mine):
+            return self._no_sums()
+        scores, labels = self._forward(mine)
+        loss = self._loss(scores, labels)
+        loss.backward()
+        return _sums(scores.detach(), labels, loss.detach())
+
+    def _backward_by_shards(self, batch: npt.NDArray[np.int64], shards: int) -> torch.Tensor:
+        sums = self._no_sums()
+
+        def loss_of(shard: int) -> torch.Tensor:
+            part = batch[rank_slice(len(batch), shard, shards)]
+            scores, labels = self._forward(part)
+            if not len(part):
+                return scores.sum()
+            loss = self._loss(scores, labels)
+            sums.add_(_sums(scores.detach(), labels, loss.detach()))
+            return loss * (len(part) / len(batch))
+
+        hvd.backward_by_shards(self.model.parameters(), shards, loss_of)
+        return sums
+
+    def _forward(self, samples: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the model's scores and the labels of samples, by their numbers."""
+        chosen = torch.from_numpy(samples).to(self._device)
+        return self.model(self._train[0][chosen]), self._train[1][chosen]
 
     def _set_lr(self, step: int) -> None:
         rate = warmup_lr(

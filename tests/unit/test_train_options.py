@@ -34,6 +34,8 @@ from hvdtrain.train.options import TrainOptions
         ({"warmup_epochs": float("nan")}, ["--warmup-epochs", "nan"]),
         ({"seed": -1}, ["--seed", "-1"]),
         ({"seed": 2**63}, ["--seed"]),
+        ({"virtual_shards": 0, "global_batch_size": 8}, ["--virtual-shards", "0"]),
+        ({"virtual_shards": 8}, ["--virtual-shards", "--global-batch-size"]),
         ({"resume": "auto"}, ["--resume auto", "--out"]),
     ],
 )

@@ -1,0 +1,126 @@
+"""Sums in one fixed order: the same bits from run to run, whatever the buckets and the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.engines.communicator import Communicator, Pending
+from hvdtrain.types import ReduceOp
+
+__all__ = ["OrderedCommunicator", "tree_sum"]
+
+Array = npt.NDArray[np.generic]
+
+
+def tree_sum(terms: Sequence[Array]) -> Array:
+    """Add neighbours until one is left; an odd one out moves up as it is.
+
+    Where N divides V, N sums of V / N neighbours each, added up in this way, have the bits of
+    the sum of all V, if both are powers of two.
+    """
+    while len(terms) > 1:
+        pairs = zip(terms[::2], terms[1::2], strict=False)
+        rest = terms[len(terms) - len(terms) % 2 :]
+        terms = [np.add(a, b) for a, b in pairs] + list(rest)
+    return terms[0]
+
+
+class OrderedCommunicator(Communicator):
+    """A communicator whose sums of fractional numbers are added along a tree over the ranks.
+
+    Each rank gets its slice of everybody's buffer, adds, and hands the sum to all: as many bytes
+    travel as in any other all-reduce, but every element is added in the order of the ranks.
+
+    Args:
+        inner: moves the bytes, and does all else.
+    """
+
+    def __init__(self, inner: Communicator) -> None:
+        self._inner = inner
+        self.rank, self.size = inner.rank, inner.size
+        self.capabilities = inner.capabilities
+
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
+        return self._inner.start_max(values)
+
+    def allreduce(
+        self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+    ) -> None:
+        if op is not ReduceOp.SUM or buffer.dtype.is_integer:
+            self._inner.allreduce(buffer, op, prescale, postscale)
+            return
+        bounds = [buffer.count * rank // self.size for rank in range(self.size + 1)]
+        counts = [end - start for start, end in pairwise(bounds)]
+        own = np.empty(counts[self.rank], buffer.dtype.numpy)
+        part = Buffer.from_array(own, buffer.dtype)
+        self._sum_parts(buffer, part, counts, prescale, postscale)
+        self._inner.allgather(part, buffer, counts)
+
+    def reduce_scatter(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        if op is not ReduceOp.SUM or send.dtype.is_integer:
+            self._inner.reduce_scatter(send, receive, counts, op, prescale, postscale)
+        else:
+            self._sum_parts(send, receive, counts, prescale, postscale)
+
+    def _sum_parts(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        counts: Sequence[int],
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        """Put the sum of everybody's part of this rank into `receive`."""
+        count = counts[self.rank]
+        parts = np.empty((self.size, count), send.dtype.numpy)
+        incoming = Buffer.from_array(parts, send.dtype)
+        if prescale != 1.0:
+            send = Buffer.from_array(send.array().copy(), send.dtype)
+            send.scale(prescale)
+        self._inner.alltoall(send, incoming, counts, [count] * self.size)
+        receive.array()[:] = tree_sum(list(parts))
+        receive.scale(postscale)
+
+    def broadcast(self, buffer: Buffer, root_rank: int) -> None:
+        self._inner.broadcast(buffer, root_rank)
+
+    def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
+        self._inner.allgather(send, receive, counts)
+
+    def alltoall(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+    ) -> None:
+        self._inner.alltoall(send, receive, send_counts, receive_counts)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def split(self, ranks: Sequence[int]) -> OrderedCommunicator | None:
+        inner = self._inner.split(ranks)
+        return None if inner is None else OrderedCommunicator(inner)
+
+    def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        return np.empty(nbytes, np.uint8)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def abort(self, code: int) -> None:
+        self._inner.abort(code)

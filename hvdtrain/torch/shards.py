@@ -1,0 +1,75 @@
+"""Gradients of virtual shards: the same bits on 1, 2, 4, 8 ... ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from hvdtrain.core import context
+from hvdtrain.errors import UsageError
+
+__all__ = ["backward_by_shards", "own_shards"]
+
+Gradients = list[torch.Tensor | None]
+
+
+def own_shards(shards: int) -> range:
+    """Return the numbers of this rank's shards (local).
+
+    Raises:
+        UsageError: `shards` or the number of ranks is no power of two, or there are more ranks.
+    """
+    topology = context.current().topology
+    if shards < 1 or shards & (shards - 1) or topology.size & (topology.size - 1):
+        raise UsageError(
+            f"{shards} virtual shards on {topology.size} ranks: both must be powers of two"
+        )
+    if topology.size > shards:
+        raise UsageError(f"{shards} virtual shards are too few for {topology.size} ranks")
+    each = shards // topology.size
+    return range(topology.rank * each, (topology.rank + 1) * each)
+
+
+def backward_by_shards(
+    parameters: Iterable[torch.nn.Parameter],
+    shards: int,
+    loss_of: Callable[[int], torch.Tensor],
+) -> None:
+    """Leave in `grad` the sum of the gradients of this rank's shards.
+
+    One backward pass runs for each shard, and the sums are taken along a binary tree over all
+    shards, of which this rank's part is one branch. With HVDTRAIN_DETERMINISTIC=1 and
+    op=hvd.Sum, step() goes on along that tree, so the gradient has the same bits on any number
+    of ranks that is a power of two, if each rank computes with equally many threads.
+
+    Args:
+        parameters: as given to DistributedOptimizer; frozen ones are left out.
+        shards: how many there are on all ranks; a power of two.
+        loss_of: computes the loss of a shard, by its number, as a part of a sum over all shards
+            (divide by the samples of all). What is random in it must depend on the number alone.
+
+    Raises:
+        UsageError: as for `own_shards`.
+    """
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    # Sums of 1, 2, 4 ... neighbours that wait for their counterpart, as in a binary counter.
+    waiting: list[tuple[int, Gradients]] = []
+    for shard in own_shards(shards):
+        loss = loss_of(shard)
+        gradients: Gradients = list(torch.autograd.grad(loss, trainable, allow_unused=True))
+        count = 1
+        while waiting and waiting[-1][0] == count:
+            _, earlier = waiting.pop()
+            gradients = [_add(a, b) for a, b in zip(earlier, gradients, strict=True)]
+            count *= 2
+        waiting.append((count, gradients))
+    [(_, total)] = waiting
+    for parameter, gradient in zip(trainable, total, strict=True):
+        parameter.grad = gradient
+
+
+def _add(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
