@@ -24,6 +24,10 @@ class Config:
         chunk_bytes: HVDTRAIN_CHUNK_BYTES, the most bytes handed to one MPI call that moves
             data; below 2^31, the largest count that every MPI takes.
         shared_memory: HVDTRAIN_SHARED_MEMORY, whether ranks of a node reduce in shared memory.
+        timeline: HVDTRAIN_TIMELINE or HOROVOD_TIMELINE, the file for a timeline of the whole
+            job; "DYNAMIC" is Horovod's word for none before start_timeline().
+        timeline_mark_cycles: HVDTRAIN_TIMELINE_MARK_CYCLES or HOROVOD_TIMELINE_MARK_CYCLES,
+            whether it marks rounds of agreement: 0 is no, another number yes.
     """
 
     engine: str = "auto"
@@ -31,6 +35,8 @@ class Config:
     first_bucket_bytes: int = 1 << 20
     chunk_bytes: int = 1 << 30
     shared_memory: bool = True
+    timeline: str = "DYNAMIC"
+    timeline_mark_cycles: str = "0"
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
@@ -49,7 +55,13 @@ class Config:
                 environ, "HVDTRAIN_CHUNK_BYTES", cls.chunk_bytes, most=_LARGEST_MPI_COUNT
             ),
             shared_memory=_switch(environ, "HVDTRAIN_SHARED_MEMORY", cls.shared_memory),
+            timeline=_either(environ, "TIMELINE", cls.timeline),
+            timeline_mark_cycles=_either(environ, "TIMELINE_MARK_CYCLES", cls.timeline_mark_cycles),
         )
+
+
+def _either(environ: Mapping[str, str], name: str, default: str) -> str:
+    return environ.get(f"HVDTRAIN_{name}") or environ.get(f"HOROVOD_{name}") or default
 
 
 def _positive(environ: Mapping[str, str], name: str, default: int, most: int | None = None) -> int:
