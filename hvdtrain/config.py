@@ -27,7 +27,7 @@ class Config:
         timeline: HVDTRAIN_TIMELINE or HOROVOD_TIMELINE, the file for a timeline of the whole
             job; "DYNAMIC" is Horovod's word for none before start_timeline().
         timeline_mark_cycles: HVDTRAIN_TIMELINE_MARK_CYCLES or HOROVOD_TIMELINE_MARK_CYCLES,
-            whether it marks rounds of agreement: 0 is no, another number yes.
+            whether it marks rounds of agreement: 0 is no, all else is yes.
     """
 
     engine: str = "auto"
@@ -36,7 +36,7 @@ class Config:
     chunk_bytes: int = 1 << 30
     shared_memory: bool = True
     timeline: str = "DYNAMIC"
-    timeline_mark_cycles: str = "0"
+    timeline_mark_cycles: bool = False
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
@@ -56,7 +56,7 @@ class Config:
             ),
             shared_memory=_switch(environ, "HVDTRAIN_SHARED_MEMORY", cls.shared_memory),
             timeline=_either(environ, "TIMELINE", cls.timeline),
-            timeline_mark_cycles=_either(environ, "TIMELINE_MARK_CYCLES", cls.timeline_mark_cycles),
+            timeline_mark_cycles=_either(environ, "TIMELINE_MARK_CYCLES", "0") != "0",
         )
 
 

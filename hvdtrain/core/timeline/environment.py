@@ -28,8 +28,7 @@ def start_from(config: Config, communicator: Communicator) -> Recording | None:
             path = usable_path(config.timeline)
         except TimelineError as error:
             refusal = error
-    marks_rounds = config.timeline_mark_cycles != Config.timeline_mark_cycles
-    answers = np.array([path != "", refusal is not None, marks_rounds])
+    answers = np.array([path != "", refusal is not None, config.timeline_mark_cycles])
     communicator.broadcast(Buffer.from_array(answers), 0)
     asked, refused, marks_rounds = answers.tolist()
     if refused:

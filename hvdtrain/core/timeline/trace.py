@@ -81,7 +81,7 @@ def operation_phases(times: OperationTimes) -> list[Phase]:
         ("moving", times.ended),
     ):
         end = times.ended if reached is None else reached
-        if phase != "queue" or end > start:
+        if phase != "queue" or end > start or reached is None:
             phases.append((phase, start, end))
         if reached is None:
             break
