@@ -69,7 +69,8 @@ class Trace:
             (rank, 0): f"rank {rank} ({socket.gethostname()})" for rank in range(np)
         }
         rows = self.names("thread_name")
-        self.slices = [_slice(e, rows) for e in self.events if e["ph"] == "X"]
+        slices = [_slice(e, rows) for e in self.events if e["ph"] == "X"]
+        self.slices = sorted(slices, key=lambda one: (one.start, one.end))
         assert_no_overlap(self.events)
 
     def names(self, kind: str) -> dict[tuple[int, int], str]:
@@ -88,13 +89,13 @@ class Trace:
     def phases(self, rank: int, subject: str) -> list[str]:
         """Return the phases of an operation on a rank, in their order, without short queues."""
         own = [s for s in self.slices if s.rank == rank and s.subject == subject]
-        own.sort(key=lambda s: (s.start, s.end))
         for before, after in pairwise(own):
             assert after.start == pytest.approx(before.end, abs=0.01)
         return [s.phase for s in own if s.phase != "queue"]
 
 
 def _slice(event: dict[str, Any], rows: dict[tuple[int, int], str]) -> Slice:
+    assert event["ts"] >= 0
     assert event["dur"] >= 0
     start, row = event["ts"], rows[event["pid"], event["tid"]]
     subject = event["name"].removeprefix(event["cat"]).strip()

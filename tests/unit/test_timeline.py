@@ -88,7 +88,7 @@ def test_phases_of_a_bucket() -> None:
 def times_of(operations: Records[OperationTimes]) -> RankTimes:
     """Return what a rank with one channel has recorded from second 100 to second 200."""
     stop = Reading(200.0, 0.0, 1e-6)
-    return RankTimes(CLOCK, stop, [ChannelTimes("world", "world", operations)])
+    return RankTimes(CLOCK, stop, CLOCK.at_seconds, [ChannelTimes("world", "world", operations)])
 
 
 def written(path: Path, *ranks: RankTimes) -> list[dict[str, object]]:

@@ -18,6 +18,7 @@ from hvdtrain.core.timeline.times import RankTimes
 from hvdtrain.core.timeline.trace import trace_events
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import UsageError
+from hvdtrain.types import ReduceOp
 
 __all__ = ["TimelineError", "collect", "usable_path", "write", "write_or_say"]
 
@@ -52,6 +53,9 @@ def collect(communicator: Communicator, recording: Recording) -> list[bytes]:
     """
     times = recording.times
     times.stop = read_clock(communicator)
+    zero = np.array([times.start.at_seconds - times.start.offset_seconds])
+    communicator.allreduce(Buffer.from_array(zero), ReduceOp.MIN)  # Perfetto drops what is earlier
+    times.zero_seconds = float(zero[0])
     own = np.frombuffer(pickle.dumps(times, pickle.HIGHEST_PROTOCOL), np.uint8).copy()
     sizes = np.empty(communicator.size, np.int64)
     ones = [1] * communicator.size
@@ -100,11 +104,10 @@ def _text(collected: Sequence[bytes], hostnames: Sequence[str]) -> Iterator[str]
     """Yield the pieces of the file, with one rank at a time in memory."""
     clocks: list[dict[str, Any]] = []
     dropped: dict[str, int] = {}
-    zero = pickle.loads(collected[0]).start.at_seconds
     separator = '{"displayTimeUnit": "ms", "traceEvents": [\n'
     for rank, (data, host) in enumerate(zip(collected, hostnames, strict=True)):
         times: RankTimes = pickle.loads(data)
-        for event in trace_events(times, rank, host, zero):
+        for event in trace_events(times, rank, host):
             yield separator + json.dumps(event)
             separator = ",\n"
         clocks.append(_clock(times))

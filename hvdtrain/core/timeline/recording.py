@@ -122,7 +122,7 @@ class Recording:
 
     def __init__(self, path: str, marks_rounds: bool, start: Reading) -> None:
         self.path = path
-        self.times = RankTimes(start, start)
+        self.times = RankTimes(start, start, start.at_seconds)
         self._marks_rounds = marks_rounds
         self._tracks: list[Track] = []
 

@@ -86,12 +86,14 @@ class RankTimes:
     Attributes:
         start: the clock when the recording began.
         stop: the clock when it ended.
+        zero_seconds: when the first rank began, on rank 0's clock.
         channels: the channels, also those that have been closed meanwhile.
         blocked: from when to when the program was blocked on communication.
     """
 
     start: Reading
     stop: Reading
+    zero_seconds: float
     channels: list[ChannelTimes] = field(default_factory=list)
     blocked: Records[tuple[float, float]] = field(default_factory=Records)
 

@@ -41,16 +41,15 @@ class _Row:
     marks: Sequence[float] = ()
 
 
-def trace_events(times: RankTimes, rank: int, host: str, zero_seconds: float) -> Iterator[Event]:
+def trace_events(times: RankTimes, rank: int, host: str) -> Iterator[Event]:
     """Yield the events of one rank, its process.
 
     Args:
         times: what it has recorded.
         rank: its number.
         host: where it runs.
-        zero_seconds: when the trace begins, on rank 0's clock.
     """
-    at = _microseconds(root_clock(times.start, times.stop), zero_seconds)
+    at = _nanoseconds(root_clock(times.start, times.stop), times.zero_seconds)
     yield _metadata("process_name", rank, 0, name=f"rank {rank} ({host})")
     yield _metadata("process_sort_index", rank, 0, sort_index=rank)
     thread = 0
@@ -144,27 +143,27 @@ def _bucket(times: BucketTimes, channel: ChannelTimes) -> _Item:
     return _Item(name, bucket_phases(times), args)
 
 
-def _slices(item: _Item, at: Callable[[float], float], rank: int, thread: int) -> Iterator[Event]:
+def _slices(item: _Item, at: Callable[[float], int], rank: int, thread: int) -> Iterator[Event]:
     for phase, start, end in item.phases:
         yield {
             "name": f"{phase} {item.subject}".rstrip(),
             "cat": phase,
             "ph": "X",
-            "ts": at(start),
-            "dur": round(at(end) - at(start), 3),
+            "ts": at(start) / 1000,
+            "dur": (at(end) - at(start)) / 1000,
             "pid": rank,
             "tid": thread,
             "args": item.args,
         }
 
 
-def _instant(name: str, scope: str, moment: float, rank: int, thread: int) -> Event:
-    return {"name": name, "ph": "i", "s": scope, "ts": moment, "pid": rank, "tid": thread}
+def _instant(name: str, scope: str, moment: int, rank: int, thread: int) -> Event:
+    return {"name": name, "ph": "i", "s": scope, "ts": moment / 1000, "pid": rank, "tid": thread}
 
 
 def _metadata(kind: str, rank: int, thread: int, **args: object) -> Event:
     return {"name": kind, "ph": "M", "pid": rank, "tid": thread, "args": args}
 
 
-def _microseconds(clock: Callable[[float], float], zero: float) -> Callable[[float], float]:
-    return lambda seconds: round((clock(seconds) - zero) * 1e6, 3)
+def _nanoseconds(clock: Callable[[float], float], zero: float) -> Callable[[float], int]:
+    return lambda seconds: round((clock(seconds) - zero) * 1e9)
