@@ -25,6 +25,10 @@ class Config:
             data; below 2^31, the largest count that every MPI takes.
         shared_memory: HVDTRAIN_SHARED_MEMORY, whether ranks of a node reduce in shared memory.
         deterministic: HVDTRAIN_DETERMINISTIC, whether sums are added in one fixed order.
+        timeline: HVDTRAIN_TIMELINE or HOROVOD_TIMELINE, the file for a timeline of the whole
+            job; "DYNAMIC" is Horovod's word for none before start_timeline().
+        timeline_mark_cycles: HVDTRAIN_TIMELINE_MARK_CYCLES or HOROVOD_TIMELINE_MARK_CYCLES,
+            whether it marks rounds of agreement: 0 is no, all else is yes.
     """
 
     engine: str = "auto"
@@ -33,6 +37,8 @@ class Config:
     chunk_bytes: int = 1 << 30
     shared_memory: bool = True
     deterministic: bool = False
+    timeline: str = "DYNAMIC"
+    timeline_mark_cycles: bool = False
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
@@ -52,7 +58,13 @@ class Config:
             ),
             shared_memory=_switch(environ, "HVDTRAIN_SHARED_MEMORY", cls.shared_memory),
             deterministic=_switch(environ, "HVDTRAIN_DETERMINISTIC", cls.deterministic),
+            timeline=_either(environ, "TIMELINE", cls.timeline),
+            timeline_mark_cycles=_either(environ, "TIMELINE_MARK_CYCLES", "0") != "0",
         )
+
+
+def _either(environ: Mapping[str, str], name: str, default: str) -> str:
+    return environ.get(f"HVDTRAIN_{name}") or environ.get(f"HOROVOD_{name}") or default
 
 
 def _positive(environ: Mapping[str, str], name: str, default: int, most: int | None = None) -> int:

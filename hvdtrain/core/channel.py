@@ -8,8 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement import Decision, decide, exchange, unanimous
 from hvdtrain.core.request import JOIN, LEAVE, UNNAMED, Request
+from hvdtrain.core.timeline.recording import Track
+from hvdtrain.core.timeline.times import BucketTimes
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import HvdtrainError, MismatchError, PeerFailureError
 
@@ -29,6 +32,7 @@ class Operation(ABC):
     """
 
     request: Request
+    _buffers: Sequence[Buffer] = ()
 
     def __init__(self) -> None:
         self.done = False
@@ -46,11 +50,20 @@ class Operation(ABC):
             raise self._error
         return self._result
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes this rank contributes."""
+        return sum(buffer.nbytes for buffer in self._buffers)
+
     def abandon(self) -> None:  # noqa: B027  # most operations wait for nobody
         """Learn that this rank's program will do nothing more for it."""
 
     def refuse(self, error: BaseException) -> None:  # noqa: B027  # most have but one future
         """Learn that it cannot be executed."""
+
+    def buckets(self) -> Sequence[BucketTimes]:
+        """Return when the buckets were reduced that it consists of, if any."""
+        return ()
 
     @abstractmethod
     def execute(self, communicator: Communicator) -> Any:
@@ -83,10 +96,12 @@ class Channel:
         ranks: the members' numbers in the world.
         title: names the rank in messages.
         shadow: makes the operation with which a joined rank answers a request.
+        label: names it in a timeline.
 
     Attributes:
         parent: the channel with the same members that it was made beside, if any.
         unused: whoever it was made for on this rank is gone.
+        track: notes what happens while a timeline is recorded; None otherwise.
     """
 
     def __init__(
@@ -95,11 +110,14 @@ class Channel:
         ranks: Sequence[int],
         title: str,
         shadow: Callable[[Request], Operation],
+        label: str,
     ) -> None:
         self.communicator = communicator
         self.ranks = list(ranks)
         self.parent: Channel | None = None
         self.unused = False
+        self.label = label
+        self.track: Track | None = None
         self._unnamed: Counter[str] = Counter()
         self._title = title
         self._shadow = shadow
@@ -202,6 +220,8 @@ class Channel:
                     "under way; wait for it, or use another name"
                 )
             self._pending[key] = operation
+            if (track := self.track) is not None:
+                track.submitted(operation)
             self._submitted += 1
             if self._pausing:
                 self._news.notify_all()
@@ -225,6 +245,8 @@ class Channel:
             head = next(iter(self._pending.values()), None)
         if head is None:
             return
+        if (track := self.track) is not None:
+            track.proposed(head)
         if unanimous(self.communicator, head.request) and head.request is not JOIN:
             self._run(head)
         else:
@@ -235,6 +257,8 @@ class Channel:
             self._heard = self._submitted
             own = [operation.request for operation in self._pending.values()]
         decision = decide(exchange(self.communicator, own), self.ranks)
+        if (track := self.track) is not None:
+            track.agreed()
         if decision.deserted:
             self._fail_all(PeerFailureError(f"{self._title} {own[0].subject}: {decision.deserted}"))
         elif decision.all_joined:
@@ -271,6 +295,8 @@ class Channel:
         self._end(self._pending[JOIN.key], result=last)
 
     def _run(self, operation: Operation) -> None:
+        if (track := self.track) is not None:
+            track.began(operation)
         try:
             result = operation.execute(self.communicator)
         except Exception as error:
@@ -281,6 +307,8 @@ class Channel:
     def _end(
         self, operation: Operation, error: BaseException | None = None, result: Any = None
     ) -> None:
+        if (track := self.track) is not None:
+            track.ended(operation, error)
         if error is not None:
             operation.refuse(error)
         with self._lock:

@@ -14,6 +14,9 @@ from hvdtrain.core.exits import ExitGuard, speak_plainly
 from hvdtrain.core.ordered import OrderedCommunicator
 from hvdtrain.core.shadow import shadow
 from hvdtrain.core.stopwatch import Stopwatch
+from hvdtrain.core.timeline.environment import start_from
+from hvdtrain.core.timeline.file import collect, write_or_say
+from hvdtrain.core.timeline.recording import Recording
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.registry import choose_engine, open_world
 from hvdtrain.errors import (
@@ -43,6 +46,7 @@ class Context:
         topology: the place of this rank.
         world: the channel of all ranks, for free-standing operations.
         blocked: how long the training thread has been blocked on communication.
+        recording: what is recorded for a timeline, if one is on.
         process_id: the process that joined; a forked child has not.
         process_sets: the ranks of each process set but the global one, by its number.
         process_set_channels: the channels of those that this rank belongs to; 0 is the world's.
@@ -54,6 +58,7 @@ class Context:
     topology: Topology
     world: Channel
     blocked: Stopwatch = field(default_factory=Stopwatch)
+    recording: Recording | None = None
     process_id: int = field(default_factory=os.getpid)
     process_sets: dict[int, list[int]] = field(default_factory=dict)
     process_set_channels: dict[int | None, Channel] = field(default_factory=dict)
@@ -62,19 +67,25 @@ class Context:
     def __post_init__(self) -> None:
         self.process_set_channels[0] = self.world
 
-    def open_channel(self, ranks: Sequence[int], parent: Channel | None = None) -> Channel | None:
+    def open_channel(
+        self, ranks: Sequence[int], label: str, parent: Channel | None = None
+    ) -> Channel | None:
         """Make a channel of its own for `ranks` (collective over `parent`); None elsewhere.
 
         Args:
             ranks: members, as numbered in `parent`.
-            parent: by default the world.
+            label: names it in a timeline.
+            parent: whose members it shares, if it is made beside a channel; by default it is
+                cut out of the world.
         """
-        parent = parent or self.world
-        communicator = parent.communicator.split(ranks)
+        whole = parent or self.world
+        communicator = whole.communicator.split(ranks)
         if communicator is None:
             return None
-        members = [parent.ranks[rank] for rank in ranks]
-        channel = Channel(communicator, members, self.topology.title, shadow)
+        members = [whole.ranks[rank] for rank in ranks]
+        channel = Channel(communicator, members, self.topology.title, shadow, label)
+        channel.parent = parent
+        self._track(channel)
         self._channels.append(channel)
         return channel
 
@@ -88,6 +99,21 @@ class Context:
         """Return all open channels of this rank, the world's last (local)."""
         return [*self._channels, self.world]
 
+    def record(self, recording: Recording | None) -> None:
+        """Begin to record what happens, or end it with None (local)."""
+        before, self.recording = self.recording, recording
+        self.blocked.intervals = None if recording is None else recording.times.blocked
+        for channel in (self.world, *self._channels):
+            channel.track = None
+            self._track(channel)
+        if before is not None:
+            before.finish()
+
+    def _track(self, channel: Channel) -> None:
+        if self.recording is not None:
+            process_set = channel.parent or channel
+            channel.track = self.recording.track(channel.label, process_set.label)
+
     def leave(self) -> None:
         """Agree with all ranks that everybody leaves, and give the engine back (collective).
 
@@ -100,8 +126,13 @@ class Context:
         channels = self.channels()
         farewells = [channel.leave() for channel in channels]
         wait_patiently(lambda: _all_done(channels, farewells))
+        recording = self.recording
+        self.record(None)
+        collected = [] if recording is None else collect(self.world.communicator, recording)
         for channel in channels:
             channel.close()
+        if recording is not None and collected:
+            write_or_say(recording.path, collected, self.topology.hostnames)
 
 
 def _all_done(channels: list[Channel], farewells: list[Operation]) -> bool:
@@ -125,7 +156,8 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         deterministic: add in one fixed order, also without HVDTRAIN_DETERMINISTIC.
 
     Raises:
-        UsageError: an unknown engine, or a setting that makes no sense.
+        UsageError: an unknown engine, a setting that makes no sense, or a timeline that cannot
+            be written.
         EngineUnavailableError: the engine's library is not installed.
         LauncherMismatchError: the world is not what the launcher promised.
         HvdtrainError: called in a child process of multiprocessing, which is no rank.
@@ -142,6 +174,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         config = Config.from_environ(os.environ)
         world = open_world(choose_engine(engine or config.engine, os.environ), config, os.environ)
         _check_promise(world)
+        recording = start_from(config, world.communicator)
     except HvdtrainError as error:
         speak_plainly(silent=_hold_back(error))
         raise
@@ -149,10 +182,11 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     communicator = world.communicator
     if config.deterministic or deterministic:
         communicator = OrderedCommunicator(communicator)
-    channel = Channel(communicator, range(topology.size), topology.title, shadow)
+    channel = Channel(communicator, range(topology.size), topology.title, shadow, "world")
     _context = Context(config, world.engine, world.library, topology, channel)
     _guard = ExitGuard(topology, shutdown, world.communicator.abort)
     _guard.install()
+    _context.record(recording)
 
 
 def _is_child_process() -> bool:

@@ -107,7 +107,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         )
     number = max(here.process_sets, default=0) + 1
     here.process_sets[number] = ranks
-    channel = here.open_channel(ranks)
+    channel = here.open_channel(ranks, f"process set {number}")
     if channel is not None:
         here.process_set_channels[number] = channel
     process_set.process_set_id = number

@@ -80,9 +80,8 @@ def open_plan_channel(parent: Channel) -> Channel:
     for old, everywhere in zip(mine, map(all, zip(*unused, strict=True)), strict=True):
         if everywhere:
             here.close_channel(old)
-    channel = here.open_channel(range(len(parent.ranks)), parent)
+    channel = here.open_channel(range(len(parent.ranks)), f"bucket plan of {parent.label}", parent)
     assert channel is not None  # every rank of the parent is a member
-    channel.parent = parent
     return channel
 
 

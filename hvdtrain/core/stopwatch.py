@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import time
 
+from hvdtrain.core.timeline.times import Records
+
 __all__ = ["Stopwatch"]
 
 
 class Stopwatch:
-    """Adds up wall-clock time; `seconds` is the sum so far."""
+    """Adds up wall-clock time.
+
+    Attributes:
+        seconds: the sum so far.
+        intervals: where to keep from when to when it ran, if anywhere.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.intervals: Records[tuple[float, float]] | None = None
 
     def running(self) -> _Lap:
         """Count the time that a `with` block takes."""
@@ -26,4 +34,7 @@ class _Lap:
         self._start = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._watch.seconds += time.perf_counter() - self._start
+        end = time.perf_counter()
+        self._watch.seconds += end - self._start
+        if self._watch.intervals is not None:
+            self._watch.intervals.append((self._start, end))

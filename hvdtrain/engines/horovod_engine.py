@@ -99,9 +99,14 @@ def _initialise(hvd: Any) -> Callable[[], None] | None:
         return None
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    # It would write its own timeline into the file that is meant for hvdtrain's.
+    timeline = os.environ.pop("HOROVOD_TIMELINE", None)
     try:
         hvd.init()
     except ValueError as error:
         raise HvdtrainError(f"engine horovod: {error}") from error
+    finally:
+        if timeline is not None:
+            os.environ["HOROVOD_TIMELINE"] = timeline
     leave: Callable[[], None] = hvd.shutdown
     return leave

@@ -11,6 +11,7 @@ from hvdtrain.core.process_set import (
     remove_process_set,
 )
 from hvdtrain.core.start import init
+from hvdtrain.core.timeline.control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError
 from hvdtrain.torch import elastic
 from hvdtrain.torch.builds import (
@@ -140,5 +141,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

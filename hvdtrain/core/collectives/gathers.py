@@ -34,6 +34,7 @@ class Broadcast(Operation):
     ) -> None:
         super().__init__()
         self._buffer, self._root_rank = buffer, root_rank
+        self._buffers = (buffer,)
         details = (
             ("root_rank", str(root_shown)),
             ("shape", str(tuple(shape))),
@@ -107,6 +108,7 @@ class Alltoall(Operation):
     ) -> None:
         super().__init__()
         self._buffer, self._splits = buffer, list(splits)
+        self._buffers = (buffer,)
         self._width = prod(shape[1:])
         details = (("shape beyond the first", str(tuple(shape[1:]))), ("dtype", buffer.dtype.value))
         self.request = Request("alltoall", name, details)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -12,6 +13,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.channel import Operation
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.request import Request, Zeros
+from hvdtrain.core.timeline.times import BucketTimes
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
@@ -49,6 +51,7 @@ class StepState:
         self.buffers, self.op, self.weight = buffers, op, weight
         self.prescale, self.postscale = prescale, postscale
         self.done: list[Future[None]] = [Future() for _ in buffers]
+        self.filled: list[float] = []
         self._news = threading.Condition()
         self._launched = 0
 
@@ -66,11 +69,13 @@ class StepState:
         """Say that the next bucket is filled."""
         with self._news:
             self._launched += 1
+            self.filled.append(time.perf_counter())
             self._news.notify()
 
     def launch_all(self) -> None:
         """Say that all buckets are filled."""
         with self._news:
+            self.filled += [time.perf_counter()] * (len(self.buffers) - self._launched)
             self._launched = len(self.buffers)
             self._news.notify()
 
@@ -90,7 +95,15 @@ class Step(Operation):
     def __init__(self, state: StepState, request: Request) -> None:
         super().__init__()
         self.request = request
-        self._state = state
+        self._state, self._buffers = state, state.buffers
+        self._moves: list[tuple[float, float, float]] = []
+
+    def buckets(self) -> list[BucketTimes]:
+        pairs = zip(self._state.buffers, self._state.filled, self._moves, strict=False)
+        return [
+            BucketTimes(number, buffer.nbytes, free, filled, began, ended)
+            for number, (buffer, filled, (free, began, ended)) in enumerate(pairs)
+        ]
 
     def abandon(self) -> None:
         # Peers may be blocked in any bucket: let them through, so that they hear of the end.
@@ -100,11 +113,14 @@ class Step(Operation):
         state = self._state
         prescale, postscale = self._factors(communicator)
         for number, future in enumerate(state.done):
+            free = time.perf_counter()
             buffer = state.wait_for_bucket(number)
+            began = time.perf_counter()
             if state.op is ReduceOp.ADASUM:
                 adasum(communicator, buffer, prescale, postscale)
             else:
                 communicator.allreduce(buffer, ReduceOp.SUM, prescale, postscale)
+            self._moves.append((free, began, time.perf_counter()))
             future.set_result(None)
 
     def refuse(self, error: BaseException) -> None:

@@ -1,0 +1,179 @@
+"""The timeline of 2 to 4 ranks is in the trace event format, and tells what happened when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from horovod_environment import horovod_python
+from ranks import launch, run_ranks
+from trace_file import Trace
+
+WORKER = Path(__file__).parent / "torch_timeline_worker.py"
+BUCKETS = {"HVDTRAIN_BUCKET_BYTES": 6600, "HVDTRAIN_FIRST_BUCKET_BYTES": 6600}
+ENDS = ("start", "end")
+KINDS = {
+    "allreduce 'late'",
+    "allgather 'gathered'",
+    "broadcast 'sent'",
+    "alltoall 'exchanged'",
+    "reducescatter 'scattered'",
+    "barrier",
+    *(f"allreduce 'any {number}'" for number in range(6)),
+}
+BARRIERS = (
+    "from hvdtrain.core import context, operations; context.init();"
+    "operations.barrier(context.current().world)"
+)
+
+
+@pytest.mark.parametrize(("np", "ahead", "faster"), [(2, 0, 0), (3, 1000, 0.01), (4, 0, 0)])
+def test_all_ranks_are_in_one_file(np: int, ahead: float, faster: float, tmp_path: Path) -> None:
+    run_ranks(WORKER, np, args=[tmp_path, ahead, faster], env=BUCKETS, timeout_seconds=120)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "second.json"]
+    first, second = (Trace(tmp_path / f"{name}.json", np) for name in ("first", "second"))
+    every = range(np)
+    check_phases(first, np)
+    check_one_clock(first, np)
+    check_clocks(first, np, ahead)
+    check_process_set(first, [0, 2] if np > 2 else [1])
+    check_buckets(first, np)
+    rounds = [e for e in first.events if e["ph"] == "i"]
+    assert {(e["name"], e["s"], e["pid"]) for e in rounds} == {("round", "t", r) for r in every}
+
+    assert not [e for e in second.events if e["ph"] == "i"]
+    assert set(second.of("allreduce 'again'", "moving")) == set(every)
+    subjects = {s.subject for s in first.slices + second.slices}
+    assert "allreduce 'in between'" not in subjects
+    assert not {s.subject for s in first.slices} & {"allreduce 'again'"}
+
+
+def check_phases(trace: Trace, np: int) -> None:
+    """Check that each operation is there on each rank, and how it ended."""
+    for rank in range(np):
+        for subject in KINDS:
+            assert trace.phases(rank, subject) == ["negotiation", "moving"], (rank, subject)
+        assert trace.phases(rank, "allreduce 'differs'") == ["negotiation"]
+        assert trace.phases(rank, "allreduce 'alone'") == ["negotiation", "moving"]
+    (late,) = trace.of("allreduce 'late'", "moving")[0]
+    assert late.args == {
+        "operation": "allreduce",
+        "name": "late",
+        "op": "average",
+        "bytes": 4000,
+        "process set": "world",
+    }
+    refused = trace.of("allreduce 'differs'", "negotiation")
+    assert all("sent allreduce" in refused[rank][0].args["error"] for rank in range(np))
+    cut = [s for s in trace.slices if s.subject == "allreduce 'cut'"]
+    assert {s.rank for s in cut} == {0}
+    assert all("under way" in s.args["error"] for s in cut)
+    assert trace.content["otherData"]["dropped records"] == {f"rank {r}": 0 for r in range(np)}
+
+
+def check_one_clock(trace: Trace, np: int) -> None:
+    """Check that what waits for one another does so in the file: no rank moves too early."""
+    *waiting, last = (trace.of("allreduce 'late'", "negotiation")[rank][0] for rank in range(np))
+    for one in waiting:
+        assert 250_000 < one.duration < 5_000_000
+        assert last.duration < one.duration - 200_000
+        blocked = [s for s in trace.of("", "blocked")[one.rank] if s.end > one.start]
+        assert blocked[0].duration > 250_000
+        assert blocked[0].row == "training thread"
+    tolerance = 1_000 + 2e6 * max(
+        clock[f"error at {when}"] for clock in clocks_of(trace) for when in ENDS
+    )
+    for subject in (name for name in KINDS if name.startswith("allreduce")):
+        begun = [trace.of(subject, "negotiation")[rank][0] for rank in range(np)]
+        moving = [trace.of(subject, "moving")[rank][0] for rank in range(np)]
+        assert min(s.start for s in moving) > max(s.start for s in begun) - tolerance
+        # A sum needs the elements of all ranks: none ends before the last has begun.
+        assert min(s.end for s in moving) > max(s.start for s in moving) - tolerance
+
+
+def clocks_of(trace: Trace) -> list[dict[str, float]]:
+    """Return what was found out about the clock of each rank."""
+    clocks: list[dict[str, float]] = trace.content["otherData"]["clocks, in seconds against rank 0"]
+    return clocks
+
+
+def check_clocks(trace: Trace, np: int, ahead: float) -> None:
+    """Check the offsets that were found: of one machine exactly 0, of others up to their error."""
+    for rank, clock in enumerate(clocks_of(trace)):
+        for when in ENDS:
+            assert 0 < clock[f"error at {when}"] < 1
+        if not ahead or rank == 0:
+            assert clock["offset at start"] == clock["offset at end"] == 0
+        else:
+            # The clock is not only ahead but also faster.
+            error = clock["error at start"] + clock["error at end"]
+            assert rank * ahead - error < clock["offset at start"] < rank * ahead + 1
+            assert clock["offset at end"] > clock["offset at start"] + 0.003 * rank - error
+
+
+def check_process_set(trace: Trace, ranks: list[int]) -> None:
+    """Check that only members of a process set have its row."""
+    rows = {(s.rank, s.row) for s in trace.slices if s.args.get("process set") == "process set 1"}
+    assert rows == {(rank, "process set 1") for rank in ranks}
+    assert set(trace.of("allreduce 'of a set'", "moving")) == set(ranks)
+
+
+def check_buckets(trace: Trace, np: int) -> None:
+    """Check the two optimizer steps of three buckets."""
+    for rank in range(np):
+        steps = [s for s in trace.slices if s.rank == rank and s.row == "bucket plan of world"]
+        steps = [s for s in steps if s.args["operation"] == "optimizer step"]
+        moving = [s for s in steps if s.phase == "moving"]
+        assert len(moving) == len([s for s in steps if s.phase == "negotiation"]) == 2
+        assert {s.args["bytes"] for s in moving} == {3 * (40 * 40 + 40) * 4}
+        for number in range(3):
+            buckets = trace.of(f"bucket {number}", "moving")[rank]
+            assert [bucket.args["bytes"] for bucket in buckets] == [(40 * 40 + 40) * 4] * 2
+            assert all(bucket.row.startswith("bucket plan of world: buckets") for bucket in buckets)
+            for bucket, step in zip(buckets, moving, strict=True):
+                assert step.start <= bucket.start <= bucket.end <= step.end
+        first, second = (trace.of(f"bucket {number}", "queue")[rank] for number in (0, 1))
+        # It sleeps that long between the gradients of the two.
+        assert all(b.start - a.start > 90_000 for a, b in zip(first, second, strict=True))
+        check_waiting(trace, rank)
+
+
+def check_waiting(trace: Trace, rank: int) -> None:
+    """Check that the channel waits for bucket 1 when it is filled after bucket 0 has moved."""
+    moved = [s.end for s in trace.of("bucket 0", "moving")[rank]]
+    filled = [s.start for s in trace.of("bucket 1", "queue")[rank]]
+    gaps = [gap for gap in zip(moved, filled, strict=True) if gap[0] < gap[1]]
+    waiting = trace.of("bucket 1", "waiting")[rank]
+    assert len(waiting) == len(gaps)
+    for slice_, (start, end) in zip(waiting, gaps, strict=True):
+        assert start <= slice_.start < slice_.end == pytest.approx(end, abs=0.01)
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_the_environment_starts_it_and_the_end_of_the_job_writes_it(
+    mpi: str, tmp_path: Path
+) -> None:
+    env = {"HOROVOD_TIMELINE": "it.json", "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
+    run_ranks(["-c", BARRIERS], 2, mpi=mpi, env=env, cwd=tmp_path)
+    trace = Trace(tmp_path / "it.json", 2)
+    assert set(trace.of("barrier", "moving")) == {0, 1}
+    assert {e["name"] for e in trace.events if e["ph"] == "i"} == {"round"}
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_a_file_that_cannot_be_written_ends_the_job(mpi: str, tmp_path: Path) -> None:
+    env = {"HVDTRAIN_TIMELINE": tmp_path / "missing" / "it.json"}
+    with launch(["-c", BARRIERS], 2, mpi=mpi, env=env, cwd=tmp_path) as job:
+        done = job.wait(30)
+        job.assert_nothing_left()
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "timeline" in line]
+    assert line.startswith(f"hvdtrain: timeline {tmp_path}/missing/it.json cannot be written (No")
+
+
+def test_horovods_own_timeline_stays_off(tmp_path: Path) -> None:
+    env = {"HVDTRAIN_ENGINE": "horovod", "HOROVOD_TIMELINE": "it.json"}
+    code = f"{BARRIERS}; import os; assert not os.listdir('.')"
+    run_ranks(["-c", code], 2, python=horovod_python(), env=env, cwd=tmp_path)
+    assert set(Trace(tmp_path / "it.json", 2).of("barrier", "moving")) == {0, 1}

@@ -1,0 +1,101 @@
+"""Operations of every kind on each rank, while timelines are recorded.
+
+Arguments: a directory for the files; how many seconds the clock of each rank is ahead of the
+one of the rank before it, and how much faster it is.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import report
+
+import hvdtrain.torch as hvd
+from hvdtrain.errors import MismatchError
+
+FOLDER, AHEAD, FASTER = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+
+
+def set_clock(rank: int) -> None:
+    """Give this rank the clock of another host, and the offset that it then has."""
+    real = time.perf_counter
+    began = real()
+    time.perf_counter = lambda: real() + rank * (AHEAD + FASTER * (real() - began))
+
+
+def refused_paths() -> None:
+    """Every rank hears that rank 0 cannot write, and that a timeline is being recorded."""
+    for path in (FOLDER / "missing" / "file.json", FOLDER):
+        with pytest.raises(ValueError, match=f"timeline {path} cannot be written"):
+            hvd.start_timeline(str(path))
+    hvd.stop_timeline()  # without one, as in Horovod: nothing
+
+
+def free_standing(members: hvd.ProcessSet) -> None:
+    """Run every kind of operation."""
+    rank, size = hvd.rank(), hvd.size()
+    if rank == size - 1:
+        time.sleep(0.4)
+    hvd.allreduce(torch.full((1000,), float(rank)), name="late")
+    rows = torch.ones(size, 3)
+    hvd.allgather(rows, name="gathered")
+    hvd.broadcast(rows, 0, name="sent")
+    hvd.alltoall(rows, name="exchanged")
+    hvd.reducescatter(rows, name="scattered", op=hvd.Sum)
+    hvd.barrier()
+    order = [f"any {number}" for number in range(6)]
+    handles = [hvd.allreduce_async(rows, name=name) for name in order[rank:] + order[:rank]]
+    for handle in handles:
+        hvd.synchronize(handle)
+    if members.included():
+        hvd.allreduce(rows, name="of a set", process_set=members)
+    with pytest.raises(MismatchError):
+        hvd.allreduce(torch.ones(2 + rank), name="differs")
+    if rank == 0:
+        hvd.allreduce(rows, name="alone", op=hvd.Sum)
+    hvd.join()
+
+
+def optimizer_steps() -> None:
+    """Take two steps, whose second bucket is filled late."""
+    layers = [torch.nn.Linear(40, 40) for _ in range(3)]
+    model = torch.nn.Sequential(*layers)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        middle = layers[1](layers[0](torch.randn(4, 40)))
+        middle.register_hook(lambda _: time.sleep(0.1))
+        layers[2](middle).sum().backward()
+        optimizer.step()
+
+
+def main() -> None:
+    """Write two timelines."""
+    hvd.init()
+    set_clock(hvd.rank())
+    ranks = [0, 2] if hvd.size() > 2 else [1]
+    members = hvd.add_process_set(ranks)
+    refused_paths()
+    hvd.start_timeline(FOLDER / "first.json", mark_cycles=True)
+    with pytest.raises(ValueError, match=r"already.*stop_timeline"):
+        hvd.start_timeline(FOLDER / "other.json")
+    free_standing(members)
+    optimizer_steps()
+    # Rank 0 asks for it before the end, the others after: it is not over when the file is.
+    handle = hvd.allreduce_async(torch.ones(1), name="cut") if hvd.rank() == 0 else None
+    hvd.stop_timeline()
+    hvd.synchronize(handle or hvd.allreduce_async(torch.ones(1), name="cut"))
+    hvd.allreduce(torch.ones(1), name="in between")
+    hvd.start_timeline(str(FOLDER / "second.json"))
+    hvd.allreduce(torch.ones(5), name="again")
+    hvd.shutdown()  # ends it, too
+    report(cases=1)
+
+
+main()

@@ -1,0 +1,160 @@
+"""The parts of a timeline that need no other rank."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvdtrain.config import Config
+from hvdtrain.core.timeline.clock import Reading, offset, root_clock
+from hvdtrain.core.timeline.file import TimelineError, usable_path, write, write_or_say
+from hvdtrain.core.timeline.times import (
+    BucketTimes,
+    ChannelTimes,
+    OperationTimes,
+    RankTimes,
+    Records,
+)
+from hvdtrain.core.timeline.trace import bucket_phases, operation_phases
+
+CLOCK = Reading(100.0, 0.0, 1e-6)
+
+
+def operation(*times: float | None, ended: float) -> OperationTimes:
+    """Return an operation that was submitted, proposed, agreed on and begun at these times."""
+    submitted, proposed, agreed, began = (*times, None, None, None, None)[:4]
+    assert submitted is not None
+    return OperationTimes("allreduce", "x", "sum", 8, submitted, proposed, agreed, began, ended, "")
+
+
+def test_the_narrowest_barriers_bound_an_offset() -> None:
+    # A clock that is 50 s ahead. Rank 0 enters the first barrier last, and the second one first.
+    root = np.array([[10.0, 10.1], [20.0, 20.9]])
+    own = np.array([[9.0, 10.3], [20.8, 21.0]]) + 50.0
+    middle, error = offset(own, root)
+    low, high = 50.0 - 0.1, 50.0 + 0.3
+    assert middle == pytest.approx((low + high) / 2)
+    assert error == pytest.approx((high - low) / 2)
+
+
+def test_an_offset_that_may_be_zero_is_zero() -> None:
+    root = np.array([[10.0, 10.1]])
+    assert offset(root + 0.05, root)[0] == 0.0
+    assert offset(root + 0.15, root)[0] == pytest.approx(0.15)
+
+
+def test_drift_is_even() -> None:
+    """A clock that runs at 1 + 1e-3 of rank 0's, and was 7 s ahead when that was at 0."""
+
+    def own(root: float) -> float:
+        return root * (1 + 1e-3) + 7.0
+
+    start, stop = (Reading(own(t), own(t) - t, 0.0) for t in (1000.0, 3000.0))
+    clock = root_clock(start, stop)
+    for moment in (1000.0, 1234.5, 3000.0):
+        assert clock(own(moment)) == pytest.approx(moment, abs=1e-9)
+    assert root_clock(start, start)(own(1000.0)) == pytest.approx(1000.0)
+
+
+@pytest.mark.parametrize(
+    ("times", "phases"),
+    [
+        (operation(1, 1, 3, 3, ended=4), [("negotiation", 1, 3), ("moving", 3, 4)]),
+        (
+            operation(1, 2, 3, 5, ended=6),
+            [("queue", 1, 2), ("negotiation", 2, 3), ("queue", 3, 5), ("moving", 5, 6)],
+        ),
+        (operation(1, 2, ended=6), [("queue", 1, 2), ("negotiation", 2, 6)]),
+        (operation(1, ended=6), [("queue", 1, 6)]),
+        (operation(1, 1, 1, 1, ended=1), [("negotiation", 1, 1), ("moving", 1, 1)]),
+    ],
+)
+def test_phases_of_an_operation(
+    times: OperationTimes, phases: list[tuple[str, float, float]]
+) -> None:
+    assert operation_phases(times) == phases
+
+
+def test_phases_of_a_bucket() -> None:
+    early, late = BucketTimes(0, 8, 3, 1, 4, 5), BucketTimes(0, 8, 1, 3, 4, 5)
+    assert bucket_phases(early) == [("queue", 1, 4), ("moving", 4, 5)]
+    assert bucket_phases(late) == [("waiting", 1, 3), ("queue", 3, 4), ("moving", 4, 5)]
+
+
+def times_of(operations: Records[OperationTimes]) -> RankTimes:
+    """Return what a rank with one channel has recorded from second 100 to second 200."""
+    stop = Reading(200.0, 0.0, 1e-6)
+    return RankTimes(CLOCK, stop, CLOCK.at_seconds, [ChannelTimes("world", "world", operations)])
+
+
+def written(path: Path, *ranks: RankTimes) -> list[dict[str, object]]:
+    """Write a file and return its events."""
+    hosts = [f"host{rank}" for rank in range(len(ranks))]
+    write(str(path), [pickle.dumps(times) for times in ranks], hosts)
+    events: list[dict[str, object]] = json.loads(path.read_text())["traceEvents"]
+    return events
+
+
+def test_operations_that_overlap_are_in_rows_of_their_own(tmp_path: Path) -> None:
+    records: Records[OperationTimes] = Records()
+    for start, end in ((101, 104), (102, 103), (103, 106), (104, 105), (106, 107)):
+        records.append(operation(start, start, end, end, ended=end))
+    events = written(tmp_path / "it.json", times_of(records))
+    rows = {
+        e["tid"]: [s["ts"] for s in events if s["tid"] == e["tid"] and s.get("cat") == "moving"]
+        for e in events
+        if e["name"] == "thread_name"
+    }
+    assert rows == {1: [], 2: [4e6, 5e6, 7e6], 3: [3e6, 6e6]}
+
+
+def test_what_there_is_no_room_for_is_counted(tmp_path: Path) -> None:
+    records: Records[OperationTimes] = Records(most=2)
+    for start in range(5):
+        records.append(operation(start, ended=start))
+    assert (len(records.kept), records.dropped) == (2, 3)
+    path = tmp_path / "it.json"
+    events = written(path, times_of(Records()), times_of(records))
+    (note,) = [event for event in events if event["ph"] == "i"]
+    assert note["pid"] == 1
+    assert "3 records dropped" in str(note["name"])
+    noted = json.loads(path.read_text())["otherData"]["dropped records"]
+    assert noted == {"rank 0": 0, "rank 1": 3}
+
+
+def test_paths_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "no" / "it.json", tmp_path / "file" / "it.json", "/dev/null"):
+        with pytest.raises(TimelineError, match=f"timeline {path} cannot be written"):
+            usable_path(str(path))
+    gone = str(tmp_path / "gone" / "it.json")
+    with pytest.raises(TimelineError, match="No such file"):
+        write(gone, [pickle.dumps(times_of(Records()))], ["host"])
+    write_or_say(gone, [pickle.dumps(times_of(Records()))], ["host"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"hvdtrain: timeline {gone} cannot be written (No such file")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "it.json"
+    path.write_text("old")
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    assert usable_path(str(link)) == str(path.resolve())
+    assert path.read_text() == "old"
+    assert written(path, times_of(Records()))
+
+
+def test_variables() -> None:
+    assert Config.from_environ({}).timeline == "DYNAMIC"
+    assert Config.from_environ({"HOROVOD_TIMELINE": "a"}).timeline == "a"
+    both = {"HOROVOD_TIMELINE": "a", "HVDTRAIN_TIMELINE": "b"}
+    assert Config.from_environ(both).timeline == "b"
+    for text, marks in (("1", True), ("0", False), ("", False)):
+        config = Config.from_environ({"HOROVOD_TIMELINE_MARK_CYCLES": text})
+        assert config.timeline_mark_cycles is marks
