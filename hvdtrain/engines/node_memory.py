@@ -53,6 +53,9 @@ def share_memory(nbytes: int, allgather: Callable[[Any], list[Any]]) -> NodeMemo
 
 def _reserve(nbytes: int) -> int | None:
     try:
+        # The kernel would look for more than there is until it ends some process.
+        if nbytes > _available_bytes():
+            return None
         descriptor = os.memfd_create(_NAME)
     except (AttributeError, OSError):
         return None
@@ -62,6 +65,13 @@ def _reserve(nbytes: int) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def _available_bytes() -> int:
+    """Return how much memory the machine can still give."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["MemAvailable"].split()[0]) << 10
 
 
 def _map_all(

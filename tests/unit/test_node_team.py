@@ -1,0 +1,170 @@
+"""Reduction in shared memory, by processes that need no MPI to meet."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.engines.node_kernel import load_kernel
+from hvdtrain.engines.node_memory import share_memory
+from hvdtrain.engines.node_team import NodeTeam, open_team
+from hvdtrain.errors import PeerFailureError
+from hvdtrain.types import DType, ReduceOp
+
+FORK = multiprocessing.get_context("fork")
+# Below and above what is staged at once, several chunks, and sizes that no slice divides.
+COUNTS = (1, 63, 16_384, 16_385, 65_537, 300_001, 1_000_003)
+
+
+class Meeting:
+    """Gathers values of forked processes through one queue for each."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._queues = [FORK.SimpleQueue() for _ in range(size)]
+        self._early: list[tuple[int, int, Any]] = []
+        self._turn = 0
+
+    def gather(self, rank: int) -> Callable[[Any], list[Any]]:
+        def allgather(value: Any) -> list[Any]:
+            for queue in self._queues:
+                queue.put((self._turn, rank, value))
+            while sum(turn == self._turn for turn, _, _ in self._early) < self.size:
+                self._early.append(self._queues[rank].get())
+            now = {who: told for turn, who, told in self._early if turn == self._turn}
+            self._early = [entry for entry in self._early if entry[0] != self._turn]
+            self._turn += 1
+            return [now[other] for other in range(self.size)]
+
+        return allgather
+
+
+def in_processes(size: int, work: Callable[[NodeTeam, int], None]) -> list[int | None]:
+    """Run `work` in forked processes that form a team; return their exit codes."""
+    meeting = Meeting(size)
+
+    def run(rank: int) -> None:
+        team = open_team(rank, meeting.gather(rank))
+        assert team is not None
+        work(team, rank)
+        team.close()
+
+    processes = [FORK.Process(target=run, args=(rank,)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    return [process.exitcode for process in processes]
+
+
+def values(rank: int, count: int) -> npt.NDArray[np.float32]:
+    """Return numbers whose sum depends on the order in which they are added."""
+    return np.random.default_rng(rank).normal(size=count).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_sums_have_the_bits_of_numpys(size: int) -> None:
+    """postscale * (... (x_0 p_0 + x_1 p_1) + x_2 p_2 ...), each step rounded to float32."""
+
+    def work(team: NodeTeam, rank: int) -> None:
+        engine_memory = team.empty(max(COUNTS) * 4)
+        assert engine_memory is not None
+        for count in COUNTS:
+            expected = values(0, count) * np.float32(0.3)
+            for other in range(1, size):
+                expected = expected + values(other, count) * np.float32(0.3 + other)
+            expected = expected * np.float32(1 / 3)
+            private, source = np.empty(count, np.float32), values(rank, count)
+            shared = engine_memory[: count * 4].view(np.float32)
+            for given, result in ((source, private), (shared, shared)):
+                given[:] = values(rank, count)
+                target = Buffer.from_array(result)
+                origin = target if given is result else Buffer.from_array(given)
+                team.allreduce(origin, target, ReduceOp.SUM, 0.3 + rank, 1 / 3)
+                assert result.tobytes() == expected.tobytes(), count
+            assert source.tobytes() == values(rank, count).tobytes()
+
+    assert in_processes(size, work) == [0] * size
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+def test_half_types_are_rounded_once(dtype: DType) -> None:
+    patterns = np.arange(1 << 16, dtype=np.uint16)
+    kind = getattr(torch, dtype.value)
+    halves = torch.from_numpy(patterns.copy()).view(kind)
+
+    def reduced(prescale: float) -> torch.Tensor:
+        array = patterns.copy()
+        team = open_team(0, lambda value: [value])
+        assert team is not None
+        buffer = Buffer.from_array(array, dtype)
+        team.allreduce(buffer, buffer, ReduceOp.SUM, prescale, 1.0)
+        return torch.from_numpy(array).view(kind)
+
+    for factor in (1.0, 1 / 3, 1e-4, 300.0):
+        expected = (halves.float() * torch.tensor(factor, dtype=torch.float32)).to(kind)
+        assert torch.equal(reduced(factor).isnan(), expected.isnan())
+        numbers = ~expected.isnan()
+        got = reduced(factor)[numbers].view(torch.int16)
+        assert torch.equal(got, expected[numbers].view(torch.int16)), factor
+
+
+def test_half_types_are_added_in_float32() -> None:
+    def work(team: NodeTeam, rank: int) -> None:
+        array = np.full(1000, [2048.0, 1.0, 1.0][rank], np.float16)
+        buffer = Buffer.from_array(array)
+        team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
+        assert (array == 2050.0).all()  # 2048 + 1 is 2048 in float16
+
+    assert in_processes(3, work) == [0, 0, 0]
+
+
+def test_a_late_rank_is_waited_for_without_burning_a_core() -> None:
+    def work(team: NodeTeam, rank: int) -> None:
+        array = np.ones(100_000, np.float32)
+        buffer = Buffer.from_array(array)
+        if rank == 1:
+            time.sleep(1.0)
+        before = time.process_time()
+        team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
+        assert (array == 2.0).all()
+        assert time.process_time() - before < 0.2
+
+    assert in_processes(2, work) == [0, 0]
+
+
+def test_a_dead_peer_is_noticed() -> None:
+    def work(team: NodeTeam, rank: int) -> None:
+        buffer = Buffer.from_array(np.ones(100_000, np.float32))
+        team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(PeerFailureError, match=r"peer on this node \(number 1 of 3\)"):
+            team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
+        assert time.monotonic() - started < 10
+        if rank == 0:
+            with pytest.raises(PeerFailureError):
+                team.start_max(np.zeros(2, np.uint64)).wait()
+
+    assert in_processes(3, work) == [0, -signal.SIGKILL, 0]
+
+
+def test_without_memory_to_share() -> None:
+    assert share_memory(1 << 62, lambda value: [value]) is None
+    assert share_memory(4096, lambda value: [value, (os.getpid(), None)]) is None
+
+
+def test_the_kernel_is_there() -> None:
+    """Where a compiler is, installing builds it; without it all of this would be skipped."""
+    assert load_kernel() is not None
