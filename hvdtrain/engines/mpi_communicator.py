@@ -54,7 +54,8 @@ class MpiCommunicator(Communicator):
         self._hierarchy: NodeHierarchy | None = None
         if nodes is not None and len(nodes) > 1:
             if len(set(nodes)) == 1:
-                self._team = open_team(comm.Get_rank(), comm.allgather)
+                # MPI finds out in any of its calls that mpirun has gone.
+                self._team = open_team(comm.Get_rank(), comm.allgather, comm.Iprobe)
             else:
                 self._hierarchy = open_hierarchy(comm, nodes)
         self.rank = comm.Get_rank()

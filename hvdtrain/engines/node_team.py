@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,9 @@ _SPINS = 500
 # After so long in the kernel come signals, and the question whether all peers are alive.
 _TIMEOUT_NANOSECONDS = 1_000_000_000
 
+# How often to look up from shared memory, where nothing tells of the world outside.
+_HEED_SECONDS = 1.0
+
 # A place in shared memory is told by the number of the memory and the offset in it.
 _OFFSET_BITS = 48
 
@@ -38,12 +42,15 @@ _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(TYPES)}
 _OP_NUMBERS = {op: number for number, op in enumerate(OPS)}
 
 
-def open_team(rank: int, allgather: Callable[[Any], list[Any]]) -> NodeTeam | None:
+def open_team(
+    rank: int, allgather: Callable[[Any], list[Any]], heed: Callable[[], object] = bool
+) -> NodeTeam | None:
     """Have the ranks of one node share memory (collective).
 
     Args:
         rank: of this process among them.
         allgather: gathers one picklable value of every one of them, by rank.
+        heed: called every second or so of use: has whoever started the ranks ended?
 
     Returns:
         The team, or None on every rank where the kernel is missing or memory cannot be shared.
@@ -56,7 +63,7 @@ def open_team(rank: int, allgather: Callable[[Any], list[Any]]) -> NodeTeam | No
     if memory is None:
         return None
     processes = allgather(os.getpid())
-    return NodeTeam(kernel, rank, memory, processes, allgather)
+    return NodeTeam(kernel, rank, memory, processes, allgather, heed)
 
 
 class NodeTeam:
@@ -68,6 +75,7 @@ class NodeTeam:
         memory: a slot and a staging area for each rank.
         processes: the process of each rank.
         allgather: gathers one picklable value of every rank.
+        heed: called every second or so of use.
     """
 
     def __init__(
@@ -77,7 +85,9 @@ class NodeTeam:
         memory: NodeMemory,
         processes: list[int],
         allgather: Callable[[Any], list[Any]],
+        heed: Callable[[], object],
     ) -> None:
+        self._heed, self._heeded = heed, time.monotonic()
         size = len(processes)
         self._kernel, self._memory, self._allgather = kernel, memory, allgather
         self._processes = _watch(processes, rank)
@@ -97,6 +107,8 @@ class NodeTeam:
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         """Start an element-wise maximum of at most 8 numbers, in place."""
+        if time.monotonic() - self._heeded > _HEED_SECONDS:
+            self.check_peers()
         self._kernel.hvd_start_max(self._team, values.tobytes(), values.size)
         return _Maximum(self, values)
 
@@ -173,6 +185,8 @@ class NodeTeam:
 
     def check_peers(self) -> None:
         """Raise PeerFailureError if the process of a rank has ended (local)."""
+        self._heeded = time.monotonic()
+        self._heed()
         for rank, descriptor in self._processes.items():
             if select.select([descriptor], [], [], 0)[0]:
                 raise PeerFailureError(

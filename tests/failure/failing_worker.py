@@ -78,6 +78,12 @@ def waits() -> None:
     time.sleep(60)
 
 
+def goes_on() -> None:
+    """Train until somebody ends it."""
+    while True:
+        hvd.allreduce(torch.ones(1000), name="on and on")
+
+
 def train(fault: Callable[[], None]) -> None:
     """Train on all ranks; rank 1 goes wrong at step 3 while the others go on."""
     model = torch.nn.Linear(50, 50)
@@ -98,6 +104,7 @@ EVERYWHERE = (
     leaves_in_backward_before_its_peers,
     leaves_between_backward_and_step,
     waits,
+    goes_on,
 )
 FAULTS = {
     f.__name__: f for f in (raises, raises_in_thread, leaves, dies, is_terminated, *EVERYWHERE)

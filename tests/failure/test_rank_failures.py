@@ -152,6 +152,16 @@ if hvd.rank() == 0:
 """
 
 
+@pytest.mark.parametrize("shared_memory", [0, 1])
+def test_the_launcher_is_killed(shared_memory: int) -> None:
+    env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}
+    with launch(WORKER, 2, args=["goes_on"], env=env) as job:
+        job.wait_for_output("step 3", 90)
+        job.process.kill()
+        job.wait(10)
+        job.assert_nothing_left()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_launcher_is_told_to_stop(number: signal.Signals) -> None:
     with launch(WORKER, 2, args=["waits"]) as job:
