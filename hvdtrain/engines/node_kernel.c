@@ -44,7 +44,7 @@ typedef struct {
     int32_t rank, size;
     uint32_t phase;           /* this rank's arrivals */
     uint32_t turn;            /* which of two places is written now */
-    int64_t spins;            /* looks at a flag before sleeping */
+    int64_t spin_nanoseconds; /* to look at a flag before sleeping */
     char **staging;           /* of each rank, as mapped here */
     int64_t chunk_bytes;      /* staged by a rank in one turn */
 } team_t;
@@ -100,19 +100,30 @@ static int sleep_for(slot_t *peer, uint32_t target, int64_t deadline) {
     return awake;
 }
 
+/* Look at a peer's flag for a while: it is nearly always about to arrive, and waking a sleeper
+ * takes longer than that. */
+static int spin_for(slot_t *peer, uint32_t target, int64_t until) {
+    do {
+        for (int looks = 0; looks < 64; looks++) {
+            if (!is_behind(atomic_load_explicit(&peer->phase, memory_order_acquire), target))
+                return 1;
+            relax();
+        }
+    } while (now() < until);
+    return 0;
+}
+
 /* Wait until every rank has arrived as often as this one; 0 when the time is over. */
 static int wait_all(team_t *team, int64_t timeout) {
-    int64_t spins = team->spins, deadline = 0;
+    int64_t began = 0;
     for (int32_t rank = 0; rank < team->size; rank++) {
         slot_t *peer = team->slots[rank];
-        while (is_behind(atomic_load_explicit(&peer->phase, memory_order_acquire), team->phase)) {
-            if (spins-- > 0) {
-                relax();
-                continue;
-            }
-            if (!deadline) deadline = now() + timeout;
-            if (!sleep_for(peer, team->phase, deadline)) return 0;
-        }
+        if (!is_behind(atomic_load_explicit(&peer->phase, memory_order_acquire), team->phase))
+            continue;
+        if (!began) began = now();
+        if (!spin_for(peer, team->phase, began + team->spin_nanoseconds) &&
+            !sleep_for(peer, team->phase, began + timeout))
+            return 0;
     }
     return 1;
 }

@@ -39,7 +39,7 @@ class Team(Structure):
         ("size", c_int32),
         ("phase", c_uint32),
         ("turn", c_uint32),
-        ("spins", c_int64),
+        ("spin_nanoseconds", c_int64),
         ("staging", POINTER(c_uint64)),
         ("chunk_bytes", c_int64),
     )

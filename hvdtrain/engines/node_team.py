@@ -25,9 +25,9 @@ __all__ = ["NodeTeam", "open_team"]
 _CHUNK_BYTES = 256 << 10
 _PAGE_BYTES = 4096
 
-# Looks at a flag before sleeping on it, some 20 us; with fewer cores than ranks that would only
-# keep peers from their work.
-_SPINS = 500
+# How long to look at a flag before sleeping on it: longer than it takes to wake a sleeper. With
+# fewer cores than ranks that would only keep peers from their work.
+_SPIN_NANOSECONDS = 100_000
 
 # After so long in the kernel come signals, and the question whether all peers are alive.
 _TIMEOUT_NANOSECONDS = 1_000_000_000
@@ -97,7 +97,7 @@ class NodeTeam:
             slots=self._slots,
             rank=rank,
             size=size,
-            spins=_SPINS if size <= len(os.sched_getaffinity(0)) else 0,
+            spin_nanoseconds=_SPIN_NANOSECONDS if size <= len(os.sched_getaffinity(0)) else 0,
             staging=self._staging,
             chunk_bytes=_CHUNK_BYTES,
         )
