@@ -16,7 +16,8 @@ __all__ = ["Buffer"]
 _FRACTIONAL = frozenset({DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128})
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, which would triple the time to make one.
+@dataclass(slots=True)
 class Buffer:
     """`count` contiguous elements of `dtype` that start at address `pointer` on `device`.
 

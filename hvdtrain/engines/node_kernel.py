@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint32, c_uint64
 from functools import cache
 from importlib.util import find_spec
 
@@ -76,8 +76,8 @@ def load_kernel() -> ctypes.CDLL | None:
     library.hvd_staging_bytes.restype = c_int64
     library.hvd_staging_bytes.argtypes = [c_int64]
     library.hvd_start_max.restype = None
-    library.hvd_start_max.argtypes = [POINTER(Team), c_char_p, c_int32]
-    library.hvd_finish_max.argtypes = [POINTER(Team), c_uint64, c_int32, c_int64]
+    library.hvd_start_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32]
+    library.hvd_finish_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32, c_int64]
     for call in (library.hvd_reduce, library.hvd_add, library.hvd_spread):
         call.argtypes = [POINTER(Task), c_int64]
     library.hvd_slice_start.argtypes = [POINTER(Task), c_int32]

@@ -109,14 +109,14 @@ class NodeTeam:
         """Start an element-wise maximum of at most 8 numbers, in place."""
         if time.monotonic() - self._heeded > _HEED_SECONDS:
             self.check_peers()
-        self._kernel.hvd_start_max(self._team, values.tobytes(), values.size)
-        return _Maximum(self, values)
+        numbers = (ctypes.c_uint64 * values.size).from_buffer(values.data)
+        self._kernel.hvd_start_max(self._team, numbers, values.size)
+        return _Maximum(self, numbers)
 
-    def finish_max(self, values: npt.NDArray[np.uint64], nanoseconds: int) -> bool:
+    def finish_max(self, numbers: ctypes.Array[ctypes.c_uint64], nanoseconds: int) -> bool:
         """Wait for it that long; tell whether it is complete."""
-        return bool(
-            self._kernel.hvd_finish_max(self._team, values.ctypes.data, values.size, nanoseconds)
-        )
+        done = self._kernel.hvd_finish_max(self._team, numbers, len(numbers), nanoseconds)
+        return bool(done)
 
     def allreduce(
         self, source: Buffer, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float
@@ -203,14 +203,14 @@ class NodeTeam:
 
 
 class _Maximum(Pending):
-    def __init__(self, team: NodeTeam, values: npt.NDArray[np.uint64]) -> None:
-        self._team, self._values = team, values
+    def __init__(self, team: NodeTeam, numbers: ctypes.Array[ctypes.c_uint64]) -> None:
+        self._team, self._numbers = team, numbers
 
     def test(self) -> bool:
-        return self._team.finish_max(self._values, 0)
+        return self._team.finish_max(self._numbers, 0)
 
     def wait(self) -> None:
-        while not self._team.finish_max(self._values, _TIMEOUT_NANOSECONDS):
+        while not self._team.finish_max(self._numbers, _TIMEOUT_NANOSECONDS):
             self._team.check_peers()
 
 

@@ -61,7 +61,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def _needs_gradient(tensors: Tensors) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()
 
 
 def allreduce(

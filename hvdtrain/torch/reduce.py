@@ -37,7 +37,7 @@ def choose_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     if average is not None:
         warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, 3)
         return ReduceOp.AVERAGE if average else ReduceOp.SUM
-    if not isinstance(op, ReduceOp | None):
+    if op is not None and not isinstance(op, ReduceOp):
         raise ValueError(f"op must be Average, Sum, Min, Max, Product or Adasum, got {op!r}")
     return op or ReduceOp.AVERAGE
 
@@ -129,8 +129,7 @@ def _result(tensor: torch.Tensor, in_place: bool) -> torch.Tensor:
 
 def _returned(tensor: torch.Tensor, host: torch.Tensor, in_place: bool) -> torch.Tensor:
     if not in_place:
-        same = tensor.dtype == host.dtype and tensor.device == host.device
-        return host if same else host.to(tensor.device, tensor.dtype)
+        return host if _is_direct(tensor) else host.to(tensor.device, tensor.dtype)
     if tensor.data_ptr() != host.data_ptr():
         with torch.no_grad():
             tensor.copy_(host)
