@@ -1,4 +1,4 @@
-"""Every HVDTRAIN_* variable, parsed once."""
+"""Every HVDTRAIN_* variable, parsed once, and those of Horovod that mean the same."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from hvdtrain.errors import UsageError
 __all__ = ["Config"]
 
 _LARGEST_MPI_COUNT = (1 << 31) - 1
+_STALL_SECONDS = "HVDTRAIN_STALL_SECONDS"
+_STALL_SHUTDOWN_SECONDS = "HVDTRAIN_STALL_SHUTDOWN_SECONDS"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,12 @@ class Config:
             job; "DYNAMIC" is Horovod's word for none before start_timeline().
         timeline_mark_cycles: HVDTRAIN_TIMELINE_MARK_CYCLES or HOROVOD_TIMELINE_MARK_CYCLES,
             whether it marks rounds of agreement: 0 is no, all else is yes.
+        stall_seconds: HVDTRAIN_STALL_SECONDS, how long an operation may wait for ranks before
+            they are named; 0 for ever. Without it HOROVOD_STALL_CHECK_TIME_SECONDS, and 0 where
+            HOROVOD_STALL_CHECK_DISABLE says so.
+        stall_shutdown_seconds: HVDTRAIN_STALL_SHUTDOWN_SECONDS, when the job ends for it; 0 for
+            never. Without it HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
+        stall_stacks: HVDTRAIN_STALL_STACKS, whether the Python stacks of all ranks follow.
     """
 
     engine: str = "auto"
@@ -39,6 +47,9 @@ class Config:
     deterministic: bool = False
     timeline: str = "DYNAMIC"
     timeline_mark_cycles: bool = False
+    stall_seconds: float = 60
+    stall_shutdown_seconds: float = 0
+    stall_stacks: bool = False
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
@@ -60,6 +71,9 @@ class Config:
             deterministic=_switch(environ, "HVDTRAIN_DETERMINISTIC", cls.deterministic),
             timeline=_either(environ, "TIMELINE", cls.timeline),
             timeline_mark_cycles=_either(environ, "TIMELINE_MARK_CYCLES", "0") != "0",
+            stall_seconds=_stall_seconds(environ, cls.stall_seconds),
+            stall_shutdown_seconds=_stall_shutdown_seconds(environ, cls.stall_shutdown_seconds),
+            stall_stacks=_switch(environ, "HVDTRAIN_STALL_STACKS", cls.stall_stacks),
         )
 
 
@@ -90,3 +104,37 @@ def _fusion_threshold(environ: Mapping[str, str], default: int) -> int:
     text = environ.get("HOROVOD_FUSION_THRESHOLD", "")
     # Horovod's 0 is no fusion: each gradient has a bucket of its own.
     return max(1, int(text)) if text.isdecimal() else default
+
+
+def _stall_seconds(environ: Mapping[str, str], default: float) -> float:
+    if _STALL_SECONDS in environ:
+        return _seconds(environ, _STALL_SECONDS)
+    if _horovods(environ, "HOROVOD_STALL_CHECK_DISABLE"):
+        return 0
+    return _horovods(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS") or default
+
+
+def _stall_shutdown_seconds(environ: Mapping[str, str], default: float) -> float:
+    if _STALL_SHUTDOWN_SECONDS in environ:
+        return _seconds(environ, _STALL_SHUTDOWN_SECONDS)
+    return _horovods(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or default
+
+
+def _seconds(environ: Mapping[str, str], name: str) -> float:
+    seconds = _number(environ[name])
+    if seconds is None:
+        raise UsageError(f"{name}={environ[name]!r} must be a number of seconds, 0 or more")
+    return seconds
+
+
+def _horovods(environ: Mapping[str, str], name: str) -> float:
+    """Read a number from a variable of Horovod's; an odd one must not break a run, and is 0."""
+    return _number(environ.get(name, "")) or 0
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if 0 <= number < float("inf") else None

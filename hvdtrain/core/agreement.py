@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from hvdtrain.core.request import JOIN, LEAVE, Request
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["Decision", "decide", "exchange", "unanimous"]
+
+T = TypeVar("T")
 
 
 def unanimous(communicator: Communicator, request: Request) -> bool:
@@ -28,9 +31,9 @@ def unanimous(communicator: Communicator, request: Request) -> bool:
     return votes.tobytes() == ballot
 
 
-def exchange(communicator: Communicator, requests: Sequence[Request]) -> list[list[Request]]:
-    """Return the requests of every member, by rank (collective; all members are there)."""
-    own = np.frombuffer(pickle.dumps(list(requests)), np.uint8).copy()
+def exchange(communicator: Communicator, items: Sequence[T]) -> list[list[T]]:
+    """Return the items of every member, by rank (collective; all members are there)."""
+    own = np.frombuffer(pickle.dumps(list(items)), np.uint8).copy()
     sizes = np.empty(communicator.size, np.int64)
     size = np.array([own.size])
     communicator.allgather(Buffer.from_array(size), Buffer.from_array(sizes), [1] * len(sizes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ class Operation(ABC):
     Attributes:
         request: what the members agree on.
         done: whether it has ended on this rank, well or badly.
+        submitted: when it was (time.perf_counter).
     """
 
     request: Request
@@ -36,6 +38,7 @@ class Operation(ABC):
 
     def __init__(self) -> None:
         self.done = False
+        self.submitted = 0.0
         self._result: Any = None
         self._error: BaseException | None = None
 
@@ -54,6 +57,10 @@ class Operation(ABC):
     def nbytes(self) -> int:
         """How many bytes this rank contributes."""
         return sum(buffer.nbytes for buffer in self._buffers)
+
+    def awaited_since(self) -> float | None:
+        """Return since when it waits for other ranks only; None while for this rank's program."""
+        return self.submitted
 
     def abandon(self) -> None:  # noqa: B027  # most operations wait for nobody
         """Learn that this rank's program will do nothing more for it."""
@@ -102,6 +109,8 @@ class Channel:
         parent: the channel with the same members that it was made beside, if any.
         unused: whoever it was made for on this rank is gone.
         track: notes what happens while a timeline is recorded; None otherwise.
+        number: counts the channels with the same members, in the order of their making.
+        progressed: when an operation ended last (time.perf_counter).
     """
 
     def __init__(
@@ -118,6 +127,8 @@ class Channel:
         self.unused = False
         self.label = label
         self.track: Track | None = None
+        self.number = 0
+        self.progressed = 0.0
         self._unnamed: Counter[str] = Counter()
         self._title = title
         self._shadow = shadow
@@ -192,6 +203,12 @@ class Channel:
             self._unnamed[operation] += 1
             return f"{UNNAMED}{self._unnamed[operation]}"
 
+    def pending(self) -> list[tuple[Request, float | None]]:
+        """Return the operations under way, each with `awaited_since` (local)."""
+        with self._lock:
+            operations = list(self._pending.values())
+        return [(operation.request, operation.awaited_since()) for operation in operations]
+
     def leave(self) -> Operation:
         """Submit the wish to leave, which other members take for an answer (collective)."""
         with self._lock:
@@ -219,6 +236,7 @@ class Channel:
                     f"{self._title} {operation.request.subject}: an operation of this name is "
                     "under way; wait for it, or use another name"
                 )
+            operation.submitted = time.perf_counter()
             self._pending[key] = operation
             if (track := self.track) is not None:
                 track.submitted(operation)
@@ -314,6 +332,7 @@ class Channel:
         with self._lock:
             self._pending.pop(operation.request.key, None)
             operation.end(result, error)
+            self.progressed = time.perf_counter()
             if self._waiting:
                 self._ended.notify_all()
 

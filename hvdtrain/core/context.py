@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from hvdtrain.core.channel import Channel, Operation
 from hvdtrain.core.exits import ExitGuard, speak_plainly
 from hvdtrain.core.ordered import OrderedCommunicator
 from hvdtrain.core.shadow import shadow
+from hvdtrain.core.stall import StallWatch, pending_on, watch_stalls
 from hvdtrain.core.stopwatch import Stopwatch
 from hvdtrain.core.timeline.environment import start_from
 from hvdtrain.core.timeline.file import collect, write_or_say
@@ -50,6 +52,7 @@ class Context:
         process_id: the process that joined; a forked child has not.
         process_sets: the ranks of each process set but the global one, by its number.
         process_set_channels: the channels of those that this rank belongs to; 0 is the world's.
+        watch: names the ranks that operations wait for; None where it is off.
     """
 
     config: Config
@@ -62,10 +65,13 @@ class Context:
     process_id: int = field(default_factory=os.getpid)
     process_sets: dict[int, list[int]] = field(default_factory=dict)
     process_set_channels: dict[int | None, Channel] = field(default_factory=dict)
+    watch: StallWatch | None = None
     _channels: list[Channel] = field(default_factory=list)
+    _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.process_set_channels[0] = self.world
+        self._made[tuple(self.world.ranks)] = 1
 
     def open_channel(
         self, ranks: Sequence[int], label: str, parent: Channel | None = None
@@ -86,6 +92,8 @@ class Context:
         channel = Channel(communicator, members, self.topology.title, shadow, label)
         channel.parent = parent
         self._track(channel)
+        channel.number = self._made[tuple(members)]
+        self._made[tuple(members)] += 1
         self._channels.append(channel)
         return channel
 
@@ -126,6 +134,8 @@ class Context:
         channels = self.channels()
         farewells = [channel.leave() for channel in channels]
         wait_patiently(lambda: _all_done(channels, farewells))
+        if self.watch is not None:
+            self.watch.stop()
         recording = self.recording
         self.record(None)
         collected = [] if recording is None else collect(self.world.communicator, recording)
@@ -183,10 +193,13 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     if config.deterministic or deterministic:
         communicator = OrderedCommunicator(communicator)
     channel = Channel(communicator, range(topology.size), topology.title, shadow, "world")
-    _context = Context(config, world.engine, world.library, topology, channel)
+    here = _context = Context(config, world.engine, world.library, topology, channel)
     _guard = ExitGuard(topology, shutdown, world.communicator.abort)
     _guard.install()
-    _context.record(recording)
+    here.record(recording)
+    here.watch = watch_stalls(
+        world.communicator, config, topology, lambda: pending_on(here.channels(), here.blocked)
+    )
 
 
 def _is_child_process() -> bool:

@@ -27,7 +27,7 @@ from hvdtrain.errors import (
 )
 from hvdtrain.topology import Topology
 
-__all__ = ["ExitGuard", "speak_plainly"]
+__all__ = ["ExitGuard", "say", "speak_plainly"]
 
 # How long a rank that was waiting for the one that left has to say so before the job ends.
 _LAST_WORDS_SECONDS = 1.0
@@ -125,16 +125,20 @@ class ExitGuard:
             self._on_exception(type(error), error, error.__traceback__)
 
     def _say(self, text: str) -> None:
-        title = self._topology.title
-        lines = [line if line.startswith(title) else f"{title} {line}" for line in _lines(text)]
-        with contextlib.suppress(OSError, ValueError):  # whoever closed it does not want to hear
-            sys.stderr.write("\n".join(lines) + "\n")
+        say(self._topology.title, text)
 
     def _end(self, code: int) -> None:
         try:
             _flush()
         finally:
             self._abort(code)
+
+
+def say(title: str, text: str) -> None:
+    """Write to stderr, each line under the title of a rank."""
+    lines = [line if line.startswith(title) else f"{title} {line}" for line in _lines(text)]
+    with contextlib.suppress(OSError, ValueError):  # whoever closed it does not want to hear
+        sys.stderr.write("\n".join(lines) + "\n")
 
 
 def speak_plainly(silent: bool = False) -> None:

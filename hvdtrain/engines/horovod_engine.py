@@ -97,8 +97,8 @@ def _initialise(hvd: Any) -> Callable[[], None] | None:
     """Initialise Horovod, unless a script has done that, and return how to give it back."""
     if hvd.is_initialized():
         return None
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
+    ours = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
+    os.environ.update(ours)
     # It would write its own timeline into the file that is meant for hvdtrain's.
     timeline = os.environ.pop("HOROVOD_TIMELINE", None)
     try:
@@ -106,6 +106,8 @@ def _initialise(hvd: Any) -> Callable[[], None] | None:
     except ValueError as error:
         raise HvdtrainError(f"engine horovod: {error}") from error
     finally:
+        for name in ours:  # the next init() must not take them for the user's
+            del os.environ[name]
         if timeline is not None:
             os.environ["HOROVOD_TIMELINE"] = timeline
     leave: Callable[[], None] = hvd.shutdown

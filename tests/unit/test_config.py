@@ -51,3 +51,40 @@ def test_no_fusion_is_a_bucket_for_each_gradient() -> None:
 def test_nonsense_in_horovods_variables_counts_as_not_set(text: str) -> None:
     names = ("FUSION_THRESHOLD", "CYCLE_TIME", "LOG_LEVEL", "CACHE_CAPACITY")
     assert Config.from_environ({f"HOROVOD_{name}": text for name in names}) == Config()
+
+
+@pytest.mark.parametrize("name", ["STALL_SECONDS", "STALL_SHUTDOWN_SECONDS"])
+@pytest.mark.parametrize("text", ["", "-1", "nan", "inf", "soon"])
+def test_stall_times_are_numbers_of_seconds(name: str, text: str) -> None:
+    with pytest.raises(UsageError, match=f"HVDTRAIN_{name}='{text}' .*number of seconds"):
+        Config.from_environ({f"HVDTRAIN_{name}": text})
+    config = Config.from_environ({f"HVDTRAIN_{name}": "2.5"})
+    assert getattr(config, name.lower()) == 2.5
+
+
+def test_stacks_are_on_or_off() -> None:
+    texts = {"0": False, "1": True}
+    for text, expected in texts.items():
+        assert Config.from_environ({"HVDTRAIN_STALL_STACKS": text}).stall_stacks == expected
+    with pytest.raises(UsageError, match="HVDTRAIN_STALL_STACKS='yes' must be 0 or 1"):
+        Config.from_environ({"HVDTRAIN_STALL_STACKS": "yes"})
+
+
+def test_horovods_stall_variables_count_where_ours_are_not_set() -> None:
+    horovods = {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "90",
+    }
+    config = Config.from_environ(horovods)
+    assert (config.stall_seconds, config.stall_shutdown_seconds) == (30, 90)
+    assert Config.from_environ(horovods | {"HOROVOD_STALL_CHECK_DISABLE": "1"}).stall_seconds == 0
+    ours = {"HVDTRAIN_STALL_SECONDS": "7", "HVDTRAIN_STALL_SHUTDOWN_SECONDS": "0"}
+    config = Config.from_environ(horovods | {"HOROVOD_STALL_CHECK_DISABLE": "1"} | ours)
+    assert (config.stall_seconds, config.stall_shutdown_seconds) == (7, 0)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "nan", "inf", "often", "1e999"])
+def test_an_odd_variable_of_horovods_is_ignored(text: str) -> None:
+    names = ("STALL_CHECK_TIME_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS", "STALL_CHECK_DISABLE")
+    odd = {f"HOROVOD_{name}": text for name in (*names, "SOMETHING_NEW")}
+    assert Config.from_environ(odd) == Config()

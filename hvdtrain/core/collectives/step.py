@@ -105,6 +105,10 @@ class Step(Operation):
             for number, (buffer, filled, (free, began, ended)) in enumerate(pairs)
         ]
 
+    def awaited_since(self) -> float | None:
+        filled = self._state.filled
+        return filled[-1] if len(filled) == len(self._buffers) else None
+
     def abandon(self) -> None:
         # Peers may be blocked in any bucket: let them through, so that they hear of the end.
         self._state.launch_all()

@@ -1,0 +1,202 @@
+"""The stall watch names the ranks that are missing, and keeps quiet while all is well."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ranks import Job, launch, run_ranks, start
+
+WORKER = Path(__file__).parent / "stalling_worker.py"
+WAIT_FOR_THE_LAST = {
+    2: "rank 0 waits for rank 1",
+    3: "ranks 0, 1 wait for rank 2",
+    4: "ranks 0-2 wait for rank 3",
+}
+UNHEARD = "and a rank that prints no such line has not answered for"
+
+
+def stalls(stderr: str) -> dict[str, set[str]]:
+    """Return what rank 0 warned of in each case, without the times and the digests of plans."""
+    _, *sections = re.split(r"^CASE (\w+)$", stderr, flags=re.M)
+    return {
+        case: {
+            re.sub(r" 'plan \w+'", "", f"{subject}: {who}")
+            for subject, who in re.findall(
+                r"^\[rank 0/\d\] stalled: (.*) for \d+ s: (.*)$", text, re.M
+            )
+        }
+        for case, text in zip(sections[::2], sections[1::2], strict=True)
+    }
+
+
+def wait_for_stalls(job: Job, case: str, expected: set[str]) -> None:
+    """Wait until rank 0 has warned of all that is expected in this case."""
+    deadline = time.monotonic() + 30
+    while not expected <= stalls(job.stderr).get(case, set()):
+        if job.process.poll() is not None or time.monotonic() > deadline:
+            job.fail(f"{case}: no {expected}")
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("np", "engine", "cases"),
+    [
+        (2, "gloo", ["late"]),
+        (3, "mpi", ["healthy", "late", "in_the_middle", "leaving"]),
+        (4, "mpi", ["late"]),
+    ],
+)
+def test_late_ranks_are_named(np: int, engine: str, cases: list[str], tmp_path: Path) -> None:
+    last, waits = np - 1, WAIT_FOR_THE_LAST[np]
+    in_the_set = {f"allreduce 'set': rank 0 waits for rank {last}"} if np > 2 else set()
+    expected = {
+        "late": {f"allreduce 'late': {waits}", f"optimizer step: {waits}", *in_the_set},
+        "in_the_middle": {f"optimizer step: {waits}; rank {last} submitted a part of it"},
+        "leaving": {f"leave the job: {waits}"},
+    }
+    env = {
+        "HVDTRAIN_ENGINE": engine,
+        "HVDTRAIN_STALL_SECONDS": 1,
+        "HVDTRAIN_FIRST_BUCKET_BYTES": 1000,
+        "HVDTRAIN_BUCKET_BYTES": 1000,
+    }
+    with launch(WORKER, np, args=cases, env=env, cwd=tmp_path) as job:
+        for case in filter(expected.__contains__, cases):
+            wait_for_stalls(job, case, expected[case])
+            (tmp_path / case).touch()
+        done = job.wait(60)
+        assert done.returncode == 0
+        assert len(job.results(np)) == np
+    found = stalls(done.stderr)
+    assert found.get("healthy", set()) == set()
+    of_the_set = [line for line in found["late"] if line.startswith("allreduce 'set'")]
+    assert set(re.findall(r"\d", "".join(of_the_set))) <= {"0", str(last)}
+    assert re.search(r"^\[rank 0/\d\] no longer stalled: .*allreduce 'late'", done.stderr, re.M)
+
+
+START = """
+import ctypes, time
+import numpy as np
+from hvdtrain.buffer import Buffer
+from hvdtrain.core import context, operations
+from hvdtrain.core.start import init
+from hvdtrain.types import ReduceOp
+init()
+here = context.current()
+rank = here.topology.rank
+memory = Buffer.from_array(np.ones(1))
+operations.barrier(here.world)
+"""
+BROADCAST = """
+operations.broadcast(here.world, memory, (1,), 0, "weights").run()
+"""
+SITS = """
+def sits_here():
+    time.sleep(60)
+if rank == 1:
+    sits_here()
+"""
+
+
+def test_the_job_ends_by_horovods_variables() -> None:
+    env = {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": 1,
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": 2,
+        "HOROVOD_STALL_CHECK_DISABLE": "perhaps",
+        "HVDTRAIN_STALL_STACKS": 1,
+    }
+    with launch(["-c", START + SITS + BROADCAST], 3, env=env) as job:
+        done = job.wait(60)
+        job.assert_nothing_left()
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    stall = r"broadcast 'weights' for \d s: ranks 0, 2 wait for rank 1"
+    assert re.search(rf"^\[rank 0/3\] stalled: {stall}$", done.stderr, re.M)
+    (end,) = re.findall(r"^.* the job ends .*$", done.stderr, re.M)
+    assert re.fullmatch(
+        rf"\[rank 0/3\] the job ends \(HVDTRAIN_STALL_SHUTDOWN_SECONDS=2\): {stall}", end
+    )
+    for rank, function in enumerate(["run", "sits_here", "run"]):
+        assert f", in {function}\n" in main_stack(done.stderr, rank)
+
+
+def main_stack(stderr: str, rank: int) -> str:
+    """Return the first stack of a rank's main thread."""
+    title = rf"\[rank {rank}/3\]"
+    found = re.search(rf"^{title} MainThread, .*\n((?:{title}   .*\n)+)", stderr, re.M)
+    assert found, stderr
+    return found[1]
+
+
+SLEEPS = """
+if rank == 1:
+    print("ready", flush=True)
+    time.sleep(0.5)
+"""
+
+
+def test_a_rank_that_is_stopped() -> None:
+    env = {"HVDTRAIN_STALL_SECONDS": 1}
+    with launch(["-c", START + SLEEPS + BROADCAST], 3, env=env) as job:
+        pid = job.rank_pids(3)[1]
+        job.wait_for_output("ready")
+        os.kill(pid, signal.SIGSTOP)
+        for rank in (0, 2):
+            job.wait_for_output(f" s: rank {rank} waits, {UNHEARD}")
+        os.kill(pid, signal.SIGCONT)
+        done = job.wait(30)
+    assert done.returncode == 0
+    assert "[rank 1/3] stalled" not in done.stderr
+    assert "[rank 2/3] no longer stalled: broadcast 'weights'" in done.stderr
+
+
+HOLDS_PYTHON = """
+if rank == 1:
+    ctypes.PyDLL(None).sleep(60)
+"""
+
+
+def test_a_rank_that_keeps_python_from_running() -> None:
+    env = {"HVDTRAIN_STALL_SECONDS": 1, "HVDTRAIN_STALL_SHUTDOWN_SECONDS": 2}
+    with launch(["-c", START + HOLDS_PYTHON + BROADCAST], 2, env=env) as job:
+        done = job.wait(30)
+        job.assert_nothing_left()
+    assert done.returncode == 1
+    end = rf"the job ends .*: broadcast 'weights' for 2 s: rank 0 waits, {UNHEARD} \d s"
+    assert re.search(rf"^\[rank 0/2\] {end}", done.stderr, re.M)
+
+
+ONE_THREAD = """
+reduction = operations.allreduce(here.world, [memory], [(1,)], ReduceOp.SUM).start()
+time.sleep(1.5)  # with one thread, nothing happens before somebody waits
+reduction.wait()
+if rank == 1:
+    time.sleep(1.5)
+"""
+
+
+def test_an_mpi_for_one_thread_tells_who_waits() -> None:
+    env = {"HVDTRAIN_STALL_SECONDS": 1, "MPI4PY_RC_THREAD_LEVEL": "serialized"}
+    done = run_ranks(["-c", START + ONE_THREAD + BROADCAST], 2, env=env)
+    lines = re.findall(r"^\[rank .*stalled: .*$", done.stderr, re.M)
+    first, *_, last = [re.sub(r"\d s", "N s", line) for line in lines]
+    assert first == (
+        "[rank 0/2] stalled: broadcast 'weights' for N s: rank 0 waits, and this engine does not "
+        "tell for whom"
+    )
+    assert last == "[rank 0/2] no longer stalled: broadcast 'weights'"
+
+
+def test_a_stall_time_that_makes_no_sense() -> None:
+    with start([sys.executable, "-c", START], env={"HVDTRAIN_STALL_SECONDS": "soon"}) as job:
+        done = job.wait(30)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "hvdtrain: HVDTRAIN_STALL_SECONDS='soon' must be a number of seconds, 0 or more\n"
+    )
