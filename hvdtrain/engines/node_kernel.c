@@ -574,3 +574,6 @@ int32_t hvd_spread(task_t *task, int64_t timeout) {
 int64_t hvd_slice_start(const task_t *task, int32_t rank) {
     return slice_start(task, task->count, rank);
 }
+
+/* The sizes of the structures, by which a library of another version is told. */
+int64_t hvd_layout(void) { return (int64_t)sizeof(team_t) << 32 | sizeof(task_t); }

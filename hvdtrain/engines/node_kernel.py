@@ -67,11 +67,17 @@ class Task(Structure):
 
 @cache
 def load_kernel() -> ctypes.CDLL | None:
-    """Return the library; None where it could not be compiled when hvdtrain was installed."""
+    """Return the library; None where it could not be compiled when hvdtrain was installed.
+
+    One that was compiled from another version of the source does not count.
+    """
     spec = find_spec("hvdtrain.engines._node_kernel")
     if spec is None or spec.origin is None:
         return None
     library = ctypes.CDLL(spec.origin)
+    library.hvd_layout.restype = c_int64
+    if library.hvd_layout() != ctypes.sizeof(Team) << 32 | ctypes.sizeof(Task):
+        return None
     library.hvd_slot_bytes.restype = c_int64
     library.hvd_staging_bytes.restype = c_int64
     library.hvd_staging_bytes.argtypes = [c_int64]
