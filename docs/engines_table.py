@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import Capabilities
+from hvdtrain.engines.horovod_communicator import HorovodCommunicator
 from hvdtrain.engines.registry import open_world
 from hvdtrain.engines.torch_types import capabilities as torch_capabilities
 from hvdtrain.types import DType, ReduceOp
@@ -24,12 +25,13 @@ def _asked(name: str) -> Callable[[], Capabilities]:
     return lambda: open_world(name, Config(), os.environ).communicator.capabilities
 
 
-# NCCL does not open without a GPU.
+# NCCL does not open without a GPU, and Horovod not where it is not built.
 _ENGINES: Mapping[str, Callable[[], Capabilities]] = {
     "local": _asked("local"),
     "mpi": _asked("mpi"),
     "gloo": _asked("gloo"),
     "nccl": lambda: torch_capabilities(cuda=True),
+    "horovod": lambda: HorovodCommunicator.capabilities,
 }
 
 

@@ -19,14 +19,12 @@ from hvdtrain.engines.horovod_memory import (
     word_counts,
     words,
 )
+from hvdtrain.engines.horovod_types import NATIVE, REDUCES, stand_in, widening
 from hvdtrain.errors import HvdtrainError, UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["HorovodCommunicator"]
 
-# horovod.torch has no reduction for other types. float16 is rounded after every addition.
-_REDUCED = frozenset({DType.INT32, DType.INT64, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64})
-_REDUCTIONS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 _MOST_WORDS = 2**31 - 1
 _HIGHEST_BIT = np.uint64(1 << 63)
 
@@ -44,7 +42,7 @@ class HorovodCommunicator(Communicator):
     """
 
     capabilities = Capabilities(
-        reduces=dict.fromkeys(_REDUCTIONS, _REDUCED),
+        reduces=REDUCES,
         moves=frozenset(DType),
         devices=frozenset({"cpu"}),
         concurrent=True,
@@ -82,9 +80,10 @@ class HorovodCommunicator(Communicator):
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
-        for piece in pieces(buffer, self._chunk_bytes):
+        for piece in pieces(buffer, self._chunk_bytes // widening(buffer.dtype)):
             _scale(piece, prescale)  # Horovod's own factor must be the same on all ranks
-            self._calls.run("allreduce_async_", elements(piece), op=self._reduction(op))
+            with stand_in(piece, op) as tensor:
+                self._calls.run("allreduce_async_", tensor, op=self._reduction(op))
             _scale(piece, postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
@@ -137,15 +136,15 @@ class HorovodCommunicator(Communicator):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        rows = even_rows(counts)
-        if rows and op is ReduceOp.SUM and self._in_order and send.nbytes <= self._chunk_bytes:
+        rows = even_rows(counts) if send.dtype in NATIVE and op is ReduceOp.SUM else 0
+        if rows and self._in_order and send.nbytes <= self._chunk_bytes:
             if prescale != 1.0:
                 send = Buffer.from_array(send.array().copy(), send.dtype)
                 _scale(send, prescale)
             table = elements(send).view(rows, -1)
             result = self._calls.run("reducescatter_async", table, op=self._hvd.Sum).view(-1)
         else:
-            # Horovod only deals out evenly, and only sums: reduce all, and keep one part.
+            # Horovod only deals out evenly, only sums, and few types: reduce all, keep one part.
             copy = Buffer.from_array(send.array().copy(), send.dtype)
             self.allreduce(copy, op, prescale)
             result = elements(copy.slice(starts(counts)[self.rank], counts[self.rank]))

@@ -6,7 +6,8 @@ import functools
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from hvdtrain.config import Config
@@ -28,6 +29,9 @@ _SETTINGS = {
     # hvdtrain's core watches for stalls itself, and knows the names that people gave.
     "HOROVOD_STALL_CHECK_DISABLE": "1",
 }
+# Horovod's threads meet once a cycle, idle or not, and the first ones there spin in MPI: they must
+# not hold cores that train.
+_MPI_SETTINGS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
@@ -43,7 +47,8 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
             if importlib.util.find_spec(module) is None:
                 raise EngineUnavailableError(f"engine horovod needs {module}: {_remedy(module)}")
     # First: whichever libmpi is loaded by then is the one that Horovod uses.
-    mpi = mpi_engine.open_world(config, environ)
+    with _set(_MPI_SETTINGS):
+        mpi = mpi_engine.open_world(config, environ)
     hvd, version = _load_horovod()
     from hvdtrain.engines.horovod_calls import HorovodProcess
     from hvdtrain.engines.horovod_communicator import HorovodCommunicator
@@ -97,18 +102,27 @@ def _initialise(hvd: Any) -> Callable[[], None] | None:
     """Initialise Horovod, unless a script has done that, and return how to give it back."""
     if hvd.is_initialized():
         return None
-    ours = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
-    os.environ.update(ours)
     # It would write its own timeline into the file that is meant for hvdtrain's.
     timeline = os.environ.pop("HOROVOD_TIMELINE", None)
     try:
-        hvd.init()
+        with _set(_SETTINGS):
+            hvd.init()
     except ValueError as error:
         raise HvdtrainError(f"engine horovod: {error}") from error
     finally:
-        for name in ours:  # the next init() must not take them for the user's
-            del os.environ[name]
         if timeline is not None:
             os.environ["HOROVOD_TIMELINE"] = timeline
     leave: Callable[[], None] = hvd.shutdown
     return leave
+
+
+@contextmanager
+def _set(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for a while, but for those that the user has set."""
+    ours = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:  # the next init() must not take them for the user's
+            del os.environ[name]

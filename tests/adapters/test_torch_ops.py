@@ -17,6 +17,11 @@ def test_operations(np: int) -> None:
     assert run_ranks(WORKER, np).results == [[rank, np] for rank in range(np)]
 
 
+def test_operations_on_gloo() -> None:
+    done = run_ranks(WORKER, 3, env={"HVDTRAIN_ENGINE": "gloo"}, timeout_seconds=90)
+    assert done.results == [[rank, 3] for rank in range(3)]
+
+
 def test_without_a_launcher() -> None:
     code = (
         "import hvdtrain.torch as hvd, torch; hvd.init();"

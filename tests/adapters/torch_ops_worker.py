@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import factorial
 
 import torch
 from ranks import report
@@ -11,6 +12,10 @@ from ranks import report
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError
 
+INTEGERS = (
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+)
 CASES: list[Callable[[], None]] = []
 
 
@@ -64,6 +69,36 @@ def average_of_integers_truncates_towards_zero() -> None:
     large = torch.tensor([2**60 + hvd.rank()])
     exact = (hvd.size() * 2**60 + ranks_sum() - hvd.size()) // hvd.size()
     assert hvd.allreduce(large).tolist() == [exact]
+
+
+@case
+def whole_numbers_of_every_type() -> None:
+    n, total = hvd.size(), ranks_sum()
+    expected = {
+        hvd.Sum: [total, 12 * total],
+        hvd.Average: [total // n, 12 * total // n],
+        hvd.Min: [1, 12],
+        hvd.Max: [n, 12 * n],
+    }
+    for dtype in INTEGERS:
+        values = (torch.tensor([1, 12]) * (hvd.rank() + 1)).to(dtype)
+        for op, numbers in expected.items():
+            reduced = hvd.allreduce(values, op=op)
+            assert (reduced.dtype, reduced.tolist()) == (dtype, numbers), (op, reduced)
+        assert hvd.allreduce(values[:1], op=hvd.Product).tolist() == [factorial(n)]
+        assert hvd.reducescatter(values, op=hvd.Sum).dtype == dtype
+        # What the type cannot hold wraps around, as in torch.
+        largest, bits = torch.iinfo(dtype).max, torch.iinfo(dtype).bits
+        wrapped = hvd.allreduce(torch.tensor([largest], dtype=dtype), op=hvd.Sum)
+        low = n * largest % 2**bits
+        assert wrapped.tolist() == [low if low <= largest else low - 2**bits], wrapped
+
+
+@case
+def booleans() -> None:
+    first = torch.tensor([hvd.rank() == 0, True])
+    assert hvd.allreduce(first, op=hvd.Sum).tolist() == [True, True]
+    assert hvd.allreduce(first, op=hvd.Product).tolist() == [hvd.size() == 1, True]
 
 
 @case

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import factorial
+from math import factorial, prod
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,9 @@ def all_cases() -> Iterator[Case]:
     for dtype in FACTORED:
         yield _case("allreduce with factors", dtype, ReduceOp.SUM, _factors)
         yield _case("reduce_scatter with factors", dtype, ReduceOp.SUM, _reduce_scatter_factors)
+    for dtype in filter(lambda dtype: dtype.is_integer, DType):
+        for op in (ReduceOp.SUM, ReduceOp.PRODUCT):
+            yield _case(f"{op.value} beyond the type", dtype, op, _wrap)
     large = (ReduceOp.SUM, _allreduce, LARGE_COUNT)
     yield _case("allreduce in several pieces", DType.FLOAT32, *large)
     yield _case("start_max", DType.INT64, None, _start_max)
@@ -75,7 +78,7 @@ def all_cases() -> Iterator[Case]:
 def _case(
     title: str, dtype: DType, op: ReduceOp | None, run: Callable[..., None], *args: object
 ) -> Case:
-    arguments = [dtype, *([op] if run in (_allreduce, _reduce_scatter) else []), *args]
+    arguments = [dtype, *([op] if run in (_allreduce, _reduce_scatter, _wrap) else []), *args]
     label = " ".join([title, dtype.value, *map(str, args)])
     return Case(label, dtype, op, lambda communicator: run(communicator, *arguments))
 
@@ -124,6 +127,16 @@ def _allreduce(c: Communicator, dtype: DType, op: ReduceOp, count: int) -> None:
         expected = reduced(c.size, count, op, dtype)
     c.allreduce(_buffer(array, dtype), op)
     _same(array, expected)
+
+
+def _wrap(c: Communicator, dtype: DType, op: ReduceOp) -> None:
+    """Of a sum or product that the type cannot hold, the lowest bits stay."""
+    largest = int(np.iinfo(dtype.value).max)
+    array = np.full(7, largest - c.rank, dtype.numpy)
+    c.allreduce(_buffer(array, dtype), op)
+    total = (sum if op is ReduceOp.SUM else prod)(largest - rank for rank in range(c.size))
+    low = np.full(7, total % 2 ** (8 * dtype.itemsize), f"uint{8 * dtype.itemsize}")
+    _same(array, low.view(dtype.numpy))
 
 
 def _factors(c: Communicator, dtype: DType) -> None:

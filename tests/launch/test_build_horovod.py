@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from horovod_environment import horovod_python, require_compiler
 from ranks import Completed, launch, start
 
+from hvdtrain.launch.horovod_build.toolchain import COMPILERS
+
+ROOT = Path(__file__).resolve().parents[2]
 BUILD = ("-m", "hvdtrain", "build-horovod")
 BUILD_SECONDS = 1800
 CACHED_SECONDS = 240
@@ -108,6 +113,32 @@ def test_it_builds_and_checks_and_takes_the_wheel_from_the_cache_next_time() -> 
 
 def test_horovod_is_not_in_the_environment_of_the_other_tests() -> None:
     assert not (Path(sys.prefix) / "bin" / "horovodrun").exists()
+
+
+@pytest.mark.parametrize(
+    ("compilers", "arguments", "environment"),
+    [
+        *[((compiler,), (), ".venv-horovod") for compiler in COMPILERS],
+        ((), (), ""),
+        (COMPILERS, ("HOROVOD=",), ""),
+    ],
+)
+def test_make_builds_horovod_where_a_compiler_is(
+    tmp_path: Path, compilers: tuple[str, ...], arguments: tuple[str, ...], environment: str
+) -> None:
+    for compiler in compilers:
+        (tmp_path / compiler).touch(0o755)
+    show = "--eval=show: ; @echo '$(HOROVOD): $(COMPILERS)'"
+    make = [shutil.which("make") or "make", "-C", str(ROOT), "--no-print-directory", show, "show"]
+    done = subprocess.run(
+        [*make, *arguments],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == f"{environment}: {' '.join(COMPILERS)}\n"
 
 
 def _without_compilers() -> str:

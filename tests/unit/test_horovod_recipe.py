@@ -37,15 +37,24 @@ TARGET = Target(
 
 
 def test_a_compilation_is_modernised() -> None:
-    said = ["-g", "-O3", "-std=c++14", "-o", "a b.o", "-c", "a b.cc"]
-    expected = ["-std=gnu++20", "-include", "cstdint", "-O3", "-o", "a b.o", "-c", "a b.cc"]
-    assert rewrite(said, "/mpi") == expected
+    said = ["-g", "-O3", "-Wall", "-std=c++14", "-o", "a b.o", "-c", "a b.cc"]
+    added = ["-std=gnu++17", "-w", "-include", "cstdint"]
+    assert rewrite(said, "/mpi") == [*added, "-O3", "-o", "a b.o", "-c", "a b.cc"]
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("/src/horovod/torch/adapter_v2.cc", "-std=gnu++20"),
+        ("/src/horovod/tensorflow/mpi_ops.cc", "-std=gnu++20"),
+        ("/src/horovod/common/operations.cc", "-std=gnu++17"),
+        ("/src/third_party/gloo/gloo/reduce.cc", "-std=gnu++17"),
+    ],
+)
 @pytest.mark.parametrize("standard", ["c++11", "gnu++14", "c++17", "gnu++17"])
-def test_every_older_standard_is_replaced(standard: str) -> None:
-    changed = rewrite([f"-std={standard}", "-c", "a.cc"], "")
-    assert [word for word in changed if word.startswith("-std")] == ["-std=gnu++20"]
+def test_every_older_standard_is_replaced(standard: str, source: str, expected: str) -> None:
+    changed = rewrite(["-I/torch", f"-std={standard}", "-c", source], "")
+    assert [word for word in changed if word.startswith("-std")] == [expected]
 
 
 @pytest.mark.parametrize("standard", ["-std=c++20", "-std=gnu++23"])

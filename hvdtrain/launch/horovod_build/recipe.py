@@ -14,7 +14,7 @@ __all__ = ["HOROVOD_VERSION", "Target", "cache_folder", "choices", "runpath", "t
 
 HOROVOD_VERSION = "0.28.1"
 # Counts changes of this recipe that change what it builds.
-_RECIPE = 1
+_RECIPE = 2
 
 # setup.py asks for Horovod's own requirements even where it only builds.
 _TOOLS = (

@@ -17,7 +17,9 @@ from typing import TypeVar
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.mpi_library import MpiLibrary, programs
 
-__all__ = ["Toolchain", "find_toolchain"]
+__all__ = ["COMPILERS", "Toolchain", "find_toolchain"]
+
+COMPILERS = ("c++", "g++", "clang++")
 
 _Found = TypeVar("_Found")
 
@@ -77,7 +79,7 @@ def _attempt(faults: list[str], find: Callable[[], _Found]) -> _Found | None:
 
 def _find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
     named = shlex.split(environ.get("CXX", ""))
-    candidates = [named] if named else [["c++"], ["g++"], ["clang++"]]
+    candidates = [named] if named else [[name] for name in COMPILERS]
     found = [
         (path, *words[1:])
         for words in candidates
