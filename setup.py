@@ -53,6 +53,7 @@ setup(
         "mpich": ["mpich>=4.3"],
         # pip cannot build Horovod itself: `python -m hvdtrain build-horovod` does.
         "horovod": [],
+        "bench": ["matplotlib>=3.9"],
         "test": ["hypothesis>=6.100", "pytest>=8.0"],
         "lint": ["mypy>=1.15", "ruff>=0.9"],
     },

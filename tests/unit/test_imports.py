@@ -58,6 +58,7 @@ def test_the_whole_package_is_read() -> None:
         ("core/a.py", "def f():\n    import hvdtrain.torch.x", "core must not import torch"),
         ("core/a.py", "if TYPE_CHECKING:\n    import hvdtrain.cli.x", "must not import cli"),
         ("torch/a.py", "import hvdtrain.tensorflow.x", "torch must not import tensorflow"),
+        ("train/a.py", "import hvdtrain.bench.x", "train must not import bench"),
         ("data/a.py", "import hvdtrain.train.x", "data must not import train"),
         ("torch/a.py", "import hvdtrain.engines.x", "only engines know a concrete engine"),
         ("core/a.py", "from hvdtrain.engines import x", "only engines know a concrete engine"),
@@ -70,7 +71,7 @@ def test_the_whole_package_is_read() -> None:
     ],
 )
 def test_a_wrong_import_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:
-    layers = ("engines", "core", "torch", "tensorflow", "train", "cli")
+    layers = ("engines", "core", "torch", "tensorflow", "train", "bench", "cli")
     others = {f"{layer}/x.py": "" for layer in layers}
     found = faults(tree(tmp_path, others | {name: text}))
     assert any(fault in line for line in found), found
@@ -85,6 +86,7 @@ def test_right_imports_are_not_faults(tmp_path: Path) -> None:
             "engines/mpi_engine.py": "from mpi4py import MPI\nfrom . import communicator",
             "core/a.py": "from hvdtrain.engines.communicator import x",
             "torch/a.py": "import torch\nfrom ..core import a",
+            "bench/a.py": "from mpi4py import MPI\nfrom hvdtrain.engines import mpi_engine",
             "data/a.py": "def f():\n    import torch",
             "cli/main.py": "import hvdtrain\nfrom hvdtrain import torch",
             "__main__.py": "from hvdtrain.cli.main import main",

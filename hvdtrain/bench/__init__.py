@@ -1,0 +1,1 @@
+"""Benchmarks against peers: all of them interleaved in one run, every result checked."""

@@ -1,0 +1,99 @@
+"""What connects ranks, and what an all-reduce over it costs on paper. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log2
+
+__all__ = ["PRESETS", "Link", "allreduce_seconds", "fit_link", "hierarchical_seconds"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects ranks.
+
+    Attributes:
+        name: for people.
+        latency_seconds: of one message.
+        bytes_per_second: in each direction.
+        core_share: of the core that computes, taken away while bytes move: 1 where the same core
+            adds the gradients, 0 where a network card or a copy engine does the work.
+    """
+
+    name: str
+    latency_seconds: float
+    bytes_per_second: float
+    core_share: float = 0.0
+
+
+# Wire rates, and latencies of a message as MPI or NCCL see it.
+PRESETS = {
+    "25gbe": Link("25 GbE", 15e-6, 25e9 / 8),
+    "hdr": Link("HDR InfiniBand", 1.5e-6, 200e9 / 8),
+    "nvlink": Link("NVLink 3", 3e-6, 300e9),
+}
+
+
+def allreduce_seconds(ranks: int, nbytes: float, link: Link) -> float:
+    """Return how long `ranks` ranks take for an all-reduce: the best of ring and Rabenseifner.
+
+        ring          2(n-1) a + 2(n-1)/n S b
+        Rabenseifner  2 lg n a + 2(n-1)/n S b;  n no power of two: lg of the next lower one,
+                      and 3 a + 2 S b more
+
+    Additions are part of the measured b, and hidden behind the wire in the presets.
+    """
+    if ranks == 1:
+        return 0.0
+    latency, wire = link.latency_seconds, nbytes / link.bytes_per_second
+    ring = 2 * (ranks - 1) * latency + 2 * (ranks - 1) / ranks * wire
+    lower = 1 << (ranks.bit_length() - 1)
+    halving = 2 * log2(lower) * latency + 2 * (lower - 1) / lower * wire
+    if lower < ranks:
+        halving += 3 * latency + 2 * wire
+    return min(ring, halving)
+
+
+def hierarchical_seconds(
+    ranks: int, ranks_per_node: int, nbytes: float, node: Link, network: Link
+) -> float:
+    """Return how long an all-reduce takes that crosses the network once per node.
+
+    The ranks of a node reduce-scatter and gather over `node`; between nodes each reduces its own
+    slice, and all of them share the node's `network` card.
+    """
+    local = min(ranks, ranks_per_node)
+    nodes = -(-ranks // local)
+    shared = replace(network, bytes_per_second=network.bytes_per_second / local)
+    inside = allreduce_seconds(local, nbytes, node)
+    return inside + allreduce_seconds(nodes, nbytes / local, shared)
+
+
+def fit_link(
+    name: str, ranks: int, points: Sequence[tuple[int, float]], core_share: float = 0.0
+) -> Link:
+    """Fit latency and bandwidth to measured all-reduces.
+
+    The smallest size gives the latency; the bandwidth is the least-squares slope of the others
+    above it, so the largest ones count most, as they do in a step.
+
+    Args:
+        name: of the link.
+        ranks: how many took part; at least 2.
+        points: bytes and seconds; at least two sizes.
+        core_share: see Link.
+
+    Raises:
+        ValueError: there are fewer than two ranks or sizes, or time does not grow with size.
+    """
+    if ranks < 2 or len({nbytes for nbytes, _ in points}) < 2:
+        raise ValueError("a link is fitted to two sizes at least, measured on two ranks or more")
+    (_, start), *larger = sorted(points)
+    products = sum(nbytes * (seconds - start) for nbytes, seconds in larger)
+    slope = products / sum(nbytes * nbytes for nbytes, _ in larger)
+    if slope <= 0 or start <= 0:
+        raise ValueError(f"these times do not grow with size: {sorted(points)}")
+    one = allreduce_seconds(ranks, 0, Link(name, 1.0, 1.0))
+    per_byte = allreduce_seconds(ranks, 1, Link(name, 0.0, 1.0))
+    return Link(name, start / one, per_byte / slope, core_share)

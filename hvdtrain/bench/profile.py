@@ -1,0 +1,174 @@
+"""What scaling on paper needs to know of this machine: its link, and a step without it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from statistics import mean, median
+from typing import Any
+
+import torch
+
+from hvdtrain.bench.models import MODELS, Model
+from hvdtrain.bench.paper import jitter_seconds
+from hvdtrain.bench.peers import Peer, Peers
+from hvdtrain.bench.ranks import Ranks
+from hvdtrain.bench.results import Case, PeerFacts, Result
+from hvdtrain.bench.settings import Settings
+from hvdtrain.bench.steps import with_hvdtrain
+from hvdtrain.bench.sums import sum_contender
+from hvdtrain.bench.trainer import Trainer, bare, first_weights
+from hvdtrain.bench.turns import Contender, take_turns
+from hvdtrain.core import context
+from hvdtrain.core.plan import ParameterSpec, make_plan
+from hvdtrain.types import DType
+
+__all__ = ["measure_profile"]
+
+_ITEM_BYTES = 4
+_LINK_BYTES = (1 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+_LIMIT, _BASE = "no communication", "hvdtrain"
+
+
+def measure_profile(
+    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
+) -> Result:
+    """Measure all-reduces, the phases of bare steps, and hvdtrain's steps (collective).
+
+    Args:
+        ranks: all of them.
+        peers: the engine.
+        settings: models and repeats.
+        say: tells a person what is done now.
+
+    Returns:
+        A result whose extra has `link`: [bytes, seconds] of all-reduces; `core_share`: what they
+        take of a core that computes; and `works`: for each model the fields of paper.Work.
+    """
+    say("all-reduces")
+    extra: dict[str, Any] = {
+        "link": _measure_link(ranks, peers, settings),
+        "core_share": _core_share(ranks),
+        "works": {},
+    }
+    cases: list[Case] = []
+    facts: dict[str, PeerFacts] = {}
+    for key in settings.models:
+        model = MODELS[key]
+        say(model.title)
+        case, found, work = _measure_model(ranks, peers, settings, key)
+        cases.append(case)
+        facts |= {peer.name: peer for peer in found}
+        extra["works"][key] = {"name": model.title, **work}
+    return Result("profile", ranks.size, peers.nodes, list(facts.values()), {}, cases, extra)
+
+
+def _measure_link(ranks: Ranks, peers: Peers, settings: Settings) -> list[tuple[int, float]]:
+    memory = torch.from_numpy(peers.communicator.empty(max(_LINK_BYTES)).view("f4"))
+    peer: Peer = peers.engine("engine mpi")
+    points = []
+    for nbytes in _LINK_BYTES:
+        contender = sum_contender(ranks, peer, memory[: nbytes // _ITEM_BYTES])
+        turns = take_turns(ranks, [contender], settings.repeats, settings.seconds_per_turn)
+        points.append((nbytes, median(turns.seconds[contender.name])))
+    return points
+
+
+def _core_share(ranks: Ranks) -> float:
+    """Return 1 if ranks add on the cores that they compute on, and 0 if there are spare ones."""
+    busy = context.current().topology.local_size * torch.get_num_threads()
+    return ranks.largest(float(2 * busy > len(os.sched_getaffinity(0))))
+
+
+def _measure_model(
+    ranks: Ranks, peers: Peers, settings: Settings, key: str
+) -> tuple[Case, list[PeerFacts], dict[str, Any]]:
+    model = MODELS[key]
+    weights = first_weights(model)
+    batch = model.make_batch(model.batch, seed=ranks.rank)
+    phases = _Phases(model, Trainer(model, weights, batch, bare, ranks.rank))
+    trainer = Trainer(model, weights, batch, with_hvdtrain, ranks.rank)
+    contenders = [
+        Contender(
+            _LIMIT, f"torch {torch.__version__}", phases.restart, phases.step, _pass, meets=True
+        ),
+        Contender(_BASE, peers.library, trainer.restart, trainer.step, _pass, meets=True),
+    ]
+    turns = take_turns(ranks, contenders, settings.repeats, 0.0, settings.steps_per_turn)
+    about = {"model": key, "title": model.title, "samples": model.batch}
+    case = Case(model.title, about, "seconds", turns.seconds, _LIMIT)
+    return case, turns.peers, phases.work(ranks)
+
+
+class _Phases:
+    """Trains without communication, and notes when what is done."""
+
+    def __init__(self, model: Model, trainer: Trainer) -> None:
+        self._model, self._trainer = model, trainer
+        self._seconds: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
+        self._ready: list[list[float]] = []
+        self._backward_started = 0.0
+
+    def restart(self) -> None:
+        """Begin with the first weights."""
+        self._trainer.restart()
+        if not self._ready:
+            for parameter in self._trainer.parameters:
+                times: list[float] = []
+                self._ready.append(times)
+                parameter.register_post_accumulate_grad_hook(self._note(times))
+
+    def _note(self, times: list[float]) -> Callable[[torch.Tensor], None]:
+        return lambda _: times.append(time.perf_counter() - self._backward_started)
+
+    def step(self) -> None:
+        """Train one step."""
+        trainer = self._trainer
+        started = time.perf_counter()
+        trainer.optimizer.zero_grad()
+        loss = trainer.loss()
+        self._backward_started = time.perf_counter()
+        loss.backward()
+        backward_ended = time.perf_counter()
+        trainer.optimizer.step()
+        ended = time.perf_counter()
+        self._seconds["forward"].append(self._backward_started - started)
+        self._seconds["backward"].append(backward_ended - self._backward_started)
+        self._seconds["optimizer"].append(ended - backward_ended)
+
+    def work(self, ranks: Ranks) -> dict[str, Any]:
+        """Return the fields of paper.Work: means over the ranks of their medians (collective)."""
+        medians = {
+            f"{phase}_seconds": mean(ranks.all_of(median(times)))
+            for phase, times in self._seconds.items()
+        }
+        totals = [sum(phases) for phases in zip(*self._seconds.values(), strict=True)]
+        return {
+            **medians,
+            "buckets": self._buckets([median(times) for times in self._ready]),
+            "jitter_seconds": jitter_seconds(ranks.all_of(totals)),
+        }
+
+    def _buckets(self, ready: list[float]) -> list[tuple[int, float]]:
+        """Return bytes of each bucket of hvdtrain's plan, and when its last gradient is there.
+
+        The plan is the one from the second step on, in the order in which gradients come.
+        """
+        config = context.current().config
+        specs = [
+            ParameterSpec(
+                str(number), tuple(p.shape), tuple(p.stride()), DType.FLOAT32, "float32", "cpu"
+            )
+            for number, p in enumerate(self._trainer.parameters)
+        ]
+        order = sorted(range(len(ready)), key=ready.__getitem__)
+        plan = make_plan(specs, config.bucket_bytes, config.first_bucket_bytes, order=order)
+        return [
+            (bucket.count * _ITEM_BYTES, max(ready[index] for index in bucket.parameters))
+            for bucket in plan.buckets
+        ]
+
+
+def _pass(_: int) -> None:
+    pass

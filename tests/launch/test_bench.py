@@ -1,0 +1,170 @@
+"""`python -m hvdtrain bench`: it measures, writes what it found, and refuses what makes no sense.
+
+Nothing is asserted of speed; tests/unit/test_bench_*.py test what is made of the times.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import Completed, launch, start
+
+LIMITS = {"memcpy, all ranks at once", "memcpy, one rank alone"}
+WAYS = {
+    "engine mpi",
+    "engine mpi again",
+    "engine mpi, its memory",
+    "engine mpi, no shared memory",
+    "hvd.allreduce",
+    "hvd.allreduce_",
+    "gloo all_reduce",
+    "mpi4py Allreduce",
+    *LIMITS,
+}
+HOROVOD = "Horovod"
+
+
+def bench(*words: object, cwd: Path | None = None) -> Completed:
+    """Run `python -m hvdtrain bench` to its end; it must leave nothing behind."""
+    with start([sys.executable, "-m", "hvdtrain", "bench", *words], cwd=cwd) as job:
+        done = job.wait(120)
+        job.assert_nothing_left()
+    return done
+
+
+def without_horovod(names: dict[str, Any]) -> set[str]:
+    """Return the contenders that are always there."""
+    return {name for name in names if not name.startswith(HOROVOD)}
+
+
+def found(folder: Path) -> dict[str, Any]:
+    """Return what was written."""
+    document: dict[str, Any] = json.loads((folder / "bench.json").read_text())
+    return document
+
+
+def test_collectives(tmp_path: Path) -> None:
+    words = ["-np", 3, "--quick", "--bytes", 1024, "--bytes", 65536, "--repeats", 2]
+    done = bench("collectives", *words, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = found(tmp_path)
+    assert document["machine"]["cores"] >= 1
+    (result,) = document["results"]
+    assert (result["kind"], result["ranks"], result["nodes"]) == ("collectives", 3, 1)
+    small, large, many, busy = result["cases"]
+    assert (small["name"], large["name"]) == ("1 KiB", "64 KiB")
+    assert many["about"]["tensors"] == 100
+    for case in (small, large):
+        assert without_horovod(case["values"]) == WAYS
+    assert without_horovod(many["values"]) == {"hvdtrain", "hvdtrain again"}
+    assert without_horovod(busy["values"]) == {"hvdtrain", "hvdtrain again", "hvdtrain, busy"}
+    for case in result["cases"]:
+        assert all(len(times) == 2 and min(times) > 0 for times in case["values"].values())
+        assert {row["name"] for row in case["comparisons"]} == set(case["values"])
+    for peer in result["peers"]:
+        assert peer["library"]
+        assert peer["cores"]
+        assert (peer["torch_threads"], peer["threads"] > 1) == (1, True)
+    horovod_is_here = any(name.startswith(HOROVOD) for name in small["values"])
+    assert horovod_is_here != (HOROVOD in result["skipped"])
+    assert "same code, too few repeats" in done.stdout
+
+
+def test_steps(tmp_path: Path) -> None:
+    words = ["-np", 2, "--quick", "--model", "mnist-cnn", "--repeats", 1, "--out", tmp_path]
+    done = bench("steps", *words)
+    assert done.returncode == 0, done.stderr
+    (result,) = found(tmp_path)["results"]
+    (case,) = result["cases"]
+    assert case["about"]["samples"] == 64
+    assert without_horovod(case["values"]) == {
+        "one rank, whole batch",
+        "one rank alone",
+        "no communication",
+        "hvdtrain",
+        "hvdtrain again",
+        "DDP",
+    }
+    assert {"hvdtrain", "DDP"} <= set(case["efficiencies"])
+    pictures = "drawn: " in done.stdout
+    assert pictures or "pip install 'hvdtrain[bench]'" in done.stdout
+    if pictures:
+        assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_scaling_and_idle_ranks(tmp_path: Path) -> None:
+    words = ["-np", 2, "--quick", "--repeats", 1, "--out", tmp_path]
+    done = bench("scaling", *words, "--link", "here", "--link", "hdr")
+    assert done.returncode == 0, done.stderr
+    scaling = found(tmp_path)["scaling"]
+    assert [link["name"] for link in scaling["links"]] == ["this machine", "HDR InfiniBand"]
+    (predictions,) = scaling["predictions"].values()
+    assert [p["ranks"] for p in predictions["this machine"]] == [1 << n for n in range(13)]
+    assert predictions["this machine"][0]["efficiency"] == 1.0
+    (check,) = scaling["checks"]
+    assert check["ranks"] == 2
+    assert check["error"] == check["predicted_seconds"] / check["measured_seconds"] - 1
+    assert "predicted and measured here" in done.stdout
+
+
+def test_scaling_of_given_figures_starts_no_rank(tmp_path: Path) -> None:
+    phases = ["--forward-ms", 30, "--backward-ms", 60, "--optimizer-ms", 10, "--megabytes", 100]
+    link = ["--latency-us", 0, "--gigabytes", 10]
+    done = bench("scaling", *phases, *link, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "about" not in done.stdout
+    scaling = found(tmp_path)["scaling"]
+    assert scaling["checks"] == []
+    predictions = scaling["predictions"]["a step of your own, 100 MB"]["given"]
+    assert predictions[0]["seconds"] == pytest.approx(0.1)
+    # What is not hidden is at least the last bucket, and at most all of 2 * 100 MB at 10 GB/s.
+    assert 0.1 < predictions[-1]["seconds"] < 0.12
+
+
+def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hvdtrain", "bench", "idle", "-np", 2, "--out", tmp_path]
+    with start(command) as job:
+        job.wait_for_output("idle: hvdtrain, idle")
+        job.interrupt()
+        done = job.wait(20)
+        job.assert_nothing_left()
+    assert done.returncode == 130
+    assert "hvdtrain: interrupted" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["-np", "1"], "-np 1 must be at least 2"),
+        (["steps", "--model", "gpt"], "'gpt' is not one of"),
+        (["collectives", "--bytes", "6"], "--bytes 6: give positive multiples of 4"),
+        (["idle", "--repeats", "0"], "--repeats 0 must be at least 1"),
+        (["idle", "-hostfile", "missing"], "hostfile missing does not exist"),
+        (["scaling", "--gigabytes", "1"], "both --latency-us and --gigabytes"),
+        (["scaling", "--forward-ms", "1"], "--backward-ms"),
+        (["scaling", "--jitter-ms", "-1"], "--jitter-ms -1 must not be negative"),
+        (["scaling", "--ranks-per-node", "0"], "--ranks-per-node 0 must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], reason: str, tmp_path: Path) -> None:
+    done = bench(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert reason in done.stderr
+    assert done.stderr.startswith("hvdtrain: ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_do_not_start_ranks() -> None:
+    with launch(["-m", "hvdtrain", "bench", "--quick"], 2) as job:
+        done = job.wait(60)
+        job.assert_nothing_left()
+    assert done.returncode == 2
+    assert done.stderr.count("'bench' starts ranks itself") == 1
