@@ -49,6 +49,7 @@ class Buffer:
         if self.count == 0:
             return np.empty(0, self.dtype.numpy)
         memory = (ctypes.c_byte * self.nbytes).from_address(self.pointer)
+        memory.owner = self.owner  # type: ignore[attr-defined]  # lives as long as the array
         return np.frombuffer(memoryview(memory), self.dtype.numpy)
 
     def scale(self, factor: float) -> None:

@@ -172,6 +172,9 @@ class Channel:
             try:
                 while not operation.done:
                     self._step()
+            except BaseException as error:
+                self._give_up(error)
+                raise
             finally:
                 self._driver.release()
                 if self._pending:
@@ -180,6 +183,13 @@ class Channel:
         else:
             self._wait_for_driver(operation)
         return operation.outcome()
+
+    def _give_up(self, error: BaseException) -> None:
+        """End the use of this channel: a rank cannot take back that it has entered a round."""
+        with self._lock:
+            self._closed = True
+        reason = f"{type(error).__name__} in the middle of an operation"
+        self._fail_all(HvdtrainError(f"{self._title}: {reason}; end this rank"))
 
     def _wait_for_driver(self, operation: Operation) -> None:
         with self._lock:

@@ -139,7 +139,7 @@ class GradientReducer:
             self.buffers.append(Buffer.from_array(elements, bucket.dtype))
             start += -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         self._digest = plan.digest
-        self._request = step_request(plan.digest, self.buffers, self._op)
+        self._request = step_request(plan.digest, self.buffers, self._op, self._postscale)
 
     @property
     def launched(self) -> int:

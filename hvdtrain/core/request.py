@@ -18,10 +18,12 @@ class Zeros:
     Attributes:
         buffers: number and type of the elements of each buffer.
         op: the reduction.
+        postscale: factor after it, which a joined rank applies to others' copies, too.
     """
 
     buffers: tuple[tuple[int, DType], ...]
     op: ReduceOp
+    postscale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ def shadow(request: Request) -> Operation:
         Buffer.from_array(np.zeros(count, dtype.numpy), dtype) for count, dtype in zeros.buffers
     ]
     if request.operation == STEP:
-        state = StepState(buffers, zeros.op, weight=0.0)
+        state = StepState(buffers, zeros.op, weight=None, postscale=zeros.postscale, joined=True)
         state.launch_all()
         return Step(state, request)
     shapes = [(buffer.count,) for buffer in buffers]
-    return Allreduce(buffers, shapes, zeros.op, request.name)
+    return Allreduce(buffers, shapes, zeros.op, request.name, postscale=zeros.postscale)

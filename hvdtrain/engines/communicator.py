@@ -79,7 +79,7 @@ class Communicator(ABC):
 
         `op` is SUM, MIN, MAX or PRODUCT. Factors other than 1 truncate integers, and cannot be
         applied to half types and bool.
-        `prescale` may differ between ranks.
+        `prescale` may differ between ranks, `postscale` may not.
         """
 
     def allreduce_from(

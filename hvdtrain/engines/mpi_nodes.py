@@ -127,7 +127,11 @@ class NodeHierarchy:
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
         """Return memory that is reduced without a copy (collective); None if a node has none."""
         memory = self.team.empty(nbytes)
-        return memory if all(self._comm.allgather(memory is not None)) else None
+        if all(self._comm.allgather(memory is not None)):
+            return memory
+        if memory is not None:
+            self.team.forget_last()
+        return None
 
     def close(self) -> None:
         """Give the communicators and the memory back (collective)."""

@@ -165,7 +165,8 @@ typedef struct {
     pair_t pair; /* sums; 0 where the general way will do */
 } type_t;
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+/* Compiled for several generations of processors, where compiler and loader know how. */
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
 #define FAST static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FAST static

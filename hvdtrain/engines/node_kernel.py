@@ -74,8 +74,11 @@ def load_kernel() -> ctypes.CDLL | None:
     spec = find_spec("hvdtrain.engines._node_kernel")
     if spec is None or spec.origin is None:
         return None
-    library = ctypes.CDLL(spec.origin)
-    library.hvd_layout.restype = c_int64
+    try:
+        library = ctypes.CDLL(spec.origin)
+        library.hvd_layout.restype = c_int64
+    except (AttributeError, OSError):
+        return None
     if library.hvd_layout() != ctypes.sizeof(Team) << 32 | ctypes.sizeof(Task):
         return None
     library.hvd_slot_bytes.restype = c_int64

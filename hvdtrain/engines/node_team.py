@@ -58,12 +58,17 @@ def open_team(
     kernel = load_kernel()
     if not all(allgather(kernel is not None)) or kernel is None:
         return None
+    told = allgather((os.getpid(), os.sched_getaffinity(0)))
+    processes = _watch([process for process, _ in told], rank)
     nbytes = _PAGE_BYTES + kernel.hvd_staging_bytes(_CHUNK_BYTES)
-    memory = share_memory(nbytes, allgather)
-    if memory is None:
+    memory = share_memory(nbytes, rank, len(told), allgather)
+    if not all(allgather(processes is not None)) or memory is None or processes is None:
+        for descriptor in processes or {}:
+            os.close(descriptor)
         return None
-    processes = allgather(os.getpid())
-    return NodeTeam(kernel, rank, memory, processes, allgather, heed)
+    cores = set[int]().union(*(cores for _, cores in told))
+    spin = _SPIN_NANOSECONDS if len(told) <= len(cores) else 0
+    return NodeTeam(kernel, rank, memory, processes, allgather, heed, spin)
 
 
 class NodeTeam:
@@ -73,9 +78,11 @@ class NodeTeam:
         kernel: the compiled part.
         rank: of this process.
         memory: a slot and a staging area for each rank.
-        processes: the process of each rank.
+        processes: for each peer a descriptor that becomes readable when its process ends, and
+            the peer's rank.
         allgather: gathers one picklable value of every rank.
         heed: called every second or so of use.
+        spin_nanoseconds: how long to look at a flag before sleeping.
     """
 
     def __init__(
@@ -83,21 +90,24 @@ class NodeTeam:
         kernel: ctypes.CDLL,
         rank: int,
         memory: NodeMemory,
-        processes: list[int],
+        processes: dict[int, int],
         allgather: Callable[[Any], list[Any]],
         heed: Callable[[], object],
+        spin_nanoseconds: int = 0,
     ) -> None:
         self._heed, self._heeded = heed, time.monotonic()
-        size = len(processes)
+        size = len(memory.parts)
         self._kernel, self._memory, self._allgather = kernel, memory, allgather
-        self._processes = _watch(processes, rank)
+        self._processes, self._ended = processes, select.poll()
+        for descriptor in processes:
+            self._ended.register(descriptor, select.POLLIN)
         self._slots = _addresses(memory.addresses)
         self._staging = _addresses([address + _PAGE_BYTES for address in memory.addresses])
         self._team = Team(
             slots=self._slots,
             rank=rank,
             size=size,
-            spin_nanoseconds=_SPIN_NANOSECONDS if size <= len(os.sched_getaffinity(0)) else 0,
+            spin_nanoseconds=spin_nanoseconds,
             staging=self._staging,
             chunk_bytes=_CHUNK_BYTES,
         )
@@ -177,26 +187,30 @@ class NodeTeam:
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
         """Return memory that is reduced without a copy (collective); None if there is none."""
-        memory = share_memory(max(1, nbytes), self._allgather)
+        memory = share_memory(max(1, nbytes), self._rank, self._size, self._allgather)
         if memory is None:
             return None
         self._shared.append(memory)
         return memory.parts[self._rank][:nbytes]
 
+    def forget_last(self) -> None:
+        """Give up the memory that empty() returned last, which another node could not match."""
+        self._shared.pop()
+
     def check_peers(self) -> None:
         """Raise PeerFailureError if the process of a rank has ended (local)."""
         self._heeded = time.monotonic()
         self._heed()
-        for rank, descriptor in self._processes.items():
-            if select.select([descriptor], [], [], 0)[0]:
-                raise PeerFailureError(
-                    f"a peer on this node (number {rank} of {self._size}) has ended while others "
-                    "waited for it: look for its own message"
-                )
+        for descriptor, _ in self._ended.poll(0):
+            raise PeerFailureError(
+                f"a peer on this node (number {self._processes[descriptor]} of {self._size}) has "
+                "ended while others waited for it: look for its own message"
+            )
 
     def close(self) -> None:
         """Give up what the team holds; memory lives on where arrays show it (local)."""
-        for descriptor in self._processes.values():
+        for descriptor in self._processes:
+            self._ended.unregister(descriptor)
             os.close(descriptor)
         self._processes = {}
         self._shared = []
@@ -218,8 +232,15 @@ def _addresses(values: list[int]) -> Any:
     return (ctypes.c_uint64 * len(values))(*values)
 
 
-def _watch(processes: list[int], rank: int) -> dict[int, int]:
-    """Open a descriptor for each peer, which becomes readable when its process ends."""
-    return {
-        number: os.pidfd_open(process) for number, process in enumerate(processes) if number != rank
-    }
+def _watch(processes: list[int], rank: int) -> dict[int, int] | None:
+    """Open a descriptor for each peer; None where that is not possible."""
+    opened: dict[int, int] = {}
+    try:
+        for number, process in enumerate(processes):
+            if number != rank:
+                opened[os.pidfd_open(process)] = number
+    except OSError:
+        for descriptor in opened:
+            os.close(descriptor)
+        return None
+    return opened

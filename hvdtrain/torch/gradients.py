@@ -107,6 +107,8 @@ class Gradients:
         self._sparse: dict[int, torch.Tensor] = {}
         self._missing = [len(bucket.parameters) for bucket in self._plan.buckets]
         self._delivered = 0
+        if self._arrivals is not None:
+            self._arrivals = []
 
     def _hook(self, index: int) -> RemovableHandle:
         reference = weakref.ref(self)

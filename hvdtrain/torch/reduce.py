@@ -119,6 +119,8 @@ def _is_direct(tensor: torch.Tensor) -> bool:
         tensor.device.type == "cpu"
         and wire_type(tensor.dtype) == tensor.dtype
         and tensor.is_contiguous()
+        and not tensor.is_conj()  # whose memory holds the conjugate
+        and not tensor.is_neg()
     )
 
 

@@ -308,6 +308,58 @@ def join_with_an_optimizer() -> None:
     assert hvd.join() == n - 1
 
 
+@case
+def a_joined_rank_applies_the_factors_of_the_others() -> None:
+    n, r = hvd.size(), hvd.rank()
+    count = 100_000  # beyond what ranks of a node add each for itself
+    if r < n - 1 or n == 1:
+        value = torch.full((count,), r + 1.0)
+        total = hvd.allreduce(value, op=hvd.Sum, name="scaled", postscale_factor=0.5)
+        expected = sum(range(1, max(n, 2))) / 2
+        assert torch.equal(total, torch.full((count,), expected))
+    hvd.join()
+    weight = torch.nn.Parameter(torch.zeros(count))
+    for predivide in (1.0, 4.0):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=1.0), [("w", weight)], gradient_predivide_factor=predivide
+        )
+        optimizer.zero_grad()
+        if r < n - 1 or n == 1:
+            (weight * (r + 1.0)).sum().backward()
+            optimizer.synchronize()
+            assert weight.grad is not None
+            # The plain average is over all ranks, the joined one included.
+            average = torch.full((count,), sum(range(1, max(n, 2))) / n)
+            assert torch.allclose(weight.grad, average), (predivide, weight.grad.unique())
+        hvd.join()
+
+
+@case
+def gradients_outlive_their_optimizer() -> None:
+    weight = torch.nn.Parameter(torch.zeros(300_000))
+    for round_number in range(3):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+        (weight * 2.0).sum().backward()
+        optimizer.step()
+        kept = weight.grad
+        assert kept is not None
+        del optimizer
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+        assert torch.equal(kept, torch.full_like(kept, 2.0)), round_number
+        optimizer.zero_grad()
+
+
+@case
+def conjugated_tensors() -> None:
+    n, r = hvd.size(), hvd.rank()
+    value = torch.tensor([complex(r + 1, 2 * r)] * 3)
+    for lazy in (value.conj(), value.conj().imag):
+        total = hvd.allreduce(lazy, op=hvd.Sum)
+        ranks = [torch.tensor([complex(k + 1, 2 * k)] * 3).conj() for k in range(n)]
+        expected = torch.stack(ranks).sum(0).resolve_conj()
+        assert torch.equal(total, expected if lazy.is_complex() else expected.imag)
+
+
 if __name__ == "__main__":
     hvd.init()
     for function in CASES:

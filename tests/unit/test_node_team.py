@@ -161,10 +161,29 @@ def test_a_dead_peer_is_noticed() -> None:
 
 
 def test_without_memory_to_share() -> None:
-    assert share_memory(1 << 62, lambda value: [value]) is None
-    assert share_memory(4096, lambda value: [value, (os.getpid(), None)]) is None
+    assert share_memory(1 << 62, 0, 1, lambda value: [value]) is None
+    assert share_memory(4096, 0, 2, lambda value: [value, (os.getpid(), None)]) is None
 
 
 def test_the_kernel_is_there() -> None:
     """Where a compiler is, installing builds it; without it all of this would be skipped."""
     assert load_kernel() is not None
+
+
+def test_many_open_files_do_not_matter() -> None:
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3000:
+        pytest.skip(f"this user may open but {hard} files")
+
+    def work(team: NodeTeam, rank: int) -> None:
+        team.check_peers()
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3000, hard))
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert in_processes(2, work) == [0, 0]
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

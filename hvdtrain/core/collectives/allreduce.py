@@ -109,7 +109,7 @@ def _request(
             ("prescale", repr(prescale)),
             ("postscale", repr(postscale)),
         ),
-        Zeros(zeros, op) if op in _TAKES_ZEROS else None,
+        Zeros(zeros, op, postscale) if op in _TAKES_ZEROS else None,
     )
 
 

@@ -22,10 +22,13 @@ __all__ = ["STEP", "Step", "StepState", "step_request"]
 STEP = "optimizer step"
 
 
-def step_request(digest: str, buffers: Sequence[Buffer], op: ReduceOp) -> Request:
+def step_request(
+    digest: str, buffers: Sequence[Buffer], op: ReduceOp, postscale: float = 1.0
+) -> Request:
     """Return what ranks agree on before a step of the plan with this digest."""
     kinds = tuple((buffer.count, buffer.dtype) for buffer in buffers)
-    return Request(STEP, f"plan {digest}", (("op", op.value),), Zeros(kinds, op))
+    details = (("op", op.value), ("postscale", repr(postscale)))
+    return Request(STEP, f"plan {digest}", details, Zeros(kinds, op, postscale))
 
 
 class StepState:
@@ -38,6 +41,7 @@ class StepState:
             all ranks, joined ones included, as long as no rank gives a weight.
         prescale: factor before the reduction.
         postscale: factor after it.
+        joined: this rank has no data any more; it neither weighs nor gives a weight.
     """
 
     def __init__(
@@ -47,7 +51,9 @@ class StepState:
         weight: float | None,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        joined: bool = False,
     ) -> None:
+        self.joined = joined
         self.buffers, self.op, self.weight = buffers, op, weight
         self.prescale, self.postscale = prescale, postscale
         self.done: list[Future[None]] = [Future() for _ in buffers]
@@ -136,6 +142,8 @@ class Step(Operation):
     def _factors(self, communicator: Communicator) -> tuple[float, float]:
         state = self._state
         weight = 1.0 if state.weight is None else state.weight
+        if state.joined:
+            weight = 0.0
         weights = np.array([weight, float(state.weight is not None)])
         communicator.allreduce(Buffer.from_array(weights), ReduceOp.SUM)
         if state.op is not ReduceOp.AVERAGE:
