@@ -34,8 +34,8 @@ class HvdtrainError(RuntimeError):
     exit_code = EXIT_CRASH
 
 
-class NotInitializedError(HvdtrainError):
-    """An operation was asked for before init() or after shutdown()."""
+class NotInitializedError(HvdtrainError, ValueError):
+    """An operation was asked for before init() or after shutdown(); Horovod's is a ValueError."""
 
 
 class EngineUnavailableError(HvdtrainError):

@@ -318,8 +318,11 @@ class Channel:
         self._pause_seconds = _FIRST_PAUSE_SECONDS if fresh else longer
 
     def _finish_join(self) -> None:
-        last = self.ranks[max(self._unjoined)]
+        own = time.perf_counter() - self._pending[JOIN.key].submitted
+        waited = exchange(self.communicator, [own])
+        last = self.ranks[min(self._unjoined, key=waited.__getitem__)]
         self._unjoined = frozenset(range(self.communicator.size))
+        self._unnamed.clear()  # ranks that joined early have numbered fewer operations
         self._end(self._pending[JOIN.key], result=last)
 
     def _run(self, operation: Operation) -> None:

@@ -59,7 +59,12 @@ class ProcessSet:
         return channel
 
     def _registered(self) -> list[int] | None:
-        return self.ranks if self.process_set_id is not None else None
+        if self.process_set_id is None:
+            return None
+        # A number from before a shutdown() counts no more.
+        known = context.current().process_sets
+        here = self.process_set_id == 0 or known.get(self.process_set_id) == self.ranks
+        return self.ranks if here else None
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -94,7 +99,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         process_set = ProcessSet(process_set)
     ranks = process_set.ranks or []
     _refuse_different(ranks)
-    if process_set.process_set_id is not None:
+    if process_set._registered() is not None:
         raise ValueError(f"{process_set} is registered already")
     if not ranks or ranks[0] < 0 or ranks[-1] >= here.topology.size:
         raise ValueError(f"ranks {ranks} are not all in a world of {here.topology.size}")

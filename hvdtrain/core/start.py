@@ -19,15 +19,25 @@ def init(
     """Join the world of ranks that the launcher started (collective); see `context.init`.
 
     Args:
-        comm: must be None; Horovod's way to a part of the world, for which there are process
-            sets.
+        comm: None, or all ranks as a list or an mpi4py communicator; for a part of the world
+            there are process sets.
         process_sets: sets to register at once, the same on every rank; "dynamic" is Horovod's
-            word for sets that are added later, which always works here.
+            word for sets that are added later, which always works here. A second call adds none.
         engine: "auto" or the name of an engine; None takes HVDTRAIN_ENGINE, or auto.
     """
-    if comm is not None:
-        raise ValueError("init(comm) is not supported: pass process_sets=[ProcessSet(ranks)]")
+    joins = not context.is_initialized()
     context.init(engine)
-    if process_sets is not None and not isinstance(process_sets, str):
+    if comm is not None and not _is_whole(comm, context.current().topology.size):
+        raise ValueError(
+            "init(comm) takes the whole world only: for a part of it pass "
+            "process_sets=[ProcessSet(ranks)]"
+        )
+    if joins and process_sets is not None and not isinstance(process_sets, str):
         for process_set in process_sets:
             add_process_set(process_set)
+
+
+def _is_whole(comm: Any, size: int) -> bool:
+    if hasattr(comm, "Get_size"):
+        return bool(comm.Get_size() == size)
+    return sorted(comm) == list(range(size))

@@ -9,7 +9,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology, device_index
 from hvdtrain.types import DType
 
-__all__ = ["as_buffer", "dtype_of", "from_buffer", "pin_device", "staged", "wire_type"]
+__all__ = ["as_buffer", "dtype_of", "from_buffer", "is_plain", "pin_device", "staged", "wire_type"]
 
 _DTYPES = {getattr(torch, dtype.value): dtype for dtype in DType}
 _WIRE_TYPES = {
@@ -55,6 +55,16 @@ def staged(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tens
     """Return a contiguous copy in host memory, which every engine can reach."""
     return tensor.detach().to(
         "cpu", dtype or tensor.dtype, copy=True, memory_format=torch.contiguous_format
+    )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor's elements lie as they are, one after the other, in host memory."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()  # whose memory holds the conjugate
+        and not tensor.is_neg()
     )
 
 

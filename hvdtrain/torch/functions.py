@@ -10,7 +10,7 @@ import torch
 
 from hvdtrain.core import objects
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.torch.ops import broadcast_
+from hvdtrain.torch.ops import broadcast_, broadcast_async_
 
 __all__ = [
     "allgather_object",
@@ -45,22 +45,31 @@ def allgather_object(
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
+    root_rank: int = 0,
 ) -> None:
     """Overwrite parameters and buffers with those of `root_rank` (collective).
 
     Args:
-        params: `model.state_dict()` or `model.named_parameters()`; entries that are no tensors
-            are left alone.
+        params: `model.state_dict()`, `model.named_parameters()` or tensors; entries that are no
+            tensors are left alone. The order of names may differ between ranks.
         root_rank: whose values every rank gets.
 
     Raises:
-        MismatchError: names, shapes or types differ between ranks.
+        MismatchError: shapes or types differ between ranks.
+        ValueError: `params` is none of these.
     """
+    if not isinstance(params, Iterable):
+        raise ValueError(f"broadcast_parameters takes parameters, got {type(params).__name__}")
     items = params.items() if isinstance(params, Mapping) else params
-    for name, tensor in items:
-        if isinstance(tensor, torch.Tensor):
-            broadcast_(tensor, root_rank, name)
+    pairs = [(None, item) if isinstance(item, torch.Tensor) else item for item in items]
+    handles = [
+        broadcast_async_(tensor, root_rank, name)
+        for name, tensor in pairs
+        if isinstance(tensor, torch.Tensor)
+    ]
+    for handle in handles:
+        handle.wait()
 
 
 @dataclass(frozen=True)

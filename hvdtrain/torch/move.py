@@ -10,7 +10,7 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import operations
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.tensors.torch import as_buffer, from_buffer, staged
+from hvdtrain.tensors.torch import as_buffer, from_buffer, is_plain, staged
 from hvdtrain.torch.handle import Handle
 
 __all__ = ["allgather_handle", "alltoall_handle", "broadcast_handle"]
@@ -47,7 +47,7 @@ def broadcast_handle(
     in_place: bool = False,
 ) -> Handle:
     """Prepare a broadcast from the world's rank `root_rank`."""
-    direct = in_place and tensor.device.type == "cpu" and tensor.is_contiguous()
+    direct = in_place and is_plain(tensor)
     host = tensor.detach() if direct else staged(tensor)
     submitted = operations.broadcast(
         process_set.channel(), as_buffer(host), tensor.shape, root_rank, name
@@ -70,7 +70,7 @@ def alltoall_handle(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Prepare an exchange of rows; with `splits` its result is (tensor, received splits)."""
+    """Prepare an exchange of rows, whose result is (tensor, received splits)."""
     host = staged(tensor)
     submitted = operations.alltoall(
         process_set.channel(), as_buffer(host), tensor.shape, _counts(splits), name
@@ -79,8 +79,6 @@ def alltoall_handle(
     def finish(result: tuple[Buffer, list[int]]) -> Any:
         buffer, received = result
         rows = from_buffer(buffer).reshape(sum(received), *tensor.shape[1:]).to(tensor.device)
-        if splits is None:
-            return rows
         device = splits.device if isinstance(splits, torch.Tensor) else "cpu"
         return rows, torch.tensor(received, dtype=torch.int32, device=device)
 

@@ -365,7 +365,8 @@ def alltoall(
         given = splits if splits is not None else _even_splits(tensor, process_set)
         rows, received = autograd.Alltoall.apply(tensor, given, name, process_set)
         return rows if splits is None else (rows, received)
-    return alltoall_handle(tensor, splits, name, process_set).wait()
+    received = alltoall_handle(tensor, splits, name, process_set).wait()
+    return received[0] if splits is None else received
 
 
 def alltoall_async(
@@ -374,7 +375,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Submit `alltoall`; no gradient flows through it."""
+    """Submit `alltoall`, whose result is (tensor, received splits); no gradient flows through."""
     return alltoall_handle(tensor, splits, name, process_set).start()
 
 

@@ -115,6 +115,11 @@ class DistributedOptimizer(WrappedOptimizer):
         if self._gradients is not None:
             self._gradients.reducer.sample_weight = None if weight is None else float(weight)
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes add up before a reduction."""
+        return self._settings.passes
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes add up before a reduction (between steps)."""
         self._settings = replace(self._settings, passes=passes)

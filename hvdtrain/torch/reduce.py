@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from hvdtrain.core import operations
+from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.tensors.torch import as_buffer, dtype_of, from_buffer, staged, wire_type
+from hvdtrain.tensors.torch import as_buffer, dtype_of, from_buffer, is_plain, staged, wire_type
 from hvdtrain.torch.handle import Handle
 from hvdtrain.types import ReduceOp
 
@@ -65,11 +66,11 @@ def allreduce_handle(
         process_set.channel(),
         buffers,
         [tensor.shape for tensor in tensors],
-        _wire_op(tensors[0], op),
+        _wire_op(tensors[0], op, prescale_factor, postscale_factor),
         name,
         prescale_factor,
         postscale_factor,
-        [dtype_of(tensor).value for tensor in tensors],
+        _kinds(tensors, op),
         sources,
     )
 
@@ -95,18 +96,20 @@ def reducescatter_handle(
         process_set.channel(),
         [as_buffer(host) for host in hosts],
         [tensor.shape for tensor in tensors],
-        _wire_op(tensors[0], op),
+        _wire_op(tensors[0], op, prescale_factor, postscale_factor),
         name,
         prescale_factor,
         postscale_factor,
-        [dtype_of(tensor).value for tensor in tensors],
+        _kinds(tensors, op),
     )
+
+    size, rank = process_set.size() or 1, process_set.rank() or 0
 
     def finish(buffers: list[Any]) -> list[torch.Tensor]:
         return [
-            from_buffer(buffer).reshape(-1, *tensor.shape[1:]).to(tensor.device, tensor.dtype)
-            if tensor.numel()
-            else tensor.new_empty((0, *tensor.shape[1:]))
+            from_buffer(buffer)
+            .reshape(rows_of_rank(tensor.shape[0], rank, size), *tensor.shape[1:])
+            .to(tensor.device, tensor.dtype)
             for tensor, buffer in zip(tensors, buffers, strict=True)
         ]
 
@@ -115,13 +118,7 @@ def reducescatter_handle(
 
 def _is_direct(tensor: torch.Tensor) -> bool:
     """Tell whether an engine can reduce a tensor where it is."""
-    return (
-        tensor.device.type == "cpu"
-        and wire_type(tensor.dtype) == tensor.dtype
-        and tensor.is_contiguous()
-        and not tensor.is_conj()  # whose memory holds the conjugate
-        and not tensor.is_neg()
-    )
+    return wire_type(tensor.dtype) == tensor.dtype and is_plain(tensor)
 
 
 def _result(tensor: torch.Tensor, in_place: bool) -> torch.Tensor:
@@ -138,9 +135,19 @@ def _returned(tensor: torch.Tensor, host: torch.Tensor, in_place: bool) -> torch
     return tensor
 
 
-def _wire_op(tensor: torch.Tensor, op: ReduceOp) -> ReduceOp:
+def _kinds(tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[str]:
+    if tensors[0].dtype == torch.bool:  # for which several reductions are one to the engine
+        return [f"bool ({op.value})"] * len(tensors)
+    return [dtype_of(tensor).value for tensor in tensors]
+
+
+def _wire_op(
+    tensor: torch.Tensor, op: ReduceOp, prescale_factor: float, postscale_factor: float
+) -> ReduceOp:
     if tensor.dtype != torch.bool:
         return op
+    if (prescale_factor, postscale_factor) != (1.0, 1.0):
+        raise ValueError("a factor makes no sense for bool")
     if op not in _BOOL_OPS:
         raise ValueError(f"{op.value} of bool makes no sense")
     return _BOOL_OPS[op]

@@ -55,5 +55,11 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """Register on the wrapped optimizer."""
         return self._optimizer.register_step_post_hook(hook)
 
+    def __getattr__(self, name: str) -> Any:
+        """Find what the wrapped optimizer has beside all this."""
+        if name == "_optimizer":  # not there yet, while a copy is made
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._optimizer!r})"

@@ -290,6 +290,42 @@ def join_with_uneven_data() -> None:
             assert "rank 0 joined" in refused(hvd.HorovodInternalError, refused_here)
             last = hvd.join()
         assert last > 0
+    time.sleep(0.3 * ((r + 1) % n))
+    assert hvd.join() == max(0, n - 2)
+    if r == 0:
+        assert hvd.allreduce(torch.ones(2) * 5, op=hvd.Min).tolist() == [5.0 if n == 1 else 0.0] * 2
+    hvd.join()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n  # a name of its own numbering
+
+
+@case
+def parameters_in_any_order() -> None:
+    r = hvd.rank()
+    names = ["a", "b", "c"] if r % 2 else ["c", "a", "b"]
+    state = {name: torch.full((3,), 10.0 * r + ord(name)) for name in names}
+    hvd.broadcast_parameters(state, root_rank=0)
+    assert {name: tensor[0].item() for name, tensor in state.items()} == {"a": 97, "b": 98, "c": 99}
+    bare = [torch.full((2,), float(r)), torch.full((2,), r + 5.0)]
+    hvd.broadcast_parameters(bare, root_rank=hvd.size() - 1)
+    assert [tensor[0].item() for tensor in bare] == [hvd.size() - 1, hvd.size() + 4]
+    refused(ValueError, partial(hvd.broadcast_parameters, None))  # type: ignore[arg-type]
+
+
+@case
+def shapes_and_types_at_the_edges() -> None:
+    n, r = hvd.size(), hvd.rank()
+    part = hvd.reducescatter(torch.zeros(n, 0), op=hvd.Sum)
+    assert part.shape == (1, 0)
+    rows, splits = hvd.synchronize(hvd.alltoall_async(torch.full((n,), float(r))))
+    assert rows.tolist() == [float(k) for k in range(n)]
+    assert splits.tolist() == [1] * n
+    refused(ValueError, lambda: hvd.allreduce(torch.ones(2) > 0, prescale_factor=0.5))
+    if n > 1:
+        op = hvd.Average if r == 0 else hvd.Product
+        refused(hvd.HorovodInternalError, lambda: hvd.allreduce(torch.ones(2) > 0, op=op, name="b"))
+    lazy = torch.tensor([complex(1, 2 + r)]).conj()
+    hvd.broadcast_(lazy, root_rank=0)
+    assert lazy.resolve_conj().tolist() == [complex(1, -2)]
 
 
 @case

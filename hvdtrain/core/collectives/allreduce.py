@@ -18,9 +18,6 @@ from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["Allreduce", "divide_truncating"]
 
-# Zeros change nothing in these; in a minimum or a product they would.
-_TAKES_ZEROS = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM)
-
 
 class Allreduce(Operation):
     """Reduce buffers of every member in place.
@@ -109,7 +106,7 @@ def _request(
             ("prescale", repr(prescale)),
             ("postscale", repr(postscale)),
         ),
-        Zeros(zeros, op, postscale) if op in _TAKES_ZEROS else None,
+        Zeros(zeros, op, postscale),
     )
 
 
