@@ -1,11 +1,12 @@
 """Operations through which gradients flow, by Horovod's conventions.
 
 A loss is understood as the mean over ranks: what the ranks send back through an operation is
-averaged, where the operation itself does not say otherwise.
+averaged, where the operation itself does not say otherwise. Gradients are differentiable again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,11 +32,7 @@ class Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        op, prescale_factor, postscale_factor, process_set = ctx.arguments
-        handle = allreduce_handle(
-            gradients, op, None, prescale_factor, postscale_factor, process_set
-        )
-        return (None, None, *handle.wait())
+        return (None, None, *Allreduce.apply(ctx.arguments, None, *gradients))
 
 
 class Allgather(torch.autograd.Function):
@@ -49,7 +46,7 @@ class Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        averaged = allreduce_handle(gradients, ReduceOp.AVERAGE, process_set=ctx.process_set).wait()
+        averaged = _averaged(gradients, ctx.process_set)
         own = [torch.tensor(shape[0] if shape else 1) for shape in ctx.shapes]
         rows = allgather_handle(own, process_set=ctx.process_set).wait()
         rank = ctx.process_set.rank()
@@ -72,8 +69,7 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        handle = allreduce_handle([gradient], ReduceOp.AVERAGE, process_set=ctx.process_set)
-        (averaged,) = handle.wait()
+        (averaged,) = _averaged([gradient], ctx.process_set)
         if context.current().topology.rank != ctx.root_rank:
             averaged = torch.zeros_like(averaged)
         return averaged, None, None, None
@@ -94,8 +90,8 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any, *_: Any) -> Any:
-        handle = alltoall_handle(gradient, ctx.received, process_set=ctx.process_set)
-        return handle.wait()[0], None, None, None
+        rows, _ = Alltoall.apply(gradient, ctx.received, None, ctx.process_set)
+        return rows, None, None, None
 
 
 class ReduceScatter(torch.autograd.Function):
@@ -116,4 +112,8 @@ class ReduceScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         scaled = [gradient * ctx.factor for gradient in gradients]
-        return (None, None, *allgather_handle(scaled, process_set=ctx.process_set).wait())
+        return (None, None, *Allgather.apply(ctx.process_set, None, *scaled))
+
+
+def _averaged(gradients: Sequence[torch.Tensor], process_set: ProcessSet) -> Any:
+    return Allreduce.apply((ReduceOp.AVERAGE, 1.0, 1.0, process_set), None, *gradients)

@@ -299,6 +299,28 @@ def join_with_uneven_data() -> None:
 
 
 @case
+def gradients_of_gradients() -> None:
+    """y = sum(f(x)^2) with f linear: the gradient of |dy/dx|^2 is that of a quadratic form."""
+    n, r = hvd.size(), hvd.rank()
+
+    def second(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        x = torch.full((n,), r + 1.0, dtype=torch.float64, requires_grad=True)
+        (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+        (result,) = torch.autograd.grad(first.sum(), x)
+        return result
+
+    expected_of: dict[Callable[..., torch.Tensor], float] = {
+        # f averages, and so does its gradient, twice: 2 avg avg avg avg 1 = 2
+        hvd.allreduce: 2.0,
+        # its gradient takes the own part of an average, whose gradient is 1/n of it on each rank
+        hvd.allgather: 2.0 / n,
+        hvd.alltoall: 2.0,
+    }
+    for function, expected in expected_of.items():
+        assert torch.allclose(second(function), torch.full((n,), expected).double()), function
+
+
+@case
 def parameters_in_any_order() -> None:
     r = hvd.rank()
     names = ["a", "b", "c"] if r % 2 else ["c", "a", "b"]
