@@ -44,7 +44,7 @@ setup(
             optional=True,
         )
     ],
-    package_data={"hvdtrain": ["py.typed"]},
+    package_data={"hvdtrain": ["py.typed", "engines/*.c"]},
     python_requires=">=3.11",
     install_requires=["click>=8.1", "mpi4py>=4.1", "numpy>=2.0", "rich>=13.0"],
     extras_require={

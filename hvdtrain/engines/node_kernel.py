@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint32, c_uint64
 from functools import cache
-from importlib.util import find_spec
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 
 from hvdtrain.types import DType, ReduceOp
 
@@ -65,17 +67,27 @@ class Task(Structure):
     )
 
 
+def _find_library() -> Path | None:
+    """Look beside this file, and where packages are installed: a checkout has only the source."""
+    for folder in (Path(__file__).parents[2], *map(Path, sys.path)):
+        for suffix in EXTENSION_SUFFIXES:
+            path = folder / "hvdtrain" / "engines" / f"_node_kernel{suffix}"
+            if path.is_file():
+                return path
+    return None
+
+
 @cache
 def load_kernel() -> ctypes.CDLL | None:
     """Return the library; None where it could not be compiled when hvdtrain was installed.
 
     One that was compiled from another version of the source does not count.
     """
-    spec = find_spec("hvdtrain.engines._node_kernel")
-    if spec is None or spec.origin is None:
+    path = _find_library()
+    if path is None:
         return None
     try:
-        library = ctypes.CDLL(spec.origin)
+        library = ctypes.CDLL(str(path))
         library.hvd_layout.restype = c_int64
     except (AttributeError, OSError):
         return None

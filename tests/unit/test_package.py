@@ -28,7 +28,7 @@ def files(package: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(package)): path.read_bytes()
         for path in package.rglob("*")
-        if path.is_file() and path.suffix not in {".pyc", ".pyo"}
+        if path.is_file() and path.suffix not in {".pyc", ".pyo", ".so"}
     }
 
 
