@@ -11,7 +11,7 @@ from typing import Any
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement import Decision, decide, exchange, unanimous
-from hvdtrain.core.request import JOIN, LEAVE, UNNAMED, Request
+from hvdtrain.core.request import JOIN, LEAVE, UNNAMED, Request, unpacked
 from hvdtrain.core.timeline.recording import Track
 from hvdtrain.core.timeline.times import BucketTimes
 from hvdtrain.engines.communicator import Communicator
@@ -38,6 +38,7 @@ class Operation(ABC):
 
     def __init__(self) -> None:
         self.done = False
+        self.awaited = False  # by a thread that sleeps until it is done
         self.submitted = 0.0
         self._result: Any = None
         self._error: BaseException | None = None
@@ -138,7 +139,6 @@ class Channel:
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)
-        self._waiting = 0  # threads that wait for an operation which another one drives
         self._submitted = 0
         self._heard = 0  # how many submissions the driver had seen at its last exchange
         self._pausing = False
@@ -193,11 +193,8 @@ class Channel:
 
     def _wait_for_driver(self, operation: Operation) -> None:
         with self._lock:
-            self._waiting += 1
-            try:
-                self._ended.wait_for(lambda: operation.done)
-            finally:
-                self._waiting -= 1
+            operation.awaited = True
+            self._ended.wait_for(lambda: operation.done)
 
     def poll(self, operation: Operation) -> bool:
         """Tell whether an operation is done; without a thread of the channel's this waits."""
@@ -284,7 +281,8 @@ class Channel:
         with self._lock:
             self._heard = self._submitted
             own = [operation.request for operation in self._pending.values()]
-        decision = decide(exchange(self.communicator, own), self.ranks)
+        told = exchange(self.communicator, [request.packed for request in own])
+        decision = decide([[unpacked(text) for text in texts] for texts in told], self.ranks)
         if (track := self.track) is not None:
             track.agreed()
         if decision.deserted:
@@ -346,7 +344,7 @@ class Channel:
             self._pending.pop(operation.request.key, None)
             operation.end(result, error)
             self.progressed = time.perf_counter()
-            if self._waiting:
+            if operation.awaited:
                 self._ended.notify_all()
 
     def _fail_all(self, error: BaseException) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["JOIN", "LEAVE", "UNNAMED", "Request", "Zeros"]
+__all__ = ["JOIN", "LEAVE", "UNNAMED", "Request", "Zeros", "unpacked"]
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,23 @@ class Request:
         return f"{self.subject} ({details})" if details else self.subject
 
     @cached_property
+    def packed(self) -> bytes:
+        """Itself for other ranks."""
+        return pickle.dumps((self.operation, self.name, self.details, self.zeros))
+
+    @cached_property
     def ballot(self) -> bytes:
         """32 bytes, a hash and its complement, that are equal exactly for equal requests."""
         fields = [self.operation, self.name, *(text for pair in self.details for text in pair)]
         hashed = blake2b("\0".join(fields).encode(), digest_size=16).digest()
         return hashed + hashed.translate(_COMPLEMENT)
+
+
+# A training loop asks for the same things again and again.
+@lru_cache(maxsize=4096)
+def unpacked(text: bytes) -> Request:
+    """Return what another rank has packed."""
+    return Request(*pickle.loads(text))
 
 
 _COMPLEMENT = bytes(reversed(range(256)))
