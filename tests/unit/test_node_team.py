@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -171,7 +172,6 @@ def test_the_kernel_is_there() -> None:
 
 
 def test_many_open_files_do_not_matter() -> None:
-    resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 3000:
         pytest.skip(f"this user may open but {hard} files")
