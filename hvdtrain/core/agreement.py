@@ -1,7 +1,8 @@
 """How ranks agree on what comes next, though they may submit requests in different orders.
 
-Nearly always they do agree. In a round every rank's next request goes out as one small hash in
-a non-blocking MIN/MAX all-reduce; only when the hashes differ are the full requests exchanged.
+Nearly always they do agree. In a round two small hashes go out from every rank in a non-blocking
+MIN/MAX all-reduce, of its next request and of all its requests; only when both differ are the
+full requests exchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.request import JOIN, LEAVE, Request
+from hvdtrain.core.request import JOIN, LEAVE, Request, ballot
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["Decision", "decide", "exchange", "unanimous"]
@@ -22,13 +23,26 @@ __all__ = ["Decision", "decide", "exchange", "unanimous"]
 T = TypeVar("T")
 
 
-def unanimous(communicator: Communicator, request: Request) -> bool:
-    """Block until every member has a next request; tell whether it is the same (collective)."""
-    ballot = request.ballot
-    votes = np.frombuffer(bytearray(ballot), np.uint64)
+def unanimous(communicator: Communicator, requests: Sequence[Request]) -> int:
+    """Block until every member has a next request; tell how many are the same (collective).
+
+    Args:
+        communicator: of the members.
+        requests: this member's, at least one, in the order of submission.
+
+    Returns:
+        The number of this member's requests where all members have these and no other; 1
+        where only the first is the same; 0 where not even that.
+    """
+    head, whole = requests[0].ballot, ballot(requests)
+    own = head + whole
+    votes = np.frombuffer(bytearray(own), np.uint64)
     communicator.start_max(votes).wait()
     # Of the hash and of its complement the maximum is one's own only if nobody's differs.
-    return votes.tobytes() == ballot
+    highest = votes.tobytes()
+    if highest == own:
+        return len(requests)
+    return int(highest[: len(head)] == head)
 
 
 def exchange(communicator: Communicator, items: Sequence[T]) -> list[list[T]]:
@@ -80,6 +94,10 @@ def decide(requests: Sequence[Sequence[Request]], ranks: Sequence[int]) -> Decis
     decision = Decision(joined=joined)
     for request in requests[active[0]]:
         if request == LEAVE:
+            continue
+        # Nearly always; texts that are equal are unpacked to one object.
+        if all(by_key[member].get(request.key) is request for member in active) and not joined:
+            decision.run.append(request)
             continue
         sent = {
             member: _counterpart(request, by_key[member], by_key[active[0]]) for member in active

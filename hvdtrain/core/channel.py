@@ -6,8 +6,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from itertools import groupby
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement import Decision, decide, exchange, unanimous
@@ -18,6 +22,14 @@ from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import HvdtrainError, MismatchError, PeerFailureError
 
 __all__ = ["Channel", "Farewell", "Operation"]
+
+# Operations that nobody waits for gather as long as more come within so short a time, to be done
+# together. A thread that submits many is also slower beside one that is already at work.
+_GATHER_SECONDS = 300e-6
+_LONGEST_GATHER_SECONDS = 3e-3
+
+# The room for operations that are done together.
+_TOGETHER_BYTES = 4 << 20
 
 # How long to wait for news after an exchange in which no request was submitted by all.
 _FIRST_PAUSE_SECONDS = 200e-6
@@ -76,6 +88,19 @@ class Operation(ABC):
     @abstractmethod
     def execute(self, communicator: Communicator) -> Any:
         """Do it, when all members are known to have arrived; return the result."""
+
+    def kin(self) -> Hashable:
+        """Return what operations share that `execute_with` does together; None for none."""
+        return None
+
+    def execute_with(
+        self,
+        others: Sequence[Operation],
+        communicator: Communicator,
+        memory: npt.NDArray[np.uint8],
+    ) -> None:
+        """Do it together with its kin, by way of `memory` (which the engine has handed out)."""
+        raise NotImplementedError
 
 
 class Farewell(Operation):
@@ -144,22 +169,33 @@ class Channel:
         self._pausing = False
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._closed = False
+        self._hurry = False  # somebody waits, or will not submit more
+        self._memory: npt.NDArray[np.uint8] | None = None
         self.has_thread = communicator.capabilities.concurrent
         if self.has_thread:
             threading.Thread(target=self._serve, name="hvdtrain-channel", daemon=True).start()
 
-    def submit(self, operation: Operation) -> None:
+    def submit(self, operation: Operation, at_once: bool = False) -> None:
         """Queue an operation and return at once (collective, in any order).
+
+        Args:
+            operation: what to do.
+            at_once: start it now, instead of gathering operations for a moment.
 
         Raises:
             ValueError: an operation of that name is under way.
         """
-        self._add(operation)
+        alone = self._add(operation)
         if self.has_thread:
-            with self._lock:
-                self._news.notify_all()
+            if at_once or alone:
+                self._wake(at_once)
         elif self.communicator.size == 1:
             self.wait(operation)
+
+    def _wake(self, hurry: bool) -> None:
+        with self._lock:
+            self._hurry |= hurry
+            self._news.notify_all()
 
     def run(self, operation: Operation) -> Any:
         """Queue an operation and return its result (collective)."""
@@ -200,6 +236,8 @@ class Channel:
         """Tell whether an operation is done; without a thread of the channel's this waits."""
         if not self.has_thread:
             self.wait(operation)
+        elif not operation.done:
+            self._wake(hurry=True)
         return operation.done
 
     def name(self, operation: str, name: str | None) -> str:
@@ -233,7 +271,8 @@ class Channel:
             self._news.notify_all()
         self.communicator.close()
 
-    def _add(self, operation: Operation) -> None:
+    def _add(self, operation: Operation) -> bool:
+        """Queue an operation; tell whether nothing else is queued."""
         key = operation.request.key
         with self._lock:
             if self._closed:
@@ -250,6 +289,7 @@ class Channel:
             self._submitted += 1
             if self._pausing:
                 self._news.notify_all()
+            return len(self._pending) == 1
 
     def _serve(self) -> None:
         while True:
@@ -257,6 +297,7 @@ class Channel:
                 self._news.wait_for(lambda: self._closed or self._pending)
                 if self._closed:
                     return
+                self._gather()
             with self._driver:
                 try:
                     while self._pending and not self._closed:
@@ -264,16 +305,26 @@ class Channel:
                 except Exception as error:
                     self._fail_all(error)
 
+    def _gather(self) -> None:
+        """Wait for more to be submitted, while the lock is held."""
+        seen, until = 0, time.perf_counter() + _LONGEST_GATHER_SECONDS
+        while self._submitted != seen and time.perf_counter() < until:
+            seen = self._submitted
+            if self._news.wait_for(lambda: self._hurry or self._closed, _GATHER_SECONDS):
+                break
+        self._hurry = False
+
     def _step(self) -> None:
         """Take part in one round and do what comes out of it (driver only)."""
         with self._lock:
-            head = next(iter(self._pending.values()), None)
-        if head is None:
+            pending = list(self._pending.values())
+        if not pending:
             return
         if (track := self.track) is not None:
-            track.proposed(head)
-        if unanimous(self.communicator, head.request) and head.request is not JOIN:
-            self._run(head)
+            track.proposed(pending[0])
+        agreed = unanimous(self.communicator, [operation.request for operation in pending])
+        if agreed and all(o.request is not JOIN for o in pending[:agreed]):
+            self._run_all(pending[:agreed])
         else:
             self._settle()
 
@@ -299,8 +350,9 @@ class Channel:
             if operation is not None:
                 message = f"{self._title} {operation.request.subject}: {reason}"
                 self._end(operation, MismatchError(message))
-        for request in decision.run:
-            self._run(self._pending.get(request.key) or self._shadow(request))
+        self._run_all(
+            [self._pending.get(request.key) or self._shadow(request) for request in decision.run]
+        )
         if decision.run or decision.failed:
             self._pause_seconds = _FIRST_PAUSE_SECONDS
         else:
@@ -322,6 +374,32 @@ class Channel:
         self._unjoined = frozenset(range(self.communicator.size))
         self._unnamed.clear()  # ranks that joined early have numbered fewer operations
         self._end(self._pending[JOIN.key], result=last)
+
+    def _run_all(self, operations: Sequence[Operation]) -> None:
+        """Run operations that all members have, in this order; kin that follow it, together."""
+        for kin, following in groupby(operations, key=lambda operation: operation.kin()):
+            together = list(following)
+            if kin is not None and len(together) > 1:
+                self._run_together(together)
+            else:
+                for operation in together:
+                    self._run(operation)
+
+    def _run_together(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            if (track := self.track) is not None:
+                track.began(operation)
+        try:
+            if self._memory is None:
+                self._memory = self.communicator.empty(_TOGETHER_BYTES)
+            first, *others = operations
+            first.execute_with(others, self.communicator, self._memory)
+        except Exception as error:
+            for operation in operations:
+                self._end(operation, error)
+        else:
+            for operation in operations:
+                self._end(operation)
 
     def _run(self, operation: Operation) -> None:
         if (track := self.track) is not None:

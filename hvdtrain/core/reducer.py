@@ -161,7 +161,7 @@ class GradientReducer:
         # Without a thread of its own, the channel cannot wait for buckets: all go at the end.
         if self._step is None and (self._channel.has_thread or self._state.complete):
             self._step = Step(self._state, self._request)
-            self._channel.submit(self._step)
+            self._channel.submit(self._step, at_once=True)
 
     def wait(self) -> None:
         """Block until all launched buckets are reduced; raise what went wrong."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["JOIN", "LEAVE", "UNNAMED", "Request", "Zeros", "unpacked"]
+__all__ = ["JOIN", "LEAVE", "UNNAMED", "Request", "Zeros", "ballot", "unpacked"]
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,13 @@ class Zeros:
     Attributes:
         buffers: number and type of the elements of each buffer.
         op: the reduction.
+        prescale: factor before it, by which ranks know what they reduce together.
         postscale: factor after it, which a joined rank applies to others' copies, too.
     """
 
     buffers: tuple[tuple[int, DType], ...]
     op: ReduceOp
+    prescale: float = 1.0
     postscale: float = 1.0
 
 
@@ -67,8 +70,19 @@ class Request:
     def ballot(self) -> bytes:
         """32 bytes, a hash and its complement, that are equal exactly for equal requests."""
         fields = [self.operation, self.name, *(text for pair in self.details for text in pair)]
-        hashed = blake2b("\0".join(fields).encode(), digest_size=16).digest()
-        return hashed + hashed.translate(_COMPLEMENT)
+        return _with_complement("\0".join(fields).encode())
+
+
+def ballot(requests: Sequence[Request]) -> bytes:
+    """Return 32 bytes, as of one request, for a list of them."""
+    if len(requests) == 1:
+        return requests[0].ballot
+    return _with_complement(b"".join([request.ballot for request in requests]))
+
+
+def _with_complement(content: bytes) -> bytes:
+    hashed = blake2b(content, digest_size=16).digest()
+    return hashed + hashed.translate(_COMPLEMENT)
 
 
 # A training loop asks for the same things again and again.

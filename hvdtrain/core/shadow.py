@@ -26,4 +26,4 @@ def shadow(request: Request) -> Operation:
         state.launch_all()
         return Step(state, request)
     shapes = [(buffer.count,) for buffer in buffers]
-    return Allreduce(buffers, shapes, zeros.op, request.name, postscale=zeros.postscale)
+    return Allreduce(buffers, shapes, zeros.op, request.name, zeros.prescale, zeros.postscale)

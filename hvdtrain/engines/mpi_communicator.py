@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import memmove
 from itertools import accumulate
 
 import numpy as np
@@ -23,6 +24,9 @@ _REDUCE_BYTES = 4 << 20
 
 # Smaller messages are over before the ranks of a node have met.
 _HIERARCHY_BYTES = 64 << 10
+
+# So much is gathered in shared memory in one turn; MPI would spin on a core until all are there.
+_GATHER_BYTES = 64 << 10
 
 _COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
 _REAL = frozenset(MPI_TYPES) - _COMPLEX
@@ -119,6 +123,13 @@ class MpiCommunicator(Communicator):
             self._allgather_by_broadcasts(send, receive, counts)
             return
         itemsize = send.dtype.itemsize
+        if self._team is not None and receive.nbytes <= _GATHER_BYTES:
+            whole = Buffer(receive.pointer, DType.UINT8, receive.nbytes, owner=receive)
+            whole.array()[:] = 0
+            start = itemsize * sum(counts[: self.rank])
+            memmove(receive.pointer + start, send.pointer, send.nbytes)
+            self._team.allreduce(whole, whole, ReduceOp.SUM, 1.0, 1.0)
+            return
         sizes = [count * itemsize for count in counts]
         self._comm.Allgatherv(_bytes(send), [memory(receive), sizes, _starts(sizes), MPI.BYTE])
 

@@ -55,8 +55,10 @@ def allreduce_handle(
     """Prepare the reduction of one tensor, or of a group, whose result is a list of tensors."""
     _refuse_mixed(tensors)
     hosts, buffers, sources = [], [], []
+    all_direct = True
     for tensor in tensors:
         direct = _is_direct(tensor)
+        all_direct &= direct
         host = _result(tensor, in_place) if direct else staged(tensor, wire_type(tensor.dtype))
         hosts.append(host)
         buffer = as_buffer(host)
@@ -75,6 +77,8 @@ def allreduce_handle(
     )
 
     def finish(_: None) -> list[torch.Tensor]:
+        if all_direct:
+            return list(tensors) if in_place else hosts
         pairs = zip(tensors, hosts, strict=True)
         return [_returned(tensor, host, in_place) for tensor, host in pairs]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from ctypes import memmove
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +19,12 @@ from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["Allreduce", "divide_truncating"]
+
+# Larger buffers take longer to be copied than to be reduced by themselves.
+_TOGETHER_BYTES = 128 << 10
+
+# Where the elements of a buffer come from, and the buffer.
+Pair = tuple[Buffer, Buffer]
 
 
 class Allreduce(Operation):
@@ -62,13 +70,53 @@ class Allreduce(Operation):
         )
 
     def execute(self, communicator: Communicator) -> None:
-        for source, buffer in zip(self._sources, self._buffers, strict=True):
+        for source, buffer in self.pairs():
             if self._op is ReduceOp.ADASUM:
                 if source is not buffer:
                     buffer.array()[:] = source.array()
                 adasum(communicator, buffer, self._prescale, self._postscale)
             else:
                 self._reduce(communicator, source, buffer)
+
+    def pairs(self) -> Iterator[Pair]:
+        """Return for each buffer where its elements come from, and itself."""
+        return zip(self._sources, self._buffers, strict=True)
+
+    def kin(self) -> Hashable:
+        buffers = self._buffers
+        dtype = buffers[0].dtype
+        if self._op is ReduceOp.ADASUM or any(
+            b.dtype is not dtype or b.nbytes > _TOGETHER_BYTES or b.device != "cpu" for b in buffers
+        ):
+            return None
+        return self._op, dtype, self._prescale, self._postscale
+
+    def execute_with(
+        self,
+        others: Sequence[Operation],
+        communicator: Communicator,
+        memory: npt.NDArray[np.uint8],
+    ) -> None:
+        operations = (self, *cast("Sequence[Allreduce]", others))
+        pairs = [pair for operation in operations for pair in operation.pairs()]
+        for part in _fitting(pairs, memory.size):
+            self._reduce_together(communicator, part, memory)
+
+    def _reduce_together(
+        self,
+        communicator: Communicator,
+        pairs: Sequence[Pair],
+        memory: npt.NDArray[np.uint8],
+    ) -> None:
+        starts = [0, *accumulate(buffer.nbytes for _, buffer in pairs)]
+        base = memory.ctypes.data
+        for (source, buffer), start in zip(pairs, starts, strict=False):
+            memmove(base + start, source.pointer, buffer.nbytes)
+        dtype = self._buffers[0].dtype
+        whole = Buffer(base, dtype, starts[-1] // dtype.itemsize, owner=memory)
+        self._reduce(communicator, whole, whole)
+        for (_, buffer), start in zip(pairs, starts, strict=False):
+            memmove(buffer.pointer, base + start, buffer.nbytes)
 
     def _reduce(self, communicator: Communicator, source: Buffer, buffer: Buffer) -> None:
         op, factor = self._op, self._postscale
@@ -83,6 +131,19 @@ class Allreduce(Operation):
             communicator.allreduce_from(source, buffer, op, self._prescale, factor)
         if whole:
             divide_truncating(buffer, communicator.size)
+
+
+def _fitting(pairs: Sequence[Pair], nbytes: int) -> Iterator[list[Pair]]:
+    """Cut a list of pairs into lists of at most so many bytes."""
+    part: list[Pair] = []
+    room = nbytes
+    for pair in pairs:
+        if pair[1].nbytes > room:
+            yield part
+            part, room = [], nbytes
+        part.append(pair)
+        room -= pair[1].nbytes
+    yield part
 
 
 # A training loop asks for the same thing again and again.
@@ -106,7 +167,7 @@ def _request(
             ("prescale", repr(prescale)),
             ("postscale", repr(postscale)),
         ),
-        Zeros(zeros, op, postscale),
+        Zeros(zeros, op, prescale, postscale),
     )
 
 

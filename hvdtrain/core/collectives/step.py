@@ -28,7 +28,7 @@ def step_request(
     """Return what ranks agree on before a step of the plan with this digest."""
     kinds = tuple((buffer.count, buffer.dtype) for buffer in buffers)
     details = (("op", op.value), ("postscale", repr(postscale)))
-    return Request(STEP, f"plan {digest}", details, Zeros(kinds, op, postscale))
+    return Request(STEP, f"plan {digest}", details, Zeros(kinds, op, postscale=postscale))
 
 
 class StepState:
