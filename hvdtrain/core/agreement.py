@@ -111,7 +111,8 @@ def decide(requests: Sequence[Sequence[Request]], ranks: Sequence[int]) -> Decis
         else:
             decision.run.append(request)
     left = [member for member, own in enumerate(requests) if LEAVE in own]
-    if left and not decision.run and not decision.failed:
+    # A member that submits nothing only listens, and does not wait for those that leave.
+    if left and all(requests) and not decision.run and not decision.failed:
         if len(left) == len(requests):
             return Decision(run=[LEAVE])
         waiting = sorted({own[0].subject for own in requests if own and LEAVE not in own})

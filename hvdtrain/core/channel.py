@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement import Decision, decide, exchange, unanimous
-from hvdtrain.core.request import JOIN, LEAVE, UNNAMED, Request, unpacked
+from hvdtrain.core.operation import Farewell, Operation
+from hvdtrain.core.request import JOIN, LEAVE, LISTEN, UNNAMED, Request, unpacked
 from hvdtrain.core.timeline.recording import Track
-from hvdtrain.core.timeline.times import BucketTimes
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import HvdtrainError, MismatchError, PeerFailureError
 
-__all__ = ["Channel", "Farewell", "Operation"]
+__all__ = ["Channel"]
 
 # Operations that nobody waits for gather as long as more come within so short a time, to be done
 # together. A thread that submits many is also slower beside one that is already at work.
@@ -34,87 +33,6 @@ _TOGETHER_BYTES = 4 << 20
 # How long to wait for news after an exchange in which no request was submitted by all.
 _FIRST_PAUSE_SECONDS = 200e-6
 _LONGEST_PAUSE_SECONDS = 10e-3
-
-
-class Operation(ABC):
-    """Something that all members of a channel do together.
-
-    Attributes:
-        request: what the members agree on.
-        done: whether it has ended on this rank, well or badly.
-        submitted: when it was (time.perf_counter).
-    """
-
-    request: Request
-    _buffers: Sequence[Buffer] = ()
-
-    def __init__(self) -> None:
-        self.done = False
-        self.awaited = False  # by a thread that sleeps until it is done
-        self.submitted = 0.0
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def end(self, result: Any, error: BaseException | None) -> None:
-        """Note how it ended."""
-        self._result, self._error = result, error
-        self.done = True
-
-    def outcome(self) -> Any:
-        """Return the result of an operation that is done, or raise its error."""
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes this rank contributes."""
-        return sum(buffer.nbytes for buffer in self._buffers)
-
-    def awaited_since(self) -> float | None:
-        """Return since when it waits for other ranks only; None while for this rank's program."""
-        return self.submitted
-
-    def abandon(self) -> None:  # noqa: B027  # most operations wait for nobody
-        """Learn that this rank's program will do nothing more for it."""
-
-    def refuse(self, error: BaseException) -> None:  # noqa: B027  # most have but one future
-        """Learn that it cannot be executed."""
-
-    def buckets(self) -> Sequence[BucketTimes]:
-        """Return when the buckets were reduced that it consists of, if any."""
-        return ()
-
-    @abstractmethod
-    def execute(self, communicator: Communicator) -> Any:
-        """Do it, when all members are known to have arrived; return the result."""
-
-    def kin(self) -> Hashable:
-        """Return what operations share that `execute_with` does together; None for none."""
-        return None
-
-    def execute_with(
-        self,
-        others: Sequence[Operation],
-        communicator: Communicator,
-        memory: npt.NDArray[np.uint8],
-    ) -> None:
-        """Do it together with its kin, by way of `memory` (which the engine has handed out)."""
-        raise NotImplementedError
-
-
-class Farewell(Operation):
-    """A wish to take part no more: LEAVE ends the job's use of a channel, JOIN this rank's data.
-
-    The result of JOIN is the rank that joined last.
-    """
-
-    def __init__(self, request: Request) -> None:
-        super().__init__()
-        self.request = request
-
-    def execute(self, communicator: Communicator) -> Any:
-        return None
 
 
 class Channel:
@@ -170,6 +88,8 @@ class Channel:
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._closed = False
         self._hurry = False  # somebody waits, or will not submit more
+        self._waiting = 0  # how many threads of the program do
+        self._listener: Callable[[], None] | None = None
         self._memory: npt.NDArray[np.uint8] | None = None
         self.has_thread = communicator.capabilities.concurrent
         if self.has_thread:
@@ -204,6 +124,22 @@ class Channel:
 
     def wait(self, operation: Operation) -> Any:
         """Block until a submitted operation is done; return its result or raise its error."""
+        with self.waiting():
+            self._drive_or_wait(operation)
+        return operation.outcome()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let members know that this one's program is blocked in an operation (local)."""
+        with self._lock:
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def _drive_or_wait(self, operation: Operation) -> None:
         if self._driver.acquire(blocking=not self.has_thread):
             try:
                 while not operation.done:
@@ -217,8 +153,9 @@ class Channel:
                     with self._lock:
                         self._news.notify_all()
         else:
-            self._wait_for_driver(operation)
-        return operation.outcome()
+            with self._lock:
+                operation.awaited = True
+                self._ended.wait_for(lambda: operation.done)
 
     def _give_up(self, error: BaseException) -> None:
         """End the use of this channel: a rank cannot take back that it has entered a round."""
@@ -227,10 +164,16 @@ class Channel:
         reason = f"{type(error).__name__} in the middle of an operation"
         self._fail_all(HvdtrainError(f"{self._title}: {reason}; end this rank"))
 
-    def _wait_for_driver(self, operation: Operation) -> None:
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Take part in rounds although nothing is submitted, until called with None (local).
+
+        Args:
+            listener: called, now and then, while another member is blocked in an operation that
+                this one has not submitted.
+        """
         with self._lock:
-            operation.awaited = True
-            self._ended.wait_for(lambda: operation.done)
+            self._listener = listener
+            self._news.notify_all()
 
     def poll(self, operation: Operation) -> bool:
         """Tell whether an operation is done; without a thread of the channel's this waits."""
@@ -294,16 +237,20 @@ class Channel:
     def _serve(self) -> None:
         while True:
             with self._lock:
-                self._news.wait_for(lambda: self._closed or self._pending)
+                self._news.wait_for(lambda: self._closed or self._busy())
                 if self._closed:
                     return
                 self._gather()
             with self._driver:
                 try:
-                    while self._pending and not self._closed:
+                    while self._busy() and not self._closed:
                         self._step()
                 except Exception as error:
+                    self._listener = None
                     self._fail_all(error)
+
+    def _busy(self) -> bool:
+        return bool(self._pending or self._listener)
 
     def _gather(self) -> None:
         """Wait for more to be submitted, while the lock is held."""
@@ -319,6 +266,8 @@ class Channel:
         with self._lock:
             pending = list(self._pending.values())
         if not pending:
+            if self._listener is not None:
+                self._listen()
             return
         if (track := self.track) is not None:
             track.proposed(pending[0])
@@ -328,12 +277,21 @@ class Channel:
         else:
             self._settle()
 
+    def _listen(self) -> None:
+        if unanimous(self.communicator, [LISTEN]):
+            self._pause()
+        else:
+            self._settle()
+
     def _settle(self) -> None:
         with self._lock:
             self._heard = self._submitted
             own = [operation.request for operation in self._pending.values()]
-        told = exchange(self.communicator, [request.packed for request in own])
-        decision = decide([[unpacked(text) for text in texts] for texts in told], self.ranks)
+            blocked, listener = self._waiting > 0, self._listener
+        told = exchange(self.communicator, [blocked, *(request.packed for request in own)])
+        if listener is not None and any(theirs[0] for theirs in told):
+            listener()
+        decision = decide([[unpacked(text) for text in theirs[1:]] for theirs in told], self.ranks)
         if (track := self.track) is not None:
             track.agreed()
         if decision.deserted:

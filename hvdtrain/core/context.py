@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hvdtrain.config import Config
-from hvdtrain.core.channel import Channel, Operation
+from hvdtrain.core.channel import Channel
 from hvdtrain.core.exits import ExitGuard, speak_plainly
+from hvdtrain.core.operation import Operation
 from hvdtrain.core.ordered import OrderedCommunicator
 from hvdtrain.core.shadow import shadow
 from hvdtrain.core.stall import StallWatch, pending_on, watch_stalls

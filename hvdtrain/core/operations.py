@@ -8,10 +8,11 @@ from typing import Any
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
-from hvdtrain.core.channel import Channel, Farewell, Operation
+from hvdtrain.core.channel import Channel
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
+from hvdtrain.core.operation import Farewell, Operation
 from hvdtrain.core.request import JOIN
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp

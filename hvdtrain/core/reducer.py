@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
+from itertools import takewhile
 
 import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.channel import Channel
-from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.step import Step, StepState, step_request
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.plan import ParameterSpec, Plan, first_difference, make_plan
@@ -21,6 +24,9 @@ __all__ = ["GradientReducer", "agree_on_plan", "open_plan_channel", "replan"]
 
 # Buckets begin on lines of the cache, which two of them never share.
 _ALIGNMENT_BYTES = 128
+
+# Ranks are nearly always closer together than this.
+_LISTEN_AFTER_SECONDS = 0.02
 
 
 def agree_on_plan(
@@ -96,11 +102,14 @@ class GradientReducer:
         plan: equal on all ranks.
         op: AVERAGE (weighted by `sample_weight`), SUM or ADASUM.
         blocked: counts how long the calling thread waits.
+        numbers: how many.
         prescale: factor before the reduction.
         postscale: factor after it.
 
     Attributes:
         buffers: for each bucket its memory.
+        numbers: 32-bit integers, zero at first, that each step adds up over the ranks; they are
+            to be there before the last bucket is launched.
         sample_weight: what this rank counts in the average of the next steps; None for the
             plain average.
     """
@@ -111,6 +120,7 @@ class GradientReducer:
         plan: Plan,
         op: ReduceOp,
         blocked: Stopwatch,
+        numbers: int,
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
@@ -121,6 +131,7 @@ class GradientReducer:
         self._memory = communicator.empty(
             sum(spec.nbytes + _ALIGNMENT_BYTES for spec in plan.specs)
         )
+        self.numbers = np.zeros(numbers, np.int32)
         self._state: StepState | None = None
         self._step: Step | None = None
         self.use_plan(plan)
@@ -138,8 +149,9 @@ class GradientReducer:
             elements = self._memory[start : start + nbytes].view(bucket.dtype.numpy)
             self.buffers.append(Buffer.from_array(elements, bucket.dtype))
             start += -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        self._digest = plan.digest
-        self._request = step_request(plan.digest, self.buffers, self._op, self._postscale)
+        self._request = step_request(
+            plan.digest, self.buffers, self.numbers.size, self._op, self._postscale
+        )
 
     @property
     def launched(self) -> int:
@@ -155,7 +167,12 @@ class GradientReducer:
         """Reduce the next bucket of the plan, whose memory is filled."""
         if self._state is None:
             self._state = StepState(
-                self.buffers, self._op, self.sample_weight, self._prescale, self._postscale
+                self.buffers,
+                Buffer.from_array(self.numbers),
+                self._op,
+                self.sample_weight,
+                self._prescale,
+                self._postscale,
             )
         self._state.launch()
         # Without a thread of its own, the channel cannot wait for buckets: all go at the end.
@@ -163,29 +180,60 @@ class GradientReducer:
             self._step = Step(self._state, self._request)
             self._channel.submit(self._step, at_once=True)
 
-    def wait(self) -> None:
-        """Block until all launched buckets are reduced; raise what went wrong."""
+    @property
+    def reduced(self) -> int:
+        """How many buckets of this step are reduced."""
+        done = [] if self._state is None else self._state.done
+        return sum(1 for _ in takewhile(Future.done, done))
+
+    def wait_a_while(self) -> None:
+        """Block until all launched buckets are reduced; raise what went wrong.
+
+        Where another rank is blocked in an operation that this one has not submitted, it may
+        have nothing for a bucket before it is through: then this returns, too.
+        """
         if self._state is None or self._step is None:
             return
-        with self._blocked.running():
-            if not self._channel.has_thread:
-                self._channel.wait(self._step)
+        if not self._channel.has_thread:
+            self._wait_for_all(self._state, self._step)
+            return
+        with self._blocked.running(), self._channel.waiting():
             for future in self._state.done[: self._state.launched]:
+                if not self._wait_or_listen(future):
+                    return
+
+    def _wait_or_listen(self, future: Future[None]) -> bool:
+        """Tell whether a bucket is reduced, and not another rank blocked."""
+        if not wait_for_futures([future], _LISTEN_AFTER_SECONDS).done:
+            called = threading.Event()
+            future.add_done_callback(lambda _: called.set())
+            others = [c for c in context.current().channels() if c is not self._channel]
+            for channel in others:
+                channel.listen(called.set)
+            called.wait()
+            for channel in others:
+                channel.listen(None)
+        if future.done():
+            future.result()
+        return future.done()
+
+    def _wait_for_all(self, state: StepState, step: Step) -> None:
+        with self._blocked.running(), self._channel.waiting():
+            if not self._channel.has_thread:
+                self._channel.wait(step)
+            for future in (*state.done, state.added):
                 future.result()
 
     def forget(self) -> None:
         """Begin with a new step (local)."""
         self._state = self._step = None
+        self.numbers = np.zeros_like(self.numbers)
 
-    def finish(self, own: Sequence[int]) -> list[int]:
-        """End a complete step; return the sum over ranks of some numbers each (collective)."""
-        self.wait()
+    def finish(self) -> list[int]:
+        """End a step whose buckets are all launched; return the sum of numbers (collective)."""
+        assert self._state is not None
+        assert self._step is not None
+        self._wait_for_all(self._state, self._step)
+        summed: list[int] = self.numbers.tolist()
         self.forget()
-        numbers = np.array(own, np.int32)
-        name = f"gradients of plan {self._digest}"
-        with self._blocked.running():
-            self._channel.run(
-                Allreduce([Buffer.from_array(numbers)], [numbers.shape], ReduceOp.SUM, name)
-            )
-        summed: list[int] = numbers.tolist()
         return summed

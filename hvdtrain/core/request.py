@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["JOIN", "LEAVE", "UNNAMED", "Request", "Zeros", "ballot", "unpacked"]
+__all__ = ["JOIN", "LEAVE", "LISTEN", "UNNAMED", "Request", "Zeros", "ballot", "unpacked"]
 
 
 @dataclass(frozen=True)
@@ -99,3 +99,6 @@ UNNAMED = "noname."
 
 JOIN = Request("join")
 LEAVE = Request("leave the job")
+
+# Nothing, of a member that wants to know whether others wait for it; never exchanged.
+LISTEN = Request("listen")

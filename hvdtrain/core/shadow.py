@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.channel import Operation
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.step import STEP, Step, StepState
+from hvdtrain.core.operation import Operation
 from hvdtrain.core.request import Request
 
 __all__ = ["shadow"]
@@ -22,7 +22,10 @@ def shadow(request: Request) -> Operation:
         Buffer.from_array(np.zeros(count, dtype.numpy), dtype) for count, dtype in zeros.buffers
     ]
     if request.operation == STEP:
-        state = StepState(buffers, zeros.op, weight=None, postscale=zeros.postscale, joined=True)
+        *buckets, numbers = buffers
+        state = StepState(
+            buckets, numbers, zeros.op, weight=None, postscale=zeros.postscale, joined=True
+        )
         state.launch_all()
         return Step(state, request)
     shapes = [(buffer.count,) for buffer in buffers]

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
@@ -79,6 +80,7 @@ class Gradients:
             self._plan,
             settings.op,
             here.blocked,
+            numbers=3 * len(specs) + 1,
             prescale=1.0 / settings.predivide,
             postscale=settings.predivide,
         )
@@ -146,6 +148,8 @@ class Gradients:
                 if self._arrivals is not None:
                     self._arrivals.append(index)
                 self._missing[self._bucket_of[index]] -= 1
+                if not any(self._missing):
+                    self._note_numbers()
                 while not self.reducer.complete and self._missing[self.reducer.launched] == 0:
                     self.reducer.launch()
             if not self._callback_queued:
@@ -205,13 +209,12 @@ class Gradients:
 
     def _after_backward(self) -> None:
         self._callback_queued = False
-        self.reducer.wait()
-        self._deliver()
+        self.reducer.wait_a_while()
+        self._deliver(self.reducer.reduced)
 
-    def _deliver(self) -> None:
-        """Copy reduced gradients back to where they do not lie in their bucket."""
-        launched = self.reducer.launched
-        for bucket in self._plan.buckets[self._delivered : launched]:
+    def _deliver(self, count: int) -> None:
+        """Copy gradients of the first buckets back to where they do not lie in their bucket."""
+        for bucket in self._plan.buckets[self._delivered : count]:
             for index in bucket.parameters:
                 parameter = self._parameters[index]
                 gradient = parameter.grad
@@ -221,7 +224,7 @@ class Gradients:
                     gradient = parameter.grad = torch.empty_like(parameter)
                 gradient.copy_(self._views[index])
                 self._copies[index] = gradient
-        self._delivered = launched
+        self._delivered = count
 
     def finish(self) -> None:
         """End the step (collective): reduce what is missing, with zeros where this rank has none.
@@ -242,17 +245,16 @@ class Gradients:
 
     def _reduce_rest(self) -> None:
         count = len(self._parameters)
-        absent = [index for index, p in enumerate(self._parameters) if p.grad is None]
-        for index in range(count):
-            if self._passes[index] < self.passes:
-                self._take(index)
+        late = [index for index in range(count) if self._passes[index] < self.passes]
+        absent = [index for index in late if self._parameters[index].grad is None]
+        for index in late:
+            self._take(index)
+        if late:
+            self._note_numbers(absent)
         while not self.reducer.complete:
             self.reducer.launch()
-        used = [index not in absent for index in range(count)]
-        sparse = [index in self._sparse for index in range(count)]
-        self.reducer.wait()
-        self._deliver()
-        summed = self.reducer.finish([*used, *sparse, *self._places()])
+        summed = self.reducer.finish()
+        self._deliver(len(self._plan.buckets))
         for index in absent:
             if summed[index]:
                 parameter = self._parameters[index]
@@ -260,17 +262,25 @@ class Gradients:
         self._reduce_sparse([i for i in range(count) if summed[count + i]])
         self._make_plan_again(summed[2 * count :])
 
-    def _places(self) -> list[int]:
-        """Return the place of each parameter in the order of arrival, and 1 for this rank."""
-        if self._arrivals is None:
-            return []
-        place = {index: number for number, index in enumerate(self._arrivals)}
+    def _note_numbers(self, absent: Sequence[int] = ()) -> None:
+        """Say what the ranks have to add up: who used which parameter, and in which order.
+
+        For each parameter 1 where this rank has a gradient, and 1 where it is sparse; then,
+        until the plan has been made again, its place in the order of arrival, and 1.
+        """
         count = len(self._parameters)
-        return [*(place.get(index, count) for index in range(count)), 1]
+        used, sparse, places = np.split(self.reducer.numbers[:-1], 3)
+        used[:] = 1
+        used[list(absent)] = 0
+        sparse[list(self._sparse)] = 1
+        if self._arrivals is not None:
+            places[:] = count
+            places[self._arrivals] = range(len(self._arrivals))
+            self.reducer.numbers[-1] = 1
 
     def _make_plan_again(self, places: Sequence[int]) -> None:
         """Follow the order in which gradients really came, once, if all ranks are there."""
-        if not places or places[-1] != len(self._settings.process_set.channel().ranks):
+        if self._arrivals is None or places[-1] != len(self._settings.process_set.channel().ranks):
             return
         self._arrivals = None
         self._plan = replan(self._plan, places[:-1], self._settings.groups)

@@ -314,6 +314,54 @@ def two_optimizers_in_turn() -> None:
 
 
 @case
+def operations_between_backward_and_step_where_ranks_use_different_parameters() -> None:
+    if not hvd.mpi_threads_supported():
+        return  # backward() then waits in MPI itself, which nothing calls back
+    parts = [torch.nn.Linear(2, 2, bias=False).double() for _ in range(2)]
+    with torch.no_grad():
+        for part in parts:
+            part.weight.fill_(1.0)
+    parameters = [part.weight for part in parts]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
+    size = hvd.size()
+    for step in range(3):
+        optimizer.zero_grad()
+        # The last rank uses but one parameter, or none in the second step.
+        used = parameters if hvd.rank() < size - 1 else parameters[: int(step != 1)]
+        for weight in used:
+            (weight.sum() * (hvd.rank() + 1)).backward()
+        # Before others are through their backward passes, they have to hear that it is here.
+        steps = hvd.allreduce(torch.tensor([float(step)]), op=hvd.Sum)
+        assert float(steps) == step * size
+        optimizer.step()
+    total, last = size * (size + 1) / 2, size
+    first = 1 - (3 * total - last) / size
+    second = 1 - 3 * (total - last) / size
+    assert torch.allclose(parameters[0], torch.full((2, 2), first).double())
+    assert torch.allclose(parameters[1], torch.full((2, 2), second).double())
+
+
+@case
+def two_optimizers_in_another_order_on_each_rank() -> None:
+    if not hvd.mpi_threads_supported():
+        return  # backward() then waits in MPI itself, which nothing calls back
+    pairs = [together(momentum), together(momentum)]
+    alone = build()
+    train_alone(alone, momentum(list(alone.parameters())), 2)
+    for step in range(2):
+        inputs, labels = map(own, batch(step))
+        mine = pairs if hvd.rank() % 2 else pairs[::-1]
+        for model, optimizer in mine:
+            optimizer.sample_weight = len(inputs)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+        for _, optimizer in reversed(mine):
+            optimizer.step()
+    for model, _ in pairs:
+        assert difference(model, alone) < 1e-13
+
+
+@case
 def bad_arguments() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     sgd = torch.optim.SGD([weight], lr=1.0)

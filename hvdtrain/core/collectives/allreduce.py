@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.channel import Operation
 from hvdtrain.core.collectives.adasum import adasum
+from hvdtrain.core.operation import Operation
 from hvdtrain.core.request import Request, Zeros
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.channel import Operation
+from hvdtrain.core.operation import Operation
 from hvdtrain.core.request import Request
 from hvdtrain.engines.communicator import Communicator
 

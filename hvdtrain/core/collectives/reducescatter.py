@@ -8,8 +8,8 @@ from math import prod
 import numpy as np
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.channel import Operation
 from hvdtrain.core.collectives.allreduce import divide_truncating
+from hvdtrain.core.operation import Operation
 from hvdtrain.core.request import Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp

@@ -10,12 +10,12 @@ from concurrent.futures import Future
 import numpy as np
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.channel import Operation
 from hvdtrain.core.collectives.adasum import adasum
+from hvdtrain.core.operation import Operation
 from hvdtrain.core.request import Request, Zeros
 from hvdtrain.core.timeline.times import BucketTimes
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.types import ReduceOp
+from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["STEP", "Step", "StepState", "step_request"]
 
@@ -23,10 +23,18 @@ STEP = "optimizer step"
 
 
 def step_request(
-    digest: str, buffers: Sequence[Buffer], op: ReduceOp, postscale: float = 1.0
+    digest: str, buffers: Sequence[Buffer], numbers: int, op: ReduceOp, postscale: float = 1.0
 ) -> Request:
-    """Return what ranks agree on before a step of the plan with this digest."""
-    kinds = tuple((buffer.count, buffer.dtype) for buffer in buffers)
+    """Return what ranks agree on before a step of the plan with this digest.
+
+    Args:
+        digest: of the plan.
+        buffers: for each bucket its memory.
+        numbers: how many are added up at the end.
+        op: AVERAGE, SUM or ADASUM.
+        postscale: factor after the reduction.
+    """
+    kinds = (*((buffer.count, buffer.dtype) for buffer in buffers), (numbers, DType.INT32))
     details = (("op", op.value), ("postscale", repr(postscale)))
     return Request(STEP, f"plan {digest}", details, Zeros(kinds, op, postscale=postscale))
 
@@ -36,6 +44,7 @@ class StepState:
 
     Args:
         buffers: for each bucket its memory.
+        numbers: 32-bit integers that are added up at the end, in place.
         op: AVERAGE, SUM or ADASUM.
         weight: what this rank counts in the average; None for 1, with the plain average over
             all ranks, joined ones included, as long as no rank gives a weight.
@@ -47,6 +56,7 @@ class StepState:
     def __init__(
         self,
         buffers: Sequence[Buffer],
+        numbers: Buffer,
         op: ReduceOp,
         weight: float | None,
         prescale: float = 1.0,
@@ -54,9 +64,11 @@ class StepState:
         joined: bool = False,
     ) -> None:
         self.joined = joined
-        self.buffers, self.op, self.weight = buffers, op, weight
+        self.buffers, self.numbers = buffers, numbers
+        self.op, self.weight = op, weight
         self.prescale, self.postscale = prescale, postscale
         self.done: list[Future[None]] = [Future() for _ in buffers]
+        self.added: Future[None] = Future()
         self.filled: list[float] = []
         self._news = threading.Condition()
         self._launched = 0
@@ -132,10 +144,12 @@ class Step(Operation):
                 communicator.allreduce(buffer, ReduceOp.SUM, prescale, postscale)
             self._moves.append((free, began, time.perf_counter()))
             future.set_result(None)
+        communicator.allreduce(state.numbers, ReduceOp.SUM)
+        state.added.set_result(None)
 
     def refuse(self, error: BaseException) -> None:
         """Hand an error to whoever waits for a bucket."""
-        for future in self._state.done:
+        for future in (*self._state.done, self._state.added):
             if not future.done():
                 future.set_exception(error)
 

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from hvdtrain.core import context
-from hvdtrain.core.channel import Operation
 from hvdtrain.core.collectives.gathers import Barrier
 from hvdtrain.core.objects import call_on_root
+from hvdtrain.core.operation import Operation
 from hvdtrain.core.operations import Submitted
 from hvdtrain.core.request import Request
 from hvdtrain.core.timeline.clock import read_clock
