@@ -59,8 +59,11 @@ def broadcast_parameters(
         MismatchError: shapes or types differ between ranks.
         ValueError: `params` is none of these.
     """
-    if not isinstance(params, Iterable):
-        raise ValueError(f"broadcast_parameters takes parameters, got {type(params).__name__}")
+    if not isinstance(params, Iterable) or isinstance(params, torch.Tensor | str):
+        raise ValueError(
+            "broadcast_parameters takes model.state_dict(), model.named_parameters() or a list of "
+            f"tensors, got {type(params).__name__}"
+        )
     items = params.items() if isinstance(params, Mapping) else params
     pairs = [(None, item) if isinstance(item, torch.Tensor) else item for item in items]
     handles = [
