@@ -144,7 +144,7 @@ def _ranks(ranks_or_comm: Any) -> list[int]:
     if hasattr(ranks_or_comm, "Get_group"):
         # mpi4py's world has the numbers that ours has.
         return sorted(ranks_or_comm.allgather(context.current().topology.rank))
-    ranks = set(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else {None}
+    ranks: set[Any] = set(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else {None}
     if not all(isinstance(rank, int) for rank in ranks):
         raise ValueError(
             f"a process set takes a list of ranks or an mpi4py communicator, got {ranks_or_comm!r}"
