@@ -29,12 +29,18 @@ class ProcessSet:
         return context.current().topology.rank in (self.ranks or [])
 
     def rank(self) -> int | None:
-        """Return this rank's number within the set, or None outside it (local)."""
+        """Return this rank's number within the set; None before it is registered (local).
+
+        Raises:
+            ValueError: this rank does not belong to the set.
+        """
         ranks = self._registered()
         if ranks is None:
             return None
-        rank = context.current().topology.rank
-        return ranks.index(rank) if rank in ranks else None
+        here = context.current().topology
+        if here.rank not in ranks:
+            raise ValueError(f"{here.title} does not belong to the process set of ranks {ranks}")
+        return ranks.index(here.rank)
 
     def size(self) -> int | None:
         """Return how many ranks belong to the set; None before it is registered (local)."""
