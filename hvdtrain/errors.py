@@ -62,8 +62,8 @@ class ConnectionLostError(PeerFailureError):
     """The connection to another rank broke, because that rank has ended."""
 
 
-class UnsupportedError(HvdtrainError):
-    """The engine lacks this operation, element type or device."""
+class UnsupportedError(HvdtrainError, ValueError):
+    """The engine lacks this operation, element type or device; Horovod's is a ValueError."""
 
 
 class UsageError(HvdtrainError):

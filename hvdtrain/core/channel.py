@@ -186,7 +186,7 @@ class Channel:
     def name(self, operation: str, name: str | None) -> str:
         """Return the name of an operation; one without a name is numbered (local)."""
         if name:
-            return name
+            return str(name)
         with self._lock:
             self._unnamed[operation] += 1
             return f"{UNNAMED}{self._unnamed[operation]}"

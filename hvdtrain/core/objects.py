@@ -1,4 +1,8 @@
-"""Python objects between ranks. They are pickled: every rank runs the same user's program."""
+"""Python objects between ranks. They are pickled: every rank runs the same user's program.
+
+What pickle refuses, such as lambdas and classes defined inside a function, cloudpickle takes where
+it is installed; pickle reads both.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,9 @@ def broadcast_object(
         root_rank: whose object it is, a rank of the world.
         name: shown in messages; must be equal on all ranks.
         channel: by default the world's.
+
+    Raises:
+        TypeError: the object cannot be pickled.
     """
     here = context.current()
     channel, name = channel or here.world, name or "object"
@@ -74,5 +81,23 @@ def call_on_root(function: Callable[[], T]) -> T:
 
 
 def _pickled(obj: Any) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+    try:
+        data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        data = _pickled_by_value(obj, error)
     return np.frombuffer(data, np.uint8).copy()
+
+
+def _pickled_by_value(obj: Any, refusal: Exception) -> bytes:
+    title, what = context.current().topology.title, type(obj).__name__
+    try:
+        import cloudpickle
+    except ImportError:
+        raise TypeError(
+            f"{title}: this {what} cannot be sent ({refusal}): define its classes and functions "
+            "at the top of a module, or pip install cloudpickle"
+        ) from refusal
+    try:
+        return bytes(cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(f"{title}: this {what} cannot be sent: {error}") from error

@@ -168,12 +168,12 @@ def reducescatter(
     """Prepare a reduction of which every member keeps a part; see `ReduceScatter`.
 
     Raises:
-        ValueError: a scalar, or Adasum.
-        UnsupportedError: the engine does not reduce this type.
+        ValueError: a scalar.
+        UnsupportedError: Adasum, or the engine does not reduce this type.
     """
     name = channel.name("reducescatter", name)
     if op is ReduceOp.ADASUM:
-        raise ValueError(f"reducescatter {name!r}: Adasum is not available here")
+        raise UnsupportedError(f"reducescatter {name!r}: Adasum is not available here")
     if not all(shapes):
         raise ValueError(f"reducescatter {name!r}: a scalar has no first dimension to split")
     for buffer in buffers:

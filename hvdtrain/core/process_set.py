@@ -29,10 +29,18 @@ class ProcessSet:
         return context.current().topology.rank in (self.ranks or [])
 
     def rank(self) -> int | None:
-        """Return this rank's number within the set, or None outside it (local)."""
-        rank = context.current().topology.rank
+        """Return this rank's number within the set; None before it is registered (local).
+
+        Raises:
+            ValueError: this rank does not belong to the set.
+        """
         ranks = self._registered()
-        return ranks.index(rank) if ranks and rank in ranks else None
+        if ranks is None:
+            return None
+        here = context.current().topology
+        if here.rank not in ranks:
+            raise ValueError(f"{here.title} does not belong to the process set of ranks {ranks}")
+        return ranks.index(here.rank)
 
     def size(self) -> int | None:
         """Return how many ranks belong to the set; None before it is registered (local)."""
@@ -63,8 +71,7 @@ class ProcessSet:
             return None
         # A number from before a shutdown() counts no more.
         known = context.current().process_sets
-        here = self.process_set_id == 0 or known.get(self.process_set_id) == self.ranks
-        return self.ranks if here else None
+        return self.ranks if known.get(self.process_set_id) == self.ranks else None
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -78,8 +85,13 @@ class _GlobalProcessSet(ProcessSet):
 
     @property
     def ranks(self) -> list[int]:  # type: ignore[override]
-        """All ranks."""
-        return list(range(context.current().topology.size))
+        """All ranks; none before init()."""
+        here = context.current() if context.is_initialized() else None
+        return [] if here is None else list(range(here.topology.size))
+
+    def _registered(self) -> list[int]:
+        context.current()  # which raises before init()
+        return self.ranks
 
 
 global_process_set: ProcessSet = _GlobalProcessSet()
@@ -138,10 +150,12 @@ def _ranks(ranks_or_comm: Any) -> list[int]:
     if hasattr(ranks_or_comm, "Get_group"):
         # mpi4py's world has the numbers that ours has.
         return sorted(ranks_or_comm.allgather(context.current().topology.rank))
-    ranks = sorted(set(ranks_or_comm))
+    ranks: set[Any] = set(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else {None}
     if not all(isinstance(rank, int) for rank in ranks):
-        raise ValueError(f"a process set takes ranks or an mpi4py communicator, got {ranks}")
-    return ranks
+        raise ValueError(
+            f"a process set takes a list of ranks or an mpi4py communicator, got {ranks_or_comm!r}"
+        )
+    return sorted(ranks)
 
 
 def _refuse_different(ranks: list[int]) -> None:

@@ -52,7 +52,16 @@ def from_buffer(buffer: Buffer) -> torch.Tensor:
 
 
 def staged(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a contiguous copy in host memory, which every engine can reach."""
+    """Return a contiguous copy in host memory, which every engine can reach.
+
+    Raises:
+        ValueError: the tensor is sparse.
+    """
+    if tensor.layout != torch.strided:
+        raise ValueError(
+            "a sparse tensor cannot be communicated as it is: use sparse_allreduce_async(), or "
+            "tensor.to_dense()"
+        )
     return tensor.detach().to(
         "cpu", dtype or tensor.dtype, copy=True, memory_format=torch.contiguous_format
     )

@@ -82,7 +82,7 @@ class Alltoall(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
     ) -> Any:
-        ctx.process_set = process_set
+        ctx.process_set, ctx.rows = process_set, tensor.shape[0]
         rows, received = alltoall_handle(tensor, splits, name, process_set).wait()
         ctx.received = received
         ctx.mark_non_differentiable(received)
@@ -90,8 +90,9 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any, *_: Any) -> Any:
-        rows, _ = Alltoall.apply(gradient, ctx.received, None, ctx.process_set)
-        return rows, None, None, None
+        sent, _ = Alltoall.apply(gradient, ctx.received, None, ctx.process_set)
+        rest = sent.new_zeros(ctx.rows - sent.shape[0], *sent.shape[1:])  # went nowhere
+        return torch.cat([sent, rest]), None, None, None
 
 
 class ReduceScatter(torch.autograd.Function):

@@ -28,8 +28,8 @@ def mpi_built() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Tell whether MPI moves the bytes."""
-    return context.current().engine_name == "mpi"
+    """Tell whether MPI moves the bytes; False before init()."""
+    return _moves_bytes("mpi")
 
 
 def mpi_threads_supported() -> bool:
@@ -43,8 +43,8 @@ def gloo_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Tell whether Gloo moves the bytes."""
-    return context.current().engine_name == "gloo"
+    """Tell whether Gloo moves the bytes; False before init()."""
+    return _moves_bytes("gloo")
 
 
 def nccl_built() -> int:
@@ -73,3 +73,7 @@ def ddl_built() -> bool:
 def ccl_built() -> bool:
     """Tell whether Intel oneCCL is there: it never is."""
     return False
+
+
+def _moves_bytes(engine: str) -> bool:
+    return context.is_initialized() and context.current().engine_name == engine

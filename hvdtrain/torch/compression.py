@@ -28,13 +28,11 @@ class _Half(Compressor):
 
     @classmethod
     def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        if not tensor.is_floating_point():
-            return tensor, None
-        return tensor.to(cls._dtype), tensor.dtype
+        return tensor.to(cls._dtype) if tensor.is_floating_point() else tensor, tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor if ctx is None else tensor.to(ctx)
+        return tensor.to(ctx)
 
 
 NoneCompressor = Compressor  # Horovod's name for it

@@ -29,7 +29,8 @@ def broadcast_object(
     """Return rank `root_rank`'s object on every rank (collective, blocking).
 
     Args:
-        obj: anything that pickles; looked at on `root_rank` only.
+        obj: anything that pickle takes, or cloudpickle, where it is installed; looked at on
+            `root_rank` only.
         root_rank: a rank of the world.
         name: shown in messages; must be equal on all ranks.
         process_set: the ranks that take part.
@@ -59,8 +60,11 @@ def broadcast_parameters(
         MismatchError: shapes or types differ between ranks.
         ValueError: `params` is none of these.
     """
-    if not isinstance(params, Iterable):
-        raise ValueError(f"broadcast_parameters takes parameters, got {type(params).__name__}")
+    if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
+        raise ValueError(
+            "broadcast_parameters takes model.state_dict(), model.named_parameters() or a list of "
+            f"tensors, got {type(params).__name__}"
+        )
     items = params.items() if isinstance(params, Mapping) else params
     pairs = [(None, item) if isinstance(item, torch.Tensor) else item for item in items]
     handles = [

@@ -60,9 +60,20 @@ class Handle:
 
 def poll(handle: Handle) -> bool:
     """Tell whether synchronize() would return at once (local)."""
-    return handle.done()
+    return _checked(handle).done()
 
 
-def synchronize(handle: Handle) -> Any:
-    """Block until an asynchronous operation is complete; return its result or raise its error."""
-    return handle.wait()
+def synchronize(handle: Handle | None) -> Any:
+    """Block until an asynchronous operation is complete; return its result or raise its error.
+
+    A result may be asked for again. None, which stands for no operation, gives None.
+    """
+    return None if handle is None else _checked(handle).wait()
+
+
+def _checked(handle: Handle) -> Handle:
+    if not isinstance(handle, Handle):
+        raise TypeError(
+            f"expected the handle that an operation ending in _async returned, got {handle!r}"
+        )
+    return handle

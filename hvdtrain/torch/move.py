@@ -71,9 +71,10 @@ def alltoall_handle(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Prepare an exchange of rows, whose result is (tensor, received splits)."""
-    host = staged(tensor)
+    counts = _counts(splits)
+    host = staged(tensor if counts is None or not tensor.dim() else tensor[: sum(counts)])
     submitted = operations.alltoall(
-        process_set.channel(), as_buffer(host), tensor.shape, _counts(splits), name
+        process_set.channel(), as_buffer(host), host.shape, counts, name
     )
 
     def finish(result: tuple[Buffer, list[int]]) -> Any:
@@ -86,7 +87,7 @@ def alltoall_handle(
 
 
 def _counts(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
-    if splits is None:
+    if splits is None or len(splits) == 0:  # Horovod's two words for equal parts
         return None
     if isinstance(splits, torch.Tensor):
         if splits.dim() != 1 or splits.is_floating_point():

@@ -184,7 +184,7 @@ def grouped_allreduce_async(
     """Submit `grouped_allreduce`; no gradient flows through it."""
     op = choose_op(op, average)
     factors = (prescale_factor, postscale_factor)
-    return allreduce_handle(list(tensors), op, name, *factors, process_set).start()
+    return allreduce_handle(list(tensors), op, name, *factors, process_set).then(tuple).start()
 
 
 def grouped_allreduce_async_(
@@ -200,7 +200,7 @@ def grouped_allreduce_async_(
     op = choose_op(op, average)
     factors = (prescale_factor, postscale_factor)
     handle = allreduce_handle(list(tensors), op, name, *factors, process_set, in_place=True)
-    return handle.start()
+    return handle.then(tuple).start()
 
 
 def grouped_allreduce_(
@@ -211,13 +211,12 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """Overwrite several tensors with their reductions as one operation; see `allreduce`."""
     op = choose_op(op, average)
     factors = (prescale_factor, postscale_factor)
     handle = allreduce_handle(list(tensors), op, name, *factors, process_set, in_place=True)
-    reduced: list[torch.Tensor] = handle.wait()
-    return reduced
+    return tuple(handle.wait())
 
 
 def sparse_allreduce_async(
@@ -269,19 +268,19 @@ def allgather_async(
 
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """Return the concatenations of several tensors as one operation; see `allgather`."""
+    tensors = list(tensors)
     if _needs_gradient(tensors):
-        return list(autograd.Allgather.apply(process_set, name, *tensors))
-    gathered: list[torch.Tensor] = allgather_handle(list(tensors), name, process_set).wait()
-    return gathered
+        return tuple(autograd.Allgather.apply(process_set, name, *tensors))
+    return tuple(allgather_handle(tensors, name, process_set).wait())
 
 
 def grouped_allgather_async(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Submit `grouped_allgather`; no gradient flows through it."""
-    return allgather_handle(list(tensors), name, process_set).start()
+    return allgather_handle(list(tensors), name, process_set).then(tuple).start()
 
 
 def broadcast(
@@ -350,8 +349,8 @@ def alltoall(
 
     Args:
         tensor: only the first dimension may differ between ranks.
-        splits: [size] whole numbers, how many rows go to each rank; without them all get the
-            same.
+        splits: [size] whole numbers, how many rows go to each rank; rows beyond their sum go
+            nowhere. Without them all get the same.
         name: of the operation.
         process_set: the ranks that take part.
 
@@ -359,7 +358,7 @@ def alltoall(
         The rows received; with `splits` also how many came from each rank (int32).
 
     Raises:
-        ValueError: the splits do not sum to the first dimension, or it does not divide.
+        ValueError: the splits sum to more than the first dimension, or it does not divide.
     """
     if _needs_gradient([tensor]):
         given = splits if splits is not None else _even_splits(tensor, process_set)
@@ -388,7 +387,7 @@ def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
-    op: ReduceOp = ReduceOp.AVERAGE,
+    op: ReduceOp | None = ReduceOp.AVERAGE,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -405,12 +404,13 @@ def reducescatter(
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
-    op: ReduceOp = ReduceOp.AVERAGE,
+    op: ReduceOp | None = ReduceOp.AVERAGE,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Submit `reducescatter`; no gradient flows through it."""
+    op = choose_op(op, None)
     factors = (prescale_factor, postscale_factor)
     return reducescatter_handle([tensor], op, name, process_set, *factors).first().start()
 
@@ -419,12 +419,13 @@ def grouped_reducescatter(
     tensors: Tensors,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
-    op: ReduceOp = ReduceOp.AVERAGE,
+    op: ReduceOp | None = ReduceOp.AVERAGE,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Return this rank's parts of several reductions as one operation; see `reducescatter`."""
+    op = choose_op(op, None)
     pairs = [compression.compress(tensor) for tensor in tensors]
     inputs = [tensor for tensor, _ in pairs]
     if _needs_gradient(inputs):
@@ -443,14 +444,16 @@ def grouped_reducescatter(
 def grouped_reducescatter_async(
     tensors: Tensors,
     name: str | None = None,
-    op: ReduceOp = ReduceOp.AVERAGE,
+    op: ReduceOp | None = ReduceOp.AVERAGE,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Submit `grouped_reducescatter`; no gradient flows through it."""
+    op = choose_op(op, None)
     factors = (prescale_factor, postscale_factor)
-    return reducescatter_handle(list(tensors), op, name, process_set, *factors).start()
+    handle = reducescatter_handle(list(tensors), op, name, process_set, *factors)
+    return handle.then(tuple).start()
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +14,14 @@ from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.adasum import adasum_step
 from hvdtrain.torch.compression import Compression, Compressor
 from hvdtrain.torch.gradients import Gradients, GradientSettings
-from hvdtrain.torch.parameters import Groups, group_indices, name_parameters, owned
+from hvdtrain.torch.parameters import (
+    Groups,
+    check_groups,
+    group_indices,
+    name_parameters,
+    owned,
+)
+from hvdtrain.torch.reduce import choose_op
 from hvdtrain.torch.wrapped import WrappedOptimizer
 from hvdtrain.types import ReduceOp
 
@@ -54,7 +62,7 @@ class DistributedOptimizer(WrappedOptimizer):
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         compression: type[Compressor] = Compression.none,
         backward_passes_per_step: int = 1,
-        op: ReduceOp = ReduceOp.AVERAGE,
+        op: ReduceOp | None = ReduceOp.AVERAGE,
         gradient_predivide_factor: float = 1.0,
         num_groups: int = 0,
         groups: Groups = None,
@@ -63,6 +71,9 @@ class DistributedOptimizer(WrappedOptimizer):
     ) -> None:
         if isinstance(optimizer, WrappedOptimizer):
             raise ValueError("the optimizer is a DistributedOptimizer already")
+        if not hasattr(optimizer, "param_groups"):
+            raise TypeError(f"expected an optimizer of torch, got {type(optimizer).__name__}")
+        op = choose_op(op, None)
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
             raise ValueError(f"op must be Average, Sum or Adasum, got {op}")
         if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
@@ -73,9 +84,13 @@ class DistributedOptimizer(WrappedOptimizer):
             )
         if num_groups and groups is not None:
             raise ValueError("num_groups and groups say the same thing: give only groups")
+        if num_groups:
+            warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, 2)
+            groups = num_groups
+        check_groups(groups)
         super().__init__(optimizer)
         self._names = name_parameters(optimizer, named_parameters)
-        self._groups: Groups = num_groups or groups
+        self._groups = groups
         self._settings = GradientSettings(
             op=op,
             process_set=process_set,
@@ -134,7 +149,13 @@ class DistributedOptimizer(WrappedOptimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Have step() take the gradients as they are, after synchronize()."""
+        """Have step() take the gradients as they are, after synchronize().
+
+        Raises:
+            AssertionError: with op=Adasum, for which step() itself is the reduction.
+        """
+        if self._settings.op is ReduceOp.ADASUM:
+            raise AssertionError("with op=Adasum step() is the reduction: it cannot be skipped")
         self._skips = True
         try:
             yield
@@ -159,11 +180,21 @@ class DistributedOptimizer(WrappedOptimizer):
         return self._optimizer.step(reduced)
 
     def _reduce(self) -> None:
+        if self._synchronized and not self._skips:
+            warnings.warn(
+                "step() follows synchronize(): the gradients are reduced once, but Horovod would "
+                "reduce them twice. Call it within `with optimizer.skip_synchronize():`",
+                stacklevel=3,
+            )
         if self._gradients is not None and not self._skips:
             self._gradients.check_covers(owned(self._optimizer))
             if not self._synchronized or self._gradients.open:
                 self._gradients.finish()
         self._synchronized = False
+        if isinstance(self._optimizer, torch.optim.SparseAdam):
+            for parameter in owned(self._optimizer):
+                if parameter.grad is not None and not parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_sparse(1)  # it takes no others
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients; gradients that have come since the last step are dropped."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -12,6 +12,8 @@ __all__ = ["WrappedOptimizer"]
 class WrappedOptimizer(torch.optim.Optimizer):
     """Hands everything on to the wrapped optimizer; it is an Optimizer for schedulers' sake.
 
+    To isinstance() it is of the wrapped optimizer's class, too, as Horovod's wrapper is.
+
     Args:
         optimizer: keeps its state, parameter groups and hooks.
     """
@@ -19,6 +21,11 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         # Optimizer.__init__ would build groups of its own; all of that belongs to the wrapped.
         self._optimizer = optimizer
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The wrapped optimizer's class; type() tells the truth."""
+        return self._optimizer.__class__
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -57,9 +64,16 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     def __getattr__(self, name: str) -> Any:
         """Find what the wrapped optimizer has beside all this."""
-        if name == "_optimizer":  # not there yet, while a copy is made
+        if name == "_optimizer":  # not there yet, while __init__() raises
             raise AttributeError(name)
         return getattr(self._optimizer, name)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be copied or pickled: its hooks and its place among the ranks cannot be."""
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: copy or save its state_dict(), "
+            "and wrap another optimizer to load it into"
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._optimizer!r})"

@@ -62,6 +62,9 @@ def waiting_in_different_orders() -> None:
         assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
     assert hvd.poll(one)
     assert hvd.synchronize(one).tolist() == [hvd.size()] * 2
+    assert hvd.synchronize(None) is None
+    no_handle: Any = torch.ones(1)
+    assert "ending in _async" in refused(TypeError, partial(hvd.poll, no_handle))
 
 
 @case
@@ -146,11 +149,28 @@ def in_place_and_grouped() -> None:
     totals = [ranks_sum()] * 2, [ranks_sum()] * 3
     assert [t.tolist() for t in hvd.grouped_allreduce(group, op=hvd.Sum)] == list(totals)
     handle = hvd.grouped_allreduce_async_(group, op=hvd.Sum, name="group")
-    assert hvd.synchronize(handle)[1] is group[1]
+    assert [a is b for a, b in zip(hvd.synchronize(handle), group, strict=True)] == [True, True]
     assert [t.tolist() for t in group] == list(totals)
     gathered = hvd.grouped_allgather([torch.tensor([r]), torch.ones(r, 2)])
     assert gathered[0].tolist() == list(range(hvd.size()))
     assert gathered[1].shape == (ranks_sum() - hvd.size(), 2)
+    ones = [torch.ones(hvd.size())]
+    kinds = {
+        tuple: [
+            hvd.grouped_allreduce_([torch.ones(2)]),
+            hvd.grouped_allgather(ones),
+            *map(
+                hvd.synchronize,
+                (
+                    hvd.grouped_allreduce_async(ones),
+                    hvd.grouped_allgather_async(ones),
+                    hvd.grouped_reducescatter_async(ones),
+                ),
+            ),
+        ],
+        list: [hvd.grouped_allreduce(ones), hvd.grouped_reducescatter(ones)],
+    }
+    assert all(type(result) is kind for kind, results in kinds.items() for result in results)
 
 
 @case
@@ -172,6 +192,14 @@ def alltoall() -> None:
     assert received.dtype == torch.int32
     assert received.tolist() == [r] * n
     assert rows.tolist() == [k for k in range(n) for _ in range(r)]
+    rest = torch.full((n + 2,), r + 1.0, requires_grad=True)
+    rows, received = hvd.alltoall(rest, [1] * n)
+    (rows * (r + 1)).sum().backward()
+    assert rows.tolist() == [k + 1.0 for k in range(n)]
+    assert rest.grad is not None
+    assert rest.grad.tolist() == [*(k + 1.0 for k in range(n)), 0, 0]  # two rows went nowhere
+    equal = hvd.alltoall(torch.arange(n) + 10 * r, torch.tensor([], dtype=torch.int32))
+    assert [part.tolist() for part in equal] == [[10 * k + r for k in range(n)], [1] * n]
     if n > 1:
         assert "does not divide" in refused(ValueError, partial(hvd.alltoall, torch.ones(n + 1)))
     bad = partial(hvd.alltoall, torch.ones(n), torch.tensor([n] + [1] * (n - 1)))
@@ -186,7 +214,7 @@ def reducescatter() -> None:
     start = r * 2 + min(r, 1)
     expected = torch.arange(2 * n + 1.0)[start : start + 2 + (r == 0)] * ranks_sum()
     assert mine.flatten().tolist() == expected.tolist()
-    few = hvd.reducescatter(torch.ones(1, 4, dtype=torch.int32))
+    few = hvd.reducescatter(torch.ones(1, 4, dtype=torch.int32), op=None)
     assert few.shape == ((1 if r == 0 else 0), 4)
     halves = hvd.grouped_reducescatter([torch.ones(n).half(), torch.ones(n)], op=hvd.Average)
     assert [t.tolist() for t in halves] == [[1.0], [1.0]]
@@ -266,10 +294,13 @@ def process_sets() -> None:
         assert hvd.allgather(torch.tensor([r]), process_set=low).tolist() == [0, 1]
     else:
         outside = partial(hvd.allreduce, torch.ones(1), process_set=low)
-        assert "does not belong to the process set" in refused(ValueError, outside)
+        for call in (outside, low.rank):
+            assert "does not belong to the process set" in refused(ValueError, call)
     assert "registered already" in refused(ValueError, partial(hvd.add_process_set, [0, 1]))
+    for nonsense in (None, 0, ["a"]):
+        assert "list of ranks" in refused(ValueError, partial(hvd.ProcessSet, nonsense))
     assert hvd.remove_process_set(low)
-    assert low.size() is None
+    assert (low.size(), low.rank(), low.process_set_id) == (None, None, None)
     assert not hvd.remove_process_set(low)
     assert hvd.remove_process_set(even)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from math import factorial
 
+import cloudpickle
 import torch
 from ranks import report
 
@@ -160,6 +163,38 @@ def objects() -> None:
 
 
 @case
+def objects_that_pickle_refuses() -> None:
+    n, r = hvd.size(), hvd.rank()
+
+    class Local:
+        rank = r
+
+    assert hvd.broadcast_object(lambda: r + 1, n - 1)() == n
+    assert [kind().rank for kind in hvd.allgather_object(Local)] == list(range(n))
+    lock = partial(hvd.allgather_object, threading.Lock())
+    assert f"[rank {r}/{n}]: this lock cannot be sent" in refused(TypeError, lock)
+    sys.modules["cloudpickle"] = None  # type: ignore[assignment]  # as if not installed
+    try:
+        local = partial(hvd.allgather_object, Local)
+        assert "pip install cloudpickle" in refused(TypeError, local)
+    finally:
+        sys.modules["cloudpickle"] = cloudpickle
+
+
+@case
+def arguments_that_make_no_sense() -> None:
+    sparse = partial(hvd.allreduce, torch.ones(2).to_sparse())
+    assert "sparse_allreduce_async()" in refused(ValueError, sparse)
+    least = partial(hvd.allreduce, torch.ones(1, dtype=torch.complex64), op=hvd.Min)
+    assert "min of complex64" in refused(ValueError, least)
+    scattered = partial(hvd.reducescatter, torch.ones(hvd.size()), op=hvd.Adasum)
+    assert "Adasum" in refused(hvd.HorovodInternalError, scattered)
+    assert "state_dict()" in refused(ValueError, partial(hvd.broadcast_parameters, torch.ones(1)))
+    # A name of any type is taken for what it prints.
+    assert hvd.allreduce(torch.ones(1), name=7).item() == 1  # type: ignore[arg-type]
+
+
+@case
 def parameters_of_root_rank() -> None:
     torch.manual_seed(hvd.rank())
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
@@ -237,6 +272,8 @@ def initialised_again() -> None:
     hvd.shutdown()
     hvd.shutdown()
     assert not hvd.is_initialized()
+    assert not hvd.mpi_enabled()
+    assert hvd.global_process_set.ranks == []
     hvd.init()
     hvd.init()
     assert hvd.is_initialized()

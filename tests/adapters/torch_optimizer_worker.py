@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
+import time
+import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from ranks import report
@@ -110,6 +115,15 @@ def refused(kind: type[Exception], call: Callable[[], object]) -> str:
     except kind as error:
         return str(error)
     raise AssertionError(f"no {kind.__name__}")
+
+
+def warned(kind: type[Warning], call: Callable[[], object]) -> str:
+    """Return the text of the one warning that `call` must give."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    assert [warning.category for warning in caught] == [kind], caught
+    return str(caught[0].message)
 
 
 @case
@@ -229,7 +243,7 @@ def synchronize_then_step() -> None:
     optimizer.sample_weight = len(inputs)
     F.cross_entropy(model(inputs), labels).backward()
     optimizer.synchronize()
-    optimizer.step()
+    assert "within `with optimizer.skip_synchronize():`" in warned(UserWarning, optimizer.step)
     alone = build()
     train_alone(alone, momentum(list(alone.parameters())), 1)
     assert difference(model, alone) < 1e-14
@@ -271,6 +285,17 @@ def schedulers_and_state() -> None:
     optimizer.load_state_dict(again.state_dict())
     assert len(optimizer.state) == len(list(model.parameters()))
     hvd.broadcast_optimizer_state(optimizer)
+
+
+@case
+def passes_for_the_class_that_it_wraps() -> None:
+    _, optimizer = together(momentum)
+    for kind in (hvd.DistributedOptimizer, torch.optim.SGD, torch.optim.Optimizer):
+        assert isinstance(optimizer, kind)
+    assert not isinstance(optimizer, torch.optim.Adam)
+    assert optimizer.__class__.__name__ == "SGD"
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        assert "state_dict()" in refused(TypeError, partial(duplicate, optimizer))
 
 
 @case
@@ -370,6 +395,14 @@ def bad_arguments() -> None:
     twice = [("a", weight), ("a", torch.nn.Parameter(torch.zeros(1)))]
     assert "names used twice: a" in refused(ValueError, partial(wrap, sgd, twice))
     assert "already" in refused(ValueError, partial(wrap, wrap(sgd)))
+    wrong: Any = 3
+    assert "got int" in refused(TypeError, partial(wrap, wrong))
+    assert "op must be" in refused(ValueError, partial(wrap, sgd, op=hvd.Max))
+    for wrong in (0, -1, "ab", ([weight],), [["weight"]], [[weight], [weight]]):
+        assert "groups" in refused(ValueError, partial(wrap, sgd, groups=wrong))
+    assert "use groups" in warned(DeprecationWarning, partial(wrap, sgd, num_groups=1))
+    adasum = wrap(sgd, op=hvd.Adasum)
+    refused(AssertionError, adasum.skip_synchronize().__enter__)
     optimizer = wrap(sgd)
     for weight_of_rank in (-1.0, float("nan"), float("inf")):
         message = refused(ValueError, partial(setattr, optimizer, "sample_weight", weight_of_rank))
@@ -501,6 +534,118 @@ def sparse_gradients() -> None:
         expected[users] = -2.0 / hvd.size()
         expected[5] = -2.0 * len(users) / hvd.size()
         assert torch.allclose(table.weight, expected)
+
+
+@case
+def sparse_gradients_for_an_optimizer_that_takes_no_others() -> None:
+    def table() -> torch.nn.Embedding:
+        torch.manual_seed(0)
+        return torch.nn.Embedding(6, 2, sparse=True, dtype=torch.float64)
+
+    def adam(of: torch.nn.Embedding) -> torch.optim.Optimizer:
+        return torch.optim.SparseAdam(list(of.parameters()), lr=0.1)
+
+    for sparse_as_dense in (False, True):
+        ours, alone = table(), table()
+        reference = adam(alone)
+        optimizer = hvd.DistributedOptimizer(
+            adam(ours), ours.named_parameters(), op=hvd.Sum, sparse_as_dense=sparse_as_dense
+        )
+        for step in range(3):  # row 4 is never used; row `step` is, by all ranks
+            optimizer.zero_grad()
+            reference.zero_grad()
+            (ours(torch.tensor([hvd.rank(), step])) * (hvd.rank() + 1)).sum().backward()
+            for rank in range(hvd.size()):
+                (alone(torch.tensor([rank, step])) * (rank + 1)).sum().backward()
+            optimizer.step()
+            reference.step()
+        assert difference(ours, alone) < 1e-14
+        assert torch.equal(ours.weight[4], table().weight[4])
+
+
+def centred(x: torch.Tensor) -> torch.Tensor:
+    """Return x minus the mean over the samples of all ranks."""
+    sums = torch.cat([x.sum(0), x.new_tensor([len(x)])])
+    sums = hvd.allreduce(sums, op=hvd.Sum, name="centre")
+    return x - sums[:-1] / sums[-1]
+
+
+class Centre(torch.autograd.Function):
+    """A user's own operation, which communicates in the middle of both passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return centred(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return centred(gradient)
+
+
+class Entangled(torch.nn.Module):
+    """Has one weight in two layers, and reductions in the middle of backward.
+
+    Args:
+        norm: normalises the batch.
+        centre: subtracts the mean of the batch.
+        largest: returns the largest magnitude in a gradient of the batch.
+    """
+
+    def __init__(
+        self,
+        norm: torch.nn.Module,
+        centre: Callable[[torch.Tensor], torch.Tensor],
+        largest: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.norm, self.centre, self.largest = norm.double(), centre, largest
+        self.first, self.inner, self.again, self.last = (
+            torch.nn.Linear(*widths, dtype=torch.float64)
+            for widths in ((4, 6), (6, 6), (6, 6), (6, 2))
+        )
+        self.again.weight = self.inner.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        inner = self.norm(self.inner(self.first(inputs)))
+        again = self.again(self.centre(inner).tanh())
+        if again.requires_grad:
+            again.register_hook(lambda gradient: gradient / self.largest(gradient))
+        return self.last(again)
+
+
+@case
+def reductions_in_the_middle_of_backward() -> None:
+    n, r = hvd.size(), hvd.rank()
+    together = Entangled(
+        hvd.SyncBatchNorm(6), Centre.apply, lambda g: hvd.allreduce(g.abs().max(), op=hvd.Max)
+    )
+    alone = Entangled(
+        torch.nn.BatchNorm1d(6), lambda x: x - x.mean(0), lambda gradient: gradient.abs().max()
+    )
+    for number, parameter in enumerate(together.parameters()):
+        pause_seconds = 0.002 * ((number + r) % n)
+        parameter.register_hook(lambda _, seconds=pause_seconds: time.sleep(seconds))
+    reference = momentum(list(alone.parameters()))
+    optimizer = hvd.DistributedOptimizer(
+        momentum(list(together.parameters())),
+        together.named_parameters(remove_duplicate=False),
+        op=hvd.Sum,
+        groups=100,  # each gradient by itself
+    )
+    assert together.again.weight is together.inner.weight
+    for step in range(4):
+        inputs = torch.randn(11, 4, generator=torch.Generator().manual_seed(step)).double()
+        for model, its_optimizer, part in (
+            (together, optimizer, own(inputs)),
+            (alone, reference, inputs),
+        ):
+            its_optimizer.zero_grad()
+            ((model(part) - 1).square().sum() / 11).backward()
+            its_optimizer.step()
+        assert difference(together, alone) < 1e-11, (step, difference(together, alone))
+    for name, buffer in alone.norm.named_buffers():
+        assert torch.allclose(together.norm.get_buffer(name), buffer, rtol=1e-9), name
 
 
 @case
