@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from hvdtrain.config import Config
+from hvdtrain.core.binding import warn_of_binding
 from hvdtrain.core.bucket_size import BucketSize
 from hvdtrain.core.channel import Channel, Operation
 from hvdtrain.core.exits import ExitGuard, speak_plainly
@@ -195,6 +196,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         speak_plainly(silent=_hold_back(error))
         raise
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
+    warn_of_binding(world, topology)
     communicator = world.communicator
     if config.deterministic or deterministic:
         communicator = OrderedCommunicator(communicator)
