@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["Config"]
+__all__ = ["DEFAULT_BUCKET_BYTES", "Config"]
+
+# Where nothing is measured.
+DEFAULT_BUCKET_BYTES = 25 << 20
 
 _LARGEST_MPI_COUNT = (1 << 31) - 1
 _STALL_SECONDS = "HVDTRAIN_STALL_SECONDS"
@@ -21,7 +24,7 @@ class Config:
     Attributes:
         engine: HVDTRAIN_ENGINE, the engine that `init()` takes when it is told none.
         bucket_bytes: HVDTRAIN_BUCKET_BYTES, the most gradient bytes reduced together; without
-            it Horovod's HOROVOD_FUSION_THRESHOLD.
+            it Horovod's HOROVOD_FUSION_THRESHOLD; None leaves it to a measurement.
         first_bucket_bytes: HVDTRAIN_FIRST_BUCKET_BYTES, smaller so that reducing starts early.
         chunk_bytes: HVDTRAIN_CHUNK_BYTES, the most bytes handed to one MPI call that moves
             data; below 2^31, the largest count that every MPI takes.
@@ -40,7 +43,7 @@ class Config:
     """
 
     engine: str = "auto"
-    bucket_bytes: int = 25 << 20
+    bucket_bytes: int | None = None
     first_bucket_bytes: int = 1 << 20
     chunk_bytes: int = 1 << 30
     shared_memory: bool = True
@@ -54,10 +57,10 @@ class Config:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
         """Parse the variables; UsageError names one that makes no sense."""
-        bucket_bytes = _positive(
-            environ, "HVDTRAIN_BUCKET_BYTES", _fusion_threshold(environ, cls.bucket_bytes)
-        )
-        first_bucket_bytes = min(cls.first_bucket_bytes, bucket_bytes)
+        bucket_bytes = _fusion_threshold(environ)
+        if "HVDTRAIN_BUCKET_BYTES" in environ:
+            bucket_bytes = _positive(environ, "HVDTRAIN_BUCKET_BYTES", 0)
+        first_bucket_bytes = min(cls.first_bucket_bytes, bucket_bytes or cls.first_bucket_bytes)
         return cls(
             engine=environ.get("HVDTRAIN_ENGINE", cls.engine),
             bucket_bytes=bucket_bytes,
@@ -99,11 +102,11 @@ def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
     return default if text is None else text == "1"
 
 
-def _fusion_threshold(environ: Mapping[str, str], default: int) -> int:
+def _fusion_threshold(environ: Mapping[str, str]) -> int | None:
     """Read Horovod's variable; job files hold all sorts, so nonsense counts as not set."""
     text = environ.get("HOROVOD_FUSION_THRESHOLD", "")
     # Horovod's 0 is no fusion: each gradient has a bucket of its own.
-    return max(1, int(text)) if text.isdecimal() else default
+    return max(1, int(text)) if text.isdecimal() else None
 
 
 def _stall_seconds(environ: Mapping[str, str], default: float) -> float:

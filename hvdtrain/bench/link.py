@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log2
 
+from hvdtrain.core.bucket_size import fit_cost
+
 __all__ = ["PRESETS", "Link", "allreduce_seconds", "fit_link", "hierarchical_seconds"]
 
 
@@ -75,8 +77,7 @@ def fit_link(
 ) -> Link:
     """Fit latency and bandwidth to measured all-reduces.
 
-    The smallest size gives the latency; the bandwidth is the least-squares slope of the others
-    above it, so the largest ones count most, as they do in a step.
+    See `fit_cost`, which does it for all ranks together.
 
     Args:
         name: of the link.
@@ -89,11 +90,7 @@ def fit_link(
     """
     if ranks < 2 or len({nbytes for nbytes, _ in points}) < 2:
         raise ValueError("a link is fitted to two sizes at least, measured on two ranks or more")
-    (_, start), *larger = sorted(points)
-    products = sum(nbytes * (seconds - start) for nbytes, seconds in larger)
-    slope = products / sum(nbytes * nbytes for nbytes, _ in larger)
-    if slope <= 0 or start <= 0:
-        raise ValueError(f"these times do not grow with size: {sorted(points)}")
+    cost = fit_cost(points)
     one = allreduce_seconds(ranks, 0, Link(name, 1.0, 1.0))
     per_byte = allreduce_seconds(ranks, 1, Link(name, 0.0, 1.0))
-    return Link(name, start / one, per_byte / slope, core_share)
+    return Link(name, cost.latency_seconds / one, per_byte * cost.bytes_per_second, core_share)

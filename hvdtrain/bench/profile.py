@@ -22,6 +22,7 @@ from hvdtrain.bench.trainer import Trainer, bare, first_weights
 from hvdtrain.bench.turns import Contender, take_turns
 from hvdtrain.core import context
 from hvdtrain.core.plan import ParameterSpec, make_plan
+from hvdtrain.core.reducer import agree_on_bucket_size
 from hvdtrain.types import DType
 
 __all__ = ["measure_profile"]
@@ -155,7 +156,8 @@ class _Phases:
 
         The plan is the one from the second step on, in the order in which gradients come.
         """
-        config = context.current().config
+        here = context.current()
+        limit = agree_on_bucket_size(here.world).nbytes
         specs = [
             ParameterSpec(
                 str(number), tuple(p.shape), tuple(p.stride()), DType.FLOAT32, "float32", "cpu"
@@ -163,7 +165,7 @@ class _Phases:
             for number, p in enumerate(self._trainer.parameters)
         ]
         order = sorted(range(len(ready)), key=ready.__getitem__)
-        plan = make_plan(specs, config.bucket_bytes, config.first_bucket_bytes, order=order)
+        plan = make_plan(specs, limit, here.config.first_bucket_bytes, order=order)
         return [
             (bucket.count * _ITEM_BYTES, max(ready[index] for index in bucket.parameters))
             for bucket in plan.buckets

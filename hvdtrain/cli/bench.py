@@ -18,7 +18,7 @@ from hvdtrain.bench.machine import largest_power_of_two
 from hvdtrain.bench.paper import even_work
 from hvdtrain.bench.settings import DEFAULT, MODELS, QUICK
 from hvdtrain.bench.suite import Paper, Suite
-from hvdtrain.config import Config
+from hvdtrain.config import DEFAULT_BUCKET_BYTES, Config
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageError
 from hvdtrain.launch.hostfile import require_hostfile
 from hvdtrain.launch.machine import find_cores
@@ -164,7 +164,8 @@ def _works(options: dict[str, Any]) -> tuple[Any, ...]:
     seconds = (phases[0] / 1e3, phases[1] / 1e3, phases[2] / 1e3)
     nbytes = int(megabytes * 1e6)
     title = f"a step of your own, {megabytes:g} MB"
-    return (even_work(title, seconds, nbytes, config.bucket_bytes, config.first_bucket_bytes),)
+    bucket_bytes = config.bucket_bytes or DEFAULT_BUCKET_BYTES
+    return (even_work(title, seconds, nbytes, bucket_bytes, config.first_bucket_bytes),)
 
 
 def _run(benchmark: Callable[[Suite], None], options: dict[str, Any], **changes: Any) -> int:

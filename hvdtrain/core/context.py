@@ -8,8 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from hvdtrain.config import Config
+from hvdtrain.core.binding import warn_of_binding
+from hvdtrain.core.bucket_size import BucketSize
 from hvdtrain.core.channel import Channel
 from hvdtrain.core.exits import ExitGuard, speak_plainly
 from hvdtrain.core.operation import Operation
@@ -54,6 +57,8 @@ class Context:
         process_sets: the ranks of each process set but the global one, by its number.
         process_set_channels: the channels of those that this rank belongs to; 0 is the world's.
         watch: names the ranks that operations wait for; None where it is off.
+        bucket_sizes: the limit of buckets on each channel whose ranks have agreed on one.
+        buckets: into how many gradients were cut last, how large, and why; for people.
     """
 
     config: Config
@@ -67,6 +72,8 @@ class Context:
     process_sets: dict[int, list[int]] = field(default_factory=dict)
     process_set_channels: dict[int | None, Channel] = field(default_factory=dict)
     watch: StallWatch | None = None
+    bucket_sizes: WeakKeyDictionary[Channel, BucketSize] = field(default_factory=WeakKeyDictionary)
+    buckets: str = ""
     _channels: list[Channel] = field(default_factory=list)
     _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
@@ -190,6 +197,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         speak_plainly(silent=_hold_back(error))
         raise
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
+    warn_of_binding(world, topology)
     communicator = world.communicator
     if config.deterministic or deterministic:
         communicator = OrderedCommunicator(communicator)

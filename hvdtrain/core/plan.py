@@ -59,10 +59,24 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Plan:
-    """Buckets in the order in which they are reduced."""
+    """Buckets in the order in which they are reduced.
+
+    Attributes:
+        specs: the parameters, in the order of the model.
+        buckets: what is reduced together.
+        bucket_bytes: limit of a bucket.
+        first_bucket_bytes: limit of the first bucket.
+    """
 
     specs: tuple[ParameterSpec, ...]
     buckets: tuple[Bucket, ...]
+    bucket_bytes: int
+    first_bucket_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all gradients."""
+        return sum(spec.nbytes for spec in self.specs)
 
     @property
     def digest(self) -> str:
@@ -113,7 +127,8 @@ def make_plan(
     closed += open_buckets.values()
     if len(closed) > 1:
         closed.sort(key=lambda bucket: place[bucket[-1]])
-    return Plan(tuple(specs), tuple(_bucket(specs, members) for members in closed))
+    buckets = tuple(_bucket(specs, members) for members in closed)
+    return Plan(tuple(specs), buckets, bucket_bytes, first_bucket_bytes)
 
 
 def _by_kind(specs: Sequence[ParameterSpec], members: Sequence[int]) -> list[list[int]]:

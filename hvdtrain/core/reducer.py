@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -11,8 +12,11 @@ from itertools import takewhile
 import numpy as np
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core import context
+from hvdtrain.config import DEFAULT_BUCKET_BYTES
+from hvdtrain.core import context, operations
+from hvdtrain.core.bucket_size import BucketSize, choose_bucket_size, size_text
 from hvdtrain.core.channel import Channel
+from hvdtrain.core.collectives.measure import MeasureAllreduce
 from hvdtrain.core.collectives.step import Step, StepState, step_request
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.plan import ParameterSpec, Plan, first_difference, make_plan
@@ -20,13 +24,42 @@ from hvdtrain.core.stopwatch import Stopwatch
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.types import ReduceOp
 
-__all__ = ["GradientReducer", "agree_on_plan", "open_plan_channel", "replan"]
+__all__ = [
+    "GradientReducer",
+    "agree_on_bucket_size",
+    "agree_on_plan",
+    "open_plan_channel",
+    "replan",
+]
+
+_logger = logging.getLogger("hvdtrain")
 
 # Buckets begin on lines of the cache, which two of them never share.
 _ALIGNMENT_BYTES = 128
 
 # Ranks are nearly always closer together than this.
 _LISTEN_AFTER_SECONDS = 0.02
+
+
+def agree_on_bucket_size(channel: Channel) -> BucketSize:
+    """Return the limit of a bucket, as the set's first rank was given it or as measured once.
+
+    Collective over the channel's ranks. One rank alone has the default.
+    """
+    here = context.current()
+    kept = here.bucket_sizes.get(channel)
+    if kept is not None:
+        return kept
+    # Ranks on other hosts may not have the first one's environment.
+    given = broadcast_object(here.config.bucket_bytes, channel.ranks[0], "bucket size", channel)
+    if given is not None:
+        size = BucketSize(given, "as set")
+    elif len(channel.ranks) == 1:
+        size = BucketSize(DEFAULT_BUCKET_BYTES, "the default for one rank")
+    else:
+        size = choose_bucket_size(operations.Submitted(channel, MeasureAllreduce()).run())
+    here.bucket_sizes[channel] = size
+    return size
 
 
 def agree_on_plan(
@@ -36,6 +69,8 @@ def agree_on_plan(
 ) -> Plan:
     """Make the plan of the set's first rank on every rank (collective).
 
+    That rank tells the logger "hvdtrain" about it.
+
     Args:
         specs: the parameters, in the order of the model.
         channel: of the ranks that share the plan.
@@ -44,8 +79,9 @@ def agree_on_plan(
     Raises:
         MismatchError: the parameters of a rank differ from the first rank's; the first is named.
     """
-    config = context.current().config
-    own = make_plan(specs, config.bucket_bytes, config.first_bucket_bytes, groups)
+    here = context.current()
+    limit = agree_on_bucket_size(channel)
+    own = make_plan(specs, limit.nbytes, here.config.first_bucket_bytes, groups)
     root_rank = channel.ranks[0]
     plan: Plan = broadcast_object(own, root_rank, "bucket plan", channel)
     differences = allgather_object(
@@ -53,11 +89,16 @@ def agree_on_plan(
     )
     for rank, difference in zip(channel.ranks, differences, strict=True):
         if difference is not None:
-            size = context.current().topology.size
             raise MismatchError(
-                f"[rank {rank}/{size}] DistributedOptimizer: {difference}. Build the same model "
-                "on every rank"
+                f"[rank {rank}/{here.topology.size}] DistributedOptimizer: {difference}. Build "
+                "the same model on every rank"
             )
+    here.buckets = (
+        f"{len(plan.buckets)} for {size_text(plan.nbytes)} of gradients, at most "
+        f"{size_text(plan.bucket_bytes)} each ({limit.reason})"
+    )
+    if here.topology.rank == root_rank:
+        _logger.info("buckets: %s", here.buckets)
     return plan
 
 
@@ -69,9 +110,8 @@ def replan(plan: Plan, places: Sequence[int], groups: Sequence[Sequence[int]]) -
         places: for each parameter its place in that order, summed over ranks.
         groups: as for `agree_on_plan`.
     """
-    config = context.current().config
     order = sorted(range(len(places)), key=lambda index: (places[index], -index))
-    return make_plan(plan.specs, config.bucket_bytes, config.first_bucket_bytes, groups, order)
+    return make_plan(plan.specs, plan.bucket_bytes, plan.first_bucket_bytes, groups, order)
 
 
 def open_plan_channel(parent: Channel) -> Channel:

@@ -42,6 +42,7 @@ def header_lines(
         "data": f"{len(data.train)} training and {len(data.test)} test samples",
         "batch": f"{options.samples_per_step(size)} samples of all ranks{per_rank}",
         "lr": _lr_text(options, size),
+        "buckets": world.buckets if size > 1 else "",
         "resume": origin,
         "results": directory,
     }

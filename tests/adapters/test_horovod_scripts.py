@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 from horovod_environment import horovod_python
-from ranks import run_ranks, start
+from ranks import Completed, run_ranks, start
 
 SCRIPTS = Path(__file__).parent / "horovod_scripts"
 SCRIPT = ["-m", "hvdtrain", "script"]
@@ -32,6 +32,11 @@ def _points() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def complaints(done: Completed) -> list[str]:
+    """Return what ranks wrote on stderr, but for the word that they are more than the cores."""
+    return [line for line in done.stderr.splitlines() if "start fewer ranks there" not in line]
 
 
 def serial(size: int, epochs: int) -> tuple[dict[str, torch.Tensor], float]:
@@ -68,7 +73,7 @@ def test_the_usual_training_script(
     with start([sys.executable, "-m", "hvdtrain", *words], env=env) as job:
         done = job.wait(120)
         job.assert_nothing_left()
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, complaints(done)) == (0, [])
     epochs = len(done.stdout.splitlines())
     weights, loss = serial(size, epochs)
     assert epochs == (1 if arguments else 2)
@@ -80,7 +85,7 @@ def test_the_usual_training_script(
 def test_an_elastic_script() -> None:
     elastic = SCRIPTS / "elastic.py"
     done = run_ranks(SCRIPT, 3, args=[elastic], cases_expected=True, timeout_seconds=120)
-    assert done.stderr == ""
+    assert complaints(done) == []
 
 
 def test_hvdtrain_answers_on_top_of_an_installed_horovod() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
+import os
 import pickle
 import threading
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +19,8 @@ from ranks import report
 from torch.nn import functional as F
 
 import hvdtrain.torch as hvd
+from hvdtrain.core import context
+from hvdtrain.core.plan import Plan
 from hvdtrain.errors import MismatchError
 
 Model = torch.nn.Sequential
@@ -60,6 +65,12 @@ def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
     """Return the largest difference between the weights of two models."""
     pairs = zip(a.parameters(), b.parameters(), strict=True)
     return max(float((p - q).detach().abs().max()) for p, q in pairs)
+
+
+def plan_of(optimizer: hvd.DistributedOptimizer) -> Plan:
+    """Return how an optimizer's gradients are cut into buckets."""
+    assert optimizer._gradients is not None
+    return optimizer._gradients._plan
 
 
 def train_alone(
@@ -452,11 +463,39 @@ def plans_follow_the_order_in_which_gradients_come() -> None:
                 trained(part).square().mean().backward()
                 its_optimizer.step()
             assert difference(model, alone) < 1e-12, step
-        gradients = optimizer._gradients
-        assert gradients is not None
-        names = [gradients._names[i] for b in gradients._plan.buckets for i in b.parameters]
+        plan = plan_of(optimizer)
+        names = [plan.specs[i].name for b in plan.buckets for i in b.parameters]
         layers = [name.split(".")[0] for name in names]
         assert layers == [*["last"] * 2, *["middle"] * 2, *["first"] * 2], names
+
+
+@case
+def buckets_are_as_set_or_as_measured() -> None:
+    heard: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("hvdtrain")
+    level = logger.level
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
+    try:
+        _, optimizer = together(momentum)
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+    plan = plan_of(optimizer)
+    assert {other.digest for other in hvd.allgather_object(plan)} == {plan.digest}
+    buckets = context.current().buckets
+    assert heard == ([f"buckets: {buckets}"] if hvd.rank() == 0 else [])
+    assert buckets.startswith(f"{len(plan.buckets)} for 8.758 KiB of gradients, at most")
+    if given := os.environ.get("HVDTRAIN_BUCKET_BYTES"):
+        assert plan.bucket_bytes == int(given)
+        assert buckets.endswith(f"{given} bytes each (as set)")
+    elif hvd.size() > 1:
+        assert plan.bucket_bytes in (25 << 20, *(1 << power for power in range(20, 27)))
+        assert "(measured: an all-reduce starts in" in buckets or "too noisy" in buckets
+    else:
+        assert buckets.endswith("25 MiB each (the default for one rank)")
 
 
 @case
@@ -700,7 +739,15 @@ def only_the_ranks_of_a_process_set() -> None:
         return
     pair = hvd.add_process_set([0, 2])
     weight = torch.nn.Parameter(torch.zeros(1))
+    here = context.current()
+    config = here.config
+    if hvd.rank() == 0:  # as where a launcher has not forwarded the variable
+        here.config = replace(config, bucket_bytes=4, first_bucket_bytes=4)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), process_set=pair)
+    here.config = config
+    if pair.included():
+        plan = plan_of(optimizer)
+        assert (plan.bucket_bytes, plan.first_bucket_bytes) == (4, 4)
     (weight * float(hvd.rank())).sum().backward()
     optimizer.step()
     assert weight.item() == (-1.0 if hvd.rank() in (0, 2) else -float(hvd.rank()))

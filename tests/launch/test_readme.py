@@ -57,7 +57,8 @@ def test_the_table_of_variables() -> None:
         "from dataclasses import fields; from hvdtrain.config import Config\n"
         "for field in fields(Config):\n"
         "    default = int(field.default) if field.type == 'bool' else field.default\n"
-        "    print('HVDTRAIN_' + field.name.upper(), default)"
+        "    text = 'measured' if default is None else default\n"
+        "    print('HVDTRAIN_' + field.name.upper(), text)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

