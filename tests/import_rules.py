@@ -10,7 +10,10 @@ from pathlib import Path
 
 __all__ = ["faults"]
 
-_FOUNDATIONS = {"", "buffer", "config", "errors", "patience", "topology", "types", "world"}
+_FOUNDATIONS = {
+    *("", "buffer", "config", "control_groups", "errors", "memory", "patience", "topology"),
+    *("types", "world"),
+}
 _BELOW_ADAPTERS = {"foundations", "engines", "core", "tensors"}
 _BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}
 # What each layer may import beside itself.

@@ -21,6 +21,7 @@ from hvdtrain.core.ordered import OrderedCommunicator
 from hvdtrain.core.shadow import shadow
 from hvdtrain.core.stall import StallWatch, pending_on, watch_stalls
 from hvdtrain.core.stopwatch import Stopwatch
+from hvdtrain.core.switching import hasten_switches, restore_switches
 from hvdtrain.core.timeline.environment import start_from
 from hvdtrain.core.timeline.file import collect, write_or_say
 from hvdtrain.core.timeline.recording import Recording
@@ -61,6 +62,7 @@ class Context:
         bucket_sizes: the limit of buckets on each channel whose ranks have agreed on one.
         buckets: into how many gradients were cut last, how large, and why; for people.
         kept: what adapters keep as long as the world exists, by keys of their own.
+        switch_interval: of Python's threads before.
     """
 
     config: Config
@@ -77,6 +79,7 @@ class Context:
     bucket_sizes: WeakKeyDictionary[Channel, BucketSize] = field(default_factory=WeakKeyDictionary)
     buckets: str = ""
     kept: dict[object, Any] = field(default_factory=dict)
+    switch_interval: float = field(default_factory=hasten_switches)
     _channels: list[Channel] = field(default_factory=list)
     _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
@@ -152,6 +155,7 @@ class Context:
         collected = [] if recording is None else collect(self.world.communicator, recording)
         for channel in channels:
             channel.close()
+        restore_switches(self.switch_interval)
         if recording is not None and collected:
             write_or_say(recording.path, collected, self.topology.hostnames)
 

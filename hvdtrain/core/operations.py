@@ -30,8 +30,11 @@ __all__ = [
 
 _ADASUM_TYPES = (DType.FLOAT32, DType.FLOAT64)
 
+# What an engine is to do for these reductions; Adasum is put together from other operations.
+_ENGINE_OPS = {ReduceOp.AVERAGE: ReduceOp.SUM, ReduceOp.ADASUM: None}
 
-@dataclass(frozen=True)
+
+@dataclass(slots=True)
 class Submitted:
     """An operation that is prepared for a channel, and perhaps under way."""
 
@@ -204,9 +207,8 @@ def join() -> int:
 
 
 def _check(channel: Channel, buffer: Buffer, what: str, op: ReduceOp | None = None) -> None:
-    communicator = channel.communicator
-    engine_op = {ReduceOp.AVERAGE: ReduceOp.SUM, ReduceOp.ADASUM: None}.get(op, op) if op else None
-    objection = communicator.capabilities.objection(buffer, engine_op)
+    engine_op = None if op is None else _ENGINE_OPS.get(op, op)
+    objection = channel.communicator.capabilities.objection(buffer, engine_op)
     if objection is None and op is ReduceOp.ADASUM and buffer.dtype not in _ADASUM_TYPES:
         objection = f"adasum of {buffer.dtype.value}"
     if objection is not None:

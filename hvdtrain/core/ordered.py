@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -43,7 +44,8 @@ class OrderedCommunicator(Communicator):
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
         self.rank, self.size = inner.rank, inner.size
-        self.capabilities = inner.capabilities
+        # Halves are staged in float32, which numpy can add.
+        self.capabilities = replace(inner.capabilities, halves=False)
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         return self._inner.start_max(values)

@@ -89,6 +89,10 @@ class _GlobalProcessSet(ProcessSet):
         here = context.current() if context.is_initialized() else None
         return [] if here is None else list(range(here.topology.size))
 
+    def channel(self) -> Channel:
+        """Return where the world communicates (local)."""
+        return context.current().world
+
     def _registered(self) -> list[int]:
         context.current()  # which raises before init()
         return self.ranks

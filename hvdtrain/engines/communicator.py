@@ -25,12 +25,15 @@ class Capabilities:
         moves: element types that broadcast, allgather and alltoall take.
         devices: where buffers may lie ("cpu", "cuda").
         concurrent: several communicators may be used at once, each by a thread of its own.
+        halves: half types are reduced where they lie: multiplied by factors and added in
+            float32, and rounded once.
     """
 
     reduces: Mapping[ReduceOp, frozenset[DType]]
     moves: frozenset[DType]
     devices: frozenset[str]
     concurrent: bool
+    halves: bool = False
 
     def objection(self, buffer: Buffer, op: ReduceOp | None = None) -> str | None:
         """Return why this buffer cannot be moved (or reduced by `op`), or None if it can."""
@@ -78,7 +81,7 @@ class Communicator(ABC):
         """Reduce in place: buffer = postscale * op over ranks of (prescale_r * buffer_r).
 
         `op` is SUM, MIN, MAX or PRODUCT. Factors other than 1 truncate integers, and cannot be
-        applied to half types and bool.
+        applied to bool, nor to half types but where `capabilities.halves` says so.
         `prescale` may differ between ranks, `postscale` may not.
         """
 

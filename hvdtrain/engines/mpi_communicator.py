@@ -28,6 +28,7 @@ _HIERARCHY_BYTES = 64 << 10
 # So much is gathered in shared memory in one turn; MPI would spin on a core until all are there.
 _GATHER_BYTES = 64 << 10
 
+_HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 _COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
 _REAL = frozenset(MPI_TYPES) - _COMPLEX
 _REDUCES = {
@@ -64,11 +65,14 @@ class MpiCommunicator(Communicator):
                 self._hierarchy = open_hierarchy(comm, nodes)
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
+        # MPI has no arithmetic for half types, and between nodes they would be rounded twice.
+        halves = self._team is not None
         self.capabilities = Capabilities(
-            reduces=_REDUCES,
+            reduces={op: types | (_HALVES if halves else set()) for op, types in _REDUCES.items()},
             moves=frozenset(DType),
             devices=frozenset({"cpu"}),
             concurrent=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
+            halves=halves,
         )
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
@@ -175,6 +179,12 @@ class MpiCommunicator(Communicator):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
+        if self._team is not None and send.dtype in _HALVES:
+            whole = Buffer.from_array(np.empty(send.count, send.dtype.numpy), send.dtype)
+            self._team.allreduce(send, whole, op, prescale, postscale)
+            start = sum(counts[: self.rank])
+            receive.array()[:] = whole.slice(start, receive.count).array()
+            return
         if prescale != 1.0:
             send = Buffer.from_array(send.array().copy(), send.dtype)
             send.scale(prescale)

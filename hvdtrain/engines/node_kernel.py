@@ -11,7 +11,16 @@ from pathlib import Path
 
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["OPS", "TYPES", "Task", "Team", "load_kernel"]
+__all__ = [
+    "OPS",
+    "TYPES",
+    "KernelError",
+    "Task",
+    "Team",
+    "kernel_objection",
+    "load_kernel",
+    "open_kernel",
+]
 
 TYPES = (
     DType.UINT8,
@@ -77,22 +86,48 @@ def _find_library() -> Path | None:
     return None
 
 
-@cache
-def load_kernel() -> ctypes.CDLL | None:
-    """Return the library; None where it could not be compiled when hvdtrain was installed.
+class KernelError(Exception):
+    """There is no kernel that can be used; the text says why, and what to do."""
 
-    One that was compiled from another version of the source does not count.
+
+def load_kernel() -> ctypes.CDLL | None:
+    """Return the library; None where there is none that can be used (see `kernel_objection`)."""
+    return _found()[0]
+
+
+def kernel_objection() -> str:
+    """Return why there is no kernel that can be used, and what to do, or ""."""
+    return _found()[1]
+
+
+@cache
+def _found() -> tuple[ctypes.CDLL | None, str]:
+    try:
+        return open_kernel(_find_library()), ""
+    except KernelError as error:
+        return None, str(error)
+
+
+def open_kernel(path: Path | None) -> ctypes.CDLL:
+    """Load the library from a file.
+
+    Raises:
+        KernelError: there is none, it does not load, or was compiled from another source.
     """
-    path = _find_library()
     if path is None:
-        return None
+        raise KernelError(
+            "it was not compiled when hvdtrain was installed: install it again where a C compiler "
+            "is"
+        )
     try:
         library = ctypes.CDLL(str(path))
         library.hvd_layout.restype = c_int64
-    except (AttributeError, OSError):
-        return None
+    except (AttributeError, OSError) as error:
+        raise KernelError(f"{path} does not load ({error}): install hvdtrain again") from error
     if library.hvd_layout() != ctypes.sizeof(Team) << 32 | ctypes.sizeof(Task):
-        return None
+        raise KernelError(
+            f"{path} was compiled from another version of hvdtrain: install hvdtrain again"
+        )
     library.hvd_slot_bytes.restype = c_int64
     library.hvd_staging_bytes.restype = c_int64
     library.hvd_staging_bytes.argtypes = [c_int64]

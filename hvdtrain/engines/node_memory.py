@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
 import weakref
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NodeMemory", "share_memory"]
+from hvdtrain.memory import find_memory
+
+__all__ = ["NodeMemory", "share_memory", "warn_once"]
+
+_logger = logging.getLogger("hvdtrain")
 
 _NAME = "hvdtrain-memory"
 
@@ -41,7 +47,7 @@ def share_memory(
     """Have every rank of a node give `nbytes` of zeros that all of them can write (collective).
 
     All of it is reserved before anybody writes: a page that is missing later would end the
-    process with SIGBUS.
+    process with SIGBUS. Where it cannot be had, the first rank warns once.
 
     Args:
         nbytes: equal on all ranks.
@@ -52,38 +58,51 @@ def share_memory(
     Returns:
         The memory, or None on every rank if one cannot give or see it.
     """
-    descriptor = _reserve(nbytes, size)
-    try:
-        announced = allgather((os.getpid(), descriptor))
-        parts = _map_all(announced, nbytes, rank)
-        complete = all(allgather(parts is not None))
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-    return NodeMemory(parts) if complete and parts is not None else None
+    # All look before anybody takes: the kernel would look for more than there is until it ends
+    # some process.
+    reasons = allgather(_objection(nbytes * size))
+    parts = None
+    if not any(reasons):
+        descriptor, reason = _reserve(nbytes)
+        try:
+            announced = allgather((os.getpid(), descriptor))
+            parts = _map_all(announced, nbytes, rank)
+            reasons = allgather(reason if parts is None else "")
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+    reason = next(filter(None, reasons), "")
+    if reason and rank == 0:
+        warn_once(f"each of {size} ranks cannot share {nbytes >> 10:,} KiB ({reason})")
+    return None if reason or parts is None else NodeMemory(parts)
 
 
-def _reserve(nbytes: int, size: int) -> int | None:
+@cache
+def warn_once(reason: str) -> None:
+    """Say why ranks of this node do not share memory; communicators are opened again and again."""
+    _logger.warning(
+        "hvdtrain: the ranks of this node meet through MPI, which is slower: %s", reason
+    )
+
+
+def _objection(nbytes: int) -> str:
+    # What is free changes all the time, and this is to be said once.
+    enough = nbytes <= find_memory().free_bytes
+    return "" if enough else "the machine or the control group has too little memory left"
+
+
+def _reserve(nbytes: int) -> tuple[int | None, str]:
+    """Make a nameless file of `nbytes`; return it, or why there is none."""
     try:
-        # The kernel would look for more than there is until it ends some process.
-        if nbytes * size > _available_bytes():
-            return None
         descriptor = os.memfd_create(_NAME)
-    except (AttributeError, OSError):
-        return None
+    except (AttributeError, OSError) as error:
+        return None, f"memfd_create: {error}"
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
-    except OSError:
+    except OSError as error:
         os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _available_bytes() -> int:
-    """Return how much memory the machine can still give."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) << 10
+        return None, f"posix_fallocate: {error.strerror}"
+    return descriptor, "its memory cannot be mapped by others"
 
 
 def _map_all(

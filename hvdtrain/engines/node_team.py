@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Pending
-from hvdtrain.engines.node_kernel import OPS, TYPES, Task, Team, load_kernel
-from hvdtrain.engines.node_memory import NodeMemory, share_memory
+from hvdtrain.engines.node_kernel import OPS, TYPES, Task, Team, kernel_objection, load_kernel
+from hvdtrain.engines.node_memory import NodeMemory, share_memory, warn_once
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import ReduceOp
 
@@ -57,6 +57,8 @@ def open_team(
     """
     kernel = load_kernel()
     if not all(allgather(kernel is not None)) or kernel is None:
+        if rank == 0 and kernel is None:
+            warn_once(f"the compiled kernel is missing: {kernel_objection()}")
         return None
     told = allgather((os.getpid(), os.sched_getaffinity(0)))
     processes = _watch([process for process, _ in told], rank)

@@ -20,6 +20,7 @@ from hvdtrain.launch.packages import check_frameworks, check_gpus, check_package
 from hvdtrain.launch.probe import ProbeError, ask_python
 from hvdtrain.launch.section import Section, guarded
 from hvdtrain.launch.trial import try_two_ranks
+from hvdtrain.memory import find_memory
 
 __all__ = ["all_sections"]
 
@@ -43,6 +44,11 @@ except HvdtrainError as error:
 else:
     print(json.dumps({"available": True, "library": world.library}))
     world.communicator.close()
+"""
+_KERNEL = """
+import json
+from hvdtrain.engines.node_kernel import kernel_objection
+print(json.dumps({"objection": kernel_objection()}))
 """
 _LITTLE_SHM_BYTES = 64 << 20
 _TOO_FEW = ", but process sets need multiple: unset MPI4PY_RC_THREAD_LEVEL, or use another MPI"
@@ -164,14 +170,35 @@ def check_cores() -> Section:
 
 
 def check_memory() -> Section:
-    """Whether ranks of this machine can share memory."""
-    memory = find_shared_memory()
-    free, size = (f"{nbytes / 2**20:,.0f} MiB" for nbytes in (memory.free_bytes, memory.size_bytes))
-    line = f"/dev/shm: {free} free of {size}"
-    if memory.free_bytes < _LITTLE_SHM_BYTES:
-        line += ", which is little for data loaders (docker run --shm-size=1g)"
-    segments = memory.objection or "work"
-    return Section("memory", asdict(memory), (line, f"segments of ranks: {segments}"))
+    """How much there is, and whether ranks of this machine can share it."""
+    memory, shared = find_memory(), find_shared_memory()
+    line = f"{_mib(memory.free_bytes)} free of {_mib(memory.machine_bytes)}"
+    if memory.limit_bytes is not None:
+        line += f"; the control group allows {_mib(memory.limit_bytes)}"
+    devshm = f"/dev/shm: {_mib(shared.free_bytes)} free of {_mib(shared.size_bytes)}"
+    if shared.free_bytes < _LITTLE_SHM_BYTES:
+        devshm += ", which is little for data loaders (docker run --shm-size=1g)"
+    kernel = _ask_kernel()
+    lines = (
+        line,
+        devshm,
+        f"segments of ranks: {shared.objection or 'work'}",
+        f"compiled kernel: {kernel or 'ready'}",
+    )
+    return Section("memory", {**asdict(memory), "shm": asdict(shared), "kernel": kernel}, lines)
+
+
+def _ask_kernel() -> str:
+    """Return why ranks cannot add in shared memory, or ""."""
+    try:
+        objection: str = ask_python(_KERNEL)["objection"]
+    except ProbeError as error:
+        return f"it does not load ({error}), so ranks of a node meet through MPI"
+    return objection and f"{objection}; until then ranks of a node meet through MPI"
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.0f} MiB"
 
 
 def check_trial(settings: Section, mpi: Section, engines: Section) -> Section:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-__all__ = ["Cores", "SharedMemory", "cgroup_limit", "find_cores", "find_shared_memory"]
+from hvdtrain.control_groups import cpu_limit, own_groups, read_file
 
-_CGROUPS = Path("/sys/fs/cgroup")
+__all__ = ["Cores", "SharedMemory", "find_cores", "find_shared_memory"]
+
 _SHM = "/dev/shm"
 _TRIAL_BYTES = 1 << 20
 
@@ -54,41 +53,8 @@ def find_cores() -> Cores:
     return Cores(
         machine=os.cpu_count() or 1,
         affinity=len(os.sched_getaffinity(0)),
-        limit=cgroup_limit(_read(Path("/proc/self/cgroup")) or "", _read),
+        limit=cpu_limit(own_groups(), read_file),
     )
-
-
-def cgroup_limit(membership: str, read: Callable[[Path], str | None]) -> float | None:
-    """Return how many cores' worth of time the control groups of a process allow.
-
-    limit = min over the group and its parents of quota / period
-
-    Args:
-        membership: the text of /proc/self/cgroup.
-        read: returns the text of a file, or None.
-    """
-    limits: list[float | None] = []
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = _CGROUPS / "cpu" if controllers else _CGROUPS
-        group = root / path.lstrip("/")
-        folders = [f for f in (group, *group.parents) if f.is_relative_to(root)]
-        quota = _quota_of_version_1 if controllers else _quota
-        limits += [quota(read, folder) for folder in folders]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _quota(read: Callable[[Path], str | None], folder: Path) -> float | None:
-    words = (read(folder / "cpu.max") or "max").split()
-    return None if words[0] == "max" else int(words[0]) / int(words[1])
-
-
-def _quota_of_version_1(read: Callable[[Path], str | None], folder: Path) -> float | None:
-    quota = int(read(folder / "cpu.cfs_quota_us") or -1)
-    period = int(read(folder / "cpu.cfs_period_us") or 0)
-    return quota / period if quota > 0 and period > 0 else None
 
 
 def find_shared_memory() -> SharedMemory:
@@ -117,10 +83,3 @@ def _segment_objection() -> str:
     finally:
         os.close(descriptor)
     return ""
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return None

@@ -40,7 +40,8 @@ def as_buffer(tensor: torch.Tensor) -> Buffer:
     if not tensor.is_contiguous():
         raise ValueError(f"a Buffer needs contiguous memory, got strides {tensor.stride()}")
     owner = tensor.detach() if tensor.requires_grad else tensor
-    return Buffer(tensor.data_ptr(), dtype_of(tensor), tensor.numel(), tensor.device.type, owner)
+    device = "cpu" if tensor.is_cpu else tensor.device.type  # which takes torch a while to tell
+    return Buffer(tensor.data_ptr(), dtype_of(tensor), tensor.numel(), device, owner)
 
 
 def from_buffer(buffer: Buffer) -> torch.Tensor:
@@ -70,7 +71,7 @@ def staged(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tens
 def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor's elements lie as they are, one after the other, in host memory."""
     return (
-        tensor.device.type == "cpu"
+        tensor.is_cpu
         and tensor.is_contiguous()
         and not tensor.is_conj()  # whose memory holds the conjugate
         and not tensor.is_neg()

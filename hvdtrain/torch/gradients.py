@@ -57,7 +57,8 @@ class Gradients:
     """Hooks on parameters that hand their gradients to a reducer.
 
     After backward `parameter.grad` of a CPU parameter is a view of its bucket, which holds the
-    reduced gradient; gradients of other devices and of half types are copied.
+    reduced gradient; gradients of other devices are copied, and those of
+    half types where the engine does not add them in float32.
 
     Args:
         parameters: name and parameter, in the order of the model; equal on all ranks.
@@ -72,7 +73,8 @@ class Gradients:
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         here, parent = context.current(), settings.process_set.channel()
-        specs = [_spec(name, parameter) for name, parameter in parameters]
+        halves = parent.communicator.capabilities.halves
+        specs = [_spec(name, parameter, halves) for name, parameter in parameters]
         self._plan = agree_on_plan(specs, parent, settings.groups)
         channel = open_plan_channel(parent)
         self.reducer = GradientReducer(
@@ -314,15 +316,16 @@ class Gradients:
             parameter.grad = handle.wait().coalesce()
 
 
-def _spec(name: str, parameter: torch.nn.Parameter) -> ParameterSpec:
+def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:
     # A gradient in the memory order of its parameter lets the optimizer run through both.
     dense = parameter if _fills_its_memory(parameter) else parameter.detach().contiguous()
+    own = dtype_of(parameter)
     return ParameterSpec(
         name=name,
         shape=tuple(parameter.shape),
         strides=tuple(dense.stride()),
-        dtype=DType(str(wire_type(parameter.dtype)).removeprefix("torch.")),
-        kind=dtype_of(parameter).value,
+        dtype=own if halves else DType(str(wire_type(parameter.dtype)).removeprefix("torch.")),
+        kind=own.value,
         device=parameter.device.type,
     )
 

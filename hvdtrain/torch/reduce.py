@@ -101,8 +101,9 @@ def _is_direct(tensor: torch.Tensor) -> bool:
 
 
 def _result(tensor: torch.Tensor, in_place: bool) -> torch.Tensor:
-    detached = tensor.detach() if tensor.requires_grad else tensor
-    return detached if in_place else torch.empty_like(detached)
+    if not in_place:
+        return torch.empty_like(tensor)
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _returned(tensor: torch.Tensor, host: torch.Tensor, in_place: bool) -> torch.Tensor:

@@ -9,14 +9,16 @@ import pickle
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from ranks import report
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
@@ -536,20 +538,101 @@ def groups_of_gradients() -> None:
 
 @case
 def half_precision_weights() -> None:
-    # Such gradients are copied to and from their bucket, as those of a GPU are.
-    used, unused, mine = (torch.nn.Parameter(torch.zeros(3).bfloat16()) for _ in range(3))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, unused, mine], lr=1.0))
-    for step in range(2):
-        optimizer.zero_grad()
-        loss = used.sum() * (hvd.rank() + 1)
-        if hvd.rank() == 0:
-            loss = loss + mine.sum() * hvd.size()
-        loss.backward()
+    for dtype in (torch.bfloat16, torch.float16):
+        used, unused, mine = (torch.nn.Parameter(torch.zeros(3, dtype=dtype)) for _ in range(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, unused, mine], lr=1.0))
+        for step in range(2):
+            optimizer.zero_grad()
+            loss = used.sum() * (hvd.rank() + 1)
+            if hvd.rank() == 0:
+                loss = loss + mine.sum() * hvd.size()
+            loss.backward()
+            # One rank alone has no peer to share memory with, and copies to float32 and back.
+            assert hvd.size() == 1 or lie_in_engine_memory(optimizer, [used])
+            optimizer.step()
+            mean = (hvd.size() + 1) / 2
+            assert used.tolist() == [-mean * (step + 1)] * 3
+            assert mine.tolist() == [-1.0 * (step + 1)] * 3
+            assert unused.grad is None
+
+
+def lie_in_engine_memory(
+    optimizer: hvd.DistributedOptimizer, parameters: Iterable[torch.nn.Parameter]
+) -> bool:
+    """Tell whether all gradients lie where the engine reduces them: shared, if there are peers."""
+    assert optimizer._gradients is not None
+    memory = optimizer._gradients.reducer._memory
+    begin = memory.ctypes.data
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    (line,) = [text for text in lines if _covers(text.split()[0], begin)]
+    assert hvd.size() == 1 or "/memfd:hvdtrain-memory" in line
+    gradients = [p.grad for p in parameters]
+    assert gradients
+    return all(
+        g is not None and begin <= g.data_ptr() <= begin + memory.size - g.nbytes for g in gradients
+    )
+
+
+def _covers(extent: str, address: int) -> bool:
+    start, end = (int(number, 16) for number in extent.split("-"))
+    return start <= address < end
+
+
+@case
+def gradients_lie_in_engine_memory() -> None:
+    forwards: list[Callable[[Model, torch.Tensor], torch.Tensor]] = [Model.__call__]
+    forwards += [partial(checkpointed, reentrant=reentrant) for reentrant in (True, False)]
+    if hvd.size() == 2:  # takes seconds, and does not depend on the number of ranks
+        forwards += [partial(compiled, backend=backend) for backend in ("eager", "aot_eager")]
+    for number, forward in enumerate(forwards):
+        model, optimizer = together(momentum)
+        unused = torch.nn.Parameter(torch.zeros(2))
+        optimizer.add_param_group({"params": [unused]})
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=(number + step) % 2 == 0)
+            inputs, labels = map(own, batch(step))
+            optimizer.sample_weight = len(inputs)
+            F.cross_entropy(forward(model, inputs), labels).backward()
+            assert lie_in_engine_memory(optimizer, model.parameters()), (number, step)
+            optimizer.step()
+            assert unused.grad is None
+        alone = build()
+        train_alone(alone, momentum(list(alone.parameters())), 3)
+        assert difference(model, alone) < 1e-13, number
+
+
+def checkpointed(model: Model, inputs: torch.Tensor, reentrant: bool) -> torch.Tensor:
+    """Compute without keeping what lies between the layers."""
+    inputs.requires_grad_()  # without it the older form has nothing to differentiate
+    result: torch.Tensor = checkpoint(model, inputs, use_reentrant=reentrant)
+    return result
+
+
+def compiled(model: Model, inputs: torch.Tensor, backend: str) -> torch.Tensor:
+    """Compute with a compiled model."""
+    result: torch.Tensor = torch.compile(model, backend=backend)(inputs)
+    return result
+
+
+@case
+def gradients_come_back_to_engine_memory() -> None:
+    """A gradient that a script has put in the place of ours is taken, and then is ours again."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), backward_passes_per_step=2
+    )
+    mean = (hvd.size() + 1) / 2
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        (weight * (hvd.rank() + 1)).sum().backward()
+        assert weight.grad is not None
+        weight.grad = weight.grad + 1  # between two passes that add up
+        (weight * (hvd.rank() + 1)).sum().backward()
+        assert lie_in_engine_memory(optimizer, [weight])
+        assert weight.grad.tolist() == [2 * mean + 1] * 3
+        weight.grad = weight.grad / 2  # what clipping may do
         optimizer.step()
-        mean = (hvd.size() + 1) / 2
-        assert used.tolist() == [-mean * (step + 1)] * 3
-        assert mine.tolist() == [-1.0 * (step + 1)] * 3
-        assert unused.grad is None
+        assert weight.tolist() == [-(mean + 0.5) * (step + 1)] * 3
 
 
 @case
@@ -726,6 +809,7 @@ def a_loss_scaler_skips_on_all_ranks() -> None:
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_([weight], 100.0)
+        assert lie_in_engine_memory(optimizer, [weight])
         scaler.step(optimizer)
         scaler.update()
     mean = (hvd.size() + 1) / 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import factorial, prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ Array = npt.NDArray[np.generic]
 COUNTS = (0, 1, 7, 1001)
 OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 FACTORED = (DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128)
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
 LARGE_COUNT = (9 << 20) // 4 + 5  # more than two of the pieces that the mpi engine reduces
 
 
@@ -34,16 +36,20 @@ class Case:
         dtype: element type that it needs.
         op: reduction that it needs, or None where bytes are only moved.
         run: does it, and raises AssertionError.
+        factors: whether there are factors other than 1.
     """
 
     title: str
     dtype: DType
     op: ReduceOp | None
     run: Callable[[Communicator], None]
+    factors: bool = False
 
     def objection(self, communicator: Communicator) -> str | None:
         """Return why the communicator refuses this case, by its own word."""
         probe = Buffer.from_array(np.zeros(1, self.dtype.numpy), self.dtype)
+        if self.factors and self.dtype in HALVES and not communicator.capabilities.halves:
+            return f"factors of {self.dtype.value}"
         return communicator.capabilities.objection(probe, self.op)
 
 
@@ -59,7 +65,9 @@ def all_cases() -> Iterator[Case]:
         yield _case("alltoall", dtype, None, _alltoall)
         for op in (ReduceOp.SUM, ReduceOp.MAX):
             yield _case(f"reduce_scatter {op.value}", dtype, op, _reduce_scatter)
-    for dtype in FACTORED:
+    for dtype in HALVES:
+        yield _case("allreduce rounded once", dtype, ReduceOp.SUM, _rounded_once)
+    for dtype in FACTORED + HALVES:
         yield _case("allreduce with factors", dtype, ReduceOp.SUM, _factors)
         yield _case("reduce_scatter with factors", dtype, ReduceOp.SUM, _reduce_scatter_factors)
     for dtype in filter(lambda dtype: dtype.is_integer, DType):
@@ -70,7 +78,7 @@ def all_cases() -> Iterator[Case]:
     yield _case("start_max", DType.INT64, None, _start_max)
     yield _case("split", DType.INT64, ReduceOp.SUM, _split)
     yield _case("two of the same ranks", DType.INT64, ReduceOp.SUM, _twins)
-    for dtype in FACTORED:
+    for dtype in FACTORED + HALVES:
         yield _case("in engine memory", dtype, ReduceOp.SUM, _empty)
     yield _case("partly in engine memory", DType.FLOAT32, ReduceOp.SUM, _partly_empty)
 
@@ -80,7 +88,8 @@ def _case(
 ) -> Case:
     arguments = [dtype, *([op] if run in (_allreduce, _reduce_scatter, _wrap) else []), *args]
     label = " ".join([title, dtype.value, *map(str, args)])
-    return Case(label, dtype, op, lambda communicator: run(communicator, *arguments))
+    factors = run in (_factors, _reduce_scatter_factors, _rounded_once, _empty)
+    return Case(label, dtype, op, lambda communicator: run(communicator, *arguments), factors)
 
 
 def pattern(rank: int, count: int, dtype: DType) -> Array:
@@ -90,8 +99,8 @@ def pattern(rank: int, count: int, dtype: DType) -> Array:
     return encoded(3 * (rank + 1) + np.arange(count) % 7, dtype)
 
 
-def encoded(values: npt.NDArray[np.int64], dtype: DType) -> Array:
-    """Return whole numbers as elements; bfloat16 is the upper half of float32."""
+def encoded(values: npt.NDArray[Any], dtype: DType) -> Array:
+    """Return numbers that the type can hold as elements; bfloat16 is the upper half of float32."""
     if dtype is DType.BFLOAT16:
         return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(dtype.numpy)
@@ -145,7 +154,15 @@ def _factors(c: Communicator, dtype: DType) -> None:
     array = pattern(c.rank, 1001, dtype)
     c.allreduce(_buffer(array, dtype), ReduceOp.SUM, float(c.rank + 1), 0.5)
     squares, total = c.size * (c.size + 1) * (2 * c.size + 1) // 6, c.size * (c.size + 1) // 2
-    _same(array, ((3 * squares + total * wave) * 0.5).astype(dtype.numpy))
+    _same(array, encoded((3 * squares + total * wave) * 0.5, dtype))
+
+
+def _rounded_once(c: Communicator, dtype: DType) -> None:
+    # 2^k and N - 1 ones, halved and rounded to even; to add 1 to 2^k in this type is to lose it.
+    top = 2048 if dtype is DType.FLOAT16 else 256
+    array = encoded(np.full(1001, top / 2 if c.rank == 0 else 0.5), dtype)
+    c.allreduce(_buffer(array, dtype), ReduceOp.SUM, 2.0, 0.5)
+    _same(array, encoded(np.full(1001, np.rint((top + c.size - 1) / 2)), dtype))
 
 
 def _broadcast(c: Communicator, dtype: DType, count: int, root: str) -> None:
@@ -220,7 +237,7 @@ def _reduce_scatter_factors(c: Communicator, dtype: DType) -> None:
     # sum_r r (3 (r + 1) + w) = 3 sum (r^2 + r) + w sum r for r = 0..N-1, doubled.
     n, wave = c.size, np.arange(sum(counts)) % 7
     squares, total = (n - 1) * n * (2 * n - 1) // 6, n * (n - 1) // 2
-    whole = (2 * (3 * (squares + total) + total * wave)).astype(dtype.numpy)
+    whole = encoded(2 * (3 * (squares + total) + total * wave), dtype)
     _same(receive, _own_part(c, whole, counts))
     _same(send, before)
 
@@ -275,7 +292,7 @@ def _empty(c: Communicator, dtype: DType) -> None:
         c.allreduce(_buffer(inner, dtype), ReduceOp.SUM, float(c.rank + 1), 0.5)
         squares, total = c.size * (c.size + 1) * (2 * c.size + 1) // 6, c.size * (c.size + 1) // 2
         wave = np.arange(count) % 7
-        _same(inner, ((3 * squares + total * wave) * 0.5).astype(dtype.numpy))
+        _same(inner, encoded((3 * squares + total * wave) * 0.5, dtype))
         assert (memory[:16] == 77).all()
 
 

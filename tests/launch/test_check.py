@@ -55,7 +55,9 @@ def test_all_is_well() -> None:
     assert report["frameworks"]["torch"]["version"] == version("torch")
     assert report["cores"]["machine"] == os.cpu_count()
     assert report["cores"]["affinity"] == len(os.sched_getaffinity(0))
-    assert report["memory"]["objection"] == ""
+    memory = report["memory"]
+    assert (memory["shm"]["objection"], memory["kernel"]) == ("", "")
+    assert 0 < memory["free_bytes"] <= memory["machine_bytes"]
     trial = report["trial"]
     assert (trial["passed"], trial["engine"], trial["size"]) == (True, "mpi", 2)
     assert (trial["sums"], trial["nodes"]) == ([3.0], 1)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.launch.machine import Cores, cgroup_limit
+from hvdtrain.control_groups import cpu_limit, memory_limit, memory_room
+from hvdtrain.launch.machine import Cores
 from hvdtrain.launch.mpi_library import MpiLibrary
 from hvdtrain.launch.probe import Finished, ProbeError, ask_python, finish
 from hvdtrain.launch.section import Section, guarded
@@ -53,9 +54,70 @@ GOOD = {
         ),
     ],
 )
-def test_cgroup_limit(membership: str, files: dict[str, str], limit: float | None) -> None:
+def test_cpu_limit(membership: str, files: dict[str, str], limit: float | None) -> None:
     paths = {Path("/sys/fs/cgroup") / name: text for name, text in files.items()}
-    assert cgroup_limit(membership, paths.get) == limit
+    assert cpu_limit(membership, paths.get) == limit
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "limit", "room"),
+    [
+        pytest.param("0::/\n", {}, None, None, id="no file"),
+        pytest.param(
+            "0::/\n", {"memory.max": "max", "memory.current": "5"}, None, None, id="no limit"
+        ),
+        pytest.param(
+            "0::/\n",
+            {
+                "memory.max": "1000",
+                "memory.current": "700",
+                "memory.stat": "anon 400\ninactive_file 250",
+            },
+            1000,
+            550,
+            id="container",
+        ),
+        pytest.param(
+            "0::/a/b\n",
+            {
+                "a/memory.max": "900",
+                "a/memory.current": "850",
+                "a/b/memory.max": "800",
+                "a/b/memory.current": "100",
+            },
+            800,
+            50,
+            id="the parent is fuller",
+        ),
+        pytest.param(
+            "5:memory:/host/path\n0::/\n",
+            {
+                "memory/memory.limit_in_bytes": "1000",
+                "memory/memory.usage_in_bytes": "1200",
+                "memory/memory.stat": "inactive_file 7\ntotal_inactive_file 100",
+            },
+            1000,
+            0,
+            id="version 1, full, with the path of the host",
+        ),
+        pytest.param(
+            "5:memory:/\n",
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+                "memory/memory.usage_in_bytes": "5",
+            },
+            None,
+            None,
+            id="version 1 without a limit",
+        ),
+    ],
+)
+def test_memory_limit(
+    membership: str, files: dict[str, str], limit: int | None, room: int | None
+) -> None:
+    paths = {Path("/sys/fs/cgroup") / name: text for name, text in files.items()}
+    assert memory_limit(membership, paths.get) == limit
+    assert memory_room(membership, paths.get) == room
 
 
 def test_usable_cores() -> None:

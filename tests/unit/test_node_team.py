@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import logging
 import multiprocessing
 import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ import pytest
 import torch
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.node_kernel import load_kernel
+from hvdtrain.engines.node_kernel import KernelError, load_kernel, open_kernel
 from hvdtrain.engines.node_memory import share_memory
 from hvdtrain.engines.node_team import NodeTeam, open_team
 from hvdtrain.errors import PeerFailureError
@@ -163,12 +166,72 @@ def test_a_dead_peer_is_noticed() -> None:
 
 def test_without_memory_to_share() -> None:
     assert share_memory(1 << 62, 0, 1, lambda value: [value]) is None
-    assert share_memory(4096, 0, 2, lambda value: [value, (os.getpid(), None)]) is None
+    # A peer that has none to give tells of no descriptor.
+    assert share_memory(4096, 0, 2, lambda value: [value, _instead(value)]) is None
+
+
+def _instead(value: object) -> object:
+    return (os.getpid(), None) if isinstance(value, tuple) else value
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """Make a control group with 128 MiB, of version 1 or 2."""
+    roots = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")]
+    limits = ("memory.limit_in_bytes", "memory.max")
+    for root, limit in zip(roots, limits, strict=True):
+        group = root / f"hvdtrain-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(128 << 20))
+            yield group
+            return
+        except OSError:
+            continue
+        finally:
+            group.rmdir()
+    pytest.skip("this user may not make control groups for memory")
+
+
+def test_memory_that_the_control_group_does_not_allow(small_group: Path) -> None:
+    """Without the look at its limit, the kernel kills a rank."""
+
+    def work(team: NodeTeam, rank: int) -> None:
+        heard: list[str] = []
+        listener = logging.Handler()
+        listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("hvdtrain").addHandler(listener)
+        (small_group / "cgroup.procs").write_text(str(os.getpid()))
+        memory = team.empty(1 << 20)
+        assert memory is not None
+        for _ in range(2):
+            assert team.empty(100 << 20) is None
+        assert len(heard) == (1 if rank == 0 else 0), heard
+        assert rank or heard[0] == (
+            "hvdtrain: the ranks of this node meet through MPI, which is slower: each of 2 ranks "
+            "cannot share 102,400 KiB (the machine or the control group has too little memory left)"
+        )
+
+    assert in_processes(2, work) == [0, 0]
 
 
 def test_the_kernel_is_there() -> None:
     """Where a compiler is, installing builds it; without it all of this would be skipped."""
     assert load_kernel() is not None
+
+
+def test_a_kernel_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    (tmp_path / "text.so").write_text("no library")
+    for path, reason in (
+        (None, "not compiled when hvdtrain was installed: install it again where a C compiler"),
+        (tmp_path / "text.so", r"text\.so does not load \(.*\): install hvdtrain again"),
+        (Path(ctypes.util.find_library("c") or ""), "does not load .*hvd_layout"),
+    ):
+        with pytest.raises(KernelError, match=reason):
+            open_kernel(path)
 
 
 def test_many_open_files_do_not_matter() -> None:

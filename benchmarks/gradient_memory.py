@@ -1,0 +1,121 @@
+"""Measure how much memory gradients take on a rank, as a part of their own size.
+
+python benchmarks/gradient_memory.py                 # two ranks, all models
+python benchmarks/gradient_memory.py -np 4 --model resnet50
+
+What counts is what the kernel counts for a process: its own pages, and its part of those that it
+shares with others (Pss). It is read whenever a gradient has been computed and not yet been handed
+to its parameter, which is when most memory is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import hvdtrain.torch as hvd
+from hvdtrain.bench.models import MODELS
+from hvdtrain.bench.settings import MODELS as NAMES
+
+_STEPS = 3
+_SAMPLES = 1  # so that what lies between the layers is small
+_ROW = "{:<12}{:>18}{:>18}{:>18}{:>18}{:>18}"
+
+
+def taken_bytes() -> int:
+    """Return the memory of this process."""
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    (line,) = [line for line in lines if line.startswith("Pss:")]
+    return int(line.split()[1]) << 10
+
+
+def measure(name: str, with_hvdtrain: bool, set_to_none: bool) -> float:
+    """Train a few steps; return the most memory taken for gradients / their bytes."""
+    model = MODELS[name]
+    module = model.build()
+    parameters = list(module.parameters())
+    inputs, targets = model.make_batch(_SAMPLES, seed=hvd.rank())
+    if name == "resnet50":
+        module.eval()  # one sample has no variance
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
+
+    def backward() -> None:
+        model.loss(module(inputs), targets).backward()
+
+    backward()  # loads what is loaded late
+    optimizer.zero_grad()
+    gc.collect()
+    before = most = taken_bytes()
+    if with_hvdtrain:
+        optimizer = hvd.DistributedOptimizer(optimizer, module.named_parameters())
+
+    def look(_: torch.Tensor) -> None:
+        nonlocal most
+        most = max(most, taken_bytes())
+
+    for parameter in parameters:
+        parameter.register_hook(look)
+    for _ in range(_STEPS):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        backward()
+        optimizer.step()
+        look(inputs)
+    return (most - before) / sum(parameter.nbytes for parameter in parameters)
+
+
+def run_rank(name: str, with_hvdtrain: bool, set_to_none: bool) -> None:
+    """Measure on this rank; the first one prints the ranks' mean (collective)."""
+    torch.set_num_threads(1)
+    hvd.init()
+    share = hvd.allreduce(torch.tensor(measure(name, with_hvdtrain, set_to_none)), name="share")
+    if hvd.rank() == 0:
+        print(json.dumps({"share": share.item()}), flush=True)
+
+
+def start(ranks: int, *arguments: object) -> float:
+    """Have ranks measure, in processes of their own; return what they found."""
+    # The allocator gives freed memory back at once, where it would keep it for later.
+    environ = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    run = [sys.executable, "-m", "hvdtrain", "run", "-np", str(ranks), "--", __file__]
+    done = subprocess.run(
+        [*run, "--rank", *map(str, arguments)],
+        env=environ,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return float(json.loads(line)["share"])
+
+
+def main() -> None:
+    """Print a line for each model."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("-np", type=int, default=2, help="ranks (2)")
+    parser.add_argument("--model", action="append", choices=NAMES, help="by default all")
+    options = parser.parse_args()
+    print("the most memory of gradients / the bytes of all gradients, by what zero_grad() leaves")
+    columns = ("torch, None", "hvdtrain, None", "torch, zeros", "hvdtrain, zeros")
+    print(_ROW.format("model", *columns, "largest gradient"))
+    for name in options.model or NAMES:
+        shares = [
+            start(options.np, name, int(ours), int(none)) for none in (1, 0) for ours in (0, 1)
+        ]
+        sizes = [parameter.nbytes for parameter in MODELS[name].build().parameters()]
+        shares.append(max(sizes) / sum(sizes))
+        print(_ROW.format(name, *(f"{share:.2f}" for share in shares)), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        run_rank(sys.argv[2], sys.argv[3] == "1", sys.argv[4] == "1")
+    else:
+        main()

@@ -1,0 +1,52 @@
+#!/bin/bash
+# Runs a command as if on host nodea, with a host nodeb behind a link of 1 Gbit/s: two network
+# namespaces on this machine, joined by a pair of virtual cards that tc slows down. As root, with
+# iproute2 and Open MPI:
+#
+#     benchmarks/slow_link.sh python -m hvdtrain bench collectives -np 4 -hostfile HOSTS
+#
+# The word HOSTS becomes the name of a hostfile with two slots on each host. RATE=10gbit names
+# another rate. Nothing of it is left behind.
+set -euo pipefail
+
+rate=${RATE:-1gbit}
+work=$(mktemp -d)
+nodes=(nodea nodeb)
+trap 'for node in "${nodes[@]}"; do ip netns del "hvd-$node" 2> /dev/null || true; done; rm -rf "$work"' EXIT
+
+for node in "${nodes[@]}"; do
+  ip netns add "hvd-$node"
+  ip -n "hvd-$node" link set lo up
+  echo "$node slots=2" >> "$work/hosts"
+done
+ip link add hvd0 netns hvd-nodea type veth peer name hvd0 netns hvd-nodeb
+for end in 1 2; do
+  node=hvd-${nodes[end - 1]}
+  ip -n "$node" addr add "10.77.0.$end/24" dev hvd0
+  ip -n "$node" link set hvd0 up
+  tc -n "$node" qdisc add dev hvd0 root tbf rate "$rate" burst 1mb latency 50ms
+done
+printf '%s\n' '127.0.0.1 localhost' '10.77.0.1 nodea' '10.77.0.2 nodeb' > "$work/names"
+
+# node NODE COMMAND gives a command a name and a network of its own.
+cat > "$work/node" << NODE
+#!/bin/bash
+exec ip netns exec "hvd-\$1" unshare --uts --mount bash -c \
+  "hostname \$1; mount --bind $work/names /etc/hosts; \${*:2}"
+NODE
+# Stands in for ssh; with processes of its own, too, by which hvdtrain knows what is a node, and
+# with a folder of its own for files that Open MPI names by their numbers.
+cat > "$work/agent" << AGENT
+#!/bin/bash
+while [[ \$1 == -* ]]; do shift; done
+node=\$1
+shift
+export TMPDIR="$work"
+exec unshare --pid --fork --kill-child --mount-proc "$work/node" "\$node" "\$*"
+AGENT
+chmod +x "$work/node" "$work/agent"
+
+export PRTE_MCA_plm_ssh_agent="$work/agent" PRTE_MCA_prte_if_include=10.77.0.0/24
+export OMPI_MCA_btl_tcp_if_include=10.77.0.0/24 OMPI_MCA_btl=self,sm,tcp OMPI_MCA_pml=ob1
+export GLOO_SOCKET_IFNAME=hvd0
+"$work/node" nodea "$(printf '%q ' "${@//HOSTS/$work/hosts}")"

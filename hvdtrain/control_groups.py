@@ -1,0 +1,93 @@
+"""What the control groups of a process (cgroups, versions 1 and 2) leave it of the machine.
+
+Functions take the text of /proc/self/cgroup and a function that reads files, `read_file` for the
+real ones. Containers may show the path of their group on the host, which is not there inside; then
+the nearest parent that is there counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+__all__ = ["cpu_limit", "memory_limit", "memory_room", "own_groups", "read_file"]
+
+Read = Callable[[Path], str | None]
+
+_ROOT = Path("/sys/fs/cgroup")
+
+# Version 1 has no word for "no limit", but a number that no machine reaches.
+_NO_LIMIT_BYTES = 1 << 60
+
+
+def own_groups() -> str:
+    """Return the text of /proc/self/cgroup (local)."""
+    return read_file(Path("/proc/self/cgroup")) or ""
+
+
+def read_file(path: Path) -> str | None:
+    """Return the text of a file, or None where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def cpu_limit(membership: str, read: Read) -> float | None:
+    """Return how many cores' worth of time a process is allowed; None without a limit.
+
+    limit = min over its groups and their parents of quota / period
+    """
+    limits = [
+        _quota(read, folder) if version == 2 else _quota_of_version_1(read, folder)
+        for version, folder in _folders(membership, "cpu")
+    ]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def memory_limit(membership: str, read: Read) -> int | None:
+    """Return how many bytes a process and its group may have; None without a limit."""
+    return min((limit for limit, _ in _memory(membership, read)), default=None)
+
+
+def memory_room(membership: str, read: Read) -> int | None:
+    """Return how many of those bytes are left; cached files count as left. None without a limit."""
+    rooms = [limit - used for limit, used in _memory(membership, read)]
+    return max(0, min(rooms)) if rooms else None
+
+
+def _memory(membership: str, read: Read) -> Iterator[tuple[int, int]]:
+    """Yield limit and use in bytes of each group that has a limit."""
+    for version, folder in _folders(membership, "memory"):
+        names = ("memory.max", "memory.current", "inactive_file")
+        if version == 1:
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        limit, used = (read(folder / name) or "max" for name in names[:2])
+        if limit.isdecimal() and used.isdecimal() and int(limit) < _NO_LIMIT_BYTES:
+            lines = (read(folder / "memory.stat") or "").splitlines()
+            statistics = dict(line.split() for line in lines)
+            yield int(limit), int(used) - int(statistics.get(names[2], 0))
+
+
+def _folders(membership: str, controller: str) -> Iterator[tuple[int, Path]]:
+    """Yield version and folder of the groups that may limit a process, and of their parents."""
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = _ROOT / controller if controllers else _ROOT
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(root):
+                yield (1 if controllers else 2), folder
+
+
+def _quota(read: Read, folder: Path) -> float | None:
+    words = (read(folder / "cpu.max") or "max").split()
+    return None if words[0] == "max" else int(words[0]) / int(words[1])
+
+
+def _quota_of_version_1(read: Read, folder: Path) -> float | None:
+    quota = int(read(folder / "cpu.cfs_quota_us") or -1)
+    period = int(read(folder / "cpu.cfs_period_us") or 0)
+    return quota / period if quota > 0 and period > 0 else None

@@ -1,0 +1,39 @@
+"""How much memory this process may still take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.control_groups import memory_limit, memory_room, own_groups, read_file
+
+__all__ = ["Memory", "find_memory"]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of the machine, and what is left of it for this process.
+
+    Attributes:
+        machine_bytes: of the machine.
+        limit_bytes: what the control group allows, where that is less; None where it is not.
+        free_bytes: what can still be had, of the machine and of the control group.
+    """
+
+    machine_bytes: int
+    limit_bytes: int | None
+    free_bytes: int
+
+
+def find_memory() -> Memory:
+    """Look at the memory of the machine and of this process's control groups (local)."""
+    text = read_file(Path("/proc/meminfo")) or ""
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    machine, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    groups = own_groups()
+    limit, room = memory_limit(groups, read_file), memory_room(groups, read_file)
+    return Memory(
+        machine_bytes=machine,
+        limit_bytes=limit if limit is not None and limit < machine else None,
+        free_bytes=free if room is None else min(free, room),
+    )
