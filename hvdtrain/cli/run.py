@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hostfile import require_hostfile
+from hvdtrain.launch.hostfile import require_grammar, require_hostfile
 from hvdtrain.launch.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.mpirun import LaunchCommand, mpirun_command
 from hvdtrain.world import promised_world
@@ -44,6 +44,8 @@ def command(
     library = loaded_library()
     line = mpirun_command(
         str(find_mpirun(library)),
+    if hostfile is not None:
+        require_grammar(hostfile, library.vendor)
         library.vendor,
         _program(arguments, as_horovod),
         ranks=ranks,

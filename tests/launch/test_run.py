@@ -83,6 +83,7 @@ def test_open_mpi_lets_more_ranks_run_than_there_are_cores() -> None:
         (["-np", "2", "-hostfile", "missing"], "hostfile missing does not exist"),
         (["-np", "2", "-hostfile", "."], "hostfile . is not a file"),
         (["-np", "2", "-hostfile", "empty"], "hostfile empty names no host"),
+        (["-np", "2", "-hostfile", "colon"], "colon:2: Open MPI takes node1:2 for a host's name"),
         (["-np", "2", "--", "missing.py"], "no script missing.py"),
     ],
 )
@@ -90,6 +91,7 @@ def test_bad_input_is_one_line(words: list[str], reason: str, tmp_path: Path) ->
     (tmp_path / "empty").touch()
     assert_refused(finish(run(*words, cwd=tmp_path)), reason)
 
+    (tmp_path / "colon").write_text("# two ranks\nnode1:2\n")
 
 @pytest.mark.parametrize("mpi", MPIS)
 def test_ranks_do_not_start_ranks(mpi: str) -> None:
