@@ -17,6 +17,8 @@ from hvdtrain.world import promised_world
 
 __all__ = ["command"]
 
+_OF_RANKS = ("train", "script")
+
 
 # What follows the first free-standing argument belongs to the ranks.
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -42,10 +44,10 @@ def command(
     if as_horovod and not _is_script(arguments):
         raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
     library = loaded_library()
-    line = mpirun_command(
-        str(find_mpirun(library)),
     if hostfile is not None:
         require_grammar(hostfile, library.vendor)
+    line = mpirun_command(
+        str(find_mpirun(library)),
         library.vendor,
         _program(arguments, as_horovod),
         ranks=ranks,
@@ -71,10 +73,21 @@ def _require_sense(ranks: int | None, hostfile: str | None, arguments: tuple[str
         require_hostfile(hostfile)
     if _is_script(arguments) and not Path(arguments[0]).is_file():
         raise UsageError(f"no script {arguments[0]} here: name an existing file")
+    word = arguments[0] if arguments else "train"
+    if not (word.startswith("-") or word in _OF_RANKS or _is_script(arguments)):
+        raise UsageError(_not_for_ranks(word))
+
+
+def _not_for_ranks(word: str) -> str:
+    if Path(word).name.startswith("python"):
+        return f"'run' starts Python itself: leave out '{word}', as in run -np 2 script.py"
+    return f"'{word}' is nothing that ranks run: name a script, or one of {', '.join(_OF_RANKS)}"
 
 
 def _is_script(arguments: tuple[str, ...]) -> bool:
-    return bool(arguments) and arguments[0].endswith(".py")
+    """Tell whether it names a script: a file of any name, or what looks like one."""
+    word = arguments[0] if arguments else ""
+    return word.endswith(".py") or (word not in _OF_RANKS and Path(word).is_file())
 
 
 def _program(arguments: tuple[str, ...], as_horovod: bool) -> list[str]:
