@@ -83,7 +83,7 @@ class Channel:
         self._news = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)
         self._submitted = 0
-        self._heard = 0  # how many submissions the driver had seen at its last exchange
+        self._heard = 0  # how many submissions the driver had seen in its last round
         self._pausing = False
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._closed = False
@@ -264,6 +264,7 @@ class Channel:
     def _step(self) -> None:
         """Take part in one round and do what comes out of it (driver only)."""
         with self._lock:
+            self._heard = self._submitted
             pending = list(self._pending.values())
         if not pending:
             if self._listener is not None:
