@@ -288,11 +288,13 @@ class Channel:
         with self._lock:
             self._heard = self._submitted
             own = [operation.request for operation in self._pending.values()]
-            blocked, listener = self._waiting > 0, self._listener
+            # Nobody keeps a member waiting that has joined.
+            blocked, listener = self._waiting > 0 and JOIN not in own, self._listener
         told = exchange(self.communicator, [blocked, *(request.packed for request in own)])
-        if listener is not None and any(theirs[0] for theirs in told):
-            listener()
         decision = decide([[unpacked(text) for text in theirs[1:]] for theirs in told], self.ranks)
+        # What all have submitted runs now, and the next round tells who is blocked still.
+        if listener is not None and not decision.run and any(theirs[0] for theirs in told):
+            listener()
         if (track := self.track) is not None:
             track.agreed()
         if decision.deserted:

@@ -397,6 +397,60 @@ def join_with_an_optimizer() -> None:
     assert hvd.join() == n - 1
 
 
+def two_buckets(process_set: hvd.ProcessSet) -> tuple[list[torch.nn.Parameter], Any]:
+    """Return two weights, and an optimizer with a bucket for each."""
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    sgd = torch.optim.SGD(weights, lr=1.0)
+    return weights, hvd.DistributedOptimizer(sgd, groups=2, process_set=process_set)
+
+
+def backward_brings(weights: list[torch.nn.Parameter], first: float) -> None:
+    """Check the first gradient, which is 0 on other ranks, when backward() returns."""
+    (weights[0] + weights[1]).sum().backward()
+    assert weights[0].grad is not None
+    assert torch.allclose(weights[0].grad, torch.full((2,), first)), weights[0].grad
+
+
+@case
+def backward_goes_on_waiting_when_all_have_what_others_are_blocked_in() -> None:
+    n, r = hvd.size(), hvd.rank()
+    weights, optimizer = two_buckets(hvd.global_process_set)
+    if r == 0:
+        handles = [hvd.allreduce_async(torch.ones(1), name=name) for name in "ab"]
+        backward_brings(weights, 1 / n)
+    else:  # the first bucket comes with backward(), the second with step()
+        weights[1].sum().backward()
+        time.sleep(0.1)
+        handles = [hvd.allreduce_async(torch.ones(1), name="b")]
+        hvd.allreduce(torch.ones(1), name="a")
+    optimizer.step()
+    for handle in handles:
+        handle.wait()
+
+
+@case
+def backward_goes_on_waiting_when_others_have_joined() -> None:
+    n, r = hvd.size(), hvd.rank()
+    if n < 3:
+        return
+    hvd.shutdown()
+    hvd.init()  # with no other channel of all ranks, on which join() would wait first
+    pair = hvd.add_process_set([0, 1])
+    if r < 2:
+        weights, optimizer = two_buckets(pair)
+        if r == 0:
+            backward_brings(weights, 1 / 2)
+            handle = hvd.allreduce_async(torch.ones(1), name="later")
+        else:
+            weights[1].sum().backward()
+            handle = hvd.allreduce_async(torch.ones(1), name="later")
+            time.sleep(0.1)
+        optimizer.step()
+        handle.wait()
+    hvd.join()
+    hvd.remove_process_set(pair)
+
+
 @case
 def a_joined_rank_applies_the_factors_of_the_others() -> None:
     n, r = hvd.size(), hvd.rank()
