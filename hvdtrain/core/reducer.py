@@ -248,11 +248,13 @@ class GradientReducer:
             called = threading.Event()
             future.add_done_callback(lambda _: called.set())
             others = [c for c in context.current().channels() if c is not self._channel]
-            for channel in others:
-                channel.listen(called.set)
-            called.wait()
-            for channel in others:
-                channel.listen(None)
+            try:
+                for channel in others:
+                    channel.listen(called.set)
+                called.wait()
+            finally:  # also when a signal's handler raises
+                for channel in others:
+                    channel.listen(None)
         if future.done():
             future.result()
         return future.done()

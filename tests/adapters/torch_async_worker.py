@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -426,6 +429,37 @@ def backward_goes_on_waiting_when_all_have_what_others_are_blocked_in() -> None:
     optimizer.step()
     for handle in handles:
         handle.wait()
+
+
+@case
+def a_backward_that_a_signal_ends_leaves_no_thread_behind() -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    if hvd.size() == 1:
+        return
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    before = signal.signal(signal.SIGALRM, ring)
+    if hvd.rank() == 0:
+        with contextlib.suppress(Alarm):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            weight.sum().backward()
+    else:
+        time.sleep(0.2)
+        weight.sum().backward()
+    signal.signal(signal.SIGALRM, before)
+    optimizer.step()
+    assert weight.item() == -1
+    hvd.shutdown()
+    for thread in threading.enumerate():
+        if thread.name == "hvdtrain-channel":
+            thread.join(5)
+            assert not thread.is_alive()
+    hvd.init()
 
 
 @case
