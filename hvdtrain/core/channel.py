@@ -377,8 +377,6 @@ class Channel:
     ) -> None:
         if (track := self.track) is not None:
             track.ended(operation, error)
-        if error is not None:
-            operation.refuse(error)
         with self._lock:
             self._pending.pop(operation.request.key, None)
             operation.end(result, error)
