@@ -333,6 +333,29 @@ def join_with_uneven_data() -> None:
 
 
 @case
+def join_with_operations_under_way() -> None:
+    n, r = hvd.size(), hvd.rank()
+
+    def submit(order: str) -> dict[str, Any]:
+        start = {
+            "a": lambda: hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="a"),
+            "b": lambda: hvd.allgather_async(torch.tensor([r]), name="b"),
+        }
+        return {name: start[name]() for name in order}
+
+    if r == 0:
+        handles = submit("ab")
+    else:
+        time.sleep(0.05)  # by now rank 0 has joined
+        handles = submit("ba")
+        for handle in handles.values():
+            handle.wait()
+    hvd.join()
+    assert handles["a"].wait().tolist() == [n] * 2
+    assert handles["b"].wait().tolist() == list(range(n))
+
+
+@case
 def gradients_of_gradients() -> None:
     """y = sum(f(x)^2) with f linear: the gradient of |dy/dx|^2 is that of a quadratic form."""
     n, r = hvd.size(), hvd.rank()
