@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import threading
@@ -306,6 +307,30 @@ def process_sets() -> None:
     assert (low.size(), low.rank(), low.process_set_id) == (None, None, None)
     assert not hvd.remove_process_set(low)
     assert hvd.remove_process_set(even)
+
+
+@case
+def process_sets_beside_operations_under_way() -> None:
+    n, r = hvd.size(), hvd.rank()
+    if n == 1:
+        return
+    hvd.shutdown()
+    os.environ["HVDTRAIN_SHARED_MEMORY"] = "0"  # as on several nodes, where all goes by MPI
+    hvd.init()
+    submit = partial(hvd.allreduce_async, torch.ones(2), name="under way", op=hvd.Sum)
+    for _ in range(2):
+        if r == 0:
+            handle = submit()
+            time.sleep(0.02)
+        process_set = hvd.add_process_set([0])
+        if r != 0:
+            time.sleep(0.02)
+            handle = submit()
+        assert handle.wait().tolist() == [n] * 2
+        hvd.remove_process_set(process_set)
+    hvd.shutdown()
+    del os.environ["HVDTRAIN_SHARED_MEMORY"]
+    hvd.init()
 
 
 @case
