@@ -199,11 +199,18 @@ class Channel:
 
     def leave(self) -> Operation:
         """Submit the wish to leave, which other members take for an answer (collective)."""
+        return self._bid_farewell(LEAVE)
+
+    def join(self) -> Operation:
+        """Submit the wish to take part with zeros until all members have joined (collective)."""
+        return self._bid_farewell(JOIN)
+
+    def _bid_farewell(self, request: Request) -> Operation:
         with self._lock:
             pending = list(self._pending.values())
         for operation in pending:
             operation.abandon()
-        farewell = Farewell(LEAVE)
+        farewell = Farewell(request)
         self.submit(farewell)
         return farewell
 

@@ -534,6 +534,29 @@ def backward_goes_on_waiting_when_others_have_joined() -> None:
 
 
 @case
+def join_in_the_middle_of_a_step() -> None:
+    n, r = hvd.size(), hvd.rank()
+    used, unused = weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    sgd = torch.optim.SGD(weights, lr=1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, op=hvd.Sum, groups=[[used], [unused]])
+    for step in range(3):
+        optimizer.zero_grad()
+        if r == 0 and step < 2:
+            used.sum().backward()
+            if step == 1:  # without step(), as where a loss scaler skips it
+                hvd.join()
+                continue
+        else:
+            (used + unused).sum().backward()
+        optimizer.step()
+        assert [w.grad[0].item() for w in weights if w.grad is not None] == (
+            [n, n] if step == 2 else [n, n - 1] if n > 1 else [1]
+        )
+        if step == 1:
+            hvd.join()
+
+
+@case
 def a_joined_rank_applies_the_factors_of_the_others() -> None:
     n, r = hvd.size(), hvd.rank()
     count = 100_000  # beyond what ranks of a node add each for itself

@@ -129,7 +129,9 @@ class Step(Operation):
         return filled[-1] if len(filled) == len(self._buffers) else None
 
     def abandon(self) -> None:
-        # Peers may be blocked in any bucket: let them through, so that they hear of the end.
+        # Peers may be blocked in any bucket: let them through, with zeros.
+        for buffer in self._buffers[self._state.launched :]:
+            buffer.array()[:] = 0
         self._state.launch_all()
 
     def execute(self, communicator: Communicator) -> None:
