@@ -218,7 +218,11 @@ class GradientReducer:
         # Without a thread of its own, the channel cannot wait for buckets: all go at the end.
         if self._step is None and (self._channel.has_thread or self._state.complete):
             self._step = Step(self._state, self._request)
-            self._channel.submit(self._step, at_once=True)
+            try:
+                self._channel.submit(self._step, at_once=True)
+            except BaseException:
+                self.forget()  # nobody will reduce it
+                raise
 
     @property
     def reduced(self) -> int:

@@ -480,7 +480,7 @@ def backward_goes_on_waiting_when_all_have_what_others_are_blocked_in() -> None:
 
 
 @case
-def a_backward_that_a_signal_ends_leaves_no_thread_behind() -> None:
+def a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind() -> None:
     class Alarm(Exception):
         pass
 
@@ -502,11 +502,14 @@ def a_backward_that_a_signal_ends_leaves_no_thread_behind() -> None:
     signal.signal(signal.SIGALRM, before)
     optimizer.step()
     assert weight.item() == -1
+    optimizer.zero_grad()
     hvd.shutdown()
     for thread in threading.enumerate():
         if thread.name == "hvdtrain-channel":
             thread.join(5)
             assert not thread.is_alive()
+    for call in (weight.sum().backward, optimizer.step):  # neither waits for ever
+        assert "shut down" in refused(hvd.HorovodInternalError, call)
     hvd.init()
 
 
