@@ -856,7 +856,10 @@ def only_the_ranks_of_a_process_set() -> None:
     (weight * float(hvd.rank())).sum().backward()
     optimizer.step()
     assert weight.item() == (-1.0 if hvd.rank() in (0, 2) else -float(hvd.rank()))
+    channels = len(context.current().channels())
+    del optimizer
     hvd.remove_process_set(pair)
+    assert len(context.current().channels()) == channels - (2 if hvd.rank() in (0, 2) else 0)
 
 
 @case
