@@ -80,7 +80,8 @@ def decide(requests: Sequence[Sequence[Request]], ranks: Sequence[int]) -> Decis
     """Choose what to run from the requests of every member, in its order of submission.
 
     A request runs when every member that has not joined has submitted it; the order is that of
-    the first such member. Requests of one name that differ fail.
+    the first such member. Requests of one name that differ fail, those included that a member
+    submitted before it joined.
 
     Args:
         requests: of each member.
@@ -99,13 +100,16 @@ def decide(requests: Sequence[Sequence[Request]], ranks: Sequence[int]) -> Decis
         if all(by_key[member].get(request.key) is request for member in active) and not joined:
             decision.run.append(request)
             continue
+        absent = sorted(member for member in joined if request.key not in by_key[member])
         sent = {
-            member: _counterpart(request, by_key[member], by_key[active[0]]) for member in active
+            member: _counterpart(request, by_key[member], by_key[active[0]])
+            for member in range(len(requests))
+            if member not in absent
         }
         if any(other is None for other in sent.values()):
             continue
         same = {ranks[member]: other for member, other in sent.items() if other is not None}
-        objection = _objection(request, same, [ranks[member] for member in sorted(joined)])
+        objection = _objection(request, same, [ranks[member] for member in absent])
         if objection:
             decision.failed.update({other.key: objection for other in same.values()})
         else:
