@@ -279,9 +279,10 @@ class Channel:
             return
         if (track := self.track) is not None:
             track.proposed(pending[0])
-        agreed = unanimous(self.communicator, [operation.request for operation in pending])
-        if agreed and all(o.request is not JOIN for o in pending[:agreed]):
-            self._run_all(pending[:agreed])
+        positions = unanimous(self.communicator, [operation.request for operation in pending])
+        agreed = [pending[position] for position in positions]
+        if agreed and all(operation.request is not JOIN for operation in agreed):
+            self._run_all(agreed)
         else:
             self._settle()
 
