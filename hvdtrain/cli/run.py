@@ -10,12 +10,14 @@ from typing import NoReturn
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hostfile import require_hostfile
+from hvdtrain.launch.hostfile import require_grammar, require_hostfile
 from hvdtrain.launch.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.mpirun import LaunchCommand, mpirun_command
 from hvdtrain.world import promised_world
 
 __all__ = ["command"]
+
+_OF_RANKS = ("train", "script")
 
 
 # What follows the first free-standing argument belongs to the ranks.
@@ -42,6 +44,8 @@ def command(
     if as_horovod and not _is_script(arguments):
         raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
     library = loaded_library()
+    if hostfile is not None:
+        require_grammar(hostfile, library.vendor)
     line = mpirun_command(
         str(find_mpirun(library)),
         library.vendor,
@@ -69,10 +73,21 @@ def _require_sense(ranks: int | None, hostfile: str | None, arguments: tuple[str
         require_hostfile(hostfile)
     if _is_script(arguments) and not Path(arguments[0]).is_file():
         raise UsageError(f"no script {arguments[0]} here: name an existing file")
+    word = arguments[0] if arguments else "train"
+    if not (word.startswith("-") or word in _OF_RANKS or _is_script(arguments)):
+        raise UsageError(_not_for_ranks(word))
+
+
+def _not_for_ranks(word: str) -> str:
+    if Path(word).name.startswith("python"):
+        return f"'run' starts Python itself: leave out '{word}', as in run -np 2 script.py"
+    return f"'{word}' is nothing that ranks run: name a script, or one of {', '.join(_OF_RANKS)}"
 
 
 def _is_script(arguments: tuple[str, ...]) -> bool:
-    return bool(arguments) and arguments[0].endswith(".py")
+    """Tell whether it names a script: a file of any name, or what looks like one."""
+    word = arguments[0] if arguments else ""
+    return word.endswith(".py") or (word not in _OF_RANKS and Path(word).is_file())
 
 
 def _program(arguments: tuple[str, ...], as_horovod: bool) -> list[str]:

@@ -1,8 +1,8 @@
 """How ranks agree on what comes next, though they may submit requests in different orders.
 
-Nearly always they do agree. In a round two small hashes go out from every rank in a non-blocking
-MIN/MAX all-reduce, of its next request and of all its requests; only when both differ are the
-full requests exchanged.
+Nearly always they do agree. In a round three small hashes go out from every rank in a non-blocking
+MIN/MAX all-reduce: of its next request, of all its requests, and of all of them sorted. Only when
+all differ are the full requests exchanged.
 """
 
 from __future__ import annotations
@@ -23,26 +23,30 @@ __all__ = ["Decision", "decide", "exchange", "unanimous"]
 T = TypeVar("T")
 
 
-def unanimous(communicator: Communicator, requests: Sequence[Request]) -> int:
-    """Block until every member has a next request; tell how many are the same (collective).
+def unanimous(communicator: Communicator, requests: Sequence[Request]) -> list[int]:
+    """Block until every member has a next request; tell which are the same (collective).
 
     Args:
         communicator: of the members.
         requests: this member's, at least one, in the order of submission.
 
     Returns:
-        The number of this member's requests where all members have these and no other; 1
-        where only the first is the same; 0 where not even that.
+        Positions in `requests`, for the same requests on all members. All of them where all
+        members have these and no other, in the order of submission if that is the same; the
+        first where only that is the same; else none.
     """
-    head, whole = requests[0].ballot, ballot(requests)
-    own = head + whole
+    ballots = [request.ballot for request in requests]
+    head, whole, ordered = ballots[0], ballot(ballots), sorted(ballots)
+    own = head + whole + ballot(ordered)
     votes = np.frombuffer(bytearray(own), np.uint64)
     communicator.start_max(votes).wait()
-    # Of the hash and of its complement the maximum is one's own only if nobody's differs.
-    highest = votes.tobytes()
-    if highest == own:
-        return len(requests)
-    return int(highest[: len(head)] == head)
+    # Of a hash and of its complement the maximum is one's own only if nobody's differs.
+    size, highest = len(head), votes.tobytes()
+    if highest[size : 2 * size] == whole:
+        return list(range(len(requests)))
+    if highest[2 * size :] == own[2 * size :]:
+        return sorted(range(len(requests)), key=ballots.__getitem__)
+    return [0] if highest[:size] == head else []
 
 
 def exchange(communicator: Communicator, items: Sequence[T]) -> list[list[T]]:
@@ -80,7 +84,8 @@ def decide(requests: Sequence[Sequence[Request]], ranks: Sequence[int]) -> Decis
     """Choose what to run from the requests of every member, in its order of submission.
 
     A request runs when every member that has not joined has submitted it; the order is that of
-    the first such member. Requests of one name that differ fail.
+    the first such member. Requests of one name that differ fail, those included that a member
+    submitted before it joined.
 
     Args:
         requests: of each member.
@@ -99,13 +104,16 @@ def decide(requests: Sequence[Sequence[Request]], ranks: Sequence[int]) -> Decis
         if all(by_key[member].get(request.key) is request for member in active) and not joined:
             decision.run.append(request)
             continue
+        absent = sorted(member for member in joined if request.key not in by_key[member])
         sent = {
-            member: _counterpart(request, by_key[member], by_key[active[0]]) for member in active
+            member: _counterpart(request, by_key[member], by_key[active[0]])
+            for member in range(len(requests))
+            if member not in absent
         }
         if any(other is None for other in sent.values()):
             continue
         same = {ranks[member]: other for member, other in sent.items() if other is not None}
-        objection = _objection(request, same, [ranks[member] for member in sorted(joined)])
+        objection = _objection(request, same, [ranks[member] for member in absent])
         if objection:
             decision.failed.update({other.key: objection for other in same.values()})
         else:

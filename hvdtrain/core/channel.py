@@ -83,7 +83,7 @@ class Channel:
         self._news = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)
         self._submitted = 0
-        self._heard = 0  # how many submissions the driver had seen at its last exchange
+        self._heard = 0  # how many submissions the driver had seen in its last round
         self._pausing = False
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._closed = False
@@ -199,11 +199,18 @@ class Channel:
 
     def leave(self) -> Operation:
         """Submit the wish to leave, which other members take for an answer (collective)."""
+        return self._bid_farewell(LEAVE)
+
+    def join(self) -> Operation:
+        """Submit the wish to take part with zeros until all members have joined (collective)."""
+        return self._bid_farewell(JOIN)
+
+    def _bid_farewell(self, request: Request) -> Operation:
         with self._lock:
             pending = list(self._pending.values())
         for operation in pending:
             operation.abandon()
-        farewell = Farewell(LEAVE)
+        farewell = Farewell(request)
         self.submit(farewell)
         return farewell
 
@@ -264,6 +271,7 @@ class Channel:
     def _step(self) -> None:
         """Take part in one round and do what comes out of it (driver only)."""
         with self._lock:
+            self._heard = self._submitted
             pending = list(self._pending.values())
         if not pending:
             if self._listener is not None:
@@ -271,9 +279,10 @@ class Channel:
             return
         if (track := self.track) is not None:
             track.proposed(pending[0])
-        agreed = unanimous(self.communicator, [operation.request for operation in pending])
-        if agreed and all(o.request is not JOIN for o in pending[:agreed]):
-            self._run_all(pending[:agreed])
+        positions = unanimous(self.communicator, [operation.request for operation in pending])
+        agreed = [pending[position] for position in positions]
+        if agreed and all(operation.request is not JOIN for operation in agreed):
+            self._run_all(agreed)
         else:
             self._settle()
 
@@ -287,11 +296,13 @@ class Channel:
         with self._lock:
             self._heard = self._submitted
             own = [operation.request for operation in self._pending.values()]
-            blocked, listener = self._waiting > 0, self._listener
+            # Nobody keeps a member waiting that has joined.
+            blocked, listener = self._waiting > 0 and JOIN not in own, self._listener
         told = exchange(self.communicator, [blocked, *(request.packed for request in own)])
-        if listener is not None and any(theirs[0] for theirs in told):
-            listener()
         decision = decide([[unpacked(text) for text in theirs[1:]] for theirs in told], self.ranks)
+        # What all have submitted runs now, and the next round tells who is blocked still.
+        if listener is not None and not decision.run and any(theirs[0] for theirs in told):
+            listener()
         if (track := self.track) is not None:
             track.agreed()
         if decision.deserted:
@@ -374,8 +385,6 @@ class Channel:
     ) -> None:
         if (track := self.track) is not None:
             track.ended(operation, error)
-        if error is not None:
-            operation.refuse(error)
         with self._lock:
             self._pending.pop(operation.request.key, None)
             operation.end(result, error)

@@ -15,6 +15,7 @@ from hvdtrain.config import Config
 from hvdtrain.core.binding import warn_of_binding
 from hvdtrain.core.bucket_size import BucketSize
 from hvdtrain.core.channel import Channel
+from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.exits import ExitGuard, speak_plainly
 from hvdtrain.core.operation import Operation
 from hvdtrain.core.ordered import OrderedCommunicator
@@ -25,7 +26,7 @@ from hvdtrain.core.switching import hasten_switches, restore_switches
 from hvdtrain.core.timeline.environment import start_from
 from hvdtrain.core.timeline.file import collect, write_or_say
 from hvdtrain.core.timeline.recording import Recording
-from hvdtrain.engines.communicator import EngineWorld
+from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import choose_engine, open_world
 from hvdtrain.errors import (
     HvdtrainError,
@@ -99,7 +100,7 @@ class Context:
                 cut out of the world.
         """
         whole = parent or self.world
-        communicator = whole.communicator.split(ranks)
+        communicator: Communicator | None = whole.run(Split(ranks))
         if communicator is None:
             return None
         members = [whole.ranks[rank] for rank in ranks]

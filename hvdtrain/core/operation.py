@@ -59,9 +59,6 @@ class Operation(ABC):
     def abandon(self) -> None:  # noqa: B027  # most operations wait for nobody
         """Learn that this rank's program will do nothing more for it."""
 
-    def refuse(self, error: BaseException) -> None:  # noqa: B027  # most have but one future
-        """Learn that it cannot be executed."""
-
     def buckets(self) -> Sequence[BucketTimes]:
         """Return when the buckets were reduced that it consists of, if any."""
         return ()

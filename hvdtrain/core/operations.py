@@ -12,8 +12,7 @@ from hvdtrain.core.channel import Channel
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
-from hvdtrain.core.operation import Farewell, Operation
-from hvdtrain.core.request import JOIN
+from hvdtrain.core.operation import Operation
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
@@ -198,9 +197,7 @@ def join() -> int:
     """
     here = context.current()
     everywhere = [c for c in here.channels() if len(c.ranks) == here.topology.size]
-    waits = [Submitted(channel, Farewell(JOIN)) for channel in everywhere]
-    for wait in waits:
-        wait.start()
+    waits = [Submitted(channel, channel.join()) for channel in everywhere]
     results = [wait.wait() for wait in waits]
     last: int = results[-1]
     return last

@@ -8,6 +8,7 @@ from typing import Any
 from hvdtrain.core import context
 from hvdtrain.core.channel import Channel
 from hvdtrain.core.objects import allgather_object
+from hvdtrain.core.reducer import close_unused_plans
 from hvdtrain.errors import MismatchError, UnsupportedError
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
@@ -145,6 +146,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     del here.process_sets[number]
     channel = here.process_set_channels.pop(number, None)
     if channel is not None:
+        close_unused_plans(channel)
         here.close_channel(channel)
     process_set.process_set_id = None
     return True

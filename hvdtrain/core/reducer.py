@@ -28,6 +28,7 @@ __all__ = [
     "GradientReducer",
     "agree_on_bucket_size",
     "agree_on_plan",
+    "close_unused_plans",
     "open_plan_channel",
     "replan",
 ]
@@ -115,10 +116,18 @@ def replan(plan: Plan, places: Sequence[int], groups: Sequence[Sequence[int]]) -
 
 
 def open_plan_channel(parent: Channel) -> Channel:
-    """Make a channel with the members of `parent` (collective over them).
+    """Make a channel with the members of `parent` (collective over them)."""
+    close_unused_plans(parent)
+    here = context.current()
+    channel = here.open_channel(range(len(parent.ranks)), f"bucket plan of {parent.label}", parent)
+    assert channel is not None  # every rank of the parent is a member
+    return channel
 
-    Channels of its kind that no member needs any more are given back first: a communicator can
-    only be freed by all its members together, and each MPI has but so many.
+
+def close_unused_plans(parent: Channel) -> None:
+    """Give back the channels of plans that no member needs any more (collective over them).
+
+    A communicator can only be freed by all its members together, and each MPI has but so many.
     """
     here = context.current()
     mine = [c for c in here.channels() if c.parent is parent]
@@ -126,9 +135,6 @@ def open_plan_channel(parent: Channel) -> Channel:
     for old, everywhere in zip(mine, map(all, zip(*unused, strict=True)), strict=True):
         if everywhere:
             here.close_channel(old)
-    channel = here.open_channel(range(len(parent.ranks)), f"bucket plan of {parent.label}", parent)
-    assert channel is not None  # every rank of the parent is a member
-    return channel
 
 
 class GradientReducer:
@@ -218,7 +224,11 @@ class GradientReducer:
         # Without a thread of its own, the channel cannot wait for buckets: all go at the end.
         if self._step is None and (self._channel.has_thread or self._state.complete):
             self._step = Step(self._state, self._request)
-            self._channel.submit(self._step, at_once=True)
+            try:
+                self._channel.submit(self._step, at_once=True)
+            except BaseException:
+                self.forget()  # nobody will reduce it
+                raise
 
     @property
     def reduced(self) -> int:
@@ -248,11 +258,13 @@ class GradientReducer:
             called = threading.Event()
             future.add_done_callback(lambda _: called.set())
             others = [c for c in context.current().channels() if c is not self._channel]
-            for channel in others:
-                channel.listen(called.set)
-            called.wait()
-            for channel in others:
-                channel.listen(None)
+            try:
+                for channel in others:
+                    channel.listen(called.set)
+                called.wait()
+            finally:  # also when a signal's handler raises
+                for channel in others:
+                    channel.listen(None)
         if future.done():
             future.result()
         return future.done()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from hvdtrain.buffer import Buffer
@@ -9,7 +11,16 @@ from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology, device_index
 from hvdtrain.types import DType
 
-__all__ = ["as_buffer", "dtype_of", "from_buffer", "is_plain", "pin_device", "staged", "wire_type"]
+__all__ = [
+    "as_buffer",
+    "dtype_of",
+    "from_buffer",
+    "is_plain",
+    "pin_device",
+    "require_tensors",
+    "staged",
+    "wire_type",
+]
 
 _DTYPES = {getattr(torch, dtype.value): dtype for dtype in DType}
 _WIRE_TYPES = {
@@ -17,6 +28,19 @@ _WIRE_TYPES = {
     torch.bfloat16: torch.float32,
     torch.bool: torch.uint8,
 }
+
+
+def require_tensors(values: Iterable[object]) -> None:
+    """Refuse what a script may take for a tensor: numbers, lists and arrays.
+
+    Raises:
+        TypeError: one of them is no tensor.
+    """
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"expected a torch tensor, got {type(value).__name__}: wrap it in torch.as_tensor()"
+            )
 
 
 def dtype_of(tensor: torch.Tensor) -> DType:

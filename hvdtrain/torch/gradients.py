@@ -57,8 +57,8 @@ class Gradients:
     """Hooks on parameters that hand their gradients to a reducer.
 
     After backward `parameter.grad` of a CPU parameter is a view of its bucket, which holds the
-    reduced gradient; gradients of other devices are copied, and those of
-    half types where the engine does not add them in float32.
+    reduced gradient; gradients of other devices are copied, those of half types where the engine
+    does not add them in float32, and those that backward(create_graph=True) computed.
 
     Args:
         parameters: name and parameter, in the order of the model; equal on all ranks.
@@ -174,8 +174,10 @@ class Gradients:
         gradient = self._parameters[index].grad
         if gradient is None:
             return False
-        reduced = self._views[index] if self._lies_in_bucket(index) else self._copies.get(index)
-        return reduced is not None and gradient.data_ptr() == reduced.data_ptr()
+        copy = self._copies.get(index)
+        return self._holds(index, self._views[index]) or (
+            copy is not None and gradient.data_ptr() == copy.data_ptr()
+        )
 
     def _holds(self, index: int, view: torch.Tensor) -> bool:
         """Tell whether a parameter's gradient is this view of its bucket."""
@@ -205,8 +207,9 @@ class Gradients:
             return
         compressed, _ = self._settings.compression.compress(gradient)
         if compressed.data_ptr() != view.data_ptr():
-            view.copy_(compressed)
-        if self._lies_in_bucket(index):
+            view.copy_(compressed.detach())
+        # One that can be differentiated again (create_graph) stays where its graph leads to.
+        if self._lies_in_bucket(index) and not gradient.requires_grad:
             parameter.grad = view
 
     def _after_backward(self) -> None:
@@ -218,13 +221,13 @@ class Gradients:
         """Copy gradients of the first buckets back to where they do not lie in their bucket."""
         for bucket in self._plan.buckets[self._delivered : count]:
             for index in bucket.parameters:
-                parameter = self._parameters[index]
+                parameter, view = self._parameters[index], self._views[index]
                 gradient = parameter.grad
-                if gradient is None or self._lies_in_bucket(index) or index in self._sparse:
+                if gradient is None or self._holds(index, view) or index in self._sparse:
                     continue
                 if gradient.is_sparse:
                     gradient = parameter.grad = torch.empty_like(parameter)
-                gradient.copy_(self._views[index])
+                gradient.detach().copy_(view)
                 self._copies[index] = gradient
         self._delivered = count
 

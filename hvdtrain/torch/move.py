@@ -10,7 +10,7 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import operations
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.tensors.torch import as_buffer, from_buffer, is_plain, staged
+from hvdtrain.tensors.torch import as_buffer, from_buffer, is_plain, require_tensors, staged
 from hvdtrain.torch.handle import Handle
 
 __all__ = ["allgather_handle", "alltoall_handle", "broadcast_handle"]
@@ -24,6 +24,7 @@ def allgather_handle(
     """Prepare the concatenation of one tensor, or of a group, whose result is a list of tensors."""
     if not tensors:
         raise ValueError("a group needs at least one tensor")
+    require_tensors(tensors)
     hosts = [_at_least_1d(staged(tensor)) for tensor in tensors]
     shapes = [host.shape for host in hosts]
     submitted = operations.allgather(
@@ -47,6 +48,7 @@ def broadcast_handle(
     in_place: bool = False,
 ) -> Handle:
     """Prepare a broadcast from the world's rank `root_rank`."""
+    require_tensors([tensor])
     direct = in_place and is_plain(tensor)
     host = tensor.detach() if direct else staged(tensor)
     submitted = operations.broadcast(
@@ -71,6 +73,7 @@ def alltoall_handle(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Prepare an exchange of rows, whose result is (tensor, received splits)."""
+    require_tensors([tensor])
     counts = _counts(splits)
     host = staged(tensor if counts is None or not tensor.dim() else tensor[: sum(counts)])
     submitted = operations.alltoall(

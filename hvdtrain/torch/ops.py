@@ -21,6 +21,7 @@ import torch
 from hvdtrain.core import operations
 from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.tensors.torch import require_tensors
 from hvdtrain.torch import autograd
 from hvdtrain.torch.compression import Compression, Compressor
 from hvdtrain.torch.handle import Handle, poll, synchronize
@@ -62,6 +63,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def _needs_gradient(tensors: Tensors) -> bool:
+    require_tensors(tensors)
     return any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()
 
 

@@ -11,7 +11,15 @@ from hvdtrain.core import operations
 from hvdtrain.core.arguments import op_for_bool
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.tensors.torch import as_buffer, dtype_of, from_buffer, is_plain, staged, wire_type
+from hvdtrain.tensors.torch import (
+    as_buffer,
+    dtype_of,
+    from_buffer,
+    is_plain,
+    require_tensors,
+    staged,
+    wire_type,
+)
 from hvdtrain.torch.handle import Handle
 from hvdtrain.types import ReduceOp
 
@@ -28,6 +36,7 @@ def allreduce_handle(
     in_place: bool = False,
 ) -> Handle:
     """Prepare the reduction of one tensor, or of a group, whose result is a list of tensors."""
+    require_tensors(tensors)
     _refuse_mixed(tensors)
     hosts, buffers, sources = [], [], []
     all_direct = True
@@ -69,6 +78,7 @@ def reducescatter_handle(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Prepare a reduction of which this rank keeps a part, as a list of tensors."""
+    require_tensors(tensors)
     _refuse_mixed(tensors)
     hosts = [staged(tensor, wire_type(tensor.dtype)) for tensor in tensors]
     submitted = operations.reducescatter(

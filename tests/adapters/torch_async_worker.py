@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -306,6 +310,30 @@ def process_sets() -> None:
 
 
 @case
+def process_sets_beside_operations_under_way() -> None:
+    n, r = hvd.size(), hvd.rank()
+    if n == 1:
+        return
+    hvd.shutdown()
+    os.environ["HVDTRAIN_SHARED_MEMORY"] = "0"  # as on several nodes, where all goes by MPI
+    hvd.init()
+    submit = partial(hvd.allreduce_async, torch.ones(2), name="under way", op=hvd.Sum)
+    for _ in range(2):
+        if r == 0:
+            handle = submit()
+            time.sleep(0.02)
+        process_set = hvd.add_process_set([0])
+        if r != 0:
+            time.sleep(0.02)
+            handle = submit()
+        assert handle.wait().tolist() == [n] * 2
+        hvd.remove_process_set(process_set)
+    hvd.shutdown()
+    del os.environ["HVDTRAIN_SHARED_MEMORY"]
+    hvd.init()
+
+
+@case
 def join_with_uneven_data() -> None:
     n, r = hvd.size(), hvd.rank()
     for step in range(r + 1):
@@ -327,6 +355,29 @@ def join_with_uneven_data() -> None:
         assert hvd.allreduce(torch.ones(2) * 5, op=hvd.Min).tolist() == [5.0 if n == 1 else 0.0] * 2
     hvd.join()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n  # a name of its own numbering
+
+
+@case
+def join_with_operations_under_way() -> None:
+    n, r = hvd.size(), hvd.rank()
+
+    def submit(order: str) -> dict[str, Any]:
+        start = {
+            "a": lambda: hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="a"),
+            "b": lambda: hvd.allgather_async(torch.tensor([r]), name="b"),
+        }
+        return {name: start[name]() for name in order}
+
+    if r == 0:
+        handles = submit("ab")
+    else:
+        time.sleep(0.05)  # by now rank 0 has joined
+        handles = submit("ba")
+        for handle in handles.values():
+            handle.wait()
+    hvd.join()
+    assert handles["a"].wait().tolist() == [n] * 2
+    assert handles["b"].wait().tolist() == list(range(n))
 
 
 @case
@@ -395,6 +446,117 @@ def join_with_an_optimizer() -> None:
         assert torch.allclose(weight.grad, torch.full((2,), sum(active) / len(active)))
         optimizer.step()
     assert hvd.join() == n - 1
+
+
+def two_buckets(process_set: hvd.ProcessSet) -> tuple[list[torch.nn.Parameter], Any]:
+    """Return two weights, and an optimizer with a bucket for each."""
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    sgd = torch.optim.SGD(weights, lr=1.0)
+    return weights, hvd.DistributedOptimizer(sgd, groups=2, process_set=process_set)
+
+
+def backward_brings(weights: list[torch.nn.Parameter], first: float) -> None:
+    """Check the first gradient, which is 0 on other ranks, when backward() returns."""
+    (weights[0] + weights[1]).sum().backward()
+    assert weights[0].grad is not None
+    assert torch.allclose(weights[0].grad, torch.full((2,), first)), weights[0].grad
+
+
+@case
+def backward_goes_on_waiting_when_all_have_what_others_are_blocked_in() -> None:
+    n, r = hvd.size(), hvd.rank()
+    weights, optimizer = two_buckets(hvd.global_process_set)
+    if r == 0:
+        handles = [hvd.allreduce_async(torch.ones(1), name=name) for name in "ab"]
+        backward_brings(weights, 1 / n)
+    else:  # the first bucket comes with backward(), the second with step()
+        weights[1].sum().backward()
+        time.sleep(0.1)
+        handles = [hvd.allreduce_async(torch.ones(1), name="b")]
+        hvd.allreduce(torch.ones(1), name="a")
+    optimizer.step()
+    for handle in handles:
+        handle.wait()
+
+
+@case
+def a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind() -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    if hvd.size() == 1:
+        return
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    before = signal.signal(signal.SIGALRM, ring)
+    if hvd.rank() == 0:
+        with contextlib.suppress(Alarm):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            weight.sum().backward()
+    else:
+        time.sleep(0.2)
+        weight.sum().backward()
+    signal.signal(signal.SIGALRM, before)
+    optimizer.step()
+    assert weight.item() == -1
+    optimizer.zero_grad()
+    hvd.shutdown()
+    for thread in threading.enumerate():
+        if thread.name == "hvdtrain-channel":
+            thread.join(5)
+            assert not thread.is_alive()
+    for call in (weight.sum().backward, optimizer.step):  # neither waits for ever
+        assert "shut down" in refused(hvd.HorovodInternalError, call)
+    hvd.init()
+
+
+@case
+def backward_goes_on_waiting_when_others_have_joined() -> None:
+    n, r = hvd.size(), hvd.rank()
+    if n < 3:
+        return
+    hvd.shutdown()
+    hvd.init()  # with no other channel of all ranks, on which join() would wait first
+    pair = hvd.add_process_set([0, 1])
+    if r < 2:
+        weights, optimizer = two_buckets(pair)
+        if r == 0:
+            backward_brings(weights, 1 / 2)
+            handle = hvd.allreduce_async(torch.ones(1), name="later")
+        else:
+            weights[1].sum().backward()
+            handle = hvd.allreduce_async(torch.ones(1), name="later")
+            time.sleep(0.1)
+        optimizer.step()
+        handle.wait()
+    hvd.join()
+    hvd.remove_process_set(pair)
+
+
+@case
+def join_in_the_middle_of_a_step() -> None:
+    n, r = hvd.size(), hvd.rank()
+    used, unused = weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    sgd = torch.optim.SGD(weights, lr=1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, op=hvd.Sum, groups=[[used], [unused]])
+    for step in range(3):
+        optimizer.zero_grad()
+        if r == 0 and step < 2:
+            used.sum().backward()
+            if step == 1:  # without step(), as where a loss scaler skips it
+                hvd.join()
+                continue
+        else:
+            (used + unused).sum().backward()
+        optimizer.step()
+        assert [w.grad[0].item() for w in weights if w.grad is not None] == (
+            [n, n] if step == 2 else [n, n - 1] if n > 1 else [1]
+        )
+        if step == 1:
+            hvd.join()
 
 
 @case

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from math import factorial
+from typing import Any
 
 import cloudpickle
 import torch
@@ -179,6 +180,19 @@ def objects_that_pickle_refuses() -> None:
         assert "pip install cloudpickle" in refused(TypeError, local)
     finally:
         sys.modules["cloudpickle"] = cloudpickle
+
+
+@case
+def what_is_no_tensor() -> None:
+    operations: list[Callable[[Any], object]] = [
+        *(hvd.allreduce, hvd.allreduce_, hvd.allreduce_async),
+        *(hvd.allgather, hvd.allgather_async, hvd.reducescatter, hvd.reducescatter_async),
+        *(hvd.alltoall, hvd.alltoall_async, lambda value: hvd.grouped_allreduce([value])),
+        *(partial(call, root_rank=0) for call in (hvd.broadcast, hvd.broadcast_)),
+    ]
+    for operation in operations:
+        message = refused(TypeError, partial(operation, 3.0))
+        assert message == "expected a torch tensor, got float: wrap it in torch.as_tensor()"
 
 
 @case

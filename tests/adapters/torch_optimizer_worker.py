@@ -636,6 +636,27 @@ def gradients_come_back_to_engine_memory() -> None:
 
 
 @case
+def gradients_that_are_differentiated_again() -> None:
+    """For w^3 (r + 1) the gradient is 3 w^2 (r + 1), averaged, and its derivative 6 w (r + 1)."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.01))
+    for number in range(3):
+        optimizer.zero_grad(set_to_none=number % 2 == 0)
+        before = weight.detach().clone()
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # of the cycle
+            (weight**3 * (hvd.rank() + 1)).sum().backward(create_graph=True)
+        assert weight.grad is not None
+        assert torch.allclose(weight.grad, 3 * before**2 * (hvd.size() + 1) / 2)
+        (second,) = torch.autograd.grad(weight.grad.sum(), weight)
+        assert torch.allclose(second, 6 * before * (hvd.rank() + 1))
+        optimizer.step()
+    optimizer.zero_grad()
+    weight.sum().backward()
+    assert lie_in_engine_memory(optimizer, [weight])
+    optimizer.zero_grad()
+
+
+@case
 def sparse_gradients() -> None:
     for sparse_as_dense in (False, True):
         table = torch.nn.Embedding(6, 2, sparse=True).double()
@@ -835,7 +856,10 @@ def only_the_ranks_of_a_process_set() -> None:
     (weight * float(hvd.rank())).sum().backward()
     optimizer.step()
     assert weight.item() == (-1.0 if hvd.rank() in (0, 2) else -float(hvd.rank()))
+    channels = len(context.current().channels())
+    del optimizer
     hvd.remove_process_set(pair)
+    assert len(context.current().channels()) == channels - (2 if hvd.rank() in (0, 2) else 0)
 
 
 @case

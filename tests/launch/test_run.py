@@ -58,7 +58,7 @@ def test_arguments_are_those_of_hvdtrain() -> None:
 
 @pytest.mark.parametrize("mpi", MPIS)
 def test_dry_run_prints_a_line_that_can_be_pasted(mpi: str, tmp_path: Path) -> None:
-    script = tmp_path / "with space.py"
+    script = tmp_path / "with space"
     script.write_text(WORKER.read_text())
     dry = finish(run("--dry-run", "-np", 2, "--", script, "it's $HOME", mpi=mpi))
     assert (dry.returncode, dry.stdout.count("\n")) == (0, 1), dry.stderr
@@ -83,11 +83,15 @@ def test_open_mpi_lets_more_ranks_run_than_there_are_cores() -> None:
         (["-np", "2", "-hostfile", "missing"], "hostfile missing does not exist"),
         (["-np", "2", "-hostfile", "."], "hostfile . is not a file"),
         (["-np", "2", "-hostfile", "empty"], "hostfile empty names no host"),
+        (["-np", "2", "-hostfile", "colon"], "colon:2: Open MPI takes node1:2 for a host's name"),
         (["-np", "2", "--", "missing.py"], "no script missing.py"),
+        (["-np", "2", "python", "script.py"], "'run' starts Python itself: leave out 'python'"),
+        (["-np", "2", "check"], "'check' is nothing that ranks run"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], reason: str, tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
+    (tmp_path / "colon").write_text("# two ranks\nnode1:2\n")
     assert_refused(finish(run(*words, cwd=tmp_path)), reason)
 
 

@@ -56,6 +56,12 @@ def test_a_joined_rank_counts_as_ready_where_zeros_will_do() -> None:
     assert both([JOIN], [JOIN]).all_joined
 
 
+def test_what_a_joined_rank_submitted_before_counts() -> None:
+    assert both([reduce("a"), gather("b"), JOIN], [gather("b")]).run == [gather("b")]
+    failed = both([reduce("a", "(4,)"), JOIN], [reduce("a")], [JOIN]).failed
+    assert "rank 0 sent allreduce 'a' (shape (4,)); rank 1 sent" in failed[reduce("a").key]
+
+
 def test_ranks_that_leave() -> None:
     a = reduce("a")
     assert both([LEAVE], [LEAVE]).run == [LEAVE]

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
@@ -128,7 +129,9 @@ class Step(Operation):
         return filled[-1] if len(filled) == len(self._buffers) else None
 
     def abandon(self) -> None:
-        # Peers may be blocked in any bucket: let them through, so that they hear of the end.
+        # Peers may be blocked in any bucket: let them through, with zeros.
+        for buffer in self._buffers[self._state.launched :]:
+            buffer.array()[:] = 0
         self._state.launch_all()
 
     def execute(self, communicator: Communicator) -> None:
@@ -145,9 +148,16 @@ class Step(Operation):
             self._moves.append((free, began, time.perf_counter()))
             future.set_result(None)
         communicator.allreduce(state.numbers, ReduceOp.SUM)
-        state.added.set_result(None)
 
-    def refuse(self, error: BaseException) -> None:
+    def end(self, result: Any, error: BaseException | None) -> None:
+        super().end(result, error)
+        # Not before: whoever waits for these may submit the next step at once.
+        if error is None:
+            self._state.added.set_result(None)
+        else:
+            self._refuse(error)
+
+    def _refuse(self, error: BaseException) -> None:
         """Hand an error to whoever waits for a bucket."""
         for future in (*self._state.done, self._state.added):
             if not future.done():
