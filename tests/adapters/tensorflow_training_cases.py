@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from tensorflow_ops_cases import raising
 import hvdtrain.tensorflow as hvd
 from hvdtrain.errors import MismatchError
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tensorflow.md"
 ROWS = 4  # of each rank in a step
 STEPS = 3
 
@@ -250,6 +253,14 @@ def different_models_are_refused() -> None:
         hvd.DistributedGradientTape(tape).gradient(loss, [w])
 
 
+def the_documented_loop() -> str:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    assert float(names["loss"]) < 5.0
+    return digest(names["model"].variables)
+
+
 CASES = [
     tapes_give_what_one_rank_gives,
     keras_optimizers_give_what_one_rank_gives,
@@ -260,4 +271,5 @@ CASES = [
     local_layers_stay_local,
     batches_are_normalised_over_all_ranks,
     different_models_are_refused,
+    the_documented_loop,
 ]
