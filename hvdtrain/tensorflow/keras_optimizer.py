@@ -87,8 +87,10 @@ def distributed_keras_optimizer(
     if settings.op is ReduceOp.ADASUM:
         raise ValueError("op=Adasum does not go with optimizers of tf.keras")
     kind = type(optimizer)
-    # Under its own name, so that a saved model loads without hvdtrain.
-    distributed: Any = type(kind.__name__, (_Distributed, kind), {})
+    # By this name Keras finds it, so that a saved model loads without hvdtrain.
+    module = kind.__module__
+    module = "keras.optimizers" if module.startswith("keras.src.optimizers.") else module
+    distributed: Any = type(kind.__name__, (_Distributed, kind), {"__module__": module})
     made = distributed.from_config(optimizer.get_config())
     made._hvdtrain_settings, made._hvdtrain_local = settings, local
     made._hvdtrain_aggregation = None

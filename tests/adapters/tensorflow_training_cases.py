@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,18 @@ def keras_optimizers_give_what_one_rank_gives() -> str:
         with raising(ValueError, text="already"):
             hvd.DistributedOptimizer(optimizer)
     return "-".join(map(digest, ends))
+
+
+def saved_models_load_without_hvdtrain() -> None:
+    model = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1, momentum=0.5)), loss="mse")
+    path = Path(f"model-{hvd.rank()}.keras")
+    model.save(path)
+    saved = json.loads(zipfile.ZipFile(path).read("config.json"))
+    assert saved["compile_config"]["optimizer"]["module"] == "keras.optimizers"
+    optimizer = tf.keras.models.load_model(path).optimizer
+    assert type(optimizer) is tf.keras.optimizers.SGD
+    assert optimizer.momentum == 0.5
 
 
 def options_of_the_tape() -> str:
@@ -264,6 +278,7 @@ def the_documented_loop() -> str:
 CASES = [
     tapes_give_what_one_rank_gives,
     keras_optimizers_give_what_one_rank_gives,
+    saved_models_load_without_hvdtrain,
     options_of_the_tape,
     short_batches_are_traced_on_one_rank_only,
     gradients_stay_what_they_were,
