@@ -66,12 +66,14 @@ class Plan:
         buckets: what is reduced together.
         bucket_bytes: limit of a bucket.
         first_bucket_bytes: limit of the first bucket.
+        groups: indices of parameters that share a bucket.
     """
 
     specs: tuple[ParameterSpec, ...]
     buckets: tuple[Bucket, ...]
     bucket_bytes: int
     first_bucket_bytes: int
+    groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +90,7 @@ def make_plan(
     specs: Sequence[ParameterSpec],
     bucket_bytes: int,
     first_bucket_bytes: int,
-    groups: Sequence[Sequence[int]] | None = None,
+    groups: Sequence[Sequence[int]] = (),
     order: Sequence[int] | None = None,
 ) -> Plan:
     """Cut parameters, in the order of their gradients, into buckets of one type and device each.
@@ -107,7 +109,7 @@ def make_plan(
     """
     order = list(order or reversed(range(len(specs))))
     place = {index: number for number, index in enumerate(order)}
-    grouped = [sorted(members, key=place.__getitem__) for members in groups or []]
+    grouped = [sorted(members, key=place.__getitem__) for members in groups]
     taken = {index for members in grouped for index in members}
     closed: list[list[int]] = []
     open_buckets: dict[tuple[DType, str], list[int]] = {}
@@ -128,7 +130,8 @@ def make_plan(
     if len(closed) > 1:
         closed.sort(key=lambda bucket: place[bucket[-1]])
     buckets = tuple(_bucket(specs, members) for members in closed)
-    return Plan(tuple(specs), buckets, bucket_bytes, first_bucket_bytes)
+    kept = tuple(tuple(members) for members in groups)
+    return Plan(tuple(specs), buckets, bucket_bytes, first_bucket_bytes, kept)
 
 
 def _by_kind(specs: Sequence[ParameterSpec], members: Sequence[int]) -> list[list[int]]:

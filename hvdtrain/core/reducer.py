@@ -66,7 +66,7 @@ def agree_on_bucket_size(channel: Channel) -> BucketSize:
 def agree_on_plan(
     specs: list[ParameterSpec],
     channel: Channel,
-    groups: Sequence[Sequence[int]] | None = None,
+    groups: Sequence[Sequence[int]] = (),
 ) -> Plan:
     """Make the plan of the set's first rank on every rank (collective).
 
@@ -103,16 +103,15 @@ def agree_on_plan(
     return plan
 
 
-def replan(plan: Plan, places: Sequence[int], groups: Sequence[Sequence[int]]) -> Plan:
+def replan(plan: Plan, places: Sequence[int]) -> Plan:
     """Make a plan for the order in which gradients came.
 
     Args:
         plan: the first one.
         places: for each parameter its place in that order, summed over ranks.
-        groups: as for `agree_on_plan`.
     """
     order = sorted(range(len(places)), key=lambda index: (places[index], -index))
-    return make_plan(plan.specs, plan.bucket_bytes, plan.first_bucket_bytes, groups, order)
+    return make_plan(plan.specs, plan.bucket_bytes, plan.first_bucket_bytes, plan.groups, order)
 
 
 def open_plan_channel(parent: Channel) -> Channel:

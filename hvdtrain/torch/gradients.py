@@ -254,7 +254,7 @@ class Gradients:
         absent = [index for index in late if self._parameters[index].grad is None]
         for index in late:
             self._take(index)
-        if late:
+        if late and not self.reducer.complete:
             self._note_numbers(absent)
         while not self.reducer.complete:
             self.reducer.launch()
@@ -288,7 +288,7 @@ class Gradients:
         if self._arrivals is None or places[-1] != len(self._settings.process_set.channel().ranks):
             return
         self._arrivals = None
-        self._plan = replan(self._plan, places[:-1], self._settings.groups)
+        self._plan = replan(self._plan, places[:-1])
         kept = {
             index: view.clone() for index, view in self._views.items() if self._holds(index, view)
         }

@@ -164,8 +164,8 @@ def _request(
             ("op", op.value),
             ("shape", ", ".join(str(tuple(shape)) for shape in shapes)),
             ("dtype", ", ".join(kinds)),
-            ("prescale", repr(prescale)),
-            ("postscale", repr(postscale)),
+            ("prescale", repr(float(prescale))),
+            ("postscale", repr(float(postscale))),
         ),
         Zeros(zeros, op, prescale, postscale),
     )

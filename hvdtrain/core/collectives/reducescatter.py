@@ -54,8 +54,8 @@ class ReduceScatter(Operation):
             ("op", op.value),
             ("shape", ", ".join(str(tuple(shape)) for shape in shapes)),
             ("dtype", ", ".join(kinds or [buffer.dtype.value for buffer in buffers])),
-            ("prescale", repr(prescale)),
-            ("postscale", repr(postscale)),
+            ("prescale", repr(float(prescale))),
+            ("postscale", repr(float(postscale))),
         )
         self.request = Request("reducescatter", name, details)
 

@@ -36,7 +36,7 @@ def step_request(
         postscale: factor after the reduction.
     """
     kinds = (*((buffer.count, buffer.dtype) for buffer in buffers), (numbers, DType.INT32))
-    details = (("op", op.value), ("postscale", repr(postscale)))
+    details = (("op", op.value), ("postscale", repr(float(postscale))))
     return Request(STEP, f"plan {digest}", details, Zeros(kinds, op, postscale=postscale))
 
 
