@@ -12,7 +12,8 @@ from tensorflow.python.ops import control_flow_util
 
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.tensorflow.errors import translated
-from hvdtrain.tensors.tensorflow import Array, as_array
+from hvdtrain.tensors.arrays.memory import Array
+from hvdtrain.tensors.tensorflow import as_array
 
 __all__ = ["Function", "automatic_name", "call"]
 

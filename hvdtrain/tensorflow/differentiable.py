@@ -16,9 +16,9 @@ import tensorflow as tf
 from hvdtrain.core import context
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.tensorflow import move, reduce
 from hvdtrain.tensorflow.call import automatic_name, call
-from hvdtrain.tensors.tensorflow import Array
+from hvdtrain.tensors.arrays import move, reduce
+from hvdtrain.tensors.arrays.memory import Array
 from hvdtrain.types import ReduceOp
 
 __all__ = [

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hvdtrain.core import context, place
 from hvdtrain.tensorflow.autograph import unconverted
 from hvdtrain.tensorflow.call import call
-from hvdtrain.tensors.tensorflow import Array
+from hvdtrain.tensors.arrays.memory import Array
 
 __all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]
 

@@ -10,10 +10,10 @@ import tensorflow as tf
 from hvdtrain.core import objects
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.errors import MismatchError
-from hvdtrain.tensorflow import move
 from hvdtrain.tensorflow.autograph import unconverted
 from hvdtrain.tensorflow.call import call
-from hvdtrain.tensors.tensorflow import Array
+from hvdtrain.tensors.arrays import move
+from hvdtrain.tensors.arrays.memory import Array
 
 __all__ = [
     "BroadcastGlobalVariablesHook",

@@ -12,9 +12,9 @@ from hvdtrain.core.arguments import Groups, check_groups, group_indices
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.call import call
 from hvdtrain.tensorflow.compression import Compression, Compressor
-from hvdtrain.tensorflow.fused import FusedSettings, reduce_fused
 from hvdtrain.tensorflow.ops import grouped_allreduce
-from hvdtrain.tensors.tensorflow import Array
+from hvdtrain.tensors.arrays.fused import FusedSettings, reduce_fused
+from hvdtrain.tensors.arrays.memory import Array
 from hvdtrain.types import ReduceOp
 
 __all__ = ["GradientSettings", "LocalVariables", "reduce_gradients"]

@@ -29,7 +29,7 @@ from hvdtrain.tensorflow.autograph import unconverted
 from hvdtrain.tensorflow.call import call
 from hvdtrain.tensorflow.compression import Compression, Compressor
 from hvdtrain.tensorflow.differentiable import Naming, Reduction
-from hvdtrain.tensors.tensorflow import Array
+from hvdtrain.tensors.arrays.memory import Array
 from hvdtrain.types import ReduceOp
 
 __all__ = [

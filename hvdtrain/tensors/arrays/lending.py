@@ -1,4 +1,4 @@
-"""Memory that is lent to TensorFlow as tensors, and used again when it has let go of them."""
+"""Memory that is lent as tensors, and used again when nothing shows it any more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 
-from hvdtrain.tensors.tensorflow import Array, empty
+from hvdtrain.tensors.arrays.memory import Array, empty
 
 __all__ = ["LentMemory"]
 

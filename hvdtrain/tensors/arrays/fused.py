@@ -17,8 +17,8 @@ from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.core.reducer import agree_on_bucket_size, agree_on_plan
 from hvdtrain.core.request import Request, Zeros
 from hvdtrain.errors import MismatchError
-from hvdtrain.tensorflow.lending import LentMemory
-from hvdtrain.tensors.tensorflow import ALIGNMENT_BYTES, Array, empty, wire_type
+from hvdtrain.tensors.arrays.lending import LentMemory
+from hvdtrain.tensors.arrays.memory import ALIGNMENT_BYTES, Array, empty, wire_type
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["FusedSettings", "reduce_fused"]

@@ -1,4 +1,4 @@
-"""Gathers, broadcasts and exchanges of numpy arrays, as TensorFlow hands them to Python."""
+"""Gathers, broadcasts and exchanges of numpy arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from hvdtrain.core import operations
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.tensors.tensorflow import Array, as_buffer, empty, from_buffer
+from hvdtrain.tensors.arrays.memory import Array, as_buffer, empty, from_buffer
 
 __all__ = ["allgather", "alltoall", "broadcast"]
 

@@ -1,4 +1,4 @@
-"""Reductions of numpy arrays, as TensorFlow hands them to its Python functions."""
+"""Reductions of numpy arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvdtrain.core import operations
 from hvdtrain.core.arguments import op_for_bool
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.tensors.tensorflow import Array, as_buffer, empty, from_buffer, wire_type
+from hvdtrain.tensors.arrays.memory import Array, as_buffer, empty, from_buffer, wire_type
 from hvdtrain.types import ReduceOp
 
 __all__ = ["allreduce", "reducescatter"]
