@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from raising import raising
 
 import hvdtrain.tensorflow as hvd
 from hvdtrain.errors import MismatchError, UnsupportedError
@@ -33,19 +33,6 @@ def expected(op: ReduceOp, dtype: Any = tf.float32) -> Array:
         hvd.Product: lambda: every.prod(0),
     }
     return fold[op]().astype(dtype.as_numpy_dtype)
-
-
-@contextmanager
-def raising(*kinds: type[BaseException], text: str = "") -> Iterator[None]:
-    """Fail unless the block raises an error that is of all these kinds and says `text`."""
-    raised: BaseException | None = None
-    try:
-        yield
-    except BaseException as error:
-        raised = error
-    assert raised is not None, f"nothing raised, where {kinds} was expected"
-    assert all(isinstance(raised, kind) for kind in kinds), repr(raised)
-    assert text in str(raised), str(raised)
 
 
 def both_modes(function: Callable[..., Any]) -> list[Callable[..., Any]]:

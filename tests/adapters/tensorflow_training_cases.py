@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow_ops_cases import raising
+from raising import raising
 
 import hvdtrain.tensorflow as hvd
 from hvdtrain.errors import MismatchError

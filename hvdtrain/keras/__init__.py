@@ -1,0 +1,96 @@
+"""Horovod's interface for Keras 3, on its backends tensorflow, torch and jax."""
+
+from __future__ import annotations
+
+from hvdtrain.core.context import is_initialized, shutdown
+from hvdtrain.core.place import cross_rank, cross_size, local_rank, local_size, rank, size
+from hvdtrain.core.process_set import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from hvdtrain.core.start import init
+from hvdtrain.core.timeline.control import start_timeline, stop_timeline
+from hvdtrain.errors import HorovodInternalError
+from hvdtrain.keras import callbacks
+from hvdtrain.keras.builds import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from hvdtrain.keras.compiling import prepare_compile
+from hvdtrain.keras.compression import Compression
+from hvdtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from hvdtrain.keras.saving import load_model
+from hvdtrain.keras.values import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    broadcast_variables,
+    reducescatter,
+)
+from hvdtrain.types import ReduceOp
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+Adasum = ReduceOp.ADASUM
+
+prepare_compile()
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]

@@ -1,0 +1,1 @@
+"""How gradients of each of Keras's backends are reduced."""

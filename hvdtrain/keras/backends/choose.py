@@ -1,0 +1,49 @@
+"""The module for the backend that Keras runs on."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import keras
+
+from hvdtrain.errors import UsageError
+from hvdtrain.keras.settings import GradientSettings
+
+__all__ = ["Backend", "chosen"]
+
+_BACKENDS = ("tensorflow", "torch", "jax")
+
+
+class Backend(Protocol):
+    """What is different between Keras's backends."""
+
+    def reduce(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        settings: GradientSettings,
+        name: str,
+    ) -> list[Any]:
+        """Return the gradients of all ranks, none of which is None (collective)."""
+
+    def unconverted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Keep what compiles the user's functions from rewriting this one."""
+
+
+def chosen() -> Backend:
+    """Return the module for the backend that Keras runs on.
+
+    Raises:
+        UsageError: hvdtrain does not know it.
+    """
+    name = keras.backend.backend()
+    if name not in _BACKENDS:
+        raise UsageError(
+            f"hvdtrain.keras works with Keras's backends {', '.join(_BACKENDS)}, found {name!r}: "
+            "set KERAS_BACKEND to one of them"
+        )
+    module: Any = importlib.import_module(f"hvdtrain.keras.backends.{name}_backend")
+    backend: Backend = module
+    return backend

@@ -1,0 +1,47 @@
+"""What Horovod scripts ask about how it was built. All of these are local."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from hvdtrain.core.builds import (
+    ccl_built,
+    ddl_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+)
+
+__all__ = [
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rocm_built",
+]
+
+
+def gloo_built() -> bool:
+    """Tell whether torch, which brings Gloo, is installed."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def nccl_built() -> int:
+    """Return NCCL's version: 0, since gradients of Keras go through host memory."""
+    return 0
+
+
+def cuda_built() -> bool:
+    """Tell whether gradients are reduced on CUDA devices: they go through host memory."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Tell whether gradients are reduced on ROCm devices: they go through host memory."""
+    return False

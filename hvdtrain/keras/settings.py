@@ -1,0 +1,43 @@
+"""How gradients are reduced, whatever the backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdtrain.core.arguments import Groups, check_groups
+from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.keras.compression import Compression, Compressor
+from hvdtrain.types import ReduceOp
+
+__all__ = ["GradientSettings"]
+
+
+@dataclass(frozen=True)
+class GradientSettings:
+    """How gradients are reduced.
+
+    Attributes:
+        op: Average or Sum.
+        process_set: the ranks that take part; others keep their own gradients.
+        compression: how gradients are rounded before they are added.
+        sparse_as_dense: make tf.IndexedSlices dense, instead of gathering the slices.
+        predivide: the average is (1/predivide before, predivide/size after) the sum.
+        groups: how many groups are reduced together, or lists of variables.
+
+    Raises:
+        ValueError: arguments do not go together.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    process_set: ProcessSet = global_process_set
+    compression: type[Compressor] = Compression.none
+    sparse_as_dense: bool = False
+    predivide: float = 1.0
+    groups: Groups = None
+
+    def __post_init__(self) -> None:
+        if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+            raise ValueError(f"op must be Average or Sum, got {self.op!r}")
+        if self.predivide != 1.0 and self.op is not ReduceOp.AVERAGE:
+            raise ValueError("gradient_predivide_factor needs op=Average")
+        check_groups(self.groups, object)

@@ -1,0 +1,87 @@
+"""Optimizers of a subclass that reduces gradients before it steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from hvdtrain.keras.backends.choose import chosen
+from hvdtrain.keras.reduction import Reduction
+
+__all__ = ["Distributed", "distribute", "undistributed"]
+
+LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
+
+
+class Distributed:
+    """Goes before the class of an optimizer."""
+
+    hvdtrain_reduction: Reduction
+
+    def register_local_var(self, var: Any) -> None:
+        """Keep the gradient of a variable on its rank."""
+        self.hvdtrain_reduction.keep_local(var)
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Reduce the gradients, outside of any condition, and step (collective)."""
+        given = None if trainable_variables is None else list(trainable_variables)
+        variables = self._trainable_variables if given is None else given  # type: ignore[attr-defined]
+        if len(grads) == len(variables):  # else Keras says what is wrong
+            grads = self.hvdtrain_reduction(grads, variables)
+        super().apply(grads, given)  # type: ignore[misc]
+
+
+class _DistributedLossScale(Distributed):
+    """Agrees on whether gradients are finite, since it looks at the reduced ones."""
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any
+    ) -> Any:
+        """Reduce the gradients and return the variables after the step (collective)."""
+        reduced = self.hvdtrain_reduction(grads, self._trainable_variables)  # type: ignore[attr-defined]
+        return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
+
+
+def distribute(optimizer: Any, reduction: Reduction) -> Any:
+    """Return an optimizer like this one, and with its state, that reduces gradients.
+
+    Raises:
+        ValueError: it reduces them already, or is no optimizer of Keras.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(optimizer, Distributed) or isinstance(inner, Distributed):
+        raise ValueError("the optimizer is a DistributedOptimizer already")
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            f"DistributedOptimizer takes an optimizer of Keras 3, got {type(optimizer).__name__}"
+        )
+    kind = type(optimizer)
+    first = _DistributedLossScale if isinstance(optimizer, LossScaleOptimizer) else Distributed
+    # By this name Keras finds it, so that a saved model loads without hvdtrain.
+    module = kind.__module__
+    module = "keras.optimizers" if module.startswith("keras.src.optimizers.") else module
+    members = {
+        "__module__": module,
+        "apply": chosen().unconverted(first.apply),
+        "hvdtrain_kind": kind,
+    }
+    # `apply` calls super() as a method of `first`, which comes next.
+    made = _with_state_of(optimizer, type(kind.__name__, (first, kind), members))
+    made.hvdtrain_reduction = reduction
+    return made
+
+
+def undistributed(optimizer: Any) -> Any:
+    """Return a DistributedOptimizer's optimizer, with its state, without the reduction."""
+    made = _with_state_of(optimizer, optimizer.hvdtrain_kind)
+    del made.hvdtrain_reduction
+    return made
+
+
+def _with_state_of(optimizer: Any, kind: Any) -> Any:
+    """Return an optimizer of this class that shares the other's variables."""
+    made = kind.__new__(kind)
+    made.__dict__.update(optimizer.__dict__)
+    return made

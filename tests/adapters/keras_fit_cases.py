@@ -1,0 +1,209 @@
+"""`fit` with hvdtrain.keras: N ranks against one with the whole batch, traces and files."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras_optimizer_cases import assert_close, digest
+from raising import raising
+
+import hvdtrain.keras as hvd
+from hvdtrain.errors import UnsupportedError
+from hvdtrain.keras.wrapping import Distributed
+
+ROWS = 4  # of each rank in a step
+STEPS = 6  # of an epoch
+EPOCHS = 2
+
+
+class Traced(keras.layers.Dense):
+    """Counts how often Python runs through it."""
+
+    calls = 0
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        type(self).calls += 1
+        return super().call(inputs, training=training)
+
+
+def data(seed: int = 0) -> tuple[Any, Any]:
+    """Return inputs and targets, [steps, ranks, rows, ...]."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(STEPS, hvd.size(), ROWS, 3)).astype(np.float32)
+    return x, np.tanh(x @ random.normal(size=(3, 2))).astype(np.float32)
+
+
+def dense_model(seed: int) -> Any:
+    layers = [keras.Input([3]), Traced(7, activation="tanh"), keras.layers.Dense(2)]
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(layers)
+
+
+def fit(model: Any, rank: int | None, arrays: Any = None, **how: Any) -> Any:
+    """Fit on a rank's part of each batch, or on all of it."""
+    parts = data() if arrays is None else arrays
+    if rank is not None:
+        parts = [array[:, rank] for array in parts]
+    x, y = (array.reshape(-1, array.shape[-1]) for array in parts)
+    batch = len(x) // STEPS
+    return model.fit(
+        x, y, batch_size=batch, shuffle=False, verbose=0, **{"epochs": EPOCHS, **how}
+    )
+
+
+def start() -> list[Any]:
+    return [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+
+
+OPTIMIZERS = [
+    lambda: keras.optimizers.SGD(0.1),
+    lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    lambda: keras.optimizers.Adam(0.01, epsilon=1e-3, clipnorm=1.0),
+]
+
+
+def ranks_together_give_what_one_gives() -> str:
+    ends = []
+    for make in OPTIMIZERS:
+        alone = dense_model(seed=5)
+        alone.compile(make(), loss="mse")
+        fit(alone, None)
+        Traced.calls = 0
+        model = dense_model(seed=5 + hvd.rank())  # rank 0's counts
+        model.compile(hvd.DistributedOptimizer(make()), loss="mse")
+        fit(model, hvd.rank(), callbacks=start())
+        if keras.backend.backend() != "torch":  # which never traces
+            assert 0 < Traced.calls < STEPS, Traced.calls
+        assert_close(model.weights, alone.weights)
+        ends += [*model.weights, *model.optimizer.variables]
+    return digest(ends)
+
+
+def without_a_compiler() -> str:
+    alone, model = dense_model(seed=5), dense_model(seed=5)
+    alone.compile(OPTIMIZERS[1](), loss="mse")
+    fit(alone, None)
+    Traced.calls = 0
+    model.compile(hvd.DistributedOptimizer(OPTIMIZERS[1]()), loss="mse", run_eagerly=True)
+    fit(model, hvd.rank())
+    assert Traced.calls >= STEPS * EPOCHS
+    assert_close(model.weights, alone.weights)
+    return digest(model.weights)
+
+
+def embeddings_and_frozen_layers() -> str:
+    random = np.random.default_rng(3)
+    words = random.integers(0, 9, size=(STEPS, hvd.size(), ROWS, 5))
+    targets = random.normal(size=(STEPS, hvd.size(), ROWS, 1)).astype(np.float32)
+    ends = []
+    for distributed in (False, True):
+        keras.utils.set_random_seed(2)
+        model = keras.Sequential(
+            [
+                keras.Input([5], dtype="int32"),
+                keras.layers.Embedding(9, 4),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(3, activation="relu"),
+                keras.layers.Dense(1),
+            ]
+        )
+        for frozen in (False, True):
+            model.layers[2].trainable = not frozen
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer = hvd.DistributedOptimizer(optimizer) if distributed else optimizer
+            model.compile(optimizer, loss="mse")
+            fit(model, hvd.rank() if distributed else None, (words, targets), epochs=1)
+        ends.append([keras.ops.convert_to_numpy(weight) for weight in model.weights])
+    assert_close(ends[1], ends[0])
+    return digest(ends[1])
+
+
+def ranks_agree_on_what_is_finite() -> str:
+    """An infinite gradient on one rank: all skip the step, and halve the scale."""
+    x, y = data()
+    x[0, hvd.size() - 1] = 1e4  # beyond what float16 holds after the loss is scaled
+    ends, policy = [], keras.config.dtype_policy()
+    for explicit in (False, True):
+        keras.config.set_dtype_policy("mixed_float16")
+        try:
+            model = dense_model(seed=5)
+        finally:
+            keras.config.set_dtype_policy(policy)
+        optimizer = keras.optimizers.SGD(0.01)
+        if explicit:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        assert isinstance(model.optimizer, Distributed)
+        assert not isinstance(model.optimizer.inner_optimizer, Distributed)
+        fit(model, hvd.rank(), (x * 10, y), epochs=1)
+        scale = float(keras.ops.convert_to_numpy(model.optimizer.dynamic_scale))
+        assert scale < model.optimizer.initial_scale
+        assert 0 < int(model.optimizer.iterations) < STEPS
+        ends += [*model.weights, *model.optimizer.variables]
+        assert all(np.isfinite(keras.ops.convert_to_numpy(w)).all() for w in model.weights)
+    return digest(ends)
+
+
+def models_that_fit_builds() -> str:
+    """TensorFlow builds such a model in its first step only."""
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+    fit(model, hvd.rank(), epochs=1, callbacks=start())
+    return digest([*model.weights, *model.optimizer.variables])
+
+
+def saved_models() -> str:
+    model = dense_model(seed=5)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+    fit(model, hvd.rank(), epochs=1)
+    path = Path(f"model-{hvd.rank()}.keras")
+    model.save(path)
+    saved = json.loads(zipfile.ZipFile(path).read("config.json"))
+    assert saved["compile_config"]["optimizer"]["module"] == "keras.optimizers"
+    known = {"Traced": Traced}
+    plain = keras.saving.load_model(path, custom_objects=known)
+    assert type(plain.optimizer) is keras.optimizers.Adam
+    again = hvd.load_model(path, custom_objects=known)
+    assert isinstance(again.optimizer, Distributed)
+    assert not again.jit_compile or keras.backend.backend() == "jax"
+    assert_close(again.optimizer.variables, model.optimizer.variables, rtol=0)
+    for each in (model, again):
+        fit(each, hvd.rank(), epochs=1)
+    assert_close(again.weights, model.weights)
+    with raising(ValueError, text="legacy_opts"):
+        hvd.load_model(path, legacy_opts=True)
+    return digest(again.weights)
+
+
+def what_xla_is_to_compile() -> None:
+    model = dense_model(seed=5)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    if keras.backend.backend() == "tensorflow":
+        with raising(UnsupportedError, text="leave jit_compile out"):
+            model.compile(optimizer, loss="mse", jit_compile=True)
+        model.compile(optimizer, loss="mse")
+        assert model.jit_compile is False
+        model.compile(keras.optimizers.SGD(0.1), loss="mse", jit_compile=True)
+        assert model.jit_compile is True  # what is not ours stays as it was
+    else:
+        model.compile(optimizer, loss="mse")
+        assert model.jit_compile is (keras.backend.backend() == "jax")
+
+
+CASES = [
+    ranks_together_give_what_one_gives,
+    without_a_compiler,
+    embeddings_and_frozen_layers,
+    ranks_agree_on_what_is_finite,
+    models_that_fit_builds,
+    saved_models,
+    what_xla_is_to_compile,
+]

@@ -1,0 +1,253 @@
+"""Optimizers of hvdtrain.keras on gradients that depend on the rank, against plain ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from raising import raising
+
+import hvdtrain.keras as hvd
+from hvdtrain.keras.wrapping import Distributed
+
+Array = np.ndarray[Any, Any]
+Make = Callable[[], Any]
+
+SHAPES = [(4, 3), (3,), (1, 1)]
+STEPS = 4
+
+
+def digest(variables: Any) -> str:
+    """Return a hash of the bits of variables."""
+    data = b"".join(np.asarray(keras.ops.convert_to_numpy(v)).tobytes() for v in variables)
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def assert_close(variables: Any, want: Any, rtol: float = 1e-5) -> None:
+    for mine, theirs in zip(variables, want, strict=True):
+        mine, theirs = keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(theirs)
+        np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=1e-6)
+
+
+def gradients(step: int, rank: int) -> list[Array]:
+    random = np.random.default_rng((step, rank))
+    return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
+
+
+def mean_gradients(step: int) -> list[Array]:
+    every = [gradients(step, rank) for rank in range(hvd.size())]
+    return [np.mean(parts, axis=0) for parts in zip(*every, strict=True)]
+
+
+def stepped(optimizer: Any, of: Callable[[int], list[Array]], steps: int = STEPS) -> list[Any]:
+    """Return variables after steps on these gradients, on JAX under jit."""
+    random = np.random.default_rng(0)
+    variables = [keras.Variable(random.normal(size=shape).astype(np.float32)) for shape in SHAPES]
+    apply = optimizer.apply
+    if keras.backend.backend() == "jax":
+        optimizer.build(variables)
+        apply = stateless(optimizer)
+    for step in range(steps):
+        apply([keras.ops.convert_to_tensor(g) for g in of(step)], variables)
+    return variables
+
+
+def stateless(optimizer: Any) -> Callable[..., None]:
+    import jax
+
+    # A plain one is not worth the seconds that compiling takes.
+    distributed = isinstance(optimizer, Distributed)
+    compiled = jax.jit(optimizer.stateless_apply) if distributed else optimizer.stateless_apply
+
+    def apply(gradients: list[Any], variables: list[Any]) -> None:
+        state = [*variables, *optimizer.variables]
+        new, state_of_new = compiled(
+            [v.value for v in optimizer.variables], gradients, [v.value for v in variables]
+        )
+        for variable, value in zip(state, [*new, *state_of_new], strict=True):
+            variable.assign(value)
+
+    return apply
+
+
+def own(step: int) -> list[Array]:
+    return gradients(step, hvd.rank())
+
+
+def agree(make: Make, **options: Any) -> list[Any]:
+    """Return the end of a distributed optimizer, and fail if a plain one's is another."""
+    got = stepped(hvd.DistributedOptimizer(make(), **options), own)
+    assert_close(got, stepped(make(), mean_gradients))
+    return got
+
+
+def every_optimizer_of_keras() -> str:
+    kinds = {
+        kind
+        for kind in vars(keras.optimizers).values()
+        if isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer)
+    }
+    given: dict[Any, Make] = {
+        keras.optimizers.LossScaleOptimizer: lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Adam(0.01), initial_scale=4.0
+        ),
+        keras.optimizers.Muon: lambda: keras.optimizers.Muon(0.1, ns_steps=2),
+    }
+    kinds -= {keras.optimizers.Optimizer, getattr(keras.optimizers, "MultiOptimizer", None)}
+    assert len(kinds) > 12
+    ends = []
+    for kind in sorted(kinds, key=lambda kind: kind.__name__):
+        ends += agree(given.get(kind, lambda kind=kind: kind(learning_rate=0.1)))
+    return digest(ends)
+
+
+def what_comes_after_the_reduction() -> str:
+    options: list[dict[str, Any]] = [
+        {"clipnorm": 0.5},
+        {"global_clipnorm": 0.5},
+        {"clipvalue": 0.1},
+        {"weight_decay": 0.1},
+        {"use_ema": True, "ema_overwrite_frequency": 2},
+        {"gradient_accumulation_steps": 2},
+        {"loss_scale_factor": 8.0},
+    ]
+    ends = []
+    for option in options:
+        ends += agree(lambda option=option: keras.optimizers.SGD(0.1, momentum=0.9, **option))
+    return digest(ends)
+
+
+def options_of_the_wrapper() -> str:
+    def sgd() -> Any:
+        return keras.optimizers.SGD(0.1)
+
+    size = hvd.size()
+    ends = agree(sgd, gradient_predivide_factor=2.0)
+    ends += agree(sgd, groups=2)
+    rounded = stepped(hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16), own)
+    assert_close(rounded, stepped(sgd(), mean_gradients), rtol=1e-2)
+    summed = stepped(hvd.DistributedOptimizer(sgd(), op=hvd.Sum), own)
+    assert_close(summed, stepped(keras.optimizers.SGD(0.1 * size), mean_gradients))
+
+    def in_halves(step: int) -> list[Array]:
+        return own(step // 2)
+
+    summed_up = hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2)
+    twice = stepped(keras.optimizers.SGD(0.2), mean_gradients)
+    ends += stepped(summed_up, in_halves, 2 * STEPS)
+    assert_close(ends[-len(SHAPES) :], twice)
+    averaged = hvd.DistributedOptimizer(
+        sgd(), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    once = stepped(sgd(), mean_gradients)
+    assert_close(stepped(averaged, in_halves, 2 * STEPS), once)
+    return digest([*ends, *rounded, *summed])
+
+
+def process_sets_and_missing_gradients() -> None:
+    alone = hvd.add_process_set([0])
+    rest = hvd.add_process_set(list(range(1, hvd.size())))
+    mine = alone if hvd.rank() == 0 else rest
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=mine)
+    got = stepped(optimizer, own)
+    if hvd.rank() == 0:
+        assert_close(got, stepped(keras.optimizers.SGD(0.1), own))
+    assert hvd.remove_process_set(alone)
+    assert hvd.remove_process_set(rest)
+    variables = [keras.Variable([1.0]), keras.Variable([2.0])]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.apply([None, keras.ops.convert_to_tensor([float(hvd.rank())])], variables)
+    first, second = (keras.ops.convert_to_numpy(variable) for variable in variables)
+    assert (first[0], second[0]) == (1.0, 2.0 - (hvd.size() - 1) / 2)
+
+
+def local_layers_stay_local() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    for scaled in (True, False):
+        layers = [keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros") for _ in "ab"]
+        for layer in layers:
+            layer.build([None, 1])
+        optimizer = hvd.PartialDistributedOptimizer(
+            keras.optimizers.SGD(1.0), local_layers=layers[0], scale_local_gradients=scaled
+        )
+        gradient = keras.ops.convert_to_tensor([[-float(rank + 1)]])
+        optimizer.apply([gradient, gradient], [layer.kernel for layer in layers])
+        local, shared = (keras.ops.convert_to_numpy(layer.kernel)[0, 0] for layer in layers)
+        assert local == np.float32((rank + 1) / (size if scaled else 1))
+        assert shared == (size + 1) / 2
+    with raising(ValueError, text="layers"):
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(), local_layers=[1])
+
+
+def state_and_class_are_kept() -> None:
+    plain = keras.optimizers.Adam(0.5, beta_1=0.5)
+    stepped(plain, own)
+    optimizer = hvd.DistributedOptimizer(plain)
+    assert isinstance(optimizer, keras.optimizers.Adam)
+    assert int(optimizer.iterations) == STEPS
+    assert optimizer.get_config() == plain.get_config()
+    optimizer.learning_rate = 0.25
+    assert float(optimizer.learning_rate) == 0.25
+
+
+def bad_arguments() -> None:
+    once = hvd.DistributedOptimizer(keras.optimizers.SGD())
+    with raising(ValueError, text="already"):
+        hvd.DistributedOptimizer(once)
+    with raising(ValueError, text="already"):
+        hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(once))
+    with raising(ValueError, text="Keras 3, got str"):
+        hvd.DistributedOptimizer("sgd")
+    bad: list[dict[str, Any]] = [
+        {"op": hvd.Adasum},
+        {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
+        {"groups": 0},
+        {"backward_passes_per_step": 0},
+    ]
+    for option in bad:
+        with raising(ValueError):
+            hvd.DistributedOptimizer(keras.optimizers.SGD(), **option)
+    accumulating = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    with raising(ValueError, text="gradient_accumulation_steps"):
+        hvd.DistributedOptimizer(accumulating, backward_passes_per_step=2)
+
+
+def values() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    total = size * (size + 1) / 2
+    assert float(hvd.allreduce(rank + 1.0)) == total / size
+    assert float(hvd.allreduce(rank + 1.0, op=hvd.Sum, prescale_factor=2.0)) == 2 * total
+    assert int(hvd.allreduce(rank, op=hvd.Max, name="largest")) == size - 1
+    tensor = keras.ops.convert_to_tensor([[1.0, rank]])
+    mean = hvd.allreduce(tensor, compression=hvd.Compression.bf16)
+    assert mean.dtype == np.float32
+    np.testing.assert_allclose(mean, [[1.0, (size - 1) / 2]])
+    np.testing.assert_array_equal(hvd.allgather(rank), np.arange(size))
+    rows = hvd.allgather(keras.ops.ones([rank + 1, 2]) * rank)
+    np.testing.assert_array_equal(rows[:, 0], np.repeat(np.arange(size), np.arange(size) + 1))
+    np.testing.assert_array_equal(hvd.broadcast([rank, 5], root_rank=1), [1, 5])
+    part = hvd.reducescatter(np.arange(size) * (rank + 1.0), op=hvd.Sum)
+    np.testing.assert_array_equal(part, [rank * total])
+    with raising(RuntimeError, text="BroadcastGlobalVariablesCallback"):
+        hvd.broadcast_global_variables(0)
+    variable = keras.Variable([float(rank)])
+    hvd.broadcast_variables([variable], root_rank=1)
+    assert keras.ops.convert_to_numpy(variable)[0] == 1.0
+    wrong = keras.Variable(np.zeros([2 + min(rank, 1)]), name="wrong")
+    with raising(hvd.HorovodInternalError, text=f"[rank 1/{size}] broadcast_variables: wrong"):
+        hvd.broadcast_variables([wrong], root_rank=0)
+
+
+CASES = [
+    every_optimizer_of_keras,
+    what_comes_after_the_reduction,
+    options_of_the_wrapper,
+    process_sets_and_missing_gradients,
+    local_layers_stay_local,
+    state_and_class_are_kept,
+    bad_arguments,
+    values,
+]

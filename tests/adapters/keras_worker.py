@@ -1,0 +1,38 @@
+"""Run the cases of all files named keras_*_cases.py on each rank, on the backend of the test."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import keras
+import keras_callback_cases
+import keras_fit_cases
+import keras_optimizer_cases
+from ranks import report
+
+import hvdtrain.keras as hvd
+
+MODULES = (keras_optimizer_cases, keras_fit_cases, keras_callback_cases)
+
+
+def main() -> None:
+    hvd.init()
+    digests = {}
+    cases = [case for module in MODULES for case in module.CASES]
+    wanted = sys.argv[1:]
+    for case in cases:
+        if wanted and case.__name__ not in wanted:
+            continue
+        keras.utils.set_random_seed(1)
+        started = time.perf_counter()
+        digest = case()
+        if wanted and hvd.rank() == 0:
+            print(f"{case.__name__}: {time.perf_counter() - started:.2f} s", flush=True)
+        if digest is not None:
+            digests[case.__name__] = digest
+    report(cases=len(cases), payload=digests)
+
+
+if __name__ == "__main__":
+    main()
