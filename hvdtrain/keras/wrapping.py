@@ -60,8 +60,8 @@ def distribute(optimizer: Any, reduction: Reduction) -> Any:
     kind = type(optimizer)
     first = _DistributedLossScale if isinstance(optimizer, LossScaleOptimizer) else Distributed
     # By this name Keras finds it, so that a saved model loads without hvdtrain.
-    module = kind.__module__
-    module = "keras.optimizers" if module.startswith("keras.src.optimizers.") else module
+    public = issubclass(kind, getattr(keras.optimizers, kind.__name__, ()))
+    module = "keras.optimizers" if public else kind.__module__
     members = {
         "__module__": module,
         "apply": chosen().unconverted(first.apply),
