@@ -1,1 +1,224 @@
-CASES = []
+"""Callbacks of hvdtrain.keras, against formulas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras_fit_cases import EPOCHS, STEPS, data, dense_model, fit, start
+from keras_optimizer_cases import digest
+from raising import raising
+
+import hvdtrain.keras as hvd
+from hvdtrain.core.objects import allgather_object
+from hvdtrain.errors import MismatchError
+
+RATE = 0.4
+
+
+class Rates(keras.callbacks.Callback):
+    """Records the learning rate of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        optimizer: Any = self.model.optimizer
+        self.rates.append(float(keras.ops.convert_to_numpy(optimizer.learning_rate)))
+
+
+def rates_of(*callbacks: Any, epochs: int = 4) -> tuple[list[float], Any]:
+    """Return the learning rates of all steps of a fit, and what it put into its logs."""
+    model = dense_model(seed=5)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE)), loss="mse")
+    recorder = Rates()
+    history = fit(model, hvd.rank(), epochs=epochs, callbacks=[*callbacks, recorder])
+    return recorder.rates, history.history
+
+
+def learning_rates_follow_the_formulas() -> None:
+    size = hvd.size()
+    warmup = hvd.callbacks.LearningRateWarmupCallback(RATE, warmup_epochs=2)
+    drop = hvd.callbacks.LearningRateScheduleCallback(RATE, 0.1, start_epoch=3)
+    got, logs = rates_of(warmup, drop, epochs=5)
+    growing = [RATE / size * (n / STEPS * (size - 1) / 2 + 1) for n in range(1, 2 * STEPS + 1)]
+    want = [*growing, *[RATE] * 2 * STEPS, *[RATE * 0.1] * STEPS]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert got[2 * STEPS - 1] == np.float32(RATE)
+    np.testing.assert_allclose(logs["lr"], want[STEPS - 1 :: STEPS], rtol=1e-6)
+
+    smooth = hvd.callbacks.LearningRateScheduleCallback(
+        RATE, lambda epoch: 1 / (1 + epoch), end_epoch=2, staircase=False, steps_per_epoch=STEPS
+    )
+    got, _ = rates_of(smooth, epochs=3)
+    falling = [RATE / (1 + n / STEPS) for n in range(2 * STEPS)]
+    np.testing.assert_allclose(got, falling + falling[-1:] * STEPS, rtol=1e-6)
+
+
+class Slope(keras.layers.Layer):
+    """Returns its only weight, of which the loss makes a gradient of 1."""
+
+    def build(self, shape: Any) -> None:
+        self.w = self.add_weight(shape=(), initializer="zeros", name="w")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * 0 + self.w
+
+
+def velocities_are_corrected() -> None:
+    """As with u = m u + g; w -= lr u, whose velocity does not hold the learning rate."""
+    x = np.ones((STEPS, 1), np.float32)
+    for nesterov in (False, True):
+        model = keras.Sequential([keras.Input([1]), Slope()])
+        optimizer = keras.optimizers.SGD(RATE, momentum=0.5, nesterov=nesterov)
+        model.compile(
+            hvd.DistributedOptimizer(optimizer), loss=lambda y, out: keras.ops.mean(out, axis=-1)
+        )
+        warmup = hvd.callbacks.LearningRateWarmupCallback(RATE, warmup_epochs=1)
+        schedule = hvd.callbacks.LearningRateScheduleCallback(RATE, 0.1, start_epoch=1)
+        recorder = Rates()
+        callbacks = [warmup, schedule, recorder]
+        model.fit(x, x, batch_size=1, epochs=3, verbose=0, callbacks=callbacks)
+        u = w = 0.0
+        for rate in recorder.rates:
+            u = 0.5 * u + 1.0
+            w -= rate * (0.5 * u + 1.0 if nesterov else u)
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(model.weights[0]), w, rtol=1e-5)
+
+
+class Extra(keras.callbacks.Callback):
+    """Has a metric on the last rank only."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if hvd.rank() == hvd.size() - 1:
+            logs["extra"] = 7.0
+
+
+def metrics_are_weighted_by_samples() -> None:
+    """Rank r has r + 1 samples a batch, all of which have the target r; the output is 0."""
+    rank, size = hvd.rank(), hvd.size()
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, kernel_initializer="zeros")])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(optimizer, loss="mse", metrics=["mae"])
+    x = np.ones((2 * (rank + 1), 1), np.float32)
+    held = np.ones((size - rank, 1), np.float32)
+    seen: list[dict[str, float]] = []
+    history = model.fit(
+        x,
+        x * rank,
+        batch_size=rank + 1,
+        validation_data=(held, held * rank),
+        epochs=2,
+        verbose=0,
+        callbacks=[
+            *start(),
+            Extra(),
+            hvd.callbacks.MetricAverageCallback(),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: seen.append(dict(logs))),
+        ],
+    ).history
+    ranks = np.arange(size)
+    want = {
+        "loss": np.average(ranks**2, weights=ranks + 1),
+        "mae": np.average(ranks, weights=ranks + 1),
+        "val_loss": np.average(ranks**2, weights=size - ranks),
+        "val_mae": np.average(ranks, weights=size - ranks),
+    }
+    for name, value in want.items():
+        np.testing.assert_allclose(history[name], [value] * 2, rtol=1e-6)
+        np.testing.assert_allclose([logs[name] for logs in seen], [value] * 2, rtol=1e-6)
+    assert ("extra" in history) is (rank == size - 1)
+
+
+def ranks_stop_together() -> str:
+    """Each rank by itself sees another validation loss."""
+    model = dense_model(seed=5)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss="mse")
+    x, y = data(seed=hvd.rank())
+    held = (x[0, 0], y[0, 0] * (-1) ** hvd.rank() + hvd.rank())
+    history = fit(
+        model,
+        hvd.rank(),
+        epochs=12,
+        validation_data=held,
+        callbacks=[
+            hvd.callbacks.MetricAverageCallback(),
+            keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=0.02),
+            keras.callbacks.EarlyStopping(patience=3, min_delta=0.02),
+        ],
+    )
+    told = allgather_object(history.history["val_loss"])
+    assert told == [told[0]] * hvd.size()
+    assert len(told[0]) < 12
+    return digest([*model.weights, model.optimizer.learning_rate])
+
+
+def one_rank_writes() -> None:
+    model = dense_model(seed=5)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=f"best-{hvd.rank()}.keras")
+    log = Path(f"log-{hvd.rank()}.csv")
+    logger = hvd.callbacks.RankZero(keras.callbacks.CSVLogger(log))
+    fit(model, hvd.rank(), callbacks=[hvd.callbacks.MetricAverageCallback(), best, logger])
+    assert Path(best.filepath).exists() is (hvd.rank() == 0)
+    assert log.exists() is (hvd.rank() == 0)
+    if hvd.rank() == 0:
+        assert len(log.read_text().splitlines()) == 1 + EPOCHS
+
+
+def state_of_rank_0_is_broadcast() -> str:
+    model = dense_model(seed=hvd.rank())
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+    optimizer.iterations.assign(10 * (hvd.rank() + 1))
+    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+    bias = model.layers[-1].bias
+    bias.assign([float(hvd.rank())] * 2)
+    local = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[bias])
+    model.optimizer.learning_rate = 0.0
+    fit(model, hvd.rank(), epochs=1, callbacks=[local])
+    assert int(model.optimizer.iterations) == 10 + STEPS
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(bias), [hvd.rank()] * 2)
+    bias.assign([0.0, 0.0])
+    return digest([*model.weights, *model.optimizer.variables])
+
+
+def what_cannot_work_is_refused_at_the_start() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    model = dense_model(seed=5)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    x, y = (array.reshape(-1, array.shape[-1]) for array in data())
+    with raising(MismatchError, text=f"[rank 1/{size}] fit: 2 batches an epoch, but rank 0 has 1"):
+        model.fit(x[: 4 + 4 * min(rank, 1)], y[: 4 + 4 * min(rank, 1)], 4, callbacks=start())
+    other = keras.Sequential([keras.Input([3]), keras.layers.Dense(2 + min(rank, 1))])
+    other.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    with raising(MismatchError, text="kernel has shape (3, 3) of float32, but rank 0's"):
+        other.fit(x, y[:, :1], STEPS, callbacks=start())
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.1)
+
+    def batches() -> Any:
+        while True:
+            yield x[:4], y[:4]
+
+    with raising(ValueError, text="steps_per_epoch"):
+        model.fit(batches(), callbacks=[warmup])
+    decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(decay)), loss="mse")
+    with raising(ValueError, text="schedule of its own"):
+        model.fit(x, y, STEPS, callbacks=[warmup])
+    with raising(ValueError, text="initial_lr"):
+        hvd.callbacks.LearningRateScheduleCallback(None, 0.1)
+
+
+CASES = [
+    learning_rates_follow_the_formulas,
+    velocities_are_corrected,
+    metrics_are_weighted_by_samples,
+    ranks_stop_together,
+    one_rank_writes,
+    state_of_rank_0_is_broadcast,
+    what_cannot_work_is_refused_at_the_start,
+]

@@ -51,9 +51,7 @@ def fit(model: Any, rank: int | None, arrays: Any = None, **how: Any) -> Any:
         parts = [array[:, rank] for array in parts]
     x, y = (array.reshape(-1, array.shape[-1]) for array in parts)
     batch = len(x) // STEPS
-    return model.fit(
-        x, y, batch_size=batch, shuffle=False, verbose=0, **{"epochs": EPOCHS, **how}
-    )
+    return model.fit(x, y, batch_size=batch, shuffle=False, verbose=0, **{"epochs": EPOCHS, **how})
 
 
 def start() -> list[Any]:
