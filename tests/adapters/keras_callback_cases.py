@@ -209,8 +209,9 @@ def what_cannot_work_is_refused_at_the_start() -> None:
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(decay)), loss="mse")
     with raising(ValueError, text="schedule of its own"):
         model.fit(x, y, STEPS, callbacks=[warmup])
+    missing: Any = None
     with raising(ValueError, text="initial_lr"):
-        hvd.callbacks.LearningRateScheduleCallback(None, 0.1)
+        hvd.callbacks.LearningRateScheduleCallback(missing, 0.1)
 
 
 CASES = [

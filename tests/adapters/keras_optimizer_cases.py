@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -100,7 +101,7 @@ def every_optimizer_of_keras() -> str:
     assert len(kinds) > 12
     ends = []
     for kind in sorted(kinds, key=lambda kind: kind.__name__):
-        ends += agree(given.get(kind, lambda kind=kind: kind(learning_rate=0.1)))
+        ends += agree(given.get(kind) or partial(kind, learning_rate=0.1))
     return digest(ends)
 
 
@@ -116,7 +117,7 @@ def what_comes_after_the_reduction() -> str:
     ]
     ends = []
     for option in options:
-        ends += agree(lambda option=option: keras.optimizers.SGD(0.1, momentum=0.9, **option))
+        ends += agree(partial(keras.optimizers.SGD, 0.1, momentum=0.9, **option))
     return digest(ends)
 
 
