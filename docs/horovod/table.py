@@ -15,6 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.horovod_names.finder import MODULES
+
 HERE = Path(__file__).parent
 HEAD = """# Horovod's names in hvdtrain
 
@@ -45,7 +47,8 @@ def parameters(text: str) -> list[str]:
 def state(module: str, name: str, wanted: list[str] | None) -> str:
     """Compare one name with hvdtrain's."""
     try:
-        found: Any = importlib.import_module(module.replace("horovod", "hvdtrain", 1))
+        ours = MODULES.get(module, module.replace("horovod", "hvdtrain", 1))
+        found: Any = importlib.import_module(ours)
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError):

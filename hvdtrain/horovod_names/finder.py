@@ -18,9 +18,14 @@ MODULES = {
     "horovod.common.exceptions": "hvdtrain.errors",
     "horovod.common.process_sets": "hvdtrain.core.process_set",
     "horovod.common.util": "hvdtrain.horovod_names.common.util",
+    "horovod.keras": "hvdtrain.keras",
+    "horovod.keras.callbacks": "hvdtrain.keras.callbacks",
     "horovod.tensorflow": "hvdtrain.tensorflow",
     "horovod.tensorflow.compression": "hvdtrain.tensorflow.compression",
     "horovod.tensorflow.functions": "hvdtrain.tensorflow.functions",
+    # tf.keras is Keras.
+    "horovod.tensorflow.keras": "hvdtrain.keras",
+    "horovod.tensorflow.keras.callbacks": "hvdtrain.keras.callbacks",
     # Scripts take anything from there: operations, rank(), Average.
     "horovod.tensorflow.mpi_ops": "hvdtrain.tensorflow",
     "horovod.tensorflow.sync_batch_norm": "hvdtrain.tensorflow.sync_batch_norm",
@@ -35,10 +40,9 @@ MODULES = {
     "horovod.torch.sync_batch_norm": "hvdtrain.torch.sync_batch_norm",
 }
 
-_NO_KERAS = "Keras is not supported yet, but its optimizers are in hvdtrain.tensorflow"
 _LAUNCH = "start ranks with mpirun or `python -m hvdtrain run`"
 # What to say of a name that nothing answers, by one of its parts.
-_INSTEAD = {"keras": _NO_KERAS, "run": _LAUNCH, "runner": _LAUNCH}
+_INSTEAD = {"run": _LAUNCH, "runner": _LAUNCH}
 
 
 class HorovodFinder(MetaPathFinder):

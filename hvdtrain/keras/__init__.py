@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import keras
+
 from hvdtrain.core.context import is_initialized, shutdown
+from hvdtrain.core.exits import speak_plainly
 from hvdtrain.core.place import cross_rank, cross_size, local_rank, local_size, rank, size
 from hvdtrain.core.process_set import (
     ProcessSet,
@@ -12,8 +15,9 @@ from hvdtrain.core.process_set import (
 )
 from hvdtrain.core.start import init
 from hvdtrain.core.timeline.control import start_timeline, stop_timeline
-from hvdtrain.errors import HorovodInternalError
+from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.keras import callbacks
+from hvdtrain.keras.backends.choose import require_keras
 from hvdtrain.keras.builds import (
     ccl_built,
     cuda_built,
@@ -47,6 +51,11 @@ Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
 Adasum = ReduceOp.ADASUM
 
+try:
+    require_keras(keras.__version__)
+except UsageError:
+    speak_plainly()
+    raise
 prepare_compile()
 
 __all__ = [

@@ -1,7 +1,7 @@
 """What `model.compile` must do otherwise for an optimizer that reduces gradients.
 
 Keras asks no optimizer whether XLA may compile its step, and puts a LossScaleOptimizer around it
-that decides on this rank's gradients alone whether to step, so that ranks would part. Both is
+that decides on this rank's gradients alone whether to step, so that ranks would part. Both are
 settled inside of `compile`, so `compile` is where we have to be.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.wrapping import Distributed, LossScaleOptimizer, distribute, undistributed
+from hvdtrain.keras.wrapping import Distributed, distribute, undistributed
 
 __all__ = ["prepare_compile"]
 
@@ -41,7 +41,7 @@ def prepare_compile() -> None:
 
 def _adjust(arguments: dict[str, Any]) -> None:
     optimizer, model = arguments["optimizer"], arguments["self"]
-    scaled = isinstance(optimizer, LossScaleOptimizer)
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if scaled and isinstance(optimizer.inner_optimizer, Distributed):
         inner = optimizer.inner_optimizer
         optimizer.inner_optimizer = undistributed(inner)
@@ -51,7 +51,7 @@ def _adjust(arguments: dict[str, Any]) -> None:
     half = model.dtype_policy.name == "mixed_float16"
     if half and arguments["auto_scale_loss"] and not scaled:
         inner = undistributed(optimizer)
-        scaling = LossScaleOptimizer(inner, name="loss_scale_optimizer")
+        scaling = keras.optimizers.LossScaleOptimizer(inner, name="loss_scale_optimizer")
         optimizer = distribute(scaling, optimizer.hvdtrain_reduction)
     arguments["optimizer"] = optimizer
     if keras.backend.backend() == "tensorflow":

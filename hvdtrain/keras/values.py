@@ -33,7 +33,7 @@ __all__ = [
 def allreduce(
     value: Any,
     name: str | None = None,
-    average: bool = True,
+    average: bool | None = True,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: ReduceOp | None = None,
@@ -54,7 +54,7 @@ def allreduce(
     array = _array(value)
     rounds = compression.dtype is not None and array.dtype.kind == "f"
     sent = array.astype(compression.dtype) if rounds else array
-    chosen = choose_op(op, None if average else False)
+    chosen = choose_op(op, False if average is False else None)
     factors = (float(prescale_factor), float(postscale_factor))
     (result,) = reduce.allreduce([sent], chosen, name, *factors, global_process_set)
     return result.astype(array.dtype, copy=False)

@@ -12,8 +12,6 @@ from hvdtrain.keras.reduction import Reduction
 
 __all__ = ["Distributed", "distribute", "undistributed"]
 
-LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
-
 
 class Distributed:
     """Goes before the class of an optimizer."""
@@ -58,7 +56,8 @@ def distribute(optimizer: Any, reduction: Reduction) -> Any:
             f"DistributedOptimizer takes an optimizer of Keras 3, got {type(optimizer).__name__}"
         )
     kind = type(optimizer)
-    first = _DistributedLossScale if isinstance(optimizer, LossScaleOptimizer) else Distributed
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    first = _DistributedLossScale if scales else Distributed
     # By this name Keras finds it, so that a saved model loads without hvdtrain.
     public = issubclass(kind, getattr(keras.optimizers, kind.__name__, ()))
     module = "keras.optimizers" if public else kind.__module__

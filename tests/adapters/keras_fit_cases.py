@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import hvdtrain.keras as hvd
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.wrapping import Distributed
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "keras.md"
 ROWS = 4  # of each rank in a step
 STEPS = 6  # of an epoch
 EPOCHS = 2
@@ -202,6 +205,70 @@ def what_xla_is_to_compile() -> None:
         assert model.jit_compile is (keras.backend.backend() == "jax")
 
 
+def two_optimizers_in_a_loop_of_ones_own() -> str:
+    """On TensorFlow in a function that AutoGraph converts; not on JAX, whose loops have no state."""
+    ends = []
+    for rank in (None, hvd.rank()):
+        model = dense_model(seed=5)
+        halves = [layer.trainable_weights for layer in model.layers]
+        optimizers = [make() for make in OPTIMIZERS[1:]]
+        if rank is not None:
+            optimizers = [hvd.DistributedOptimizer(optimizer) for optimizer in optimizers]
+        step = step_of(model, list(zip(optimizers, halves, strict=True)))
+        for x, y in zip(*data(), strict=True):
+            part = slice(None) if rank is None else slice(rank, rank + 1)
+            step(*(keras.ops.reshape(a[part], [-1, a.shape[-1]]) for a in (x, y)))
+        ends.append([keras.ops.convert_to_numpy(weight) for weight in model.weights])
+    assert_close(ends[1], ends[0])
+    return digest(ends[1])
+
+
+def step_of(model: Any, parts: list[tuple[Any, list[Any]]]) -> Any:
+    """Return a function that steps each part of a model with its own optimizer."""
+
+    def loss_of(x: Any, y: Any) -> Any:
+        return keras.ops.mean((model(x) - y) ** 2)
+
+    if keras.backend.backend() == "tensorflow":
+        tf = importlib.import_module("tensorflow")
+
+        @tf.function
+        def step(x: Any, y: Any) -> None:
+            with tf.GradientTape(persistent=True) as tape:
+                loss = loss_of(x, y)
+            for optimizer, weights in parts:
+                gradients = tape.gradient(loss, weights)
+                optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+        return step
+
+    def step_with_torch(x: Any, y: Any) -> None:
+        model.zero_grad()
+        loss_of(x, y).backward()
+        for optimizer, weights in parts:
+            gradients = [weight.value.grad for weight in weights]
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+    return step_with_torch
+
+
+def the_documented_fit() -> str:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    history = names["history"].history
+    assert history["accuracy"][-1] > 0.9
+    return digest(names["model"].weights) + str(history)
+
+
+def horovods_names() -> None:
+    horovod = importlib.import_module("horovod.keras")
+    assert horovod is hvd
+    assert importlib.import_module("horovod.keras.callbacks") is hvd.callbacks
+    if keras.backend.backend() == "tensorflow":
+        assert importlib.import_module("horovod.tensorflow.keras") is hvd
+
+
 CASES = [
     ranks_together_give_what_one_gives,
     without_a_compiler,
@@ -210,4 +277,7 @@ CASES = [
     models_that_fit_builds,
     saved_models,
     what_xla_is_to_compile,
+    *([] if keras.backend.backend() == "jax" else [two_optimizers_in_a_loop_of_ones_own]),
+    the_documented_fit,
+    horovods_names,
 ]

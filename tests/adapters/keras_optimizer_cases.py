@@ -12,6 +12,8 @@ import numpy as np
 from raising import raising
 
 import hvdtrain.keras as hvd
+from hvdtrain.errors import UsageError
+from hvdtrain.keras.backends.choose import require_keras
 from hvdtrain.keras.wrapping import Distributed
 
 Array = np.ndarray[Any, Any]
@@ -211,6 +213,8 @@ def bad_arguments() -> None:
     for option in bad:
         with raising(ValueError):
             hvd.DistributedOptimizer(keras.optimizers.SGD(), **option)
+    with raising(UsageError, text="Keras >= 3, found 2.15.0"):
+        require_keras("2.15.0")
     accumulating = keras.optimizers.SGD(gradient_accumulation_steps=2)
     with raising(ValueError, text="gradient_accumulation_steps"):
         hvd.DistributedOptimizer(accumulating, backward_passes_per_step=2)

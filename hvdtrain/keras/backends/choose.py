@@ -11,7 +11,7 @@ import keras
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.settings import GradientSettings
 
-__all__ = ["Backend", "chosen"]
+__all__ = ["Backend", "chosen", "require_keras"]
 
 _BACKENDS = ("tensorflow", "torch", "jax")
 
@@ -47,3 +47,11 @@ def chosen() -> Backend:
     module: Any = importlib.import_module(f"hvdtrain.keras.backends.{name}_backend")
     backend: Backend = module
     return backend
+
+
+def require_keras(version: str) -> None:
+    """Raise UsageError if this Keras is not Keras 3."""
+    if int(version.partition(".")[0]) < 3:
+        raise UsageError(
+            f"hvdtrain.keras needs Keras >= 3, found {version}: pip install 'keras>=3'"
+        )
