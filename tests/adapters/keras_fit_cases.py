@@ -206,7 +206,7 @@ def what_xla_is_to_compile() -> None:
 
 
 def two_optimizers_in_a_loop_of_ones_own() -> str:
-    """On TensorFlow in a function that AutoGraph converts; not on JAX, whose loops have no state."""
+    """On TensorFlow in a function that AutoGraph converts; not on JAX, which has no such loops."""
     ends = []
     for rank in (None, hvd.rank()):
         model = dense_model(seed=5)

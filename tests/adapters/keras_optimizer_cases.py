@@ -46,7 +46,7 @@ def mean_gradients(step: int) -> list[Array]:
 
 
 def stepped(optimizer: Any, of: Callable[[int], list[Array]], steps: int = STEPS) -> list[Any]:
-    """Return variables after steps on these gradients, on JAX under jit."""
+    """Return variables after steps on these gradients."""
     random = np.random.default_rng(0)
     variables = [keras.Variable(random.normal(size=shape).astype(np.float32)) for shape in SHAPES]
     apply = optimizer.apply
@@ -61,9 +61,9 @@ def stepped(optimizer: Any, of: Callable[[int], list[Array]], steps: int = STEPS
 def stateless(optimizer: Any) -> Callable[..., None]:
     import jax
 
-    # A plain one is not worth the seconds that compiling takes.
-    distributed = isinstance(optimizer, Distributed)
-    compiled = jax.jit(optimizer.stateless_apply) if distributed else optimizer.stateless_apply
+    # For all of them compiling takes too many seconds; fit compiles SGD and Adam.
+    compiles = isinstance(optimizer, Distributed) and hasattr(optimizer, "inner_optimizer")
+    compiled = jax.jit(optimizer.stateless_apply) if compiles else optimizer.stateless_apply
 
     def apply(gradients: list[Any], variables: list[Any]) -> None:
         state = [*variables, *optimizer.variables]
