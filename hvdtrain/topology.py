@@ -15,7 +15,8 @@ class Topology:
     """The place of one rank in the world, in Horovod's words.
 
     A node is a group of ranks that have proved to share memory. `local_*` counts inside the
-    node; `cross_*` counts over the nodes that have a rank with this local_rank.
+    node; `cross_*` counts over the nodes that have a rank with this local_rank. `homogeneous`:
+    all nodes have equally many ranks.
     """
 
     rank: int
@@ -25,6 +26,7 @@ class Topology:
     cross_rank: int
     cross_size: int
     hostnames: tuple[str, ...]
+    homogeneous: bool = True
 
     @classmethod
     def from_nodes(cls, rank: int, nodes: Sequence[int], hostnames: Sequence[str]) -> Topology:
@@ -49,6 +51,7 @@ class Topology:
             cross_rank=peers.index(rank),
             cross_size=len(peers),
             hostnames=tuple(hostnames),
+            homogeneous=len(set(seen.values())) == 1,
         )
 
     @property

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from hvdtrain.core import context
 
-__all__ = ["cross_rank", "cross_size", "local_rank", "local_size", "rank", "size"]
+__all__ = [
+    "cross_rank",
+    "cross_size",
+    "is_homogeneous",
+    "local_rank",
+    "local_size",
+    "rank",
+    "size",
+]
 
 
 def rank() -> int:
@@ -35,3 +43,8 @@ def cross_rank() -> int:
 def cross_size() -> int:
     """Return how many nodes have this rank's local rank."""
     return context.current().topology.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Tell whether all nodes have equally many ranks."""
+    return context.current().topology.homogeneous

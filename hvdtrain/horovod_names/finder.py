@@ -18,22 +18,27 @@ MODULES = {
     "horovod.common.exceptions": "hvdtrain.errors",
     "horovod.common.process_sets": "hvdtrain.core.process_set",
     "horovod.common.util": "hvdtrain.horovod_names.common.util",
+    "horovod.tensorflow": "hvdtrain.tensorflow",
+    "horovod.tensorflow.compression": "hvdtrain.tensorflow.compression",
+    "horovod.tensorflow.functions": "hvdtrain.tensorflow.functions",
+    # Scripts take anything from there: operations, rank(), Average.
+    "horovod.tensorflow.mpi_ops": "hvdtrain.tensorflow",
+    "horovod.tensorflow.sync_batch_norm": "hvdtrain.tensorflow.sync_batch_norm",
     "horovod.torch": "hvdtrain.torch",
     "horovod.torch.compression": "hvdtrain.torch.compression",
     "horovod.torch.elastic": "hvdtrain.torch.elastic",
     "horovod.torch.elastic.sampler": "hvdtrain.torch.elastic.sampler",
     "horovod.torch.elastic.state": "hvdtrain.torch.elastic.state",
     "horovod.torch.functions": "hvdtrain.torch.functions",
-    # Scripts take anything from there: operations, rank(), Average.
     "horovod.torch.mpi_ops": "hvdtrain.torch",
     "horovod.torch.optimizer": "hvdtrain.torch.optimizer",
     "horovod.torch.sync_batch_norm": "hvdtrain.torch.sync_batch_norm",
 }
 
-_NO_KERAS = "TensorFlow and Keras are not supported yet"
+_NO_KERAS = "Keras is not supported yet, but its optimizers are in hvdtrain.tensorflow"
 _LAUNCH = "start ranks with mpirun or `python -m hvdtrain run`"
-# What to say of a name that nothing answers, by its second part.
-_INSTEAD = {"tensorflow": _NO_KERAS, "keras": _NO_KERAS, "run": _LAUNCH, "runner": _LAUNCH}
+# What to say of a name that nothing answers, by one of its parts.
+_INSTEAD = {"keras": _NO_KERAS, "run": _LAUNCH, "runner": _LAUNCH}
 
 
 class HorovodFinder(MetaPathFinder):
@@ -82,7 +87,7 @@ class _SameModule(Loader):
 def _refusal(fullname: str) -> str:
     package, _, _ = fullname.rpartition(".")
     there = [name for name in MODULES if name.rpartition(".")[0] == package]
-    instead = _INSTEAD.get(fullname.split(".")[1])
+    instead = next((_INSTEAD[part] for part in fullname.split(".") if part in _INSTEAD), None)
     return (
         f"hvdtrain answers for Horovod here, and has no {fullname}"
         + (f" ({instead})" if instead else "")

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 
 from hvdtrain.core import operations
+from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensors.torch import require_tensors
 from hvdtrain.torch import autograd
 from hvdtrain.torch.compression import Compression, Compressor
 from hvdtrain.torch.handle import Handle, poll, synchronize
 from hvdtrain.torch.move import allgather_handle, alltoall_handle, broadcast_handle
-from hvdtrain.torch.reduce import allreduce_handle, choose_op, reducescatter_handle
+from hvdtrain.torch.reduce import allreduce_handle, reducescatter_handle
 from hvdtrain.types import ReduceOp
 
 __all__ = [

@@ -10,18 +10,12 @@ from typing import Any
 
 import torch
 
+from hvdtrain.core.arguments import Groups, check_groups, choose_op, group_indices
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.adasum import adasum_step
 from hvdtrain.torch.compression import Compression, Compressor
 from hvdtrain.torch.gradients import Gradients, GradientSettings
-from hvdtrain.torch.parameters import (
-    Groups,
-    check_groups,
-    group_indices,
-    name_parameters,
-    owned,
-)
-from hvdtrain.torch.reduce import choose_op
+from hvdtrain.torch.parameters import name_parameters, owned
 from hvdtrain.torch.wrapped import WrappedOptimizer
 from hvdtrain.types import ReduceOp
 
@@ -87,7 +81,7 @@ class DistributedOptimizer(WrappedOptimizer):
         if num_groups:
             warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, 2)
             groups = num_groups
-        check_groups(groups)
+        check_groups(groups, torch.Tensor)
         super().__init__(optimizer)
         self._names = name_parameters(optimizer, named_parameters)
         self._groups = groups

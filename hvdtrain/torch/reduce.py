@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from hvdtrain.core import operations
+from hvdtrain.core.arguments import op_for_bool
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensors.torch import (
@@ -23,32 +23,7 @@ from hvdtrain.tensors.torch import (
 from hvdtrain.torch.handle import Handle
 from hvdtrain.types import ReduceOp
 
-__all__ = ["allreduce_handle", "choose_op", "reducescatter_handle"]
-
-# bool is reduced as 0 and 1: any rank, or every rank.
-_BOOL_OPS = {
-    ReduceOp.SUM: ReduceOp.MAX,
-    ReduceOp.MAX: ReduceOp.MAX,
-    ReduceOp.AVERAGE: ReduceOp.MIN,
-    ReduceOp.MIN: ReduceOp.MIN,
-    ReduceOp.PRODUCT: ReduceOp.MIN,
-}
-
-
-def choose_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    """Return the reduction from the argument `op` or its deprecated predecessor `average`.
-
-    Raises:
-        ValueError: both are given, or op is not a reduction.
-    """
-    if op is not None and average is not None:
-        raise ValueError("op and average say the same thing: give only op")
-    if average is not None:
-        warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, 3)
-        return ReduceOp.AVERAGE if average else ReduceOp.SUM
-    if op is not None and not isinstance(op, ReduceOp):
-        raise ValueError(f"op must be Average, Sum, Min, Max, Product or Adasum, got {op!r}")
-    return op or ReduceOp.AVERAGE
+__all__ = ["allreduce_handle", "reducescatter_handle"]
 
 
 def allreduce_handle(
@@ -161,11 +136,7 @@ def _wire_op(
 ) -> ReduceOp:
     if tensor.dtype != torch.bool:
         return op
-    if (prescale_factor, postscale_factor) != (1.0, 1.0):
-        raise ValueError("a factor makes no sense for bool")
-    if op not in _BOOL_OPS:
-        raise ValueError(f"{op.value} of bool makes no sense")
-    return _BOOL_OPS[op]
+    return op_for_bool(op, prescale_factor, postscale_factor)
 
 
 def _refuse_mixed(tensors: Sequence[torch.Tensor]) -> None:

@@ -175,11 +175,11 @@ def what_is_not_there_says_so() -> None:
 
 
 REFUSED = {
-    "import horovod.tensorflow as hvd": ["no horovod.tensorflow (TensorFlow and Keras are not"],
-    "from horovod import keras": ["no horovod.keras (TensorFlow", "it has horovod.common, horov"],
-    "import horovod.tensorflow.keras": ["no horovod.tensorflow"],
+    "from horovod import keras": ["no horovod.keras (Keras is", "it has horovod.common, horov"],
     "from horovod import run": ["no horovod.run (start ranks with mpirun"],
-    "import horovod.spark": ["no horovod.spark; it has horovod.common, horovod.torch"],
+    "import horovod.spark": [
+        "no horovod.spark; it has horovod.common, horovod.tensorflow, horovod.torch"
+    ],
     "import horovod.torch.gone": ["no horovod.torch.gone; it has", "horovod.torch.elastic"],
     "from horovod.torch import gone": ["cannot import name 'gone'"],
 }

@@ -1,0 +1,102 @@
+"""What Horovod's arguments mean, for every framework. Pure."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hvdtrain.types import ReduceOp
+
+__all__ = ["Groups", "check_groups", "choose_op", "group_indices", "op_for_bool"]
+
+# How many groups of gradients are reduced together, or lists of parameters.
+Groups = int | Sequence[Sequence[object]] | None
+
+# bool is reduced as 0 and 1: any rank, or every rank.
+_BOOL_OPS = {
+    ReduceOp.SUM: ReduceOp.MAX,
+    ReduceOp.MAX: ReduceOp.MAX,
+    ReduceOp.AVERAGE: ReduceOp.MIN,
+    ReduceOp.MIN: ReduceOp.MIN,
+    ReduceOp.PRODUCT: ReduceOp.MIN,
+}
+
+
+def choose_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
+    """Return the reduction from the argument `op` or its deprecated predecessor `average`.
+
+    Raises:
+        ValueError: both are given, or op is not a reduction.
+    """
+    if op is not None and average is not None:
+        raise ValueError("op and average say the same thing: give only op")
+    if average is not None:
+        warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, 3)
+        return ReduceOp.AVERAGE if average else ReduceOp.SUM
+    if op is not None and not isinstance(op, ReduceOp):
+        raise ValueError(f"op must be Average, Sum, Min, Max, Product or Adasum, got {op!r}")
+    return op or ReduceOp.AVERAGE
+
+
+def op_for_bool(op: ReduceOp, prescale_factor: float, postscale_factor: float) -> ReduceOp:
+    """Return the reduction of 0 and 1 that is `op` of bool.
+
+    Raises:
+        ValueError: there is none, or a factor is not 1.
+    """
+    if (prescale_factor, postscale_factor) != (1.0, 1.0):
+        raise ValueError("a factor makes no sense for bool")
+    if op not in _BOOL_OPS:
+        raise ValueError(f"{op.value} of bool makes no sense")
+    return _BOOL_OPS[op]
+
+
+def check_groups(groups: Groups, *kinds: type) -> None:
+    """Refuse what is neither a number of groups nor lists of parameters.
+
+    Args:
+        groups: an argument of a user's.
+        kinds: what parameters are.
+
+    Raises:
+        ValueError: it is something else, a number below 1, or a parameter is in it twice.
+    """
+    if groups is None:
+        return
+    if not isinstance(groups, list):
+        if not isinstance(groups, int) or groups < 1:
+            got = groups if isinstance(groups, int) else type(groups).__name__
+            raise ValueError(
+                "groups must be a number of groups, at least 1, or a list of lists of parameters, "
+                f"got {got}"
+            )
+        return
+    members = [member for group in groups for member in group]
+    strange = [member for member in members if not isinstance(member, kinds)]
+    if strange:
+        raise ValueError(f"groups must hold parameters, got {strange[0]!r}")
+    if len({id(member) for member in members}) < len(members):
+        raise ValueError("groups has a parameter twice: it can only be in one group, once")
+
+
+def group_indices(groups: Groups, parameters: Sequence[object]) -> tuple[tuple[int, ...], ...]:
+    """Return groups of indices into `parameters`.
+
+    Args:
+        groups: how many groups of about the same number of parameters, or lists of parameters;
+            one that is in no list is a group of its own.
+        parameters: that need a gradient.
+    """
+    count = len(parameters)
+    if groups is None:
+        return ()
+    if isinstance(groups, int):
+        bounds = [count * number // groups for number in range(groups + 1)]
+        cut = [tuple(range(a, b)) for a, b in pairwise(bounds)]
+        return tuple(group for group in cut if group)
+    number_of = {id(parameter): number for number, parameter in enumerate(parameters)}
+    lists = [tuple(number_of[id(p)] for p in group if id(p) in number_of) for group in groups]
+    grouped = {number for group in lists for number in group}
+    alone = [(number,) for number in range(count) if number not in grouped]
+    return tuple(group for group in [*lists, *alone] if group)

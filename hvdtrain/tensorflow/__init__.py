@@ -1,0 +1,158 @@
+"""Horovod's interface for TensorFlow."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import tensorflow as tf
+
+from hvdtrain.core.context import is_initialized, shutdown
+from hvdtrain.core.exits import speak_plainly
+from hvdtrain.core.place import (
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    local_rank,
+    local_size,
+    rank,
+    size,
+)
+from hvdtrain.core.process_set import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from hvdtrain.core.start import init
+from hvdtrain.core.timeline.control import start_timeline, stop_timeline
+from hvdtrain.errors import HorovodInternalError, UsageError
+from hvdtrain.tensorflow.builds import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from hvdtrain.tensorflow.compression import Compression
+from hvdtrain.tensorflow.errors import require_tensorflow
+from hvdtrain.tensorflow.facts import (
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
+from hvdtrain.tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
+    allgather_object,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from hvdtrain.tensorflow.ops import (
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    reducescatter,
+)
+from hvdtrain.tensorflow.optimizer import DistributedOptimizer
+from hvdtrain.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from hvdtrain.types import ReduceOp
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+Adasum = ReduceOp.ADASUM
+
+try:
+    require_tensorflow(tf.__version__)
+except UsageError:
+    speak_plainly()
+    raise
+
+
+def __getattr__(name: str) -> Any:
+    """Find the layer, whose base class takes Keras a second to load."""
+    if name == "SyncBatchNormalization":
+        return importlib.import_module("hvdtrain.tensorflow.sync_batch_norm").SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "BroadcastGlobalVariablesHook",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "PartialDistributedGradientTape",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "SyncBatchNormalization",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+]

@@ -1,0 +1,83 @@
+"""TensorFlow tensors as numpy arrays and buffers, and pinning one GPU per local rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.topology import Topology, device_index
+from hvdtrain.types import DType
+
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "Array",
+    "as_array",
+    "as_buffer",
+    "empty",
+    "from_buffer",
+    "pin_device",
+    "wire_type",
+]
+
+Array = npt.NDArray[Any]
+
+# TensorFlow takes an array for a tensor without a copy where its memory begins at a multiple.
+ALIGNMENT_BYTES = 64
+
+_WIRE_TYPES = {"float16": np.float32, "bfloat16": np.float32, "bool": np.uint8}
+
+
+def as_array(tensor: Any) -> Array:
+    """View the elements of an eager tensor, or copy them where they are not in host memory."""
+    if tensor.dtype == tf.bfloat16 or "CPU" not in tensor.backing_device:
+        copied: Array = np.asarray(tensor.numpy())
+        return copied
+    return np.asarray(memoryview(tensor))
+
+
+def as_buffer(array: Array) -> Buffer:
+    """View a contiguous array; the buffer keeps its memory alive.
+
+    Raises:
+        TypeError: its element type has no counterpart here (strings, for example).
+    """
+    try:
+        dtype = DType(array.dtype.name)
+    except ValueError:
+        raise TypeError(f"tensors of {array.dtype.name} cannot be communicated") from None
+    return Buffer.from_array(array, dtype)
+
+
+def from_buffer(buffer: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
+    """Return the elements of a buffer in host memory as an array over the same memory."""
+    return buffer.array().view(dtype).reshape(shape)
+
+
+def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+    """Return uninitialised memory that becomes a tensor without a copy."""
+    element = np.dtype(dtype)
+    nbytes = int(np.prod(shape, dtype=np.int64)) * element.itemsize
+    memory = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT_BYTES
+    return memory[start : start + nbytes].view(element).reshape(shape)
+
+
+def wire_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type in which tensors are reduced: half types in float32, bool in uint8."""
+    return np.dtype(_WIRE_TYPES.get(dtype.name, dtype))
+
+
+def pin_device(topology: Topology) -> None:
+    """Have this rank see one GPU of its own, if there are GPUs (local).
+
+    Raises:
+        UsageError: there are fewer GPUs than local ranks.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        tf.config.set_visible_devices(gpus[device_index(topology, len(gpus))], "GPU")

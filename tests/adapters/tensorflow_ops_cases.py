@@ -1,0 +1,288 @@
+"""Operations of hvdtrain.tensorflow on every rank, against formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvdtrain.tensorflow as hvd
+from hvdtrain.errors import MismatchError, UnsupportedError
+from hvdtrain.types import ReduceOp
+
+Array = np.ndarray[Any, Any]
+
+TYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8)
+
+
+def input_of(rank: int, dtype: Any = tf.float32) -> Array:
+    """Return what a rank puts in: small whole numbers, which no type rounds."""
+    return np.asarray([[rank + 1, 2 * rank], [3, rank]]).astype(dtype.as_numpy_dtype)
+
+
+def expected(op: ReduceOp, dtype: Any = tf.float32) -> Array:
+    every = np.stack([input_of(r).astype(np.float64) for r in range(hvd.size())])
+    fold = {
+        hvd.Sum: lambda: every.sum(0),
+        hvd.Average: lambda: every.mean(0),
+        hvd.Min: lambda: every.min(0),
+        hvd.Max: lambda: every.max(0),
+        hvd.Product: lambda: every.prod(0),
+    }
+    return fold[op]().astype(dtype.as_numpy_dtype)
+
+
+@contextmanager
+def raising(*kinds: type[BaseException], text: str = "") -> Iterator[None]:
+    """Fail unless the block raises an error that is of all these kinds and says `text`."""
+    raised: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        raised = error
+    assert raised is not None, f"nothing raised, where {kinds} was expected"
+    assert all(isinstance(raised, kind) for kind in kinds), repr(raised)
+    assert text in str(raised), str(raised)
+
+
+def both_modes(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return a function of tensors as it is, and as a graph."""
+    return [function, tf.function(function, autograph=False)]
+
+
+def reductions_of_all_types() -> None:
+    for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product):
+        for mode in both_modes(lambda *xs, op=op: hvd.grouped_allreduce(list(xs), op=op)):
+            reduced = mode(*[tf.constant(input_of(hvd.rank(), dtype)) for dtype in TYPES])
+            for dtype, result in zip(TYPES, reduced, strict=True):
+                assert result.dtype == dtype
+                close = 1e-2 if dtype in (tf.float16, tf.bfloat16) else 1e-6
+                np.testing.assert_allclose(
+                    result.numpy().astype(np.float64),
+                    expected(op, dtype).astype(np.float64),
+                    rtol=close,
+                )
+    for op, mine, theirs in [(hvd.Sum, hvd.rank() == 0, True), (hvd.Min, hvd.rank() == 0, False)]:
+        assert hvd.allreduce(tf.constant([mine]), op=op).numpy().tolist() == [theirs]
+
+
+def factors_compression_and_slices() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    x = tf.constant(input_of(rank))
+    for mode in both_modes(
+        lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5, name="f")
+    ):
+        np.testing.assert_allclose(mode(x), expected(hvd.Sum))
+    third = tf.constant([1 / 3])
+    rounded = float(tf.cast(tf.cast(third, tf.float16), tf.float32)[0])
+    got = hvd.allreduce(third, compression=hvd.Compression.fp16)
+    assert got.dtype == tf.float32
+    np.testing.assert_allclose(got, [rounded], rtol=1e-6)
+    with raising(ValueError, text="give only op"):
+        hvd.allreduce(x, average=True, op=hvd.Sum)
+
+    def slices(values: Any) -> Any:
+        rows = tf.IndexedSlices(values, tf.range(rank + 1), tf.constant([size, 2]))
+        return tf.convert_to_tensor(hvd.allreduce(rows, op=hvd.Average))
+
+    # Row i has the ones of ranks i and above.
+    want = np.repeat([[(size - i) / size] for i in range(size)], 2, axis=1)
+    for mode in both_modes(slices):
+        np.testing.assert_allclose(mode(tf.ones([rank + 1, 2])), want, rtol=1e-6)
+
+
+def gathers_broadcasts_and_exchanges() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    mine = tf.fill([rank, 2], float(rank))  # rank 0 has no rows
+    want = np.concatenate([np.full((r, 2), r, np.float32) for r in range(size)])
+    for mode in both_modes(lambda x, y: hvd.grouped_allgather([x, y])):
+        rows, numbers = mode(mine, tf.constant(rank))
+        np.testing.assert_array_equal(rows, want)
+        assert numbers.numpy().tolist() == list(range(size))
+    for root in range(size):
+        for mode in both_modes(lambda x, root=root: hvd.broadcast(x, root)):
+            np.testing.assert_array_equal(mode(tf.constant(input_of(rank))), input_of(root))
+    # Rank r sends s + 1 rows to rank s.
+    counts = list(range(1, size + 1))
+    given = tf.repeat(tf.range(size) + 10 * rank, counts)
+    for mode in both_modes(lambda x, splits: hvd.alltoall(x, splits)):
+        rows, received = mode(given, tf.constant(counts))
+        assert received.numpy().tolist() == [rank + 1] * size
+        assert rows.numpy().tolist() == [
+            rank + 10 * r for r in range(size) for _ in range(rank + 1)
+        ]
+    assert hvd.alltoall(tf.range(size)).numpy().tolist() == [rank] * size
+    table = tf.reshape(tf.range((size + 1) * 2), [size + 1, 2]) * (rank + 1)
+    total = size * (size + 1) // 2
+    begin, end = (0, 2) if rank == 0 else (rank + 1, rank + 2)  # rank 0 has the larger part
+    whole = np.arange((size + 1) * 2).reshape(-1, 2) * total
+    for mode in both_modes(lambda x: hvd.reducescatter(x, op=hvd.Sum)):
+        part = mode(table)
+        assert part.shape == (end - begin, 2)
+        np.testing.assert_array_equal(part, whole[begin:end])
+
+
+def gradients_flow() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    total = size * (size + 1) / 2
+    x = tf.ones([size, 2]) * (rank + 1)
+
+    def gradient(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def compute(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.reduce_sum(of(x) * float(rank + 1))
+            return tape.gradient(y, x)
+
+        return compute
+
+    splits = tf.constant([1] * size)
+    cases: list[tuple[Callable[[Any], Any], Any]] = [
+        (lambda x: hvd.allreduce(x, op=hvd.Sum), total),
+        (lambda x: hvd.allreduce(x, op=hvd.Average, prescale_factor=2.0), 2 * total / size),
+        (lambda x: hvd.grouped_allreduce([x, x], op=hvd.Sum)[0], total),
+        (lambda x: hvd.allgather(x), total / size),
+        (lambda x: hvd.broadcast(x, size - 1), total / size if rank == size - 1 else 0.0),
+        (lambda x: hvd.alltoall(x, splits)[0], np.arange(1, size + 1)[:, None]),
+        (lambda x: hvd.reducescatter(x, op=hvd.Sum), size * np.arange(1, size + 1)[:, None]),
+    ]
+    for operation, want in cases:
+        for mode in both_modes(gradient(operation)):
+            got = mode(x)
+            np.testing.assert_allclose(got, np.broadcast_to(want, got.shape), rtol=1e-6)
+    # The second derivative of sum(sum_r(x_r)^2 / 2), where rank r's x is r + 1 everywhere.
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = tf.reduce_sum(hvd.allreduce(x, op=hvd.Sum) ** 2) / 2
+        first = inner.gradient(y, x)
+    np.testing.assert_allclose(first, np.full((size, 2), size * total))
+    np.testing.assert_allclose(outer.gradient(first, x), np.full((size, 2), size * size))
+
+
+def shapes_are_known_in_graphs() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])], autograph=False)
+    def graph(x: Any) -> Any:
+        assert hvd.allreduce(x).shape.as_list() == [None, 3]
+        assert hvd.allgather(x).shape.as_list() == [None, 3]
+        assert hvd.broadcast(tf.ones([2, 3]), 0).shape.as_list() == [2, 3]
+        rows, received = hvd.alltoall(x, tf.fill([hvd.size()], 1))
+        assert rows.shape.as_list() == [None, 3]
+        assert received.shape.as_list() == [hvd.size()]
+        assert hvd.reducescatter(tf.ones([hvd.size(), 3])).shape.as_list() == [1, 3]
+        assert hvd.size_op().shape.as_list() == []
+        return rows
+
+    assert graph(tf.ones([hvd.size(), 3])).shape == (hvd.size(), 3)
+
+
+def order_in_a_function_is_that_of_the_trace() -> None:
+    """A loop, a branch and calls that do not depend on one another, traced more often on rank 0."""
+
+    @tf.function
+    def graph(x: Any) -> Any:
+        first = hvd.allreduce(x, op=hvd.Sum)
+        second = hvd.allreduce(x * 2.0, op=hvd.Sum)
+        total = tf.zeros([])
+        for i in tf.range(3):
+            total += hvd.allreduce(tf.cast(i, tf.float32), op=hvd.Sum)
+        if tf.reduce_sum(second) > 0.0:
+            total += hvd.allreduce(1.0, op=hvd.Sum)
+        return tf.reduce_sum(first), tf.reduce_sum(second), total
+
+    for step in range(2):
+        length = 5 if hvd.rank() == 0 and step == 1 else 4  # a new shape: traced once more
+        part = tf.ones([length])
+        got = graph(tf.reduce_sum(part)[None] / length)
+        graph.get_concrete_function(part)  # traces, and runs nothing
+        size = float(hvd.size())
+        assert [float(g) for g in got] == [size, 2 * size, 4 * size]
+
+
+def process_sets() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    rest = hvd.add_process_set(list(range(1, size)))
+    number = rest.process_set_id
+    assert number is not None
+    assert int(hvd.process_set_included_op(number)) == (rank > 0)
+    assert int(hvd.process_set_included_op(77)) == -2
+    assert int(hvd.size_op(number)) == size - 1
+    if rank:
+        for mode in both_modes(lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=rest)):
+            np.testing.assert_allclose(mode(tf.constant([float(rank)])), [size * (size - 1) / 2])
+        assert hvd.broadcast(rank, size - 1, process_set=rest).numpy() == size - 1
+    w = tf.Variable([1.0])
+    with hvd.DistributedGradientTape(tf.GradientTape(), process_set=rest) as tape:
+        loss = w * float(rank)
+    mean = size / 2  # of 1 .. size - 1
+    assert float(tape.gradient(loss, w)[0]) == (mean if rank else 0.0)
+    assert hvd.remove_process_set(rest)
+
+
+def bad_input() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    wrong = tf.ones([3 if rank else 2])
+    failed = tf.errors.FailedPreconditionError
+    with raising(MismatchError, hvd.HorovodInternalError, failed, text="rank 0 sent"):
+        hvd.allreduce(wrong, name="wrong shape")
+    with raising(MismatchError, failed, text="root_rank"):
+        hvd.broadcast(tf.ones([2]), min(rank, 1), name="wrong root")
+    with raising(tf.errors.UnknownError, text="rank 0 sent allreduce 'wrong'"):
+        tf.function(lambda: hvd.allreduce(wrong, name="wrong"), autograph=False)()
+    invalid = tf.errors.InvalidArgumentError
+    with raising(ValueError, invalid, text=f"root_rank {size}"):
+        hvd.broadcast(tf.ones([2]), size)
+    with raising(ValueError, invalid, text="does not divide"):
+        hvd.alltoall(tf.ones([size + 1]))
+    with raising(ValueError, invalid, text="scalar"):
+        hvd.reducescatter(1.0)
+    with raising(UnsupportedError, text="jit_compile=False"):
+        tf.function(lambda: hvd.allreduce(tf.ones([2])), jit_compile=True, autograph=False)()
+    with raising(MismatchError, text="Build the same model"):
+        hvd.broadcast_variables([tf.Variable(wrong)], 0)
+    with raising(RuntimeError, text="eager"):
+        hvd.broadcast_global_variables(0)
+
+
+def objects_variables_and_facts() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
+    assert hvd.broadcast_object_fn(1)([rank]) == [1]
+    assert hvd.allgather_object(rank) == list(range(size))
+    variables = [tf.Variable(input_of(rank)), tf.Variable(rank, dtype=tf.int64)]
+    hvd.broadcast_variables(variables, root_rank=1)
+    np.testing.assert_array_equal(variables[0], input_of(1))
+    assert int(variables[1]) == 1
+    assert int(hvd.broadcast_([tf.Variable(rank)], 0)[0]) == 0
+    for mode in both_modes(lambda: [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op()]):
+        assert [int(fact) for fact in mode()] == [rank, size, rank]
+    assert (int(hvd.local_size_op()), hvd.is_homogeneous()) == (size, True)
+
+
+def joined_ranks_give_zeros() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    w = tf.Variable([[2.0]])
+    for step in range(rank + 1):  # the last rank has most
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(w)
+        (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [w])
+        assert float(gradient[0, 0]) == np.float32((size - step) / size)
+    assert int(hvd.join()) == size - 1
+
+
+CASES = [
+    reductions_of_all_types,
+    factors_compression_and_slices,
+    gathers_broadcasts_and_exchanges,
+    gradients_flow,
+    shapes_are_known_in_graphs,
+    order_in_a_function_is_that_of_the_trace,
+    process_sets,
+    bad_input,
+    objects_variables_and_facts,
+    joined_ranks_give_zeros,
+]

@@ -1,0 +1,28 @@
+"""hvdtrain.tensorflow: operations, training and graphs of TensorFlow 1, all in one launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks import run_ranks
+from tensorflow_environment import tensorflow_python
+
+HERE = Path(__file__).parent
+# What TensorFlow says of its own accord.
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_operations_training_and_graphs(size: int) -> None:
+    done = run_ranks(
+        HERE / "tensorflow_worker.py",
+        size,
+        python=tensorflow_python(),
+        env=QUIET,
+        timeout_seconds=240,
+    )
+    # Whatever the path, all ranks end with the same bits.
+    digests = done.results
+    assert digests == [digests[0]] * size
+    assert len(digests[0]) > 5
