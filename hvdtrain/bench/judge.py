@@ -160,6 +160,7 @@ def _of_collectives(result: Result) -> Iterator[Figure]:
         elif nbytes == _MEDIUM_BYTES:
             for name in ("hvd.allreduce", "hvd.allreduce_", "engine mpi, its memory"):
                 yield from _ratios(case, name, ["mpi4py Allreduce", "Horovod allreduce"])
+            yield from _ratios(case, "engine mpi", ["engine mpi, deterministic"])
         elif nbytes == _LARGE_BYTES:
             ways = ["engine mpi, its memory", "hvd.allreduce_", "hvd.allreduce"]
             yield from _ratios(case, "memcpy, all ranks at once", ways)

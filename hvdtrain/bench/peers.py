@@ -20,6 +20,7 @@ from hvdtrain.bench.ranks import Ranks
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.core import context
+from hvdtrain.core.ordered import OrderedCommunicator
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.node_kernel import load_kernel
 from hvdtrain.engines.registry import open_world
@@ -135,6 +136,11 @@ class Peers:
             Peer("hvd.allreduce_", self.library, lambda x: hvd.allreduce_(x, name="x", op=hvd.Sum)),
             replace(
                 self.engine("engine mpi, its memory"), memory=torch.from_numpy(memory.view("f4"))
+            ),
+            Peer(
+                "engine mpi, deterministic",
+                self.library,
+                _engine_reduce(OrderedCommunicator(self._shared.communicator)),
             ),
             Peer(
                 "engine mpi, no shared memory",

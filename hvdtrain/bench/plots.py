@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from hvdtrain.bench.paper import Prediction
@@ -86,7 +87,10 @@ def plot_scaling(
 
 def _one_plot() -> tuple[Figure, Any]:
     figure = Figure(figsize=_INCHES, layout="constrained")
-    return figure, figure.add_subplot()
+    axes = figure.add_subplot()
+    palette = colormaps["tab20"]  # with more colours than there are contenders
+    axes.set_prop_cycle(color=[palette(number) for number in range(palette.N)])
+    return figure, axes
 
 
 def _finish(figure: Figure, axes: Any, path: Path) -> None:

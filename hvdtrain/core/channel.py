@@ -124,20 +124,25 @@ class Channel:
 
     def wait(self, operation: Operation) -> Any:
         """Block until a submitted operation is done; return its result or raise its error."""
-        with self.waiting():
+        self._count_waiting(1)
+        try:
             self._drive_or_wait(operation)
+        finally:
+            self._count_waiting(-1)
         return operation.outcome()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Let members know that this one's program is blocked in an operation (local)."""
-        with self._lock:
-            self._waiting += 1
+        self._count_waiting(1)
         try:
             yield
         finally:
-            with self._lock:
-                self._waiting -= 1
+            self._count_waiting(-1)
+
+    def _count_waiting(self, change: int) -> None:
+        with self._lock:
+            self._waiting += change
 
     def _drive_or_wait(self, operation: Operation) -> None:
         if self._driver.acquire(blocking=not self.has_thread):
@@ -346,6 +351,9 @@ class Channel:
 
     def _run_all(self, operations: Sequence[Operation]) -> None:
         """Run operations that all members have, in this order; kin that follow it, together."""
+        if len(operations) == 1:
+            self._run(operations[0])
+            return
         for kin, following in groupby(operations, key=lambda operation: operation.kin()):
             together = list(following)
             if kin is not None and len(together) > 1:

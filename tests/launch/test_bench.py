@@ -17,6 +17,7 @@ LIMITS = {"memcpy, all ranks at once", "memcpy, one rank alone"}
 WAYS = {
     "engine mpi",
     "engine mpi again",
+    "engine mpi, deterministic",
     "engine mpi, its memory",
     "engine mpi, no shared memory",
     "hvd.allreduce",

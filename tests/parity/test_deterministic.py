@@ -20,19 +20,19 @@ ORDER_MATTERS = [1e8, 1.0, -1e8, 1.0]
 def digest(directory: Path, ranks: int, env: Mapping[str, object], *arguments: str) -> str:
     """Train and return the digest of the weights."""
     out = directory / str(len(list(directory.iterdir())))
-    words = ["-m", "hvdtrain", "train", "digits", "--epochs", "2", "--quiet", "--out", str(out)]
+    words = ["-m", "hvdtrain", "train", "digits", "--epochs", "1", "--quiet", "--out", str(out)]
     run_ranks([*words, *arguments], ranks, env=env, timeout_seconds=120)
     summary = json.loads((out / "summary.json").read_text())
     (text,) = set(summary["weights_sha256"])
     return str(text)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("optimizer", "sizes"), [("sgd", (1, 4)), ("adam", (1, 2, 4))])
 def test_virtual_shards_give_one_result_on_any_number_of_ranks(
-    optimizer: str, tmp_path: Path
+    optimizer: str, sizes: tuple[int, ...], tmp_path: Path
 ) -> None:
     words = ["--global-batch-size", "52", "--virtual-shards", "4", "--optimizer", optimizer]
-    digests = {digest(tmp_path, ranks, {}, *words) for ranks in (1, 2, 4)}
+    digests = {digest(tmp_path, ranks, {}, *words) for ranks in sizes}
     assert len(digests) == 1
 
 
@@ -51,7 +51,7 @@ def test_the_bucket_plan_and_shared_memory_do_not_matter(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("ranks", "shards", "words"),
-    [(3, 8, "powers of two"), (2, 6, "powers of two"), (4, 2, "too few")],
+    [(3, 8, "powers of two"), (2, 6, "powers of two"), (2, 1, "too few")],
 )
 def test_shards_that_do_not_fit(ranks: int, shards: int, words: str) -> None:
     arguments = ["-m", "hvdtrain", "--global-batch-size", "64", "--virtual-shards", str(shards)]

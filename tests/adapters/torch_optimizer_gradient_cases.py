@@ -1,0 +1,282 @@
+"""Where gradients lie and how they travel: buckets, types, engine memory, sparse ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch_training import (
+    Model,
+    batch,
+    build,
+    case,
+    difference,
+    lie_in_engine_memory,
+    momentum,
+    own,
+    plan_of,
+    together,
+    train_alone,
+    train_together,
+)
+
+import hvdtrain.torch as hvd
+from hvdtrain.core import context
+
+
+class Backwards(torch.nn.Module):
+    """Uses its layers in another order than it defines them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.last = torch.nn.Linear(6, 2, dtype=torch.float64)
+        self.first = torch.nn.Linear(4, 5, dtype=torch.float64)
+        self.middle = torch.nn.Linear(5, 6, dtype=torch.float64)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.first(inputs)).tanh())
+
+
+@case
+def plans_follow_the_order_in_which_gradients_come() -> None:
+    for set_to_none in (True, False):
+        model, alone = Backwards(), Backwards()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam(model.parameters()), model.named_parameters()
+        )
+        single = torch.optim.Adam(alone.parameters())
+        for step in range(4):
+            inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(step)).double()
+            for trained, its_optimizer, part in (
+                (model, optimizer, inputs[hvd.rank() * 12 // hvd.size() :][: 12 // hvd.size()]),
+                (alone, single, inputs),
+            ):
+                its_optimizer.zero_grad(set_to_none=set_to_none)
+                trained(part).square().mean().backward()
+                its_optimizer.step()
+            assert difference(model, alone) < 1e-12, step
+        plan = plan_of(optimizer)
+        names = [plan.specs[i].name for b in plan.buckets for i in b.parameters]
+        layers = [name.split(".")[0] for name in names]
+        assert layers == [*["last"] * 2, *["middle"] * 2, *["first"] * 2], names
+
+
+@case
+def buckets_are_as_set_or_as_measured() -> None:
+    heard: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("hvdtrain")
+    level = logger.level
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
+    try:
+        _, optimizer = together(momentum)
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+    plan = plan_of(optimizer)
+    assert {other.digest for other in hvd.allgather_object(plan)} == {plan.digest}
+    buckets = context.current().buckets
+    assert heard == ([f"buckets: {buckets}"] if hvd.rank() == 0 else [])
+    assert buckets.startswith(f"{len(plan.buckets)} for 8.758 KiB of gradients, at most")
+    if given := os.environ.get("HVDTRAIN_BUCKET_BYTES"):
+        assert plan.bucket_bytes == int(given)
+        assert buckets.endswith(f"{given} bytes each (as set)")
+    elif hvd.size() > 1:
+        assert plan.bucket_bytes in (25 << 20, *(1 << power for power in range(20, 27)))
+        assert "(measured: an all-reduce starts in" in buckets or "too noisy" in buckets
+    else:
+        assert buckets.endswith("25 MiB each (the default for one rank)")
+
+
+@case
+def several_backward_passes_add_up() -> None:
+    model = build()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(
+        sgd, model.named_parameters(), backward_passes_per_step=2, gradient_predivide_factor=4.0
+    )
+    alone = build()
+    reference = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in (0, 2):
+        optimizer.zero_grad()
+        reference.zero_grad()
+        for inputs, labels in (batch(step), batch(step + 1)):
+            optimizer.sample_weight = len(own(inputs))
+            F.cross_entropy(model(own(inputs)), own(labels)).backward()
+            F.cross_entropy(alone(inputs), labels).backward()
+        optimizer.step()
+        reference.step()
+    assert difference(model, alone) < 1e-14
+
+
+@case
+def groups_of_gradients() -> None:
+    # The last: where ranks give different groups, those of rank 0 count.
+    for number in (1, 3, 100, 0, 1 + 2 * hvd.rank()):
+        model = build()
+        parameters = list(model.parameters())
+        groups = number or [parameters[:2], parameters[3:5]]
+        optimizer = hvd.DistributedOptimizer(
+            momentum(parameters), model.named_parameters(), groups=groups
+        )
+        train_together(model, optimizer, 2)
+        alone = build()
+        train_alone(alone, momentum(list(alone.parameters())), 2)
+        assert difference(model, alone) < 1e-14
+
+
+@case
+def half_precision_weights() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        used, unused, mine = (torch.nn.Parameter(torch.zeros(3, dtype=dtype)) for _ in range(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, unused, mine], lr=1.0))
+        for step in range(2):
+            optimizer.zero_grad()
+            loss = used.sum() * (hvd.rank() + 1)
+            if hvd.rank() == 0:
+                loss = loss + mine.sum() * hvd.size()
+            loss.backward()
+            # One rank alone has no peer to share memory with, and copies to float32 and back.
+            assert hvd.size() == 1 or lie_in_engine_memory(optimizer, [used])
+            optimizer.step()
+            mean = (hvd.size() + 1) / 2
+            assert used.tolist() == [-mean * (step + 1)] * 3
+            assert mine.tolist() == [-1.0 * (step + 1)] * 3
+            assert unused.grad is None
+
+
+@case
+def gradients_lie_in_engine_memory() -> None:
+    forwards: list[Callable[[Model, torch.Tensor], torch.Tensor]] = [Model.__call__]
+    forwards += [partial(checkpointed, reentrant=reentrant) for reentrant in (True, False)]
+    if hvd.size() == 2:  # takes seconds, and does not depend on the number of ranks
+        forwards += [partial(compiled, backend=backend) for backend in ("eager", "aot_eager")]
+    for number, forward in enumerate(forwards):
+        model, optimizer = together(momentum)
+        unused = torch.nn.Parameter(torch.zeros(2))
+        optimizer.add_param_group({"params": [unused]})
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=(number + step) % 2 == 0)
+            inputs, labels = map(own, batch(step))
+            optimizer.sample_weight = len(inputs)
+            F.cross_entropy(forward(model, inputs), labels).backward()
+            assert lie_in_engine_memory(optimizer, model.parameters()), (number, step)
+            optimizer.step()
+            assert unused.grad is None
+        alone = build()
+        train_alone(alone, momentum(list(alone.parameters())), 3)
+        assert difference(model, alone) < 1e-13, number
+
+
+def checkpointed(model: Model, inputs: torch.Tensor, reentrant: bool) -> torch.Tensor:
+    """Compute without keeping what lies between the layers."""
+    inputs.requires_grad_()  # without it the older form has nothing to differentiate
+    result: torch.Tensor = checkpoint(model, inputs, use_reentrant=reentrant)
+    return result
+
+
+def compiled(model: Model, inputs: torch.Tensor, backend: str) -> torch.Tensor:
+    """Compute with a compiled model."""
+    result: torch.Tensor = torch.compile(model, backend=backend)(inputs)
+    return result
+
+
+@case
+def gradients_come_back_to_engine_memory() -> None:
+    """A gradient that a script has put in the place of ours is taken, and then is ours again."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), backward_passes_per_step=2
+    )
+    mean = (hvd.size() + 1) / 2
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        (weight * (hvd.rank() + 1)).sum().backward()
+        assert weight.grad is not None
+        weight.grad = weight.grad + 1  # between two passes that add up
+        (weight * (hvd.rank() + 1)).sum().backward()
+        assert lie_in_engine_memory(optimizer, [weight])
+        assert weight.grad.tolist() == [2 * mean + 1] * 3
+        weight.grad = weight.grad / 2  # what clipping may do
+        optimizer.step()
+        assert weight.tolist() == [-(mean + 0.5) * (step + 1)] * 3
+
+
+@case
+def gradients_that_are_differentiated_again() -> None:
+    """For w^3 (r + 1) the gradient is 3 w^2 (r + 1), averaged, and its derivative 6 w (r + 1)."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.01))
+    for number in range(3):
+        optimizer.zero_grad(set_to_none=number % 2 == 0)
+        before = weight.detach().clone()
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # of the cycle
+            (weight**3 * (hvd.rank() + 1)).sum().backward(create_graph=True)
+        assert weight.grad is not None
+        assert torch.allclose(weight.grad, 3 * before**2 * (hvd.size() + 1) / 2)
+        (second,) = torch.autograd.grad(weight.grad.sum(), weight)
+        assert torch.allclose(second, 6 * before * (hvd.rank() + 1))
+        optimizer.step()
+    optimizer.zero_grad()
+    weight.sum().backward()
+    assert lie_in_engine_memory(optimizer, [weight])
+    optimizer.zero_grad()
+
+
+@case
+def sparse_gradients() -> None:
+    for sparse_as_dense in (False, True):
+        table = torch.nn.Embedding(6, 2, sparse=True).double()
+        with torch.no_grad():
+            table.weight.zero_()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(table.parameters(), lr=1.0),
+            table.named_parameters(),
+            sparse_as_dense=sparse_as_dense,
+        )
+        for _ in range(2):
+            optimizer.zero_grad()
+            if hvd.rank() != 1:  # this rank has none
+                table(torch.tensor([hvd.rank(), 5])).sum().backward()
+            optimizer.step()
+        users = [rank for rank in range(hvd.size()) if rank != 1]
+        expected = torch.zeros(6, 2).double()
+        expected[users] = -2.0 / hvd.size()
+        expected[5] = -2.0 * len(users) / hvd.size()
+        assert torch.allclose(table.weight, expected)
+
+
+@case
+def sparse_gradients_for_an_optimizer_that_takes_no_others() -> None:
+    def table() -> torch.nn.Embedding:
+        torch.manual_seed(0)
+        return torch.nn.Embedding(6, 2, sparse=True, dtype=torch.float64)
+
+    def adam(of: torch.nn.Embedding) -> torch.optim.Optimizer:
+        return torch.optim.SparseAdam(list(of.parameters()), lr=0.1)
+
+    for sparse_as_dense in (False, True):
+        ours, alone = table(), table()
+        reference = adam(alone)
+        optimizer = hvd.DistributedOptimizer(
+            adam(ours), ours.named_parameters(), op=hvd.Sum, sparse_as_dense=sparse_as_dense
+        )
+        for step in range(3):  # row 4 is never used; row `step` is, by all ranks
+            optimizer.zero_grad()
+            reference.zero_grad()
+            (ours(torch.tensor([hvd.rank(), step])) * (hvd.rank() + 1)).sum().backward()
+            for rank in range(hvd.size()):
+                (alone(torch.tensor([rank, step])) * (rank + 1)).sum().backward()
+            optimizer.step()
+            reference.step()
+        assert difference(ours, alone) < 1e-14
+        assert torch.equal(ours.weight[4], table().weight[4])

@@ -1,0 +1,321 @@
+"""How people use DistributedOptimizer: loops, closures, schedulers, parameters that come and go."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch_training import (
+    Model,
+    batch,
+    build,
+    case,
+    difference,
+    momentum,
+    own,
+    refused,
+    together,
+    train_alone,
+    train_together,
+    warned,
+)
+
+import hvdtrain.torch as hvd
+
+
+@case
+def equals_one_process() -> None:
+    for make in (momentum, partial(torch.optim.Adam, lr=0.01)):
+        for set_to_none in (True, False):
+            for clip in (None, 0.05):
+                model, optimizer = together(make)
+                train_together(model, optimizer, 6, clip, set_to_none)
+                alone = build()
+                train_alone(alone, make(list(alone.parameters())), 6, clip)
+                assert difference(model, alone) < 1e-13
+
+
+@case
+def gradients_are_reduced_when_backward_returns() -> None:
+    model, optimizer = together(momentum)
+    inputs, labels = batch(0)
+    optimizer.sample_weight = len(own(inputs))
+    F.cross_entropy(model(own(inputs)), own(labels)).backward()
+    alone = build()
+    F.cross_entropy(alone(inputs), labels).backward()
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        assert p.grad.stride() == p.stride()
+        assert float((p.grad - q.grad).abs().max()) < 1e-15
+    optimizer.step()
+
+
+@case
+def sum_and_plain_average() -> None:
+    for op, factor in ((hvd.Sum, hvd.size()), (hvd.Average, 1)):
+        weight = torch.nn.Parameter(torch.zeros(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=op)
+        (weight * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+        mean = (hvd.size() + 1) / 2
+        assert torch.allclose(weight, torch.full((3,), -mean * factor))
+
+
+@case
+def frozen_and_unused_parameters() -> None:
+    model = build()
+    spare = torch.nn.Linear(3, 3).double()
+    spare_on_rank_0 = torch.nn.Linear(1, 1).double()
+    model[0].weight.requires_grad_(False)
+    whole = torch.nn.ModuleList([model, spare, spare_on_rank_0])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(whole.parameters(), lr=0.1), whole.named_parameters()
+    )
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(own(batch(0)[0])).square().mean()
+        if hvd.rank() == 0:
+            loss = loss + spare_on_rank_0.weight.sum()
+        loss.backward()
+        optimizer.step()
+        assert model[0].weight.grad is None
+        assert spare.weight.grad is None
+        assert spare_on_rank_0.bias.grad is None
+        assert spare_on_rank_0.weight.grad is not None
+        assert spare_on_rank_0.weight.grad.item() == 1.0 / hvd.size()
+        assert model[3].weight.grad is not None
+
+
+@case
+def a_rank_without_samples_steps_along() -> None:
+    model, optimizer = together(momentum)
+    alone = build()
+    reference = momentum(list(alone.parameters()))
+    inputs, labels = batch(0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        optimizer.sample_weight = len(inputs) if hvd.rank() == hvd.size() - 1 else 0
+        if hvd.rank() == hvd.size() - 1:
+            F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        reference.zero_grad()
+        F.cross_entropy(alone(inputs), labels).backward()
+        reference.step()
+    assert difference(model, alone) < 1e-14
+
+
+@case
+def a_step_that_is_skipped() -> None:
+    model, optimizer = together(momentum)
+    inputs, labels = map(own, batch(0))
+    optimizer.sample_weight = len(inputs)
+    before = [p.clone() for p in model.parameters()]
+    F.cross_entropy(model(inputs), labels).backward()
+    optimizer.zero_grad()
+    F.cross_entropy(model(inputs), labels).backward()
+    model.zero_grad()
+    F.cross_entropy(model(inputs), labels).backward()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    optimizer.step()
+    alone = build()
+    train_alone(alone, momentum(list(alone.parameters())), 1)
+    assert difference(model, alone) < 1e-14
+
+
+@case
+def two_backwards_without_a_step() -> None:
+    model, optimizer = together(momentum)
+    loss = model(own(batch(0)[0])).sum()
+    loss.backward(retain_graph=True)
+    message = refused(RuntimeError, loss.backward)
+    assert "more than backward_passes_per_step=1 times before step()" in message
+    optimizer.zero_grad()
+
+
+@case
+def synchronize_then_step() -> None:
+    model, optimizer = together(momentum)
+    inputs, labels = map(own, batch(0))
+    optimizer.sample_weight = len(inputs)
+    F.cross_entropy(model(inputs), labels).backward()
+    optimizer.synchronize()
+    assert "within `with optimizer.skip_synchronize():`" in warned(UserWarning, optimizer.step)
+    alone = build()
+    train_alone(alone, momentum(list(alone.parameters())), 1)
+    assert difference(model, alone) < 1e-14
+
+
+@case
+def closures() -> None:
+    # LBFGS flattens gradients with view(), which a channels-last one does not allow.
+    model, alone = (build(memory_format=torch.contiguous_format) for _ in range(2))
+    make = partial(torch.optim.LBFGS, lr=0.5, max_iter=4)
+    optimizer, reference = (
+        hvd.DistributedOptimizer(make(model.parameters())),
+        make(alone.parameters()),
+    )
+    inputs, labels = batch(0)
+    optimizer.sample_weight = len(own(inputs))
+
+    def closure(m: Model, o: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> object:
+        o.zero_grad()
+        loss = F.cross_entropy(m(x), y)
+        loss.backward()
+        return loss
+
+    optimizer.step(partial(closure, model, optimizer, own(inputs), own(labels)))
+    reference.step(partial(closure, alone, reference, inputs, labels))
+    assert difference(model, alone) < 1e-10
+
+
+@case
+def schedulers_and_state() -> None:
+    model, optimizer = together(momentum)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    train_together(model, optimizer, 1)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    saved = optimizer.state_dict()
+    again = momentum(list(model.parameters()))
+    again.load_state_dict(saved)
+    optimizer.load_state_dict(again.state_dict())
+    assert len(optimizer.state) == len(list(model.parameters()))
+    hvd.broadcast_optimizer_state(optimizer)
+
+
+@case
+def passes_for_the_class_that_it_wraps() -> None:
+    _, optimizer = together(momentum)
+    for kind in (hvd.DistributedOptimizer, torch.optim.SGD, torch.optim.Optimizer):
+        assert isinstance(optimizer, kind)
+    assert not isinstance(optimizer, torch.optim.Adam)
+    assert optimizer.__class__.__name__ == "SGD"
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        assert "state_dict()" in refused(TypeError, partial(duplicate, optimizer))
+
+
+@case
+def parameters_added_later() -> None:
+    first, second = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first], lr=1.0), [("first", first)])
+    optimizer.add_param_group({"params": [second], "lr": 2.0})
+    ((first + second) * float(hvd.rank())).sum().backward()
+    optimizer.step()
+    mean = (hvd.size() - 1) / 2
+    assert first.tolist() == [-mean] * 2
+    assert second.tolist() == [-2 * mean] * 2
+
+
+@case
+def unfrozen_later() -> None:
+    model = build()
+    model[0].weight.requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(momentum(list(model.parameters())))
+    model[0].weight.requires_grad_(True)
+    model(own(batch(0)[0])).sum().backward()
+    assert "wrap the optimizer again" in refused(RuntimeError, optimizer.step)
+
+
+@case
+def two_optimizers_in_turn() -> None:
+    one, first = together(momentum)
+    two, second = together(partial(torch.optim.Adam, lr=0.01))
+    for step in range(3):
+        inputs, labels = map(own, batch(step))
+        first.sample_weight = second.sample_weight = len(inputs)
+        first.zero_grad()
+        second.zero_grad()
+        (F.cross_entropy(one(inputs), labels) + F.cross_entropy(two(inputs), labels)).backward()
+        first.step()
+        second.step()
+    for model, make in ((one, momentum), (two, partial(torch.optim.Adam, lr=0.01))):
+        alone = build()
+        train_alone(alone, make(list(alone.parameters())), 3)
+        assert difference(model, alone) < 1e-13
+
+
+@case
+def operations_between_backward_and_step_where_ranks_use_different_parameters() -> None:
+    if not hvd.mpi_threads_supported():
+        return  # backward() then waits in MPI itself, which nothing calls back
+    parts = [torch.nn.Linear(2, 2, bias=False).double() for _ in range(2)]
+    with torch.no_grad():
+        for part in parts:
+            part.weight.fill_(1.0)
+    parameters = [part.weight for part in parts]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
+    size = hvd.size()
+    for step in range(3):
+        optimizer.zero_grad()
+        # The last rank uses but one parameter, or none in the second step.
+        used = parameters if hvd.rank() < size - 1 else parameters[: int(step != 1)]
+        for weight in used:
+            (weight.sum() * (hvd.rank() + 1)).backward()
+        # Before others are through their backward passes, they have to hear that it is here.
+        steps = hvd.allreduce(torch.tensor([float(step)]), op=hvd.Sum)
+        assert float(steps) == step * size
+        optimizer.step()
+    total, last = size * (size + 1) / 2, size
+    first = 1 - (3 * total - last) / size
+    second = 1 - 3 * (total - last) / size
+    assert torch.allclose(parameters[0], torch.full((2, 2), first).double())
+    assert torch.allclose(parameters[1], torch.full((2, 2), second).double())
+
+
+@case
+def two_optimizers_in_another_order_on_each_rank() -> None:
+    if not hvd.mpi_threads_supported():
+        return  # backward() then waits in MPI itself, which nothing calls back
+    pairs = [together(momentum), together(momentum)]
+    alone = build()
+    train_alone(alone, momentum(list(alone.parameters())), 2)
+    for step in range(2):
+        inputs, labels = map(own, batch(step))
+        mine = pairs if hvd.rank() % 2 else pairs[::-1]
+        for model, optimizer in mine:
+            optimizer.sample_weight = len(inputs)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+        for _, optimizer in reversed(mine):
+            optimizer.step()
+    for model, _ in pairs:
+        assert difference(model, alone) < 1e-13
+
+
+@case
+def bad_arguments() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    sgd = torch.optim.SGD([weight], lr=1.0)
+    wrap = hvd.DistributedOptimizer
+    assert "without a name" in refused(ValueError, partial(wrap, sgd, []))
+    twice = [("a", weight), ("a", torch.nn.Parameter(torch.zeros(1)))]
+    assert "names used twice: a" in refused(ValueError, partial(wrap, sgd, twice))
+    assert "already" in refused(ValueError, partial(wrap, wrap(sgd)))
+    wrong: Any = 3
+    assert "got int" in refused(TypeError, partial(wrap, wrong))
+    assert "op must be" in refused(ValueError, partial(wrap, sgd, op=hvd.Max))
+    for wrong in (0, -1, "ab", ([weight],), [["weight"]], [[weight], [weight]]):
+        assert "groups" in refused(ValueError, partial(wrap, sgd, groups=wrong))
+    assert "use groups" in warned(DeprecationWarning, partial(wrap, sgd, num_groups=1))
+    adasum = wrap(sgd, op=hvd.Adasum)
+    refused(AssertionError, adasum.skip_synchronize().__enter__)
+    optimizer = wrap(sgd)
+    for weight_of_rank in (-1.0, float("nan"), float("inf")):
+        message = refused(ValueError, partial(setattr, optimizer, "sample_weight", weight_of_rank))
+        assert "sample_weight must be a finite number >= 0" in message
+
+
+@case
+def no_samples_is_no_end() -> None:
+    model, optimizer = together(momentum)
+    optimizer.sample_weight = 0
+    assert "no rank has samples" in refused(ValueError, optimizer.step)
+    train_together(model, optimizer, 2)
+    alone = build()
+    train_alone(alone, momentum(list(alone.parameters())), 2)
+    assert difference(model, alone) < 1e-14

@@ -1,0 +1,148 @@
+"""A small model for optimizers, trained by all ranks together and by one process alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+import hvdtrain.torch as hvd
+from hvdtrain.core.plan import Plan
+
+Model = torch.nn.Sequential
+CASES: list[Callable[[], None]] = []
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    """Add a function to the table."""
+    CASES.append(function)
+    return function
+
+
+def build(seed: int = 0, memory_format: torch.memory_format = torch.channels_last) -> Model:
+    """Return a small network in float64, by default with a channels-last convolution."""
+    torch.manual_seed(seed)
+    convolution = torch.nn.Conv2d(2, 3, 3, padding=1)
+    convolution.weight.data = convolution.weight.data.contiguous(memory_format=memory_format)
+    model = Model(
+        convolution,
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(48, 20),
+        torch.nn.Tanh(),
+        torch.nn.Linear(20, 4),
+    )
+    return model.double()
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the whole batch of a step: 11 samples, which divides by no size above 1."""
+    generator = torch.Generator().manual_seed(100 + step)
+    inputs = torch.randn(11, 2, 4, 4, generator=generator, dtype=torch.float64)
+    return inputs, torch.randint(0, 4, (11,), generator=generator)
+
+
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's uneven share of a batch."""
+    return tensor[hvd.rank() :: hvd.size()]
+
+
+def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
+    """Return the largest difference between the weights of two models."""
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return max(float((p - q).detach().abs().max()) for p, q in pairs)
+
+
+def plan_of(optimizer: hvd.DistributedOptimizer) -> Plan:
+    """Return how an optimizer's gradients are cut into buckets."""
+    assert optimizer._gradients is not None
+    return optimizer._gradients._plan
+
+
+def train_alone(
+    model: Model, optimizer: torch.optim.Optimizer, steps: int, clip: float | None = None
+) -> None:
+    """Train in this process on whole batches."""
+    for step in range(steps):
+        inputs, labels = batch(step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+def train_together(
+    model: Model,
+    optimizer: hvd.DistributedOptimizer,
+    steps: int,
+    clip: float | None = None,
+    set_to_none: bool = True,
+) -> None:
+    """Train on all ranks, each on its share."""
+    for step in range(steps):
+        inputs, labels = map(own, batch(step))
+        optimizer.sample_weight = len(inputs)
+        optimizer.zero_grad(set_to_none=set_to_none)
+        F.cross_entropy(model(inputs), labels).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+def together(
+    make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+) -> tuple[Model, hvd.DistributedOptimizer]:
+    """Return a model that starts equal on all ranks, and its wrapped optimizer."""
+    model = build(seed=hvd.rank())
+    hvd.broadcast_parameters(model.state_dict())
+    optimizer = make(list(model.parameters()))
+    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters())
+
+
+def momentum(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return SGD with momentum and weight decay."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def refused(kind: type[Exception], call: Callable[[], object]) -> str:
+    """Return the message of the error that `call` must raise."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def warned(kind: type[Warning], call: Callable[[], object]) -> str:
+    """Return the text of the one warning that `call` must give."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    assert [warning.category for warning in caught] == [kind], caught
+    return str(caught[0].message)
+
+
+def lie_in_engine_memory(
+    optimizer: hvd.DistributedOptimizer, parameters: Iterable[torch.nn.Parameter]
+) -> bool:
+    """Tell whether all gradients lie where the engine reduces them: shared, if there are peers."""
+    assert optimizer._gradients is not None
+    memory = optimizer._gradients.reducer._memory
+    begin = memory.ctypes.data
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    (line,) = [text for text in lines if _covers(text.split()[0], begin)]
+    assert hvd.size() == 1 or "/memfd:hvdtrain-memory" in line
+    gradients = [p.grad for p in parameters]
+    assert gradients
+    return all(
+        g is not None and begin <= g.data_ptr() <= begin + memory.size - g.nbytes for g in gradients
+    )
+
+
+def _covers(extent: str, address: int) -> bool:
+    start, end = (int(number, 16) for number in extent.split("-"))
+    return start <= address < end
