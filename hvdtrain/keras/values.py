@@ -27,6 +27,7 @@ __all__ = [
     "broadcast_global_variables",
     "broadcast_variables",
     "reducescatter",
+    "refuse_different",
 ]
 
 
@@ -101,7 +102,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
         MismatchError: number, shapes or types differ between ranks; says where.
     """
     variables = list(variables)
-    _refuse_different(variables)
+    refuse_different(variables, "broadcast_variables")
     arrays = [_array(variable) for variable in variables]
     names = [f"broadcast_variables.{number}" for number in range(len(arrays))]
     values = move.broadcast(arrays, root_rank, names, global_process_set)
@@ -121,15 +122,24 @@ def broadcast_global_variables(root_rank: int) -> None:
     )
 
 
-def _refuse_different(variables: list[Any]) -> None:
+def refuse_different(variables: Iterable[Any], what: str) -> None:
+    """Refuse variables that are not the same on all ranks (collective).
+
+    Args:
+        variables: in the same order on every rank.
+        what: they are for.
+
+    Raises:
+        MismatchError: number, shapes or types differ between ranks; says where.
+    """
     here = context.current().topology
     own = [(tuple(variable.shape), variable.dtype, variable.path) for variable in variables]
-    told = objects.allgather_object(own, "shapes for broadcast_variables")
+    told = objects.allgather_object(own, f"shapes for {what}")
     for rank, theirs in enumerate(told):
-        what = _difference(theirs, told[0])
-        if what is not None:
+        difference = _difference(theirs, told[0])
+        if difference is not None:
             raise MismatchError(
-                f"[rank {rank}/{here.size}] broadcast_variables: {what}. Build the same model on "
+                f"[rank {rank}/{here.size}] {what}: {difference}. Build the same model on "
                 "every rank"
             )
 

@@ -9,11 +9,12 @@ import keras
 import keras_callback_cases
 import keras_fit_cases
 import keras_optimizer_cases
+import keras_together_cases
 from ranks import report
 
 import hvdtrain.keras as hvd
 
-MODULES = (keras_optimizer_cases, keras_fit_cases, keras_callback_cases)
+MODULES = (keras_optimizer_cases, keras_fit_cases, keras_callback_cases, keras_together_cases)
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import keras
 
 from hvdtrain.errors import UsageError
-from hvdtrain.keras.settings import GradientSettings
 
 __all__ = ["Backend", "chosen", "require_keras"]
 
@@ -23,10 +22,20 @@ class Backend(Protocol):
         self,
         gradients: Sequence[Any],
         variables: Sequence[Any],
-        settings: GradientSettings,
-        name: str,
+        reduction: Any,
+        samples: Any,
     ) -> list[Any]:
-        """Return the gradients of all ranks, none of which is None (collective)."""
+        """Return the gradients of all ranks, none of which is None (collective).
+
+        Args:
+            gradients: this rank's.
+            variables: what they are of.
+            reduction: the Reduction, whose reduce_arrays() is for arrays.
+            samples: what this rank counts in the average; None for 1.
+        """
+
+    def settle(self) -> None:
+        """Wait until the steps that were started are done (local)."""
 
     def unconverted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Keep what compiles the user's functions from rewriting this one."""

@@ -9,23 +9,21 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from hvdtrain.keras.backends.arrays import fused_settings
-from hvdtrain.keras.settings import GradientSettings
-from hvdtrain.tensors.arrays.fused import reduce_fused
+from hvdtrain.keras.reduction import Reduction
 from hvdtrain.tensors.arrays.memory import Array
 
-__all__ = ["reduce", "unconverted"]
+__all__ = ["reduce", "settle", "unconverted"]
 
 
 def reduce(
-    gradients: Sequence[Any], variables: Sequence[Any], settings: GradientSettings, name: str
+    gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, samples: Any
 ) -> list[Any]:
     """Return the gradients of all ranks (collective)."""
-    rounded = settings.compression.dtype
-    fused = fused_settings(variables, settings)
+    rounded = reduction.settings.compression.dtype
+    weight = None if samples is None else float(samples)
 
     def function(*given: Any) -> list[Array]:
-        return reduce_fused([np.asarray(array) for array in given], name, fused)
+        return reduction.reduce_arrays([np.asarray(array) for array in given], variables, weight)
 
     sent = [
         gradient.astype(rounded)
@@ -39,6 +37,11 @@ def reduce(
     return [
         array.astype(gradient.dtype) for array, gradient in zip(reduced, gradients, strict=True)
     ]
+
+
+def settle() -> None:
+    """Wait until the steps that were started are done (local)."""
+    jax.effects_barrier()
 
 
 def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from hvdtrain.core import objects
 from hvdtrain.core.place import rank, size
 
 __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback"]
@@ -56,7 +57,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Find out how many batches an epoch has."""
+        """Find out how many batches an epoch has on the rank that has most (collective)."""
         optimizer = _stepping(self.model.optimizer)
         if not isinstance(optimizer._learning_rate, keras.Variable):
             raise ValueError(
@@ -65,7 +66,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             )
         if self.staircase:
             return
-        self.steps_per_epoch = self.steps_per_epoch or self.params.get("steps")
+        own = self.steps_per_epoch or self.params.get("steps")
+        told = objects.allgather_object(own, "batches of an epoch")
+        self.steps_per_epoch = None if None in told else max(told)
         if not self.steps_per_epoch:
             raise ValueError(
                 f"{type(self).__name__} needs to know the batches of an epoch: give it "
