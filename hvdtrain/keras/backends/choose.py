@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import keras
 
 from hvdtrain.errors import UsageError
+from hvdtrain.types import ReduceOp
 
 __all__ = ["Backend", "chosen", "require_keras"]
 
@@ -33,6 +34,14 @@ class Backend(Protocol):
             reduction: the Reduction, whose reduce_arrays() is for arrays.
             samples: what this rank counts in the average; None for 1.
         """
+
+    def is_symbolic(self, value: Any) -> bool:
+        """Tell whether a value is one of a function that is being traced."""
+
+    def allreduce(
+        self, value: Any, op: ReduceOp, name: str | None, prescale: float, postscale: float
+    ) -> Any:
+        """Return the reduction of such a value (collective when it runs)."""
 
     def settle(self) -> None:
         """Wait until the steps that were started are done (local)."""

@@ -8,13 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.keras.reduction import Reduction
+from hvdtrain.tensorflow import ops
 from hvdtrain.tensorflow.autograph import unconverted
 from hvdtrain.tensorflow.call import call
 from hvdtrain.tensorflow.compression import Compression
-from hvdtrain.tensorflow.ops import grouped_allreduce
 from hvdtrain.tensors.arrays.memory import Array
+from hvdtrain.types import ReduceOp
 
-__all__ = ["reduce", "settle", "unconverted"]
+__all__ = ["allreduce", "is_symbolic", "reduce", "settle", "unconverted"]
 
 _COMPRESSIONS = {None: Compression.none, "float16": Compression.fp16, "bfloat16": Compression.bf16}
 
@@ -71,10 +72,22 @@ def _reduce_sparse(slices: Sequence[Any], reduction: Reduction, factor: Any) -> 
             )
             for each in slices
         ]
-    gathered: list[Any] = grouped_allreduce(
+    gathered: list[Any] = ops.grouped_allreduce(
         slices, op=settings.op, process_set=settings.process_set, name=f"{reduction.name}_slices"
     )
     return gathered
+
+
+def is_symbolic(value: Any) -> bool:
+    """Tell whether a value is one of a function that is being traced."""
+    return bool(tf.is_symbolic_tensor(value))
+
+
+def allreduce(value: Any, op: ReduceOp, name: str | None, prescale: float, postscale: float) -> Any:
+    """Return the reduction of a tensor of a graph (collective when it runs)."""
+    return ops.allreduce(
+        value, op=op, name=name, prescale_factor=prescale, postscale_factor=postscale
+    )
 
 
 def settle() -> None:

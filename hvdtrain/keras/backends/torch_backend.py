@@ -10,7 +10,7 @@ import torch
 from hvdtrain.keras.reduction import Reduction
 from hvdtrain.tensors.arrays.memory import Array
 
-__all__ = ["reduce", "settle", "unconverted"]
+__all__ = ["is_symbolic", "reduce", "settle", "unconverted"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -39,6 +39,11 @@ def _array(gradient: torch.Tensor, rounded: str | None) -> Array:
     # numpy knows no bfloat16, and halves are added in float32.
     array: Array = (tensor.float() if tensor.dtype in _HALVES else tensor).numpy()
     return array
+
+
+def is_symbolic(value: Any) -> bool:
+    """Return False: nothing is traced."""
+    return False
 
 
 def settle() -> None:
