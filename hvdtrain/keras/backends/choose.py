@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -43,6 +44,9 @@ class Backend(Protocol):
     ) -> Any:
         """Return the reduction of such a value (collective when it runs)."""
 
+    def trace_again(self, model: Any) -> None:
+        """Have a model traced anew, if tensors may now be sparse or not (local)."""
+
     def settle(self) -> None:
         """Wait until the steps that were started are done (local)."""
 
@@ -50,6 +54,7 @@ class Backend(Protocol):
         """Keep what compiles the user's functions from rewriting this one."""
 
 
+@functools.cache  # which AutoGraph leaves alone, too
 def chosen() -> Backend:
     """Return the module for the backend that Keras runs on.
 

@@ -17,7 +17,7 @@ from hvdtrain.tensors.arrays import reduce as arrays
 from hvdtrain.tensors.arrays.memory import Array
 from hvdtrain.types import ReduceOp
 
-__all__ = ["allreduce", "is_symbolic", "reduce", "settle", "unconverted"]
+__all__ = ["allreduce", "is_symbolic", "reduce", "settle", "trace_again", "unconverted"]
 
 _TICKET = jax.ShapeDtypeStruct((), np.int32)
 
@@ -100,6 +100,10 @@ def _call(function: Callable[[list[Array]], Sequence[Array]], values: Sequence[A
     )
     io_callback(lambda _: None, None, done, ordered=True)
     return list(results)
+
+
+def trace_again(model: Any) -> None:
+    """Return: all gradients are dense (local)."""
 
 
 def settle() -> None:

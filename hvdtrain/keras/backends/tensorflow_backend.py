@@ -15,7 +15,7 @@ from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensors.arrays.memory import Array
 from hvdtrain.types import ReduceOp
 
-__all__ = ["allreduce", "is_symbolic", "reduce", "settle", "unconverted"]
+__all__ = ["allreduce", "is_symbolic", "reduce", "settle", "trace_again", "unconverted"]
 
 _COMPRESSIONS = {None: Compression.none, "float16": Compression.fp16, "bfloat16": Compression.bf16}
 
@@ -88,6 +88,11 @@ def allreduce(value: Any, op: ReduceOp, name: str | None, prescale: float, posts
     return ops.allreduce(
         value, op=op, name=name, prescale_factor=prescale, postscale_factor=postscale
     )
+
+
+def trace_again(model: Any) -> None:
+    """Have a model traced anew, since tf.IndexedSlices may have to be made dense (local)."""
+    model.make_train_function(force=True)
 
 
 def settle() -> None:

@@ -10,7 +10,7 @@ import torch
 from hvdtrain.keras.reduction import Reduction
 from hvdtrain.tensors.arrays.memory import Array
 
-__all__ = ["is_symbolic", "reduce", "settle", "unconverted"]
+__all__ = ["is_symbolic", "reduce", "settle", "trace_again", "unconverted"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -44,6 +44,10 @@ def _array(gradient: torch.Tensor, rounded: str | None) -> Array:
 def is_symbolic(value: Any) -> bool:
     """Return False: nothing is traced."""
     return False
+
+
+def trace_again(model: Any) -> None:
+    """Return: all gradients are dense (local)."""
 
 
 def settle() -> None:

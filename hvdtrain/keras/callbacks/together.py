@@ -53,7 +53,7 @@ class Beginning(keras.callbacks.Callback):
             reduction = optimizer.hvdtrain_reduction
             if reduction.uneven is not uneven:
                 reduction.uneven = uneven
-                model.make_train_function(force=True)
+                chosen().trace_again(model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Count from here on."""
