@@ -113,18 +113,6 @@ def ranks_together_give_what_one_gives() -> str:
     return digest(ends)
 
 
-def without_a_compiler() -> str:
-    alone, model = dense_model(seed=5), dense_model(seed=5)
-    alone.compile(OPTIMIZERS[1](), loss="mse")
-    fit(alone, None)
-    Traced.calls = 0
-    model.compile(hvd.DistributedOptimizer(OPTIMIZERS[1]()), loss="mse", run_eagerly=True)
-    fit(model, hvd.rank())
-    assert Traced.calls >= STEPS * EPOCHS
-    assert_close(model.weights, alone.weights)
-    return digest(model.weights)
-
-
 def embeddings_and_frozen_layers() -> str:
     """With parts of other sizes on each rank, and layers that get frozen between two fits."""
     random = np.random.default_rng(3)
@@ -301,7 +289,6 @@ def horovods_names() -> None:
 
 CASES = [
     ranks_together_give_what_one_gives,
-    without_a_compiler,
     embeddings_and_frozen_layers,
     ranks_agree_on_what_is_finite,
     models_that_fit_builds,

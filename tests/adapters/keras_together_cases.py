@@ -115,6 +115,19 @@ def data_of_unknown_length() -> str:
     return digest([*model.weights, *model.optimizer.variables])
 
 
+def without_a_compiler() -> str:
+    model = dense_model(seed=5)
+    weights = [np.array(weight, np.float64) for weight in model.get_weights()]
+    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(hvd.DistributedOptimizer(sgd), loss="mse", run_eagerly=True)
+    Traced.calls = 0
+    model.fit(Batches(batches(EQUAL_STEPS, hvd.rank())), epochs=2, shuffle=False, verbose=0)
+    assert Traced.calls >= 2 * len(EQUAL_STEPS[0])
+    by_formula(weights, 2 * of_all_ranks(EQUAL_STEPS))
+    assert_close(model.weights, weights)
+    return digest(model.weights)
+
+
 class Stop(keras.callbacks.Callback):
     """Ends the training on rank 1 in the middle of an epoch, as TerminateOnNaN does."""
 
@@ -313,6 +326,7 @@ def statistics_are_averaged() -> str:
 CASES = [
     uneven_data_end_together,
     data_of_unknown_length,
+    without_a_compiler,
     one_rank_decides_for_all,
     backups_are_restored_on_all_ranks,
     files_of_one_rank,
