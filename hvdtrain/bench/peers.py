@@ -88,7 +88,7 @@ class Peers:
         self.skipped: dict[str, str] = {}
         self.horovod = self._find_horovod(ranks)
         self._shared = open_world("mpi", here.config, os.environ)
-        self._plain = open_world("mpi", replace(here.config, shared_memory=False), os.environ)
+        self._plain = open_world("mpi", replace(here.config, shared_memory="0"), os.environ)
         self._leave = _start_gloo(here.config)
 
     def close(self) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint32, c_uint64
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.types import DType, ReduceOp
 
@@ -17,10 +20,13 @@ __all__ = [
     "KernelError",
     "Task",
     "Team",
+    "agree_on_kernel",
     "kernel_objection",
     "load_kernel",
     "open_kernel",
 ]
+
+_logger = logging.getLogger("hvdtrain")
 
 TYPES = (
     DType.UINT8,
@@ -93,6 +99,26 @@ class KernelError(Exception):
 def load_kernel() -> ctypes.CDLL | None:
     """Return the library; None where there is none that can be used (see `kernel_objection`)."""
     return _found()[0]
+
+
+def agree_on_kernel(rank: int, allgather: Callable[[Any], list[Any]]) -> ctypes.CDLL | None:
+    """Return the library where all ranks have it, else None on all of them (collective).
+
+    The first rank that lacks it says so in the log.
+
+    Args:
+        rank: of this process.
+        allgather: gathers one picklable value of every rank, by rank.
+    """
+    kernel = load_kernel()
+    lacking = [number for number, found in enumerate(allgather(kernel is not None)) if not found]
+    if lacking[:1] == [rank]:
+        _logger.info(
+            "hvdtrain: ranks of a node add with numpy, which is slower: the compiled kernel is "
+            "missing: %s",
+            kernel_objection(),
+        )
+    return None if lacking else kernel
 
 
 def kernel_objection() -> str:

@@ -25,6 +25,7 @@ from hvdtrain.engines.node_team import NodeTeam, open_team
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import DType, ReduceOp
 
+KERNEL = load_kernel()
 FORK = multiprocessing.get_context("fork")
 # Below and above what is staged at once, several chunks, and sizes that no slice divides.
 COUNTS = (1, 63, 16_384, 16_385, 65_537, 300_001, 1_000_003)
@@ -58,7 +59,8 @@ def in_processes(size: int, work: Callable[[NodeTeam, int], None]) -> list[int |
     meeting = Meeting(size)
 
     def run(rank: int) -> None:
-        team = open_team(rank, meeting.gather(rank))
+        assert KERNEL is not None
+        team = open_team(KERNEL, rank, meeting.gather(rank))
         assert team is not None
         work(team, rank)
         team.close()
@@ -81,7 +83,7 @@ def test_sums_have_the_bits_of_numpys(size: int) -> None:
     """postscale * (... (x_0 p_0 + x_1 p_1) + x_2 p_2 ...), each step rounded to float32."""
 
     def work(team: NodeTeam, rank: int) -> None:
-        engine_memory = team.empty(max(COUNTS) * 4)
+        engine_memory = team.arena.empty(max(COUNTS) * 4)
         assert engine_memory is not None
         for count in COUNTS:
             expected = values(0, count) * np.float32(0.3)
@@ -109,7 +111,8 @@ def test_half_types_are_rounded_once(dtype: DType) -> None:
 
     def reduced(prescale: float) -> torch.Tensor:
         array = patterns.copy()
-        team = open_team(0, lambda value: [value])
+        assert KERNEL is not None
+        team = open_team(KERNEL, 0, lambda value: [value])
         assert team is not None
         buffer = Buffer.from_array(array, dtype)
         team.allreduce(buffer, buffer, ReduceOp.SUM, prescale, 1.0)
@@ -205,10 +208,10 @@ def test_memory_that_the_control_group_does_not_allow(small_group: Path) -> None
         listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("hvdtrain").addHandler(listener)
         (small_group / "cgroup.procs").write_text(str(os.getpid()))
-        memory = team.empty(1 << 20)
+        memory = team.arena.empty(1 << 20)
         assert memory is not None
         for _ in range(2):
-            assert team.empty(100 << 20) is None
+            assert team.arena.empty(100 << 20) is None
         assert len(heard) == (1 if rank == 0 else 0), heard
         assert rank or heard[0] == (
             "hvdtrain: the ranks of this node meet through MPI, which is slower: each of 2 ranks "
@@ -219,8 +222,8 @@ def test_memory_that_the_control_group_does_not_allow(small_group: Path) -> None
 
 
 def test_the_kernel_is_there() -> None:
-    """Where a compiler is, installing builds it; without it all of this would be skipped."""
-    assert load_kernel() is not None
+    """Where a compiler is, installing builds it; without it ranks add with numpy."""
+    assert KERNEL is not None
 
 
 def test_a_kernel_that_cannot_be_used_says_why(tmp_path: Path) -> None:
