@@ -27,6 +27,8 @@ class Capabilities:
         concurrent: several communicators may be used at once, each by a thread of its own.
         halves: half types are reduced where they lie: multiplied by factors and added in
             float32, and rounded once.
+        trees: allreduce adds fractional numbers along a binary tree over the ranks, neighbours
+            first and an odd one last, whatever their number and place.
     """
 
     reduces: Mapping[ReduceOp, frozenset[DType]]
@@ -34,6 +36,7 @@ class Capabilities:
     devices: frozenset[str]
     concurrent: bool
     halves: bool = False
+    trees: bool = False
 
     def objection(self, buffer: Buffer, op: ReduceOp | None = None) -> str | None:
         """Return why this buffer cannot be moved (or reduced by `op`), or None if it can."""

@@ -75,6 +75,7 @@ class MpiCommunicator(Communicator):
             devices=frozenset({"cpu"}),
             concurrent=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
             halves=halves,
+            trees=self._team is not None,
         )
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
@@ -181,7 +182,7 @@ class MpiCommunicator(Communicator):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        if self._team is not None and send.dtype in _HALVES:
+        if self._team is not None and send.dtype.is_half:
             whole = Buffer.from_array(np.empty(send.count, send.dtype.numpy), send.dtype)
             self._team.allreduce(send, whole, op, prescale, postscale)
             start = sum(counts[: self.rank])

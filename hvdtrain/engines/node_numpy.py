@@ -32,7 +32,7 @@ def open_numpy_team(comm: MPI.Comm) -> NumpyTeam | None:
 
 
 class NumpyTeam:
-    """The two halves of a reduction in shared memory, as of NodeTeam, and with the same bits.
+    """The two halves of a reduction in shared memory, as of NodeTeam, in the order of the ranks.
 
     Each is a few calls over whole slices: a thread that comes back from numpy waits for Python's
     lock, which is dear beside a busy main thread.

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.ordered import tree_sum
 from hvdtrain.engines.node_kernel import KernelError, load_kernel, open_kernel
 from hvdtrain.engines.node_memory import share_memory
 from hvdtrain.engines.node_team import NodeTeam, open_team
@@ -78,18 +79,16 @@ def values(rank: int, count: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(rank).normal(size=count).astype(np.float32)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 def test_sums_have_the_bits_of_numpys(size: int) -> None:
-    """postscale * (... (x_0 p_0 + x_1 p_1) + x_2 p_2 ...), each step rounded to float32."""
+    """postscale * ((x_0 p_0 + x_1 p_1) + (x_2 p_2 + x_3 p_3) ...), each step rounded to float32."""
 
     def work(team: NodeTeam, rank: int) -> None:
         engine_memory = team.arena.empty(max(COUNTS) * 4)
         assert engine_memory is not None
         for count in COUNTS:
-            expected = values(0, count) * np.float32(0.3)
-            for other in range(1, size):
-                expected = expected + values(other, count) * np.float32(0.3 + other)
-            expected = expected * np.float32(1 / 3)
+            terms = [values(other, count) * np.float32(0.3 + other) for other in range(size)]
+            expected = np.multiply(tree_sum(terms), np.float32(1 / 3))
             private, source = np.empty(count, np.float32), values(rank, count)
             shared = engine_memory[: count * 4].view(np.float32)
             for given, result in ((source, private), (shared, shared)):
@@ -128,12 +127,12 @@ def test_half_types_are_rounded_once(dtype: DType) -> None:
 
 def test_half_types_are_added_in_float32() -> None:
     def work(team: NodeTeam, rank: int) -> None:
-        array = np.full(1000, [2048.0, 1.0, 1.0][rank], np.float16)
+        array = np.full(1000, [2048.0, 1.0, 1.0, 2.0][rank], np.float16)
         buffer = Buffer.from_array(array)
         team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
-        assert (array == 2050.0).all()  # 2048 + 1 is 2048 in float16
+        assert (array == 2052.0).all()  # 2048 + 1 is 2048 in float16
 
-    assert in_processes(3, work) == [0, 0, 0]
+    assert in_processes(4, work) == [0] * 4
 
 
 def test_a_late_rank_is_waited_for_without_burning_a_core() -> None:
