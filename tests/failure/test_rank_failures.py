@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
 import signal
 import time
@@ -162,6 +164,19 @@ def test_a_rank_that_is_killed_on_one_of_several_hosts(slots: list[int], tmp_pat
     require_hosts()
     hostfile = write_hostfile(tmp_path / "hosts", "openmpi", slots)
     fail("dies", hostfile=hostfile, launcher_args=AGENT_ARGS["openmpi"])
+
+
+@pytest.mark.parametrize("whom", ["rank", "launcher"])
+def test_a_kill_at_any_moment(whom: str) -> None:
+    """From the start of Python to the middle of a step; another moment in each run of the test."""
+    with launch(WORKER, 3, args=["goes_on"]) as job:
+        pids = job.rank_pids(3)
+        seconds = random.uniform(0, 4)
+        print(f"{whom} is killed after {seconds:.3f} s")
+        time.sleep(seconds)
+        os.kill(random.choice(pids) if whom == "rank" else job.process.pid, signal.SIGKILL)
+        job.wait(30)
+        job.assert_nothing_left()
 
 
 @pytest.mark.parametrize("shared_memory", ["0", "1", "numpy"])

@@ -102,6 +102,21 @@ def test_sums_have_the_bits_of_numpys(size: int) -> None:
     assert in_processes(size, work) == [0] * size
 
 
+def test_a_node_with_64_ranks() -> None:
+    """All three ways: shown whole, where it lies, and through the staging areas."""
+
+    def work(team: NodeTeam, rank: int) -> None:
+        memory = team.arena.empty(4 * 20_000)
+        assert memory is not None
+        for array in (np.empty(100), memory.view(np.float32), np.empty(20_000, np.float32)):
+            array[:] = rank + np.arange(array.size) % 7
+            buffer = Buffer.from_array(array)
+            team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 0.5)
+            assert (array == (64 * 63 / 2 + 64 * (np.arange(array.size) % 7)) / 2).all()
+
+    assert in_processes(64, work) == [0] * 64
+
+
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
 def test_half_types_are_rounded_once(dtype: DType) -> None:
     patterns = np.arange(1 << 16, dtype=np.uint16)
