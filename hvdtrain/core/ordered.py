@@ -136,6 +136,9 @@ class OrderedCommunicator(Communicator):
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
         return self._inner.empty(nbytes) if self._trees else np.empty(nbytes, np.uint8)
 
+    def put(self, source: Buffer, buffer: Buffer) -> None:
+        self._inner.put(source, buffer)
+
     def close(self) -> None:
         self._inner.close()
 

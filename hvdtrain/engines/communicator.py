@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -148,6 +149,10 @@ class Communicator(ABC):
         Every member asks for the same size. A buffer in it lies at one offset on all members
         when they reduce it.
         """
+
+    def put(self, source: Buffer, buffer: Buffer) -> None:
+        """Copy `source` into `buffer`, which is reduced next; both in host memory (local)."""
+        ctypes.memmove(buffer.pointer, source.pointer, source.nbytes)
 
     @abstractmethod
     def close(self) -> None:

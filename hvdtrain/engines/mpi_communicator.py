@@ -224,6 +224,12 @@ class MpiCommunicator(Communicator):
         memory = shared.empty(nbytes) if shared is not None else None
         return np.empty(nbytes, np.uint8) if memory is None else memory
 
+    def put(self, source: Buffer, buffer: Buffer) -> None:
+        if self._kernel is None:
+            super().put(source, buffer)
+        else:
+            self._kernel.hvd_copy(buffer.pointer, source.pointer, source.nbytes)
+
     def close(self) -> None:
         for shared in (self._team, self._hierarchy):
             if shared is not None:

@@ -20,6 +20,9 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 #define LINE 128      /* two cache lines, which processors fetch together */
 #define VALUES 8
@@ -330,6 +333,27 @@ static const type_t TYPES[] = {
     ROW(i32, 4), ROW(i64, 8), ROW_HALF(f16), ROW_HALF(bf16), ROW_PAIR(f32, 4),   ROW_PAIR(f64, 8),
     ROW_COMPLEX(c64, 8), ROW_COMPLEX(c128, 16),
 };
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+/* Copy past the caches: lines that are overwritten need not be read first, and who reads them next
+ * is another rank. */
+void hvd_copy(char *target, const char *source, int64_t bytes) {
+#if defined(__x86_64__)
+    int64_t head = -(uintptr_t)target % 64;
+    if (bytes > head + 64) {
+        memcpy(target, source, head);
+        int64_t end = bytes - (bytes - head) % 64;
+        for (int64_t at = head; at < end; at += 64)
+            for (int64_t part = at; part < at + 64; part += 16)
+                _mm_stream_si128((__m128i *)(target + part),
+                                 _mm_loadu_si128((const __m128i *)(source + part)));
+        _mm_sfence();
+        target += end, source += end, bytes -= end;
+    }
+#endif
+    memcpy(target, source, bytes);
+}
 
 /* ---- reduction ------------------------------------------------------------------------------ */
 

@@ -150,6 +150,19 @@ def test_half_types_are_added_in_float32() -> None:
     assert in_processes(4, work) == [0] * 4
 
 
+@pytest.mark.parametrize("offset", [0, 1, 15, 63])
+def test_a_copy_past_the_caches(offset: int) -> None:
+    assert KERNEL is not None
+    source = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
+    for nbytes in (0, 1, 63, 64, 127, 128, 200, 4096, 4099):
+        target = np.zeros(5000, np.uint8)
+        begin = offset - target.ctypes.data % 64 + 64
+        KERNEL.hvd_copy(target.ctypes.data + begin, source.ctypes.data + 7, nbytes)
+        assert target[begin : begin + nbytes].tobytes() == source[7 : 7 + nbytes].tobytes()
+        assert not target[:begin].any()
+        assert not target[begin + nbytes :].any()
+
+
 def test_a_late_rank_is_waited_for_without_burning_a_core() -> None:
     def work(team: NodeTeam, rank: int) -> None:
         array = np.ones(100_000, np.float32)
