@@ -16,8 +16,9 @@ def objections(hosts: Sequence[Host], where: str) -> list[str]:
     silent = [host.name for host in hosts if host.slots is None]
     if silent:
         found.append(
-            f"{where}: {', '.join(silent[:5])}{' ...' * (len(silent) > 5)}: no slots=: Open MPI takes "
-            "as many as the host has cores, so all ranks may land on the first host: write slots=N"
+            f"{where}: {', '.join(silent[:5])}{' ...' * (len(silent) > 5)}: no slots=: Open MPI "
+            "takes as many as the host has cores, so all ranks may land on the first host: write "
+            "slots=N"
         )
     return found + _mixed_names(hosts, where)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from hvdtrain.launch.hosts import hydra, openmpi, schedulers
 from hvdtrain.launch.hosts.host import Host, HostfileError, Source
 
-__all__ = ["FORMATS", "Format", "guess_format", "read_file", "source_of_job"]
+__all__ = ["FORMATS", "Format", "guess_format", "read_file", "read_hostfile", "source_of_job"]
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,11 @@ def read_file(path: str) -> Source:
     """
     file = Path(path)
     if not file.exists():
-        raise HostfileError(path, "", "does not exist: see hostfiles/ for templates")
+        raise HostfileError(f"hostfile {path}", "", "does not exist: see hostfiles/ for templates")
     if not file.is_file():
-        raise HostfileError(path, "", "is not a file: name a text file, one host per line")
+        raise HostfileError(
+            f"hostfile {path}", "", "is not a file: name a text file, one host per line"
+        )
     try:
         raw = file.read_bytes().removeprefix(codecs.BOM_UTF8)
         text = raw.decode("ascii")
@@ -107,11 +109,27 @@ def read_file(path: str) -> Source:
         line = raw[: error.start].count(b"\n") + 1
         raise HostfileError(f"{path}:{line}", "", "has a letter that is not ASCII") from None
     except OSError as error:
-        raise HostfileError(path, "", f"cannot be read: {error.strerror}") from None
+        raise HostfileError(f"hostfile {path}", "", f"cannot be read: {error.strerror}") from None
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise HostfileError(f"{path}:{line}", "", "has a zero byte: it is no text file")
     return Source(path, text)
+
+
+def read_hostfile(path: str, form: str) -> list[Host]:
+    """Return the hosts of a file, one or more.
+
+    Args:
+        path: of the file.
+        form: of FORMATS.
+
+    Raises:
+        HostfileError: it cannot be read, is not in this form, or names no host.
+    """
+    hosts = FORMATS[form].read(read_file(path))
+    if not hosts:
+        raise HostfileError(f"hostfile {path}", "", "names no host: write one host per line")
+    return hosts
 
 
 def guess_format(source: Source) -> str:

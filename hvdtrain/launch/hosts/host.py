@@ -17,7 +17,7 @@ _LARGEST = 1 << 20
 
 
 class HostfileError(UsageError):
-    """A hostfile, or a scheduler's list of hosts, that makes no sense; says where and how to mend it.
+    """A hostfile, or a scheduler's list of hosts, that makes no sense.
 
     Args:
         where: file and line, or a variable's name.
