@@ -96,12 +96,11 @@ def read_file(path: str) -> Source:
         HostfileError: it is missing, no file, unreadable, or not ASCII.
     """
     file = Path(path)
+    where = f"hostfile {path}"
     if not file.exists():
-        raise HostfileError(f"hostfile {path}", "", "does not exist: see hostfiles/ for templates")
+        raise HostfileError(where, "", "does not exist: see hostfiles/ for templates")
     if not file.is_file():
-        raise HostfileError(
-            f"hostfile {path}", "", "is not a file: name a text file, one host per line"
-        )
+        raise HostfileError(where, "", "is not a file: name a text file, one host per line")
     try:
         raw = file.read_bytes().removeprefix(codecs.BOM_UTF8)
         text = raw.decode("ascii")
@@ -109,7 +108,7 @@ def read_file(path: str) -> Source:
         line = raw[: error.start].count(b"\n") + 1
         raise HostfileError(f"{path}:{line}", "", "has a letter that is not ASCII") from None
     except OSError as error:
-        raise HostfileError(f"hostfile {path}", "", f"cannot be read: {error.strerror}") from None
+        raise HostfileError(where, "", f"cannot be read: {error.strerror}") from None
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise HostfileError(f"{path}:{line}", "", "has a zero byte: it is no text file")
