@@ -105,9 +105,8 @@ def ranks_together_give_what_one_gives() -> str:
         plain = make()
         if isinstance(plain, keras.optimizers.SGD):
             want = [np.array(weight, np.float64) for weight in model.get_weights()]
-            steps = [
-                [a.reshape(-1, a.shape[-1]) for a in step] for step in zip(*data(), strict=True)
-            ]
+            flat = [array.reshape(STEPS, -1, array.shape[-1]) for array in data()]
+            steps = list(zip(*flat, strict=True))
             by_formula(want, EPOCHS * steps, momentum=plain.momentum, nesterov=plain.nesterov)
         else:
             model.compile(plain, loss="mse")
