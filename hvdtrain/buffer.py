@@ -64,7 +64,8 @@ class Buffer:
             return
         array = self.array()
         if self.dtype in _FRACTIONAL:
-            np.multiply(array, factor, out=array)
+            with np.errstate(all="ignore"):  # loss scalers look for what overflows
+                np.multiply(array, factor, out=array)
         elif self.dtype.is_integer:
             array[:] = np.trunc(array.astype(np.float64) * factor).astype(array.dtype)
         else:

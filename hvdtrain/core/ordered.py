@@ -92,6 +92,7 @@ class OrderedCommunicator(Communicator):
         else:
             self._sum_parts(send, receive, counts, prescale, postscale)
 
+    @np.errstate(all="ignore")  # as in MPI and C; loss scalers look for what overflows
     def _sum_parts(
         self,
         send: Buffer,

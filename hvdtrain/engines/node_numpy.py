@@ -48,6 +48,7 @@ class NumpyTeam:
         self._comm, self._rank = comm, comm.Get_rank()
         self.arena = NodeArena(self._rank, comm.Get_size(), comm.allgather)
 
+    @np.errstate(all="ignore")  # as in MPI and C; loss scalers look for what overflows
     def add(self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int) -> Buffer:
         """Return this rank's slice of `buffer`, in which the node is added up (collective).
 
