@@ -93,9 +93,11 @@ class MpiCommunicator(Communicator):
         factors = (1.0, 1.0) if by_itself else (prescale, postscale)
         if self._team is not None:
             self._team.allreduce(buffer, buffer, op, *factors)
-        elif self._hierarchy is not None and buffer.nbytes >= self._hierarchy.least_bytes:
-            self._hierarchy.allreduce(buffer, op, *factors)
-        else:
+        elif (
+            self._hierarchy is None
+            or buffer.nbytes < self._hierarchy.least_bytes
+            or not self._hierarchy.allreduce(buffer, op, *factors)
+        ):
             self._allreduce_flat(buffer, op, *factors)
         if by_itself:
             buffer.scale(postscale)

@@ -93,17 +93,24 @@ class NodeHierarchy:
         self._team, self._owners = team, owners
         self._alone = local.Get_size() == comm.Get_size()
         self.least_bytes = _LEAST_BYTES_WITHIN if self._alone else _LEAST_BYTES_BETWEEN
-        self._scratch: list[Buffer] = []
+        self._scratch: list[Buffer] | None = None
 
-    def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> None:
-        """Reduce in place; factors other than 1 are for fractional types."""
+    def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> bool:
+        """Reduce in place; factors other than 1 are for fractional types.
+
+        Returns:
+            Whether it did so; a node may have no memory to share that it takes.
+        """
         reached = self._all_reach(buffer)
+        scratch = [] if reached else self._open_scratch()
+        if not reached and not scratch:
+            return False
         chunk_bytes = buffer.nbytes if self._alone else self._owners * _PIECE_BYTES
         if not reached:
             chunk_bytes = min(chunk_bytes, _SCRATCH_BYTES)
         previous: _Chunk | None = None
         for number, piece in enumerate(buffer.pieces(chunk_bytes)):
-            shared = piece if reached else self._show(piece, number)
+            shared = piece if reached else _show(piece, scratch[number % 2])
             own = self._team.add(shared, op, prescale, self._owners)
             chunk = _Chunk(piece, shared, self._start(own, op))
             if previous is not None:
@@ -111,6 +118,7 @@ class NodeHierarchy:
             previous = chunk
         if previous is not None:
             self._complete(previous, postscale)
+        return True
 
     def _all_reach(self, buffer: Buffer) -> bool:
         """Agree whether every rank's data lies where the peers of its node reach it."""
@@ -119,17 +127,14 @@ class NodeHierarchy:
         self._comm.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
         return bool(lowest[0] == -lowest[1] != 0)
 
-    def _show(self, piece: Buffer, number: int) -> Buffer:
-        """Copy a piece into one of two places in shared memory, which take turns."""
-        if not self._scratch:
-            places = [self.empty(_SCRATCH_BYTES) for _ in range(2)]
-            if any(place is None for place in places):
-                raise MemoryError("a node cannot share another 8 MiB for each of its ranks")
-            self._scratch = [Buffer.from_array(place) for place in places if place is not None]
-        place = self._scratch[number % 2]
-        shared = Buffer(place.pointer, piece.dtype, piece.count, owner=place)
-        shared.array()[:] = piece.array()
-        return shared
+    def _open_scratch(self) -> list[Buffer]:
+        """Return two places in shared memory, which take turns (collective); [] for none."""
+        if self._scratch is None:
+            memory = self.empty(2 * _SCRATCH_BYTES)
+            self._scratch = (
+                [] if memory is None else [*Buffer.from_array(memory).pieces(_SCRATCH_BYTES)]
+            )
+        return self._scratch
 
     def _start(self, own: Buffer, op: ReduceOp) -> MPI.Request:
         if own.count == 0 or self._alone:
@@ -166,3 +171,10 @@ class _Chunk:
     piece: Buffer
     shared: Buffer
     request: MPI.Request
+
+
+def _show(piece: Buffer, place: Buffer) -> Buffer:
+    """Copy a piece into shared memory."""
+    shared = Buffer(place.pointer, piece.dtype, piece.count, owner=place)
+    shared.array()[:] = piece.array()
+    return shared
