@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from hvdtrain.config import Config
 from hvdtrain.core.binding import warn_of_binding
 from hvdtrain.core.bucket_size import BucketSize
@@ -210,7 +212,10 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     if topology.size > 1:
         keep_freed_memory(os.environ)
     communicator = world.communicator
-    if config.deterministic or deterministic:
+    # Ranks on other hosts may not have the first one's environment.
+    ordered = np.array([config.deterministic or deterministic], np.uint64)
+    communicator.start_max(ordered).wait()
+    if ordered[0]:
         communicator = OrderedCommunicator(communicator)
     channel = Channel(communicator, range(topology.size), topology.title, shadow, "world")
     here = _context = Context(config, world.engine, world.library, topology, channel)

@@ -55,6 +55,7 @@ def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
     from hvdtrain.engines.mpi_communicator import MpiCommunicator
 
     world = MPI.COMM_WORLD.Dup()
+    config = world.bcast(config)  # ranks on other hosts may not have the first one's environment
     proved = prove_nodes(world.allgather)
     sharing = proved if config.shared_memory != "0" else None
     compiled = config.shared_memory == "1"
