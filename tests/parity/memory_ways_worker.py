@@ -1,18 +1,23 @@
 """Train a model of some MiB in each way in which ranks of a node can meet.
 
-What one rank makes of all samples is computed here as well.
+What one rank makes of all samples is computed here as well. Settings are given to rank 0 alone, as
+mpirun does on several hosts.
 """
 
 from __future__ import annotations
 
 import os
+import resource
+import warnings
 
 import torch
+from job import rank_of
 from ranks import report
 from torch.nn import Linear, ReLU, Sequential
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
+from hvdtrain.core.ordered import OrderedCommunicator
 from hvdtrain.engines.mpi_communicator import MpiCommunicator
 from hvdtrain.engines.node_team import NodeTeam
 
@@ -62,12 +67,41 @@ def way_of_world() -> str:
     return "1" if isinstance(team, NodeTeam) else "numpy"
 
 
+def check_numbers_that_overflow() -> None:
+    """Infinite gradients are for the loss scaler to find; a warning could end a rank."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        most = torch.full((1 << 19,), 3e38)
+        for factor in (1.0, 2.0):
+            summed = hvd.allreduce(most, op=hvd.Sum, prescale_factor=factor, name="most")
+            assert summed.isinf().all()
+
+
+def check_without_memory_to_share() -> None:
+    """Sums of tensors that no peer reaches go on through MPI."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        for _ in range(2):
+            whole = torch.full((1 << 19,), hvd.rank() + 1)  # which need no order of their own
+            summed = hvd.allreduce(whole, op=hvd.Sum, name="whole")
+            assert (summed == hvd.size() * (hvd.size() + 1) / 2).all()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def set_on_first_rank(name: str, value: str) -> None:
+    """Set a variable where mpirun was called."""
+    if rank_of(os.environ) == 0:
+        os.environ[name] = value
+
+
 torch.set_num_threads(1)
 os.environ["HVDTRAIN_BUCKET_BYTES"] = str(2 << 20)
 alone: torch.Tensor | None = None
 found: dict[str, float] = {}
 for way in WAYS:
-    os.environ["HVDTRAIN_SHARED_MEMORY"] = way
+    set_on_first_rank("HVDTRAIN_SHARED_MEMORY", way)
     hvd.init()
     if alone is None:
         alone = train(range(hvd.size()), together=False)
@@ -78,5 +112,12 @@ for way in WAYS:
     weights = train(range(hvd.rank(), hvd.rank() + 1), together=True)
     assert torch.equal(weights, hvd.broadcast(weights, 0, name="weights")), way
     found[way_of_world()] = float((weights - alone).abs().max())
+    check_numbers_that_overflow()
     hvd.shutdown()
+set_on_first_rank("HVDTRAIN_DETERMINISTIC", "1")
+hvd.init()
+assert isinstance(context.current().world.communicator, OrderedCommunicator)
+check_numbers_that_overflow()
+check_without_memory_to_share()
+hvd.shutdown()
 report(cases=len(found), payload=found)
