@@ -41,7 +41,8 @@ def backward_by_shards(
     One backward pass runs for each shard, and the sums are taken along a binary tree over all
     shards, of which this rank's part is one branch. With HVDTRAIN_DETERMINISTIC=1 and
     op=hvd.Sum, step() goes on along that tree, so the gradient has the same bits on any number
-    of ranks that is a power of two, if each rank computes with equally many threads.
+    of ranks that is a power of two, if each rank computes with equally many threads; but not in
+    half types, whose sums are rounded differently on a rank and between ranks.
 
     Args:
         parameters: as given to DistributedOptimizer; frozen ones are left out.
