@@ -23,6 +23,8 @@ _logger = logging.getLogger("hvdtrain")
 
 _NAME = "hvdtrain-memory"
 
+_UNSEEN = "its memory cannot be mapped by others"
+
 # A place in shared memory is told by the number of the memory and the offset in it.
 _OFFSET_BITS = 48
 
@@ -113,9 +115,10 @@ def share_memory(
     if not any(reasons):
         descriptor, reason = _reserve(nbytes)
         try:
-            announced = allgather((os.getpid(), descriptor))
-            parts = _map_all(announced, nbytes, rank)
-            reasons = allgather(reason if parts is None else "")
+            announced = allgather((os.getpid(), descriptor, reason))
+            parts = _map_all([place for *place, _ in announced], nbytes, rank)
+            missing = next(filter(None, (why for *_, why in announced)), _UNSEEN)
+            reasons = allgather(missing if parts is None else "")
         finally:
             if descriptor is not None:
                 os.close(descriptor)
@@ -150,11 +153,11 @@ def _reserve(nbytes: int) -> tuple[int | None, str]:
     except OSError as error:
         os.close(descriptor)
         return None, f"posix_fallocate: {error.strerror}"
-    return descriptor, "its memory cannot be mapped by others"
+    return descriptor, ""
 
 
 def _map_all(
-    announced: list[tuple[int, int | None]], nbytes: int, own: int
+    announced: list[list[Any]], nbytes: int, own: int
 ) -> list[npt.NDArray[np.uint8]] | None:
     try:
         return [
