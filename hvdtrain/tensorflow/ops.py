@@ -139,10 +139,13 @@ def _gather_slices(
     gathered = differentiable.allgather(
         parts, reduction.process_set, Naming(name, naming.ignore_name_scope)
     )
-    size = reduction.process_set.size() if reduction.op is ReduceOp.AVERAGE else 1
+    summed, places = gathered[::2], gathered[1::2]
+    if reduction.op is ReduceOp.AVERAGE:
+        size = reduction.process_set.size()
+        summed = [values / tf.cast(size, values.dtype) for values in summed]
     return [
-        tf.IndexedSlices(values / tf.cast(size, values.dtype), indices, each.dense_shape)
-        for each, values, indices in zip(slices, gathered[::2], gathered[1::2], strict=True)
+        tf.IndexedSlices(values, indices, each.dense_shape)
+        for each, values, indices in zip(slices, summed, places, strict=True)
     ]
 
 

@@ -129,6 +129,7 @@ def DistributedGradientTape(
     kind: Any = _distributed(base)
     tape = kind.__new__(kind)  # without beginning anew
     tape.__dict__.update(gradtape.__dict__)
+    tape._recording = False  # wrapped within its `with`, it is the user's tape that ends there
     tape._settings = GradientSettings(
         op,
         process_set,

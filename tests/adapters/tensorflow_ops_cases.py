@@ -60,9 +60,9 @@ def factors_compression_and_slices() -> None:
     rank, size = hvd.rank(), hvd.size()
     x = tf.constant(input_of(rank))
     for mode in both_modes(
-        lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5, name="f")
+        lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0, name="f")
     ):
-        np.testing.assert_allclose(mode(x), expected(hvd.Sum))
+        np.testing.assert_allclose(mode(x), 6 * expected(hvd.Sum))
     third = tf.constant([1 / 3])
     rounded = float(tf.cast(tf.cast(third, tf.float16), tf.float32)[0])
     got = hvd.allreduce(third, compression=hvd.Compression.fp16)
@@ -74,6 +74,11 @@ def factors_compression_and_slices() -> None:
     def slices(values: Any) -> Any:
         rows = tf.IndexedSlices(values, tf.range(rank + 1), tf.constant([size, 2]))
         return tf.convert_to_tensor(hvd.allreduce(rows, op=hvd.Average))
+
+    parts = map(tf.constant, ([[rank]], [rank], [size, 1]))
+    whole = hvd.allreduce(tf.IndexedSlices(*parts), op=hvd.Sum)
+    assert whole.values.dtype == tf.int32
+    assert tf.convert_to_tensor(whole)[:, 0].numpy().tolist() == list(range(size))
 
     # Row i has the ones of ranks i and above.
     want = np.repeat([[(size - i) / size] for i in range(size)], 2, axis=1)
@@ -259,6 +264,17 @@ def joined_ranks_give_zeros() -> None:
         (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [w])
         assert float(gradient[0, 0]) == np.float32((size - step) / size)
     assert int(hvd.join()) == size - 1
+
+    # Gradients of shapes that some ranks have not reduced yet, and wrapped while they are recorded.
+    v = tf.Variable(tf.ones([7]))
+    for steps in (rank, 2):
+        for _ in range(steps):
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_sum(v)
+                outer = hvd.DistributedGradientTape(inner)
+            (gradient,) = outer.gradient(loss, [v])
+            assert gradient.shape == [7]
+        assert int(hvd.join()) in range(size)
 
 
 CASES = [

@@ -65,10 +65,9 @@ def reduce_fused(arrays: Sequence[Array], name: str, settings: FusedSettings) ->
     except MismatchError:
         agree_on_plan(specs, channel)  # which names the first difference, if it is one of these
         raise
-    if key not in known:
+    # A rank that has joined keeps nothing, so where one has, all will ask again.
+    if key not in known and (len(known) >= _MOST_KEPT or fused.use_engine_memory(channel)):
         known[key] = fused
-        if len(known) <= _MOST_KEPT:
-            fused.use_engine_memory(channel)
     return results
 
 
@@ -111,13 +110,17 @@ class _Fused:
         self._nbytes = sum(spec.nbytes + _BUCKET_BYTES for spec in specs)
         self._memory = LentMemory(empty([self._nbytes], np.uint8))
 
-    def use_engine_memory(self, channel: Channel) -> None:
-        """Let further gradients lie in memory that the engine reduces fastest (collective)."""
+    def use_engine_memory(self, channel: Channel) -> bool:
+        """Let further gradients lie in memory that the engine reduces fastest (collective).
+
+        Tell whether all ranks were there for it.
+        """
         try:
             memory = channel.run(Memory(self._nbytes, f"for plan {self._digest}"))
-        except MismatchError:  # a rank has joined, and needs none any more
-            return
+        except MismatchError:  # a rank has joined
+            return False
         self._memory = LentMemory(memory)
+        return True
 
     def reduce(self, arrays: Sequence[Array], name: str, channel: Channel) -> list[Array]:
         """Return the reduced gradients (collective, blocking)."""
