@@ -68,6 +68,7 @@ def new_model(recipe: KerasRecipe, course: Course) -> Any:
     wrong shows in the digests.
     """
     keras.config.set_floatx(course.options.dtype)
+    keras.config.set_dtype_policy(course.options.dtype)
     keras.utils.set_random_seed((course.options.seed + course.topology.rank) % _LARGEST_SEED)
     return recipe.build_model()
 
