@@ -32,6 +32,7 @@ from hvdtrain.keras.builds import (
 )
 from hvdtrain.keras.compiling import prepare_compile
 from hvdtrain.keras.compression import Compression
+from hvdtrain.keras.fitting import prepare_fit
 from hvdtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdtrain.keras.saving import load_model
 from hvdtrain.keras.values import (
@@ -57,6 +58,7 @@ except UsageError:
     speak_plainly()
     raise
 prepare_compile()
+prepare_fit()
 
 __all__ = [
     "Adasum",

@@ -7,13 +7,14 @@ settled inside of `compile`, so `compile` is where we have to be.
 
 from __future__ import annotations
 
-import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from hvdtrain.errors import UnsupportedError
+from hvdtrain.keras.patching import extend
 from hvdtrain.keras.wrapping import Distributed, distribute, undistributed
 
 __all__ = ["prepare_compile"]
@@ -21,22 +22,12 @@ __all__ = ["prepare_compile"]
 
 def prepare_compile() -> None:
     """Have `compile` of every model take a DistributedOptimizer as it must be taken."""
-    owner: Any = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
-    plain = owner.compile
-    if hasattr(plain, "hvdtrain_prepared"):
-        return
-    signature = inspect.signature(plain)
+    extend("compile", _compile)
 
-    @functools.wraps(plain)
-    def compile_model(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        _adjust(given.arguments)
-        return plain(*given.args, **given.kwargs)
 
-    compile_model.hvdtrain_prepared = True  # type: ignore[attr-defined]
-    # Not on keras.Model: a model whose class has another `compile` than this one counts as custom.
-    owner.compile = compile_model
+def _compile(plain: Callable[..., Any], given: inspect.BoundArguments) -> Any:
+    _adjust(given.arguments)
+    return plain(*given.args, **given.kwargs)
 
 
 def _adjust(arguments: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Operations on values: numbers, lists, arrays and tensors of any backend. All are blocking.
 
-They return numpy arrays, 0-d ones for numbers.
+They return numpy arrays, 0-d ones for numbers. `allreduce` works in traced functions, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from hvdtrain.core import context, objects
 from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import MismatchError
+from hvdtrain.keras.backends.choose import chosen
 from hvdtrain.keras.compression import Compression, Compressor
 from hvdtrain.tensors.arrays import move, reduce
 from hvdtrain.tensors.arrays.memory import Array
@@ -27,6 +28,7 @@ __all__ = [
     "broadcast_global_variables",
     "broadcast_variables",
     "reducescatter",
+    "refuse_different",
 ]
 
 
@@ -38,8 +40,11 @@ def allreduce(
     postscale_factor: float = 1.0,
     op: ReduceOp | None = None,
     compression: type[Compressor] = Compression.none,
-) -> Array:
+) -> Any:
     """Return postscale * op over ranks of (prescale * value_r) (collective).
+
+    In functions that TensorFlow or JAX traces the result is a tensor of theirs, with a gradient
+    where `op` is Average or Sum, and `compression` makes no difference.
 
     Args:
         value: of equal shape and type on all ranks.
@@ -51,12 +56,14 @@ def allreduce(
             or Adasum.
         compression: how the value is rounded before.
     """
+    reduction = choose_op(op, False if average is False else None)
+    factors = (float(prescale_factor), float(postscale_factor))
+    if chosen().is_symbolic(value):
+        return chosen().allreduce(value, reduction, name, *factors)
     array = _array(value)
     rounds = compression.dtype is not None and array.dtype.kind == "f"
     sent = array.astype(compression.dtype) if rounds else array
-    chosen = choose_op(op, False if average is False else None)
-    factors = (float(prescale_factor), float(postscale_factor))
-    (result,) = reduce.allreduce([sent], chosen, name, *factors, global_process_set)
+    (result,) = reduce.allreduce([sent], reduction, name, *factors, global_process_set)
     return result.astype(array.dtype, copy=False)
 
 
@@ -101,7 +108,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
         MismatchError: number, shapes or types differ between ranks; says where.
     """
     variables = list(variables)
-    _refuse_different(variables)
+    refuse_different(variables, "broadcast_variables")
     arrays = [_array(variable) for variable in variables]
     names = [f"broadcast_variables.{number}" for number in range(len(arrays))]
     values = move.broadcast(arrays, root_rank, names, global_process_set)
@@ -121,15 +128,24 @@ def broadcast_global_variables(root_rank: int) -> None:
     )
 
 
-def _refuse_different(variables: list[Any]) -> None:
+def refuse_different(variables: Iterable[Any], what: str) -> None:
+    """Refuse variables that are not the same on all ranks (collective).
+
+    Args:
+        variables: in the same order on every rank.
+        what: they are for.
+
+    Raises:
+        MismatchError: number, shapes or types differ between ranks; says where.
+    """
     here = context.current().topology
     own = [(tuple(variable.shape), variable.dtype, variable.path) for variable in variables]
-    told = objects.allgather_object(own, "shapes for broadcast_variables")
+    told = objects.allgather_object(own, f"shapes for {what}")
     for rank, theirs in enumerate(told):
-        what = _difference(theirs, told[0])
-        if what is not None:
+        difference = _difference(theirs, told[0])
+        if difference is not None:
             raise MismatchError(
-                f"[rank {rank}/{here.size}] broadcast_variables: {what}. Build the same model on "
+                f"[rank {rank}/{here.size}] {what}: {difference}. Build the same model on "
                 "every rank"
             )
 

@@ -10,7 +10,7 @@ import keras
 from hvdtrain.keras.backends.choose import chosen
 from hvdtrain.keras.reduction import Reduction
 
-__all__ = ["Distributed", "distribute", "undistributed"]
+__all__ = ["Distributed", "distribute", "optimizers_of", "state_of", "undistributed"]
 
 
 class Distributed:
@@ -70,6 +70,22 @@ def distribute(optimizer: Any, reduction: Reduction) -> Any:
     made = _with_state_of(optimizer, type(kind.__name__, (first, kind), members))
     made.hvdtrain_reduction = reduction
     return made
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Return the distributed optimizers of a model: its own, and those it has as attributes."""
+    own = (getattr(model, "optimizer", None), *vars(model).values())
+    found = {id(each): each for each in own if isinstance(each, Distributed)}
+    return list(found.values())
+
+
+def state_of(model: Any) -> list[Any]:
+    """Return the weights of a model, and the variables of its optimizers; builds its own one."""
+    own = model.optimizer
+    if own is not None and not own.built:
+        own.build(model.trainable_variables)
+    optimizers = {id(each): each for each in (own, *optimizers_of(model)) if each is not None}
+    return [*model.weights, *(v for each in optimizers.values() for v in each.variables)]
 
 
 def undistributed(optimizer: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import re
@@ -16,7 +17,7 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.wrapping import Distributed
+from hvdtrain.keras.wrapping import Distributed, state_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "keras.md"
 ROWS = 4  # of each rank in a step
@@ -45,6 +46,23 @@ def dense_model(seed: int) -> Any:
     keras.utils.set_random_seed(seed)
     layers = [keras.Input([3]), Traced(7, activation="tanh"), keras.layers.Dense(2)]
     return keras.Sequential(layers)
+
+
+@functools.cache
+def _shared() -> tuple[Any, list[Any]]:
+    model = dense_model(seed=5)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+    return model, [keras.ops.convert_to_numpy(variable) for variable in state_of(model)]
+
+
+def shared_model() -> Any:
+    """Return a model as it was at first, but for its traces, which many cases share."""
+    model, state = _shared()
+    for variable, value in zip(state_of(model), state, strict=True):
+        variable.assign(value)
+    model._initial_epoch = None
+    return model
 
 
 def fit(model: Any, rank: int | None, arrays: Any = None, **how: Any) -> Any:

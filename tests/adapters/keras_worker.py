@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -9,15 +10,19 @@ import keras
 import keras_callback_cases
 import keras_fit_cases
 import keras_optimizer_cases
+import keras_together_cases
 from ranks import report
 
 import hvdtrain.keras as hvd
 
-MODULES = (keras_optimizer_cases, keras_fit_cases, keras_callback_cases)
+MODULES = (keras_optimizer_cases, keras_fit_cases, keras_callback_cases, keras_together_cases)
 
 
 def main() -> None:
     hvd.init()
+    if keras.backend.backend() == "jax":  # whose one thread then must not wait for another
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpus[hvd.rank() % len(cpus)]})
     digests = {}
     cases = [case for module in MODULES for case in module.CASES]
     wanted = sys.argv[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 import keras
 
 from hvdtrain.errors import UsageError
-from hvdtrain.keras.settings import GradientSettings
+from hvdtrain.types import ReduceOp
 
 __all__ = ["Backend", "chosen", "require_keras"]
 
@@ -23,15 +24,37 @@ class Backend(Protocol):
         self,
         gradients: Sequence[Any],
         variables: Sequence[Any],
-        settings: GradientSettings,
-        name: str,
+        reduction: Any,
+        samples: Any,
     ) -> list[Any]:
-        """Return the gradients of all ranks, none of which is None (collective)."""
+        """Return the gradients of all ranks, none of which is None (collective).
+
+        Args:
+            gradients: this rank's.
+            variables: what they are of.
+            reduction: the Reduction, whose reduce_arrays() is for arrays.
+            samples: what this rank counts in the average; None for 1.
+        """
+
+    def is_symbolic(self, value: Any) -> bool:
+        """Tell whether a value is one of a function that is being traced."""
+
+    def allreduce(
+        self, value: Any, op: ReduceOp, name: str | None, prescale: float, postscale: float
+    ) -> Any:
+        """Return the reduction of such a value (collective when it runs)."""
+
+    def trace_again(self, model: Any) -> None:
+        """Have a model traced anew, if tensors may now be sparse or not (local)."""
+
+    def settle(self) -> None:
+        """Wait until the steps that were started are done (local)."""
 
     def unconverted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Keep what compiles the user's functions from rewriting this one."""
 
 
+@functools.cache  # which AutoGraph leaves alone, too
 def chosen() -> Backend:
     """Return the module for the backend that Keras runs on.
 

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import io_callback
+from jax.experimental.buffer_callback import buffer_callback
 
-from hvdtrain.keras.backends.arrays import fused_settings
-from hvdtrain.keras.settings import GradientSettings
-from hvdtrain.tensors.arrays.fused import reduce_fused
+from hvdtrain.core.process_set import global_process_set
+from hvdtrain.keras.reduction import Reduction
+from hvdtrain.tensors.arrays import reduce as arrays
 from hvdtrain.tensors.arrays.memory import Array
+from hvdtrain.types import ReduceOp
 
-__all__ = ["reduce", "unconverted"]
+__all__ = ["allreduce", "is_symbolic", "reduce", "settle", "trace_again", "unconverted"]
+
+_TICKET = jax.ShapeDtypeStruct((), np.int32)
 
 
 def reduce(
-    gradients: Sequence[Any], variables: Sequence[Any], settings: GradientSettings, name: str
+    gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, samples: Any
 ) -> list[Any]:
     """Return the gradients of all ranks (collective)."""
-    rounded = settings.compression.dtype
-    fused = fused_settings(variables, settings)
+    rounded = reduction.settings.compression.dtype
+    weight = None if samples is None else float(samples)
 
-    def function(*given: Any) -> list[Array]:
-        return reduce_fused([np.asarray(array) for array in given], name, fused)
+    def function(given: list[Array]) -> list[Array]:
+        return reduction.reduce_arrays(given, variables, weight)
 
     sent = [
         gradient.astype(rounded)
@@ -33,12 +38,77 @@ def reduce(
         else gradient
         for gradient in gradients
     ]
-    kinds = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in sent]
-    # Ordered: ranks must come to their reductions in one order.
-    reduced = io_callback(function, kinds, *sent, ordered=True)
     return [
-        array.astype(gradient.dtype) for array, gradient in zip(reduced, gradients, strict=True)
+        array.astype(gradient.dtype)
+        for array, gradient in zip(_call(function, sent), gradients, strict=True)
     ]
+
+
+def is_symbolic(value: Any) -> bool:
+    """Tell whether a value is one of a function that is being traced."""
+    return isinstance(value, jax.core.Tracer)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def allreduce(value: Any, op: ReduceOp, name: str | None, prescale: float, postscale: float) -> Any:
+    """Return the reduction of a traced value; its gradient is reduced likewise (collective)."""
+
+    def function(given: list[Array]) -> list[Array]:
+        return arrays.allreduce(given, op, name, prescale, postscale, global_process_set)
+
+    return _call(function, [value])[0]
+
+
+def _forward(value: Any, *options: Any) -> tuple[Any, None]:
+    return allreduce(value, *options), None
+
+
+def _backward(
+    op: ReduceOp, name: str | None, prescale: float, postscale: float, _: None, upstream: Any
+) -> tuple[Any]:
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"allreduce with op={op.value} has no gradient: use Average or Sum")
+    own = None if name is None else f"{name}.gradient"
+    return (allreduce(upstream, op, own, prescale, postscale),)
+
+
+allreduce.defvjp(_forward, _backward)
+
+
+def _call(function: Callable[[list[Array]], Sequence[Array]], values: Sequence[Any]) -> list[Any]:
+    """Run a function of arrays, whose results are like them, in the order of the program."""
+    if not any(is_symbolic(value) for value in values):
+        return [jax.numpy.asarray(a) for a in function([np.asarray(value) for value in values])]
+    kinds = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
+    if jax.default_backend() != "cpu":
+
+        def on_host(*given: Any) -> Sequence[Array]:
+            return function([np.asarray(array) for array in given])
+
+        return list(io_callback(on_host, kinds, *values, ordered=True))
+
+    def in_place(_: Any, results: Sequence[Any], ticket: Any, *given: Any) -> None:
+        made = function([np.asarray(buffer) for buffer in given])
+        for result, array in zip(results, [*made, np.asarray(ticket)], strict=True):
+            np.asarray(result)[...] = array
+
+    # io_callback hands over arrays of JAX's own that a thread of its pool has to copy first, where
+    # all of them may be waiting in callbacks. So it only keeps the order of those in place.
+    ticket = io_callback(lambda: np.int32(0), _TICKET, ordered=True)
+    *results, done = buffer_callback(in_place, [*kinds, _TICKET], has_side_effect=True)(
+        ticket, *values
+    )
+    io_callback(lambda _: None, None, done, ordered=True)
+    return list(results)
+
+
+def trace_again(model: Any) -> None:
+    """Return: all gradients are dense (local)."""
+
+
+def settle() -> None:
+    """Wait until the steps that were started are done (local)."""
+    jax.effects_barrier()
 
 
 def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:

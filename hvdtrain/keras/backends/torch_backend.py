@@ -7,25 +7,25 @@ from typing import Any
 
 import torch
 
-from hvdtrain.keras.backends.arrays import fused_settings
-from hvdtrain.keras.settings import GradientSettings
-from hvdtrain.tensors.arrays.fused import reduce_fused
+from hvdtrain.keras.reduction import Reduction
 from hvdtrain.tensors.arrays.memory import Array
 
-__all__ = ["reduce", "unconverted"]
+__all__ = ["is_symbolic", "reduce", "settle", "trace_again", "unconverted"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
 
+@torch.compiler.disable
 def reduce(
     gradients: Sequence[torch.Tensor],
     variables: Sequence[Any],
-    settings: GradientSettings,
-    name: str,
+    reduction: Reduction,
+    samples: Any,
 ) -> list[torch.Tensor]:
     """Return the gradients of all ranks (collective, blocking)."""
-    arrays = [_array(gradient, settings.compression.dtype) for gradient in gradients]
-    reduced = reduce_fused(arrays, name, fused_settings(variables, settings))
+    arrays = [_array(gradient, reduction.settings.compression.dtype) for gradient in gradients]
+    weight = None if samples is None else float(samples)
+    reduced = reduction.reduce_arrays(arrays, variables, weight)
     return [
         torch.from_numpy(array).to(gradient.device, gradient.dtype)
         for array, gradient in zip(reduced, gradients, strict=True)
@@ -39,6 +39,19 @@ def _array(gradient: torch.Tensor, rounded: str | None) -> Array:
     # numpy knows no bfloat16, and halves are added in float32.
     array: Array = (tensor.float() if tensor.dtype in _HALVES else tensor).numpy()
     return array
+
+
+def is_symbolic(value: Any) -> bool:
+    """Return False: nothing is traced."""
+    return False
+
+
+def trace_again(model: Any) -> None:
+    """Return: all gradients are dense (local)."""
+
+
+def settle() -> None:
+    """Return: nothing goes on in the background (local)."""
 
 
 def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import keras
 
+from hvdtrain.core import objects
 from hvdtrain.core.place import rank, size
 
-__all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback"]
+__all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback", "warmup_multiplier"]
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
@@ -56,7 +57,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Find out how many batches an epoch has."""
+        """Find out how many batches an epoch has on the rank that has most (collective)."""
         optimizer = _stepping(self.model.optimizer)
         if not isinstance(optimizer._learning_rate, keras.Variable):
             raise ValueError(
@@ -65,7 +66,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             )
         if self.staircase:
             return
-        self.steps_per_epoch = self.steps_per_epoch or self.params.get("steps")
+        own = self.steps_per_epoch or self.params.get("steps")
+        told = objects.allgather_object(own, "batches of an epoch")
+        self.steps_per_epoch = None if None in told else max(told)
         if not self.steps_per_epoch:
             raise ValueError(
                 f"{type(self).__name__} needs to know the batches of an epoch: give it "
@@ -127,8 +130,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            epoch += 1.0 / (self.steps_per_epoch or 1)  # rounds it at the end of each epoch
-            return (epoch * (size() - 1) / warmup_epochs + 1) / size()
+            return warmup_multiplier(epoch, warmup_epochs, self.steps_per_epoch or 1, size())
 
         super().__init__(
             initial_lr,
@@ -146,6 +148,19 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         if self.verbose and rank() == 0 and epoch + 1 == self.end_epoch:
             reached = float(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {reached:g}.")
+
+
+def warmup_multiplier(epoch: float, warmup_epochs: int, steps: int, ranks: int) -> float:
+    """Return what the learning rate of `ranks` ranks is multiplied by before a batch.
+
+    Args:
+        epoch: with the part of it that is done.
+        warmup_epochs: how many epochs it takes to get to 1.
+        steps: batches of an epoch.
+        ranks: how many there are.
+    """
+    epoch += 1.0 / steps  # rounds it at the end of each epoch
+    return (epoch * (ranks - 1) / warmup_epochs + 1) / ranks
 
 
 def _stepping(optimizer: Any) -> Any:

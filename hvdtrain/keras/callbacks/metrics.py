@@ -21,7 +21,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     Must come before callbacks that look at the logs: EarlyStopping, ReduceLROnPlateau and
     ModelCheckpoint then decide the same on every rank. A metric that some ranks lack is averaged
-    over the others. Averages are exact for metrics that are means over samples.
+    over the others, and is in the logs of all. Averages are exact for means over samples.
 
     Args:
         device: makes no difference.
@@ -50,7 +50,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         }
         averages = average(objects.allgather_object(own, "metrics of an epoch"))
         if logs is not None:
-            logs.update({name: averages[name] for name in logs})
+            logs.update(averages)
 
     def _samples(self) -> float:
         """Return how many samples the loss is the mean of since it was reset."""

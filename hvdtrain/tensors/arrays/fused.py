@@ -47,10 +47,18 @@ class FusedSettings:
     groups: tuple[tuple[int, ...], ...] = ()
 
 
-def reduce_fused(arrays: Sequence[Array], name: str, settings: FusedSettings) -> list[Array]:
+def reduce_fused(
+    arrays: Sequence[Array], name: str, settings: FusedSettings, weight: float | None = None
+) -> list[Array]:
     """Return the reduced gradients (collective, blocking).
 
     They lie in memory that is used again only when nothing shows it any more.
+
+    Args:
+        arrays: this rank's gradients.
+        name: of the operation.
+        settings: equal on all ranks.
+        weight: what this rank counts in the average, samples for example; None for 1.
 
     Raises:
         MismatchError: the ranks have other gradients, by number, shape or type.
@@ -61,7 +69,7 @@ def reduce_fused(arrays: Sequence[Array], name: str, settings: FusedSettings) ->
     key: Hashable = (tuple(specs), settings)
     fused: _Fused = known.get(key) or _Fused(specs, settings)
     try:
-        results = fused.reduce(arrays, name, channel)
+        results = fused.reduce(arrays, name, channel, weight)
     except MismatchError:
         agree_on_plan(specs, channel)  # which names the first difference, if it is one of these
         raise
@@ -122,12 +130,14 @@ class _Fused:
         self._memory = LentMemory(memory)
         return True
 
-    def reduce(self, arrays: Sequence[Array], name: str, channel: Channel) -> list[Array]:
+    def reduce(
+        self, arrays: Sequence[Array], name: str, channel: Channel, weight: float | None
+    ) -> list[Array]:
         """Return the reduced gradients (collective, blocking)."""
         buffers = self._buckets()
         factors = (1.0 / self._predivide, self._predivide)
         numbers = Buffer.from_array(np.empty(0, np.int32))
-        state = StepState(buffers, numbers, self._op, None, *factors)
+        state = StepState(buffers, numbers, self._op, weight, *factors)
         details = (("op", self._op.value), ("predivide", repr(factors)), ("plan", self._digest))
         step = Step(state, Request(STEP, name, details, self._zeros))
         if channel.has_thread:  # which reduces the first bucket while the second one is filled

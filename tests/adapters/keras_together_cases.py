@@ -1,0 +1,258 @@
+"""`fit` on ranks whose data, callbacks or decisions differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras_fit_cases import ROWS, STEPS, Traced, data, dense_model, fit, shared_model, start
+from keras_optimizer_cases import Array, assert_close, digest
+from raising import raising
+
+import hvdtrain.keras as hvd
+from hvdtrain.core.objects import allgather_object
+from hvdtrain.errors import MismatchError, UnsupportedError
+
+Batch = tuple[Array, Array]
+
+# Rows of each batch of an epoch, by rank.
+UNEVEN = [[ROWS, ROWS, 3], [ROWS, 1], [1]]
+EQUAL_STEPS = [[ROWS, 3], [ROWS, 1], [1, 3]]
+
+
+def batches(rows: list[list[int]], rank: int) -> list[Batch]:
+    """Return a rank's batches of an epoch."""
+    random = np.random.default_rng(rank)
+    return [
+        (random.normal(size=(n, 3)).astype("f4"), random.normal(size=(n, 2)).astype("f4"))
+        for n in rows[rank]
+    ]
+
+
+def of_all_ranks(rows: list[list[int]]) -> list[Batch]:
+    """Return the batches of an epoch that ranks train on together."""
+    every = [batches(rows, rank) for rank in range(hvd.size())]
+    steps = [[own[n] for own in every if n < len(own)] for n in range(len(every[0]))]
+    return [
+        (np.concatenate([x for x, _ in step]), np.concatenate([y for _, y in step]))
+        for step in steps
+    ]
+
+
+class Batches(keras.utils.PyDataset):
+    """Gives these batches; `fit` knows how many they are."""
+
+    def __init__(self, given: list[Batch]) -> None:
+        super().__init__()
+        self._given = given
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self._given[index]
+
+
+def by_formula(weights: list[Array], given: list[Batch], rate: float, momentum: float) -> None:
+    """Train a dense_model with SGD, in place."""
+    velocities = [np.zeros_like(weight) for weight in weights]
+    w, b, v, c = weights
+    for x, y in given:
+        hidden = np.tanh(x @ w + b)
+        outer = 2 * (hidden @ v + c - y) / y.size
+        inner = outer @ v.T * (1 - hidden**2)
+        gradients = [x.T @ inner, inner.sum(0), hidden.T @ outer, outer.sum(0)]
+        for weight, velocity, gradient in zip(weights, velocities, gradients, strict=True):
+            velocity *= momentum
+            velocity -= rate * gradient
+            weight += velocity
+
+
+def loss_of(weights: list[Array], x: Array, y: Array) -> Any:
+    w, b, v, c = weights
+    return np.mean((np.tanh(x @ w + b) @ v + c - y) ** 2)
+
+
+def uneven_data_end_together() -> str:
+    """Gradients count by samples, and a rank that has none any more stays in step."""
+    ends = []
+    for rows in (EQUAL_STEPS, UNEVEN):
+        model = shared_model()
+        weights = [np.array(weight, np.float64) for weight in model.get_weights()]
+        own, together = batches(rows, hvd.rank()), of_all_ranks(rows)
+        history = model.fit(
+            Batches(own),
+            epochs=2,
+            shuffle=False,
+            verbose=0,
+            validation_data=together[0],
+            callbacks=start(),
+        ).history
+        by_formula(weights, 2 * together, 0.1, 0.9)
+        assert_close(model.weights, weights)
+        assert int(model.optimizer.iterations) == 2 * len(together)
+        np.testing.assert_allclose(
+            history["val_loss"][-1], loss_of(weights, *together[0]), rtol=1e-5
+        )
+        ends += [*model.weights, *model.optimizer.variables]
+    return digest(ends)
+
+
+def data_of_unknown_length() -> str:
+    """Batches from a generator, of which rank 0 has most."""
+    model = shared_model()
+    weights = [np.array(weight, np.float64) for weight in model.get_weights()]
+    model.fit((batch for batch in batches(UNEVEN, hvd.rank())), verbose=0)
+    by_formula(weights, of_all_ranks(UNEVEN), 0.1, 0.9)
+    assert_close(model.weights, weights)
+    return digest([*model.weights, *model.optimizer.variables])
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends the training on rank 1 in the middle of an epoch, as TerminateOnNaN does."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if hvd.rank() == 1 and batch == 1:
+            self.model.stop_training = True
+
+
+def one_rank_decides_for_all() -> str:
+    """Each rank by itself sees another loss, and nothing averages them."""
+    model = shared_model()
+    fit(model, hvd.rank(), epochs=1)
+    Traced.calls = 0
+    fit(model, hvd.rank(), epochs=3, callbacks=[Stop()])
+    assert int(model.optimizer.iterations) == 2 * STEPS
+    x, y = data()
+    held = (x[0, 0], y[0, 0] * (-1) ** hvd.rank() + hvd.rank())
+    history = fit(
+        model,
+        hvd.rank(),
+        epochs=12,
+        validation_data=held,
+        callbacks=[
+            keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=0.02),
+            keras.callbacks.EarlyStopping(patience=3, min_delta=0.02, restore_best_weights=True),
+        ],
+    )
+    lengths = allgather_object(len(history.history["loss"]))
+    assert lengths == [lengths[0]] * hvd.size()
+    assert lengths[0] < 12
+    if keras.backend.backend() != "torch":
+        assert Traced.calls <= 1, Traced.calls  # that of the validation
+    return digest([*model.weights, *model.optimizer.variables])
+
+
+class Interrupted(Exception):
+    """What ends a training."""
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends the training of all ranks after an epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 2:
+            raise Interrupted
+
+
+def backups_are_restored_on_all_ranks() -> str:
+    whole = shared_model()
+    fit(whole, hvd.rank(), epochs=4)
+    want = [keras.ops.convert_to_numpy(weight) for weight in whole.weights]
+
+    def backup() -> Any:
+        return hvd.callbacks.RankZero(keras.callbacks.BackupAndRestore("backup"))
+
+    with raising(Interrupted):
+        fit(shared_model(), hvd.rank(), epochs=4, callbacks=[backup(), Interrupt()])
+    model = shared_model()
+    if hvd.rank() != 0:  # which has no part in what is restored
+        model.optimizer.learning_rate = 0.0
+    epochs = fit(model, hvd.rank(), epochs=4, callbacks=[backup(), *start()]).epoch
+    assert epochs == [2, 3]
+    assert_close(model.weights, want, rtol=1e-6)
+    if hvd.rank() == 0:  # which alone writes and removes it
+        assert not Path("backup").exists()
+    return digest([*model.weights, *model.optimizer.variables])
+
+
+def files_of_one_rank() -> None:
+    """Written under names that hold the rank, so that those of other ranks would be seen."""
+    rank, model = hvd.rank(), shared_model()
+    made = [
+        keras.callbacks.CSVLogger(f"log-{rank}.csv"),
+        keras.callbacks.ModelCheckpoint(f"{rank}.weights.h5", save_weights_only=True),
+        keras.callbacks.ModelCheckpoint(f"{rank}.keras", save_best_only=True, monitor="loss"),
+    ]
+    if keras.backend.backend() == "tensorflow":
+        made.append(keras.callbacks.TensorBoard(f"board-{rank}"))
+    made.append(keras.callbacks.ProgbarLogger())
+    best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=f"best-{rank}.keras")
+    average = hvd.callbacks.MetricAverageCallback()
+    fit(model, rank, callbacks=[average, best, *map(hvd.callbacks.RankZero, made)])
+    names = {path.name for path in Path().glob(f"*{rank}*")}
+    want = {f"log-{rank}.csv", f"{rank}.weights.h5", f"{rank}.keras", f"best-{rank}.keras"}
+    want |= {f"board-{rank}"} if keras.backend.backend() == "tensorflow" else set()
+    if rank == 0:
+        assert want <= names, names
+        assert len(Path("log-0.csv").read_text().splitlines()) == 1 + 2
+        again = shared_model()
+        again.load_weights("0.weights.h5")
+        assert_close(again.weights, model_of("best-0.keras").weights)
+    else:
+        assert not want & names, names
+
+
+def model_of(path: str) -> Any:
+    return keras.saving.load_model(path, custom_objects={"Traced": Traced})
+
+
+def what_cannot_work_is_refused_on_all_ranks() -> None:
+    rank, size, model = hvd.rank(), hvd.size(), shared_model()
+    average = hvd.callbacks.MetricAverageCallback()
+    stopping = keras.callbacks.EarlyStopping("loss")
+    with raising(ValueError, text="EarlyStopping comes before MetricAverageCallback"):
+        fit(model, rank, callbacks=[average, stopping][:: -1 if rank == 1 else 1])
+    with raising(ValueError, text="use RankZero(BackupAndRestore(...))"):
+        fit(model, rank, callbacks=[keras.callbacks.BackupAndRestore("own")])
+    with raising(MismatchError, text=f"[rank 1/{size}] fit: callbacks []"):
+        fit(model, rank, callbacks=[average][: 0 if rank == 1 else 1])
+    with raising(MismatchError, text=f"[rank 1/{size}] fit: epochs 0 to 3, but rank 0 has 0 to 2"):
+        fit(model, rank, epochs=3 if rank == 1 else 2)
+    other = keras.Sequential([keras.Input([3]), keras.layers.Dense(2 + min(rank, 1))])
+    other.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    with raising(MismatchError, text="kernel has shape (3, 3) of float32, but rank 0's"):
+        other.fit(np.zeros([4, 3]), np.zeros([4, 1]), verbose=0)
+    partial = dense_model(seed=5)
+    local = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.1), local_layers=partial.layers[0]
+    )
+    partial.compile(local, loss="mse")
+    with raising(UnsupportedError, text="ranks did"):
+        partial.fit(Batches(batches(UNEVEN, rank)), verbose=0)
+
+
+def statistics_are_averaged() -> str:
+    """Those that BatchNormalization counts, at the end of an epoch."""
+    layers = [keras.Input([3]), keras.layers.BatchNormalization(momentum=0.5)]
+    model = keras.Sequential(layers)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), loss="mse")
+    x = np.random.default_rng(0).normal(size=(hvd.size(), ROWS, 3)).astype(np.float32)
+    model.fit(x[hvd.rank()], x[hvd.rank()], batch_size=ROWS, verbose=0)
+    layer = model.layers[0]
+    want = [0.5 * x.mean(1).mean(0), 0.5 + 0.5 * x.var(1).mean(0)]
+    assert_close([layer.moving_mean, layer.moving_variance], want)
+    return digest(model.weights)
+
+
+CASES = [
+    uneven_data_end_together,
+    data_of_unknown_length,
+    one_rank_decides_for_all,
+    backups_are_restored_on_all_ranks,
+    files_of_one_rank,
+    what_cannot_work_is_refused_on_all_ranks,
+    statistics_are_averaged,
+]
