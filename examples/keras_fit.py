@@ -26,7 +26,7 @@ images = keras.Input([1, 8, 8])
 hidden = keras.layers.Reshape([8, 8, 1])(images)
 hidden = keras.layers.Conv2D(32, 3, padding="same", activation="relu")(hidden)
 hidden = keras.layers.Conv2D(64, 3, padding="same", activation="relu")(hidden)
-hidden = keras.layers.GlobalAveragePooling2D()(keras.layers.MaxPooling2D()(hidden))
+hidden = keras.layers.Flatten()(keras.layers.MaxPooling2D()(hidden))
 scores = keras.layers.Dense(10)(keras.layers.Dropout(0.1)(hidden))
 model = keras.Model(images, scores)
 

@@ -31,7 +31,7 @@ def main() -> None:
             print(f"{case.__name__}: {time.perf_counter() - started:.2f} s", flush=True)
         if digest is not None:
             digests[case.__name__] = digest
-    report(cases=len(cases), payload=digests)
+    report(cases=len(cases), payload={"cases": len(cases), "digests": digests})
 
 
 if __name__ == "__main__":
