@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -319,23 +317,6 @@ def interrupted_steps_end() -> None:
     np.testing.assert_allclose(gradient(), [(size + 1) / 2] * 3)
 
 
-def first_step_after_a_rank_has_joined() -> None:
-    """In a new world, whose ranks have agreed on nothing yet."""
-    hvd.shutdown()
-    with mock.patch.dict(os.environ, HVDTRAIN_BUCKET_BYTES="1000000"):  # not to be measured
-        hvd.init()
-    rank, size = hvd.rank(), hvd.size()
-    if rank:
-        time.sleep(0.1)  # so that rank 0 has joined
-        w = tf.Variable([1.0])
-        for _ in range(2):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(w) * float(rank)
-            (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [w])
-            assert float(gradient[0]) == np.float32((size - 1) / 2)
-    assert int(hvd.join()) in range(size)
-
-
 CASES = [
     reductions_of_all_types,
     factors_compression_and_slices,
@@ -348,5 +329,4 @@ CASES = [
     objects_variables_and_facts,
     joined_ranks_give_zeros,
     interrupted_steps_end,
-    first_step_after_a_rank_has_joined,
 ]

@@ -21,12 +21,13 @@ EPOCHS = 7  # of which the warm-up has five
 )
 def test_two_ranks(backend: str, frameworks: list[str], tmp_path: Path) -> None:
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "JAX_PLATFORMS": "cpu"}
+    shared = "0" if backend == "jax" else "1"  # to have seen both
     done = run_ranks(
         WORKER,
         2,
         args=[tmp_path, EPOCHS, *frameworks],
         python=tensorflow_python(),
-        env={"KERAS_BACKEND": backend, **quiet},
+        env={"KERAS_BACKEND": backend, "HVDTRAIN_SHARED_MEMORY": shared, **quiet},
         timeout_seconds=240,
     )
     for rank, result in enumerate(done.results):
@@ -41,6 +42,8 @@ def test_two_ranks(backend: str, frameworks: list[str], tmp_path: Path) -> None:
         title = framework if framework == "tensorflow" else f"keras on {backend}"
         assert done.stdout.count(f"training digits with {title}\n") == 1
         check_runs(tmp_path / framework, framework)
+        engine = summary_of(tmp_path / framework / "whole")["engine"]
+        assert engine == ("gloo" if backend == "torch" else "mpi")
     assert done.stdout.count("test accuracy") == len(frameworks)  # one rank speaks
 
 

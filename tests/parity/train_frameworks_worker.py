@@ -134,6 +134,9 @@ def all_jobs(directory: Path, epochs: str, framework: str) -> dict[str, Any]:
     if framework == "keras":
         options["backend"] = keras.backend.backend()
         arguments += ["--backend", options["backend"]]
+    if keras.backend.backend() == "torch":
+        options["engine"] = "gloo"
+        arguments += ["--engine", "gloo"]
     calls = whole_job(arguments, directory / "whole")
     resumed_job({"epochs": int(epochs), **options}, directory / "whole", directory / "parts")
     if keras.backend.backend() == "jax":  # which takes long to compile
