@@ -83,7 +83,7 @@ def estimated_seconds(kind: str, settings: Settings) -> float:
     if kind == "collectives":
         turns = (settings.seconds_per_turn + _SECONDS_PER_BYTE * n for n in settings.sizes_bytes)
         return _START_SECONDS + repeats * _WAYS * sum(turns)
-    if kind == "tensorflow":
+    if kind.startswith("tensorflow"):
         return _START_SECONDS + repeats * (settings.steps_per_turn + 1) * _TENSORFLOW_SECONDS
     if kind.startswith("keras-"):
         return 2 * _START_SECONDS + repeats * settings.steps_per_turn * _FITS_SECONDS

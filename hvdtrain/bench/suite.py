@@ -94,7 +94,8 @@ class Suite:
 
     def tensorflow(self) -> None:
         """Compare steps of TensorFlow."""
-        self._run("tensorflow", self.ranks, self.settings)
+        for kind in ("tensorflow", "tensorflow-strategy"):
+            self._run(kind, self.ranks, self.settings)
 
     def keras(self, backends: Sequence[str]) -> None:
         """Compare `fit` of Keras with the same one without communication."""

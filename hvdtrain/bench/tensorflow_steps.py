@@ -35,9 +35,19 @@ _AGREEMENT = 1e-4
 Wrap = Callable[[list[Any]], Callable[[Any, Any], Any]]
 
 
-def measure_tensorflow(ranks: Ranks, settings: Settings, say: Callable[[str], None]) -> Result:
-    """Time a step of an MLP under every library (collective)."""
-    strategy = _strategy(ranks)  # before TensorFlow has done anything else
+def measure_tensorflow(
+    ranks: Ranks, settings: Settings, say: Callable[[str], None], distributed: bool
+) -> Result:
+    """Time a step of an MLP under every library (collective).
+
+    Args:
+        ranks: all of them.
+        settings: how much.
+        say: tells a person what is done now.
+        distributed: compare with tf.distribute, whose servers may slow all that runs beside them;
+            else with Horovod.
+    """
+    strategy = _strategy(ranks) if distributed else None  # before TensorFlow does anything else
     name = f"TensorFlow MLP, 25.2 M, {_BATCH} samples per rank"
     say(name)
     skipped: dict[str, str] = {}
@@ -45,7 +55,8 @@ def measure_tensorflow(ranks: Ranks, settings: Settings, say: Callable[[str], No
     turns = take_turns(ranks, contenders, settings.repeats, 0.0, settings.steps_per_turn)
     about = {"model": "mlp", "samples": _BATCH}
     case = Case(name, about, "seconds", turns.seconds, _BASE, _AGAIN)
-    return Result("tensorflow", ranks.size, 1, turns.peers, skipped, [case])
+    kind = "tensorflow-strategy" if distributed else "tensorflow"
+    return Result(kind, ranks.size, 1, turns.peers, skipped, [case])
 
 
 def _contenders(ranks: Ranks, strategy: Any, skipped: dict[str, str]) -> list[Contender]:
@@ -79,8 +90,10 @@ def _contenders(ranks: Ranks, strategy: Any, skipped: dict[str, str]) -> list[Co
         contender(_LIMIT, library, _alone),
         contender(_BASE, own, _with(hvd.DistributedGradientTape)),
         contender(_AGAIN, own, _with(hvd.DistributedGradientTape)),
-        contender(_STRATEGY, library, _mirrored(strategy), strategy.scope),
     ]
+    if strategy is not None:
+        found.append(contender(_STRATEGY, library, _mirrored(strategy), strategy.scope))
+        return found
     horovod = _horovod(ranks, skipped)
     if horovod is not None:
         version = importlib.import_module("horovod").__version__

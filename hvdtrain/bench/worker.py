@@ -25,14 +25,15 @@ def main(kind: str, settings: str, threads: str, file: str) -> None:
     """Measure together with all other ranks; rank 0 writes the result into `file`.
 
     Args:
-        kind: what: "collectives", "steps", "idle", "profile", "tensorflow" or "keras-BACKEND".
+        kind: what: "collectives", "steps", "idle", "profile", "tensorflow",
+            "tensorflow-strategy" or "keras-BACKEND".
         settings: of Settings.to_json().
         threads: with which torch computes, per rank.
         file: for the result.
     """
     framework, _, backend = kind.partition("-")
     if framework in ("tensorflow", "keras"):
-        _settle_framework(backend or framework, int(threads))
+        _settle_framework(backend if framework == "keras" else framework, int(threads))
     # Before mpi4py is imported, which would initialise MPI on its own.
     hvd.init(engine="mpi")
     torch.set_num_threads(int(threads))
@@ -63,10 +64,10 @@ def _settle_framework(backend: str, threads: int) -> None:
 def _measure_framework(
     kind: str, ranks: Ranks, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    if kind == "tensorflow":
+    if kind.startswith("tensorflow"):
         from hvdtrain.bench.tensorflow_steps import measure_tensorflow
 
-        return measure_tensorflow(ranks, settings, say)
+        return measure_tensorflow(ranks, settings, say, kind == "tensorflow-strategy")
     from hvdtrain.bench.keras_fits import measure_fits
 
     return measure_fits(ranks, settings, say)
