@@ -17,7 +17,7 @@ from hvdtrain.core.start import init
 from hvdtrain.core.timeline.control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.keras import callbacks
-from hvdtrain.keras.backends.choose import require_keras
+from hvdtrain.keras.backends.choose import require_backend, require_keras
 from hvdtrain.keras.builds import (
     ccl_built,
     cuda_built,
@@ -54,6 +54,7 @@ Adasum = ReduceOp.ADASUM
 
 try:
     require_keras(keras.__version__)
+    require_backend(keras.backend.backend())
 except UsageError:
     speak_plainly()
     raise

@@ -72,7 +72,13 @@ def fit(model: Any, rank: int | None, arrays: Any = None, **how: Any) -> Any:
         parts = [array[:, rank] for array in parts]
     x, y = (array.reshape(-1, array.shape[-1]) for array in parts)
     batch = len(x) // STEPS
-    return model.fit(x, y, batch_size=batch, shuffle=False, verbose=0, **{"epochs": EPOCHS, **how})
+    options = {"shuffle": False, "verbose": 0, "epochs": EPOCHS, **how}
+    calls = Traced.calls
+    history = model.fit(x, y, batch_size=batch, **options)
+    if keras.backend.backend() != "torch" and not model.run_eagerly:
+        # At most of a step and of one with shapes left open, and the same for the validation.
+        assert Traced.calls - calls <= 4, "steps are not compiled"
+    return history
 
 
 def is_distributed(optimizer: Any) -> bool:
@@ -120,11 +126,14 @@ def without_a_compiler() -> str:
 
 
 def embeddings_and_frozen_layers() -> str:
+    """With parts of other sizes on each rank, and layers that get frozen between two fits."""
     random = np.random.default_rng(3)
-    words = random.integers(0, 9, size=(STEPS, hvd.size(), ROWS, 5))
-    targets = random.normal(size=(STEPS, hvd.size(), ROWS, 1)).astype(np.float32)
+    words = random.integers(0, 9, size=(STEPS, hvd.size() * ROWS, 5))
+    targets = random.normal(size=(STEPS, hvd.size() * ROWS, 1)).astype(np.float32)
+    rank = hvd.rank()  # of which 0 has a row more than ROWS, and 1 has one less
+    own = slice(ROWS * rank + (rank == 1), ROWS * (rank + 1) + (rank == 0))
     ends = []
-    for distributed in (False, True):
+    for part in (slice(None), own):
         keras.utils.set_random_seed(2)
         model = keras.Sequential(
             [
@@ -138,9 +147,9 @@ def embeddings_and_frozen_layers() -> str:
         for frozen in (False, True):
             model.layers[2].trainable = not frozen
             optimizer = keras.optimizers.SGD(0.1)
-            optimizer = hvd.DistributedOptimizer(optimizer) if distributed else optimizer
+            optimizer = hvd.DistributedOptimizer(optimizer) if part == own else optimizer
             model.compile(optimizer, loss="mse")
-            fit(model, hvd.rank() if distributed else None, (words, targets), epochs=1)
+            fit(model, None, (words[:, part], targets[:, part]), epochs=1)
         ends.append([keras.ops.convert_to_numpy(weight) for weight in model.weights])
     assert_close(ends[1], ends[0])
     return digest(ends[1])
@@ -171,6 +180,9 @@ def ranks_agree_on_what_is_finite() -> str:
         assert 0 < int(scaling.iterations) < STEPS
         ends += [*model.weights, *scaling.variables]
         assert all(np.isfinite(keras.ops.convert_to_numpy(w)).all() for w in model.weights)
+    model.compile(keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(OPTIMIZERS[0]())))
+    assert is_distributed(model.optimizer)
+    assert not is_distributed(model.optimizer.inner_optimizer)
     return digest(ends)
 
 

@@ -14,7 +14,7 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UsageError
-from hvdtrain.keras.backends.choose import require_keras
+from hvdtrain.keras.backends.choose import require_backend, require_keras
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[], Any]
@@ -215,6 +215,8 @@ def bad_arguments() -> None:
             hvd.DistributedOptimizer(keras.optimizers.SGD(), **option)
     with raising(UsageError, text="Keras >= 3, found 2.15.0"):
         require_keras("2.15.0")
+    with raising(UsageError, text="tensorflow, torch, jax, found 'numpy': set KERAS_BACKEND"):
+        require_backend("numpy")
     accumulating = keras.optimizers.SGD(gradient_accumulation_steps=2)
     with raising(ValueError, text="gradient_accumulation_steps"):
         hvd.DistributedOptimizer(accumulating, backward_passes_per_step=2)

@@ -12,7 +12,7 @@ import keras
 from hvdtrain.errors import UsageError
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Backend", "chosen", "require_keras"]
+__all__ = ["Backend", "chosen", "require_backend", "require_keras"]
 
 _BACKENDS = ("tensorflow", "torch", "jax")
 
@@ -62,14 +62,19 @@ def chosen() -> Backend:
         UsageError: hvdtrain does not know it.
     """
     name = keras.backend.backend()
+    require_backend(name)
+    module: Any = importlib.import_module(f"hvdtrain.keras.backends.{name}_backend")
+    backend: Backend = module
+    return backend
+
+
+def require_backend(name: str) -> None:
+    """Raise UsageError if hvdtrain does not know this backend of Keras."""
     if name not in _BACKENDS:
         raise UsageError(
             f"hvdtrain.keras works with Keras's backends {', '.join(_BACKENDS)}, found {name!r}: "
             "set KERAS_BACKEND to one of them"
         )
-    module: Any = importlib.import_module(f"hvdtrain.keras.backends.{name}_backend")
-    backend: Backend = module
-    return backend
 
 
 def require_keras(version: str) -> None:

@@ -15,7 +15,6 @@ __all__ = ["is_symbolic", "reduce", "settle", "trace_again", "unconverted"]
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-@torch.compiler.disable
 def reduce(
     gradients: Sequence[torch.Tensor],
     variables: Sequence[Any],
@@ -55,5 +54,6 @@ def settle() -> None:
 
 
 def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function: nothing rewrites it."""
-    return function
+    """Keep torch.compile, with which a user may compile the step, from looking into a function."""
+    hidden: Callable[..., Any] = torch.compiler.disable(function)
+    return hidden
