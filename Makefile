@@ -4,7 +4,7 @@ PYTHON ?= python3
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help train test bench lint clean FORCE
+.PHONY: help train environments test bench lint clean FORCE
 
 # What is installed is tested: a path to the checkout must not leak into the environments.
 unexport PYTHONPATH PYTHONHOME
@@ -28,8 +28,10 @@ help: ## show this list
 train: .venv/installed ## install into .venv and train the digits network on two ranks
 	.venv/bin/python -m hvdtrain run -np 2
 
-test: .venv-test/installed .venv-mpich/installed ## build the wheel, install it and run all tests
-test: $(HOROVOD:%=%/installed) $(TENSORFLOW:%=%/installed)
+environments: .venv-test/installed .venv-mpich/installed ## all that the tests need
+environments: $(HOROVOD:%=%/installed) $(TENSORFLOW:%=%/installed)
+
+test: environments ## build the wheel, install it and run all tests
 	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
 	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
 	  HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) .venv-test/bin/pytest

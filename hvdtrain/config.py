@@ -28,7 +28,8 @@ class Config:
         first_bucket_bytes: HVDTRAIN_FIRST_BUCKET_BYTES, smaller so that reducing starts early.
         chunk_bytes: HVDTRAIN_CHUNK_BYTES, the most bytes handed to one MPI call that moves
             data; below 2^31, the largest count that every MPI takes.
-        shared_memory: HVDTRAIN_SHARED_MEMORY, whether ranks of a node reduce in shared memory.
+        shared_memory: HVDTRAIN_SHARED_MEMORY, whether ranks of a node reduce in shared memory: "0"
+            is no, "1" is yes, and "numpy" is with numpy even where the compiled kernel is.
         deterministic: HVDTRAIN_DETERMINISTIC, whether sums are added in one fixed order.
         timeline: HVDTRAIN_TIMELINE or HOROVOD_TIMELINE, the file for a timeline of the whole
             job; "DYNAMIC" is Horovod's word for none before start_timeline().
@@ -46,7 +47,7 @@ class Config:
     bucket_bytes: int | None = None
     first_bucket_bytes: int = 1 << 20
     chunk_bytes: int = 1 << 30
-    shared_memory: bool = True
+    shared_memory: str = "1"
     deterministic: bool = False
     timeline: str = "DYNAMIC"
     timeline_mark_cycles: bool = False
@@ -70,7 +71,9 @@ class Config:
             chunk_bytes=_positive(
                 environ, "HVDTRAIN_CHUNK_BYTES", cls.chunk_bytes, most=_LARGEST_MPI_COUNT
             ),
-            shared_memory=_switch(environ, "HVDTRAIN_SHARED_MEMORY", cls.shared_memory),
+            shared_memory=_choice(
+                environ, "HVDTRAIN_SHARED_MEMORY", cls.shared_memory, ("0", "1", "numpy")
+            ),
             deterministic=_switch(environ, "HVDTRAIN_DETERMINISTIC", cls.deterministic),
             timeline=_either(environ, "TIMELINE", cls.timeline),
             timeline_mark_cycles=_either(environ, "TIMELINE_MARK_CYCLES", "0") != "0",
@@ -96,10 +99,14 @@ def _positive(environ: Mapping[str, str], name: str, default: int, most: int | N
 
 
 def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
-    text = environ.get(name)
-    if text not in (None, "0", "1"):
-        raise UsageError(f"{name}={text!r} must be 0 or 1")
-    return default if text is None else text == "1"
+    return _choice(environ, name, str(int(default)), ("0", "1")) == "1"
+
+
+def _choice(environ: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:
+    text = environ.get(name, default)
+    if text not in choices:
+        raise UsageError(f"{name}={text!r} must be {', '.join(choices[:-1])} or {choices[-1]}")
+    return text
 
 
 def _fusion_threshold(environ: Mapping[str, str]) -> int | None:

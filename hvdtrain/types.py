@@ -61,6 +61,11 @@ class DType(Enum):
         return self.value.startswith(("int", "uint"))
 
     @cached_property
+    def is_half(self) -> bool:
+        """Whether this is a type of 16 bits with a fraction."""
+        return self in (DType.FLOAT16, DType.BFLOAT16)
+
+    @cached_property
     def is_complex(self) -> bool:
         """Whether this is a complex type."""
         return self.value.startswith("complex")

@@ -1,12 +1,14 @@
 """Scaling on paper: what a step costs on any number of ranks, from a few figures. Pure.
 
-Buckets k = 1..K are ready r_k after the start of backward and share one channel:
+Gradients of bucket k = 1..K are ready r_k after the start of backward, and are copied into it,
+which takes C S_k / S. Buckets share one channel:
 
-    s_k = max(r_k + c sum_{j<k} T_j, f_{k-1}),  f_k = s_k + T_k,  T_k = T(n, S_k)
-    T_step = T_fwd + max(T_bwd + c sum_{k<K} T_k, f_K) + T_opt + sigma e_n
+    d_k = sum_{j<=k} C S_j / S + c sum_{j<k} T_j
+    s_k = max(r_k + d_k, f_{k-1}),  f_k = s_k + T_k,  T_k = T(n, S_k)
+    T_step = T_fwd + max(T_bwd + d_K, f_K) + T_opt + sigma e_n
 
 c is the share of a core that computes which communication takes away, and e_n the expected
-maximum of n standard normal numbers: a step waits for its slowest rank.
+maximum of n standard normal numbers: a step waits for its slowest rank. One rank copies nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class Work:
         buckets: for each, in the order in which they are reduced, its bytes and when it is ready,
             in seconds after the start of backward.
         jitter_seconds: standard deviation of a rank's step from those of the others.
+        copy_seconds: to bring all gradients into their buckets, in the thread that computes.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Work:
     optimizer_seconds: float
     buckets: tuple[tuple[int, float], ...]
     jitter_seconds: float = 0.0
+    copy_seconds: float = 0.0
 
     @property
     def compute_seconds(self) -> float:
@@ -115,7 +119,10 @@ def step_seconds(
         core_share: see Link.
     """
     taken = finished = backward = 0.0
+    copied = work.copy_seconds if ranks > 1 else 0.0
+    total = sum(nbytes for nbytes, _ in work.buckets)
     for nbytes, ready in work.buckets:
+        taken += copied * nbytes / total if total else 0.0
         backward = work.backward_seconds + taken
         seconds = allreduce(nbytes)
         finished = max(ready + taken, finished) + seconds

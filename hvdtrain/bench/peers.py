@@ -88,13 +88,14 @@ class Peers:
         self.skipped: dict[str, str] = {}
         self.horovod = self._find_horovod(ranks)
         self._shared = open_world("mpi", here.config, os.environ)
-        self._plain = open_world("mpi", replace(here.config, shared_memory=False), os.environ)
+        self._plain = open_world("mpi", replace(here.config, shared_memory="0"), os.environ)
+        self._numpy = open_world("mpi", replace(here.config, shared_memory="numpy"), os.environ)
         self._leave = _start_gloo(here.config)
 
     def close(self) -> None:
         """Leave all libraries but hvdtrain's own world (collective)."""
         self._leave()
-        for world in (self._shared, self._plain):
+        for world in (self._shared, self._plain, self._numpy):
             world.communicator.close()
 
     @property
@@ -105,9 +106,13 @@ class Peers:
     @property
     def library(self) -> str:
         """hvdtrain's version, and what is beneath it."""
-        shared = self.nodes < len(self._shared.nodes) and load_kernel() is not None
-        memory = "shared memory" if shared else "no shared memory"
-        return f"hvdtrain {hvdtrain.__version__} on {self._mpi} and {memory}"
+        if self.nodes == len(self._shared.nodes):
+            return f"{self._version} and no shared memory"
+        return f"{self._version} and shared memory" + ("" if load_kernel() else " with numpy")
+
+    @property
+    def _version(self) -> str:
+        return f"hvdtrain {hvdtrain.__version__} on {self._mpi}"
 
     @property
     def mpi_library(self) -> str:
@@ -131,11 +136,18 @@ class Peers:
     def all_of_them(self, most_bytes: int) -> list[Peer]:
         """Return every way to sum up to `most_bytes` (collective)."""
         memory = self._shared.communicator.empty(most_bytes)
+        numpys = self._numpy.communicator.empty(most_bytes)
         own = [
             Peer("hvd.allreduce", self.library, lambda x: hvd.allreduce(x, name="x", op=hvd.Sum)),
             Peer("hvd.allreduce_", self.library, lambda x: hvd.allreduce_(x, name="x", op=hvd.Sum)),
             replace(
                 self.engine("engine mpi, its memory"), memory=torch.from_numpy(memory.view("f4"))
+            ),
+            Peer(
+                "engine mpi with numpy, its memory",
+                f"{self._version} with numpy",
+                _engine_reduce(self._numpy.communicator),
+                memory=torch.from_numpy(numpys.view("f4")),
             ),
             Peer(
                 "engine mpi, deterministic",
@@ -144,7 +156,7 @@ class Peers:
             ),
             Peer(
                 "engine mpi, no shared memory",
-                f"hvdtrain {hvdtrain.__version__} on {self._mpi}",
+                self._version,
                 _engine_reduce(self._plain.communicator),
             ),
         ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hvdtrain.bench.models import MODELS, Model
+from hvdtrain.bench.models import MODELS
 from hvdtrain.bench.paper import jitter_seconds
 from hvdtrain.bench.peers import Peer, Peers
 from hvdtrain.bench.ranks import Ranks
@@ -23,13 +23,15 @@ from hvdtrain.bench.turns import Contender, take_turns
 from hvdtrain.core import context
 from hvdtrain.core.plan import ParameterSpec, make_plan
 from hvdtrain.core.reducer import agree_on_bucket_size
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.tensors.torch import as_buffer
 from hvdtrain.types import DType
 
 __all__ = ["measure_profile"]
 
 _ITEM_BYTES = 4
 _LINK_BYTES = (1 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
-_LIMIT, _BASE = "no communication", "hvdtrain"
+_COPIED, _BASE = "gradients copied, no communication", "hvdtrain"
 
 
 def measure_profile(
@@ -88,40 +90,61 @@ def _measure_model(
     model = MODELS[key]
     weights = first_weights(model)
     batch = model.make_batch(model.batch, seed=ranks.rank)
-    phases = _Phases(model, Trainer(model, weights, batch, bare, ranks.rank))
+    memory = peers.communicator.empty(sum(weight.nbytes for weight in weights)).view("f4")
+    own = Trainer(model, weights, batch, bare, ranks.rank)
+    phases = _Phases(own, torch.from_numpy(memory), peers.communicator)
     trainer = Trainer(model, weights, batch, with_hvdtrain, ranks.rank)
     contenders = [
         Contender(
-            _LIMIT, f"torch {torch.__version__}", phases.restart, phases.step, _pass, meets=True
+            _COPIED, f"torch {torch.__version__}", phases.restart, phases.step, _pass, meets=True
         ),
         Contender(_BASE, peers.library, trainer.restart, trainer.step, _pass, meets=True),
     ]
     turns = take_turns(ranks, contenders, settings.repeats, 0.0, settings.steps_per_turn)
     about = {"model": key, "title": model.title, "samples": model.batch}
-    case = Case(model.title, about, "seconds", turns.seconds, _LIMIT)
+    case = Case(model.title, about, "seconds", turns.seconds, _COPIED)
     return case, turns.peers, phases.work(ranks)
 
 
 class _Phases:
-    """Trains without communication, and notes when what is done."""
+    """Trains without communication, and notes when what is done.
 
-    def __init__(self, model: Model, trainer: Trainer) -> None:
-        self._model, self._trainer = model, trainer
-        self._seconds: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
+    Args:
+        trainer: the steps.
+        memory: gradients are copied there, as into their buckets.
+        communicator: copies them.
+    """
+
+    def __init__(self, trainer: Trainer, memory: torch.Tensor, communicator: Communicator) -> None:
+        self._trainer, self._memory, self._communicator = trainer, memory, communicator
+        phases = ("forward", "backward", "copy", "optimizer")
+        self._seconds: dict[str, list[float]] = {phase: [] for phase in phases}
         self._ready: list[list[float]] = []
-        self._backward_started = 0.0
+        self._backward_started = self._copying = 0.0
 
     def restart(self) -> None:
         """Begin with the first weights."""
         self._trainer.restart()
         if not self._ready:
-            for parameter in self._trainer.parameters:
+            parameters = self._trainer.parameters
+            parts = self._memory.split([parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
                 times: list[float] = []
                 self._ready.append(times)
-                parameter.register_post_accumulate_grad_hook(self._note(times))
+                parameter.register_post_accumulate_grad_hook(self._copy_to(part, times))
 
-    def _note(self, times: list[float]) -> Callable[[torch.Tensor], None]:
-        return lambda _: times.append(time.perf_counter() - self._backward_started)
+    def _copy_to(self, part: torch.Tensor, times: list[float]) -> Callable[[torch.Tensor], None]:
+        place = as_buffer(part)
+
+        def copy(parameter: torch.Tensor) -> None:
+            began = time.perf_counter()
+            times.append(began - self._backward_started - self._copying)
+            assert parameter.grad is not None
+            self._communicator.put(as_buffer(parameter.grad), place)
+            parameter.grad = part.view_as(parameter)
+            self._copying += time.perf_counter() - began
+
+        return copy
 
     def step(self) -> None:
         """Train one step."""
@@ -129,13 +152,16 @@ class _Phases:
         started = time.perf_counter()
         trainer.optimizer.zero_grad()
         loss = trainer.loss()
+        self._copying = 0.0
         self._backward_started = time.perf_counter()
         loss.backward()
         backward_ended = time.perf_counter()
         trainer.optimizer.step()
         ended = time.perf_counter()
         self._seconds["forward"].append(self._backward_started - started)
-        self._seconds["backward"].append(backward_ended - self._backward_started)
+        computing = backward_ended - self._backward_started - self._copying
+        self._seconds["backward"].append(computing)
+        self._seconds["copy"].append(self._copying)
         self._seconds["optimizer"].append(ended - backward_ended)
 
     def work(self, ranks: Ranks) -> dict[str, Any]:

@@ -86,9 +86,13 @@ class Report:
         )
 
     def _work(self, work: Work) -> None:
-        phases = (work.forward_seconds, work.backward_seconds, work.optimizer_seconds)
-        parts = zip(("forward", "backward", "optimizer"), map(_time, phases), strict=True)
-        text = ", ".join(f"{name} {seconds}" for name, seconds in parts)
+        phases = {
+            "forward": work.forward_seconds,
+            "backward": work.backward_seconds,
+            "copies into buckets": work.copy_seconds,
+            "optimizer": work.optimizer_seconds,
+        }
+        text = ", ".join(f"{name} {_time(seconds)}" for name, seconds in phases.items())
         megabytes = sum(nbytes for nbytes, _ in work.buckets) / 1e6
         self.line(
             f"{work.name}: {text}, {megabytes:.1f} MB in {len(work.buckets)} buckets, "

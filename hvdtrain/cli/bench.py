@@ -20,7 +20,7 @@ from hvdtrain.bench.settings import DEFAULT, MODELS, QUICK
 from hvdtrain.bench.suite import Paper, Suite
 from hvdtrain.config import DEFAULT_BUCKET_BYTES, Config
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageError
-from hvdtrain.launch.hostfile import require_hostfile
+from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.machine import find_cores
 from hvdtrain.train.files import new_directory, prepare_directory
 from hvdtrain.train.options import BACKENDS, RUNS
@@ -219,7 +219,7 @@ def _ranks(options: dict[str, Any]) -> int:
         raise UsageError(f"'bench' starts ranks itself: call it without {promised.launcher}")
     ranks, hostfile = options["ranks"], options["hostfile"]
     if hostfile is not None:
-        require_hostfile(hostfile)
+        read_file(hostfile)
         if ranks is None:
             raise UsageError("how many ranks on these hosts? Say -np N")
     if ranks is not None and ranks < 2:

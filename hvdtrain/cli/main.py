@@ -17,6 +17,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "train": "Train a recipe on all ranks (the default: train digits).",
     "run": "Start ranks with the mpirun that belongs to the installed MPI.",
+    "hosts": "Read the hosts of a file or a job, check them, write them for a launcher.",
     "script": "Run a script, with hvdtrain in the place of a Horovod that is not installed.",
     "check": "Say what is installed here, try two ranks, and say how to mend what is wrong.",
     "bench": "Compare with Horovod, DDP and others here, and predict how a step scales.",

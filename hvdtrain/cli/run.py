@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hostfile import require_grammar, require_hostfile
+from hvdtrain.launch.hosts.formats import read_file, read_hostfile
 from hvdtrain.launch.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.mpirun import LaunchCommand, mpirun_command
 from hvdtrain.world import promised_world
@@ -45,7 +45,7 @@ def command(
         raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
     library = loaded_library()
     if hostfile is not None:
-        require_grammar(hostfile, library.vendor)
+        read_hostfile(hostfile, library.vendor)
     line = mpirun_command(
         str(find_mpirun(library)),
         library.vendor,
@@ -70,7 +70,7 @@ def _require_sense(ranks: int | None, hostfile: str | None, arguments: tuple[str
     if ranks is not None and ranks < 1:
         raise UsageError(f"-np {ranks} must be at least 1")
     if hostfile is not None:
-        require_hostfile(hostfile)
+        read_file(hostfile)
     if _is_script(arguments) and not Path(arguments[0]).is_file():
         raise UsageError(f"no script {arguments[0]} here: name an existing file")
     word = arguments[0] if arguments else "train"

@@ -17,6 +17,7 @@ from hvdtrain.core.bucket_size import BucketSize
 from hvdtrain.core.channel import Channel
 from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.exits import ExitGuard, speak_plainly
+from hvdtrain.core.malloc import keep_freed_memory
 from hvdtrain.core.operation import Operation
 from hvdtrain.core.ordered import OrderedCommunicator
 from hvdtrain.core.shadow import shadow
@@ -206,6 +207,8 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         raise
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
     warn_of_binding(world, topology)
+    if topology.size > 1:
+        keep_freed_memory(os.environ)
     communicator = world.communicator
     if config.deterministic or deterministic:
         communicator = OrderedCommunicator(communicator)

@@ -34,8 +34,8 @@ def tree_sum(terms: Sequence[Array]) -> Array:
 class OrderedCommunicator(Communicator):
     """A communicator whose sums of fractional numbers are added along a tree over the ranks.
 
-    Each rank gets its slice of everybody's buffer, adds, and hands the sum to all: as many bytes
-    travel as in any other all-reduce, but every element is added in the order of the ranks.
+    Where its inner one does not do so by itself, each rank gets its slice of everybody's buffer,
+    adds, and hands the sum to all: as many bytes travel as in any other all-reduce.
 
     Args:
         inner: moves the bytes, and does all else.
@@ -44,8 +44,9 @@ class OrderedCommunicator(Communicator):
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
         self.rank, self.size = inner.rank, inner.size
-        # Halves are staged in float32, which numpy can add.
-        self.capabilities = replace(inner.capabilities, halves=False)
+        self._trees = inner.capabilities.trees
+        # Else halves are staged in float32, which numpy can add.
+        self.capabilities = replace(inner.capabilities, halves=self._trees)
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         return self._inner.start_max(values)
@@ -53,7 +54,7 @@ class OrderedCommunicator(Communicator):
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
-        if op is not ReduceOp.SUM or buffer.dtype.is_integer:
+        if self._trees or op is not ReduceOp.SUM or buffer.dtype.is_integer:
             self._inner.allreduce(buffer, op, prescale, postscale)
             return
         bounds = [buffer.count * rank // self.size for rank in range(self.size + 1)]
@@ -62,6 +63,19 @@ class OrderedCommunicator(Communicator):
         part = Buffer.from_array(own, buffer.dtype)
         self._sum_parts(buffer, part, counts, prescale, postscale)
         self._inner.allgather(part, buffer, counts)
+
+    def allreduce_from(
+        self,
+        source: Buffer,
+        buffer: Buffer,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        if self._trees:
+            self._inner.allreduce_from(source, buffer, op, prescale, postscale)
+        else:
+            super().allreduce_from(source, buffer, op, prescale, postscale)
 
     def reduce_scatter(
         self,
@@ -72,7 +86,8 @@ class OrderedCommunicator(Communicator):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        if op is not ReduceOp.SUM or send.dtype.is_integer:
+        inners = send.dtype.is_integer or (self._trees and send.dtype.is_half)
+        if op is not ReduceOp.SUM or inners:
             self._inner.reduce_scatter(send, receive, counts, op, prescale, postscale)
         else:
             self._sum_parts(send, receive, counts, prescale, postscale)
@@ -119,7 +134,10 @@ class OrderedCommunicator(Communicator):
         return None if inner is None else OrderedCommunicator(inner)
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        return np.empty(nbytes, np.uint8)
+        return self._inner.empty(nbytes) if self._trees else np.empty(nbytes, np.uint8)
+
+    def put(self, source: Buffer, buffer: Buffer) -> None:
+        self._inner.put(source, buffer)
 
     def close(self) -> None:
         self._inner.close()

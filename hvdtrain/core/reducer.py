@@ -198,6 +198,10 @@ class GradientReducer:
             plan.digest, self.buffers, self.numbers.size, self._op, self._postscale
         )
 
+    def put(self, source: Buffer, part: Buffer) -> None:
+        """Copy a gradient into its part of a bucket, past the caches where the engine can."""
+        self._channel.communicator.put(source, part)
+
     @property
     def launched(self) -> int:
         """How many buckets of this step are on their way or done."""

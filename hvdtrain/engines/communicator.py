@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class Capabilities:
         concurrent: several communicators may be used at once, each by a thread of its own.
         halves: half types are reduced where they lie: multiplied by factors and added in
             float32, and rounded once.
+        trees: allreduce adds fractional numbers along a binary tree over the ranks, neighbours
+            first and an odd one last, whatever their number and place.
     """
 
     reduces: Mapping[ReduceOp, frozenset[DType]]
@@ -34,6 +37,7 @@ class Capabilities:
     devices: frozenset[str]
     concurrent: bool
     halves: bool = False
+    trees: bool = False
 
     def objection(self, buffer: Buffer, op: ReduceOp | None = None) -> str | None:
         """Return why this buffer cannot be moved (or reduced by `op`), or None if it can."""
@@ -145,6 +149,10 @@ class Communicator(ABC):
         Every member asks for the same size. A buffer in it lies at one offset on all members
         when they reduce it.
         """
+
+    def put(self, source: Buffer, buffer: Buffer) -> None:
+        """Copy `source` into `buffer`, which is reduced next; both in host memory (local)."""
+        ctypes.memmove(buffer.pointer, source.pointer, source.nbytes)
 
     @abstractmethod
     def close(self) -> None:

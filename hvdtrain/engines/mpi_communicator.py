@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from ctypes import memmove
 from itertools import accumulate
 
 import numpy as np
@@ -21,9 +21,6 @@ __all__ = ["MpiCommunicator"]
 
 # Open MPI's Allreduce loses three quarters of its speed above the size of the caches.
 _REDUCE_BYTES = 4 << 20
-
-# Smaller messages are over sooner in one step of MPI's.
-_HIERARCHY_BYTES = 1 << 20
 
 # So much is gathered in shared memory in one turn; MPI would spin on a core until all are there.
 _GATHER_BYTES = 64 << 10
@@ -47,22 +44,27 @@ class MpiCommunicator(Communicator):
         chunk_bytes: the most bytes in one call that moves data (MPI counts end at 2^31).
         nodes: for each rank a number that is equal for ranks that share memory; None where they
             are not to reduce in it.
+        kernel: of load_kernel(), on every rank; None on all of them to add with numpy.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, chunk_bytes: int, nodes: Sequence[int] | None = None
+        self,
+        comm: MPI.Intracomm,
+        chunk_bytes: int,
+        nodes: Sequence[int] | None = None,
+        kernel: ctypes.CDLL | None = None,
     ) -> None:
         self._comm = comm
         self._chunk_bytes = chunk_bytes
-        self._nodes = nodes
+        self._nodes, self._kernel = nodes, kernel
         self._team: NodeTeam | None = None
         self._hierarchy: NodeHierarchy | None = None
         if nodes is not None and len(nodes) > 1:
-            if len(set(nodes)) == 1:
+            if len(set(nodes)) == 1 and kernel is not None:
                 # MPI finds out in any of its calls that mpirun has gone.
-                self._team = open_team(comm.Get_rank(), comm.allgather, comm.Iprobe)
+                self._team = open_team(kernel, comm.Get_rank(), comm.allgather, comm.Iprobe)
             else:
-                self._hierarchy = open_hierarchy(comm, nodes)
+                self._hierarchy = open_hierarchy(comm, nodes, kernel)
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         # MPI has no arithmetic for half types, and between nodes they would be rounded twice.
@@ -73,6 +75,7 @@ class MpiCommunicator(Communicator):
             devices=frozenset({"cpu"}),
             concurrent=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
             halves=halves,
+            trees=self._team is not None,
         )
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
@@ -90,7 +93,7 @@ class MpiCommunicator(Communicator):
         factors = (1.0, 1.0) if by_itself else (prescale, postscale)
         if self._team is not None:
             self._team.allreduce(buffer, buffer, op, *factors)
-        elif self._hierarchy is not None and buffer.nbytes >= _HIERARCHY_BYTES:
+        elif self._hierarchy is not None and buffer.nbytes >= self._hierarchy.least_bytes:
             self._hierarchy.allreduce(buffer, op, *factors)
         else:
             self._allreduce_flat(buffer, op, *factors)
@@ -131,7 +134,7 @@ class MpiCommunicator(Communicator):
             whole = Buffer(receive.pointer, DType.UINT8, receive.nbytes, owner=receive)
             whole.array()[:] = 0
             start = itemsize * sum(counts[: self.rank])
-            memmove(receive.pointer + start, send.pointer, send.nbytes)
+            ctypes.memmove(receive.pointer + start, send.pointer, send.nbytes)
             self._team.allreduce(whole, whole, ReduceOp.SUM, 1.0, 1.0)
             return
         sizes = [count * itemsize for count in counts]
@@ -179,7 +182,7 @@ class MpiCommunicator(Communicator):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        if self._team is not None and send.dtype in _HALVES:
+        if self._team is not None and send.dtype.is_half:
             whole = Buffer.from_array(np.empty(send.count, send.dtype.numpy), send.dtype)
             self._team.allreduce(send, whole, op, prescale, postscale)
             start = sum(counts[: self.rank])
@@ -214,12 +217,18 @@ class MpiCommunicator(Communicator):
         if not member:
             return None
         nodes = None if self._nodes is None else [self._nodes[rank] for rank in ranks]
-        return MpiCommunicator(MPI.Intracomm(comm), self._chunk_bytes, nodes)
+        return MpiCommunicator(MPI.Intracomm(comm), self._chunk_bytes, nodes, self._kernel)
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        shared = self._team or self._hierarchy
+        shared = self._hierarchy if self._team is None else self._team.arena
         memory = shared.empty(nbytes) if shared is not None else None
         return np.empty(nbytes, np.uint8) if memory is None else memory
+
+    def put(self, source: Buffer, buffer: Buffer) -> None:
+        if self._kernel is None:
+            super().put(source, buffer)
+        else:
+            self._kernel.hvd_copy(buffer.pointer, source.pointer, source.nbytes)
 
     def close(self) -> None:
         for shared in (self._team, self._hierarchy):

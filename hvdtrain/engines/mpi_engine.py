@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
+from hvdtrain.engines.node_kernel import agree_on_kernel
 from hvdtrain.engines.node_proof import prove_nodes
 from hvdtrain.errors import EngineUnavailableError, LauncherMismatchError
 from hvdtrain.world import promised_world
@@ -55,11 +56,13 @@ def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
 
     world = MPI.COMM_WORLD.Dup()
     proved = prove_nodes(world.allgather)
-    sharing = proved if config.shared_memory else None
+    sharing = proved if config.shared_memory != "0" else None
+    compiled = config.shared_memory == "1"
+    kernel = agree_on_kernel(world.Get_rank(), world.allgather) if compiled else None
     return EngineWorld(
         engine="mpi",
         library=library,
-        communicator=MpiCommunicator(world, config.chunk_bytes, sharing),
+        communicator=MpiCommunicator(world, config.chunk_bytes, sharing, kernel),
         nodes=proved or _nodes_by_mpi(MPI, world),
         hostnames=tuple(world.allgather(socket.gethostname())),
     )

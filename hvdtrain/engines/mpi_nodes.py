@@ -1,7 +1,8 @@
-"""Reduction over several nodes: within each in shared memory, between them over MPI."""
+"""Reduction by way of the nodes: within each in shared memory, between them over MPI."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.mpi_types import MPI_OPS, typed
+from hvdtrain.engines.node_numpy import NumpyTeam, open_numpy_team
 from hvdtrain.engines.node_team import NodeTeam, open_team
 from hvdtrain.patience import wait_patiently
 from hvdtrain.types import ReduceOp
@@ -22,13 +24,20 @@ _PIECE_BYTES = 256 << 10
 # Data that peers do not reach goes through shared memory in such chunks.
 _SCRATCH_BYTES = 4 << 20
 
+# Smaller data are added sooner in one step of MPI's: between nodes, and on one.
+_LEAST_BYTES_BETWEEN = 1 << 20
+_LEAST_BYTES_WITHIN = 256 << 10
 
-def open_hierarchy(comm: MPI.Intracomm, nodes: Sequence[int]) -> NodeHierarchy | None:
+
+def open_hierarchy(
+    comm: MPI.Intracomm, nodes: Sequence[int], kernel: ctypes.CDLL | None
+) -> NodeHierarchy | None:
     """Have the ranks of each node share memory (collective).
 
     Args:
         comm: all ranks.
         nodes: for each rank the number of its node.
+        kernel: of load_kernel(), on every rank; None on all of them to add with numpy.
 
     Returns:
         None on every rank where one node cannot share memory, or none has two ranks.
@@ -38,7 +47,11 @@ def open_hierarchy(comm: MPI.Intracomm, nodes: Sequence[int]) -> NodeHierarchy |
         return None
     rank = comm.Get_rank()
     local = comm.Split(nodes[rank], rank)
-    team = open_team(local.Get_rank(), local.allgather)
+    team: NodeTeam | NumpyTeam | None
+    if kernel is None:
+        team = open_numpy_team(local)
+    else:
+        team = open_team(kernel, local.Get_rank(), local.allgather)
     if not all(comm.allgather(team is not None)) or team is None:
         if team is not None:
             team.close()
@@ -63,6 +76,9 @@ class NodeHierarchy:
         across: the owners of this rank's slice on all nodes; a null communicator without one.
         team: the ranks of this node.
         owners: how many slices there are.
+
+    Attributes:
+        least_bytes: smaller data are not worth the way.
     """
 
     def __init__(
@@ -70,23 +86,25 @@ class NodeHierarchy:
         comm: MPI.Intracomm,
         local: MPI.Comm,
         across: MPI.Comm,
-        team: NodeTeam,
+        team: NodeTeam | NumpyTeam,
         owners: int,
     ) -> None:
         self._comm, self._local, self._across = comm, local, across
-        self.team, self._owners = team, owners
+        self._team, self._owners = team, owners
+        self._alone = local.Get_size() == comm.Get_size()
+        self.least_bytes = _LEAST_BYTES_WITHIN if self._alone else _LEAST_BYTES_BETWEEN
         self._scratch: list[Buffer] = []
 
     def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> None:
         """Reduce in place; factors other than 1 are for fractional types."""
         reached = self._all_reach(buffer)
-        chunk_bytes = self._owners * _PIECE_BYTES
+        chunk_bytes = buffer.nbytes if self._alone else self._owners * _PIECE_BYTES
         if not reached:
             chunk_bytes = min(chunk_bytes, _SCRATCH_BYTES)
         previous: _Chunk | None = None
         for number, piece in enumerate(buffer.pieces(chunk_bytes)):
             shared = piece if reached else self._show(piece, number)
-            own = self.team.add(shared, op, prescale, self._owners)
+            own = self._team.add(shared, op, prescale, self._owners)
             chunk = _Chunk(piece, shared, self._start(own, op))
             if previous is not None:
                 self._complete(previous, postscale)
@@ -96,7 +114,7 @@ class NodeHierarchy:
 
     def _all_reach(self, buffer: Buffer) -> bool:
         """Agree whether every rank's data lies where the peers of its node reach it."""
-        location = self.team.location(buffer)
+        location = self._team.arena.location(buffer)
         lowest = np.array([location, -location], np.int64)
         self._comm.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
         return bool(lowest[0] == -lowest[1] != 0)
@@ -114,28 +132,28 @@ class NodeHierarchy:
         return shared
 
     def _start(self, own: Buffer, op: ReduceOp) -> MPI.Request:
-        if own.count == 0:
+        if own.count == 0 or self._alone:
             return MPI.REQUEST_NULL
         return self._across.Iallreduce(MPI.IN_PLACE, typed(own), op=MPI_OPS[op])
 
     def _complete(self, chunk: _Chunk, postscale: float) -> None:
         wait_patiently(chunk.request.Test)
-        self.team.spread(chunk.shared, postscale, self._owners)
+        self._team.spread(chunk.shared, postscale, self._owners)
         if chunk.shared is not chunk.piece:
             chunk.piece.array()[:] = chunk.shared.array()
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
         """Return memory that is reduced without a copy (collective); None if a node has none."""
-        memory = self.team.empty(nbytes)
+        memory = self._team.arena.empty(nbytes)
         if all(self._comm.allgather(memory is not None)):
             return memory
         if memory is not None:
-            self.team.forget_last()
+            self._team.arena.forget_last()
         return None
 
     def close(self) -> None:
         """Give the communicators and the memory back (collective)."""
-        self.team.close()
+        self._team.close()
         for comm in (self._local, self._across):
             if comm != MPI.COMM_NULL:
                 comm.Free()

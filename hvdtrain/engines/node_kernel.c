@@ -20,6 +20,9 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 #define LINE 128      /* two cache lines, which processors fetch together */
 #define VALUES 8
@@ -163,6 +166,7 @@ typedef struct {
     fold_t fold[4]; /* sum, min, max, product */
     end_t end;
     pair_t pair; /* sums; 0 where the general way will do */
+    fold_t join; /* sum = sum + other sum */
 } type_t;
 
 /* Compiled for several generations of processors, where compiler and loader know how. */
@@ -310,23 +314,46 @@ PAIR(f64, double)
 COMPLEX(c64, float, f32)
 COMPLEX(c128, double, f64)
 
-#define ROW(NAME, BYTES)                                                                        \
-    {BYTES, NAME##_begin, {NAME##_sum, NAME##_min, NAME##_max, NAME##_product}, NAME##_end, 0}
-#define ROW_PAIR(NAME, BYTES)                                                                   \
+#define ROW_OF(NAME, BYTES, PAIR_OF, JOIN)                                                      \
     {BYTES,                                                                                     \
      NAME##_begin,                                                                              \
      {NAME##_sum, NAME##_min, NAME##_max, NAME##_product},                                      \
      NAME##_end,                                                                                \
-     NAME##_pair}
+     PAIR_OF,                                                                                   \
+     JOIN}
+#define ROW(NAME, BYTES) ROW_OF(NAME, BYTES, 0, NAME##_sum)
+#define ROW_HALF(NAME) ROW_OF(NAME, 2, 0, f32_sum)
+#define ROW_PAIR(NAME, BYTES) ROW_OF(NAME, BYTES, NAME##_pair, NAME##_sum)
 #define ROW_COMPLEX(NAME, BYTES)                                                                \
-    {BYTES, NAME##_begin, {NAME##_sum, 0, 0, NAME##_product}, NAME##_end, 0}
+    {BYTES, NAME##_begin, {NAME##_sum, 0, 0, NAME##_product}, NAME##_end, 0, NAME##_sum}
 
 /* In the order of TYPES in node_kernel.py. */
 static const type_t TYPES[] = {
     ROW(u8, 1),  ROW(u16, 2), ROW(u32, 4),  ROW(u64, 8), ROW(i8, 1),          ROW(i16, 2),
-    ROW(i32, 4), ROW(i64, 8), ROW(f16, 2),  ROW(bf16, 2), ROW_PAIR(f32, 4),   ROW_PAIR(f64, 8),
+    ROW(i32, 4), ROW(i64, 8), ROW_HALF(f16), ROW_HALF(bf16), ROW_PAIR(f32, 4),   ROW_PAIR(f64, 8),
     ROW_COMPLEX(c64, 8), ROW_COMPLEX(c128, 16),
 };
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+/* Copy past the caches: lines that are overwritten need not be read first, and who reads them next
+ * is another rank. */
+void hvd_copy(char *target, const char *source, int64_t bytes) {
+#if defined(__x86_64__)
+    int64_t head = -(uintptr_t)target % 64;
+    if (bytes > head + 64) {
+        memcpy(target, source, head);
+        int64_t end = bytes - (bytes - head) % 64;
+        for (int64_t at = head; at < end; at += 64)
+            for (int64_t part = at; part < at + 64; part += 16)
+                _mm_stream_si128((__m128i *)(target + part),
+                                 _mm_loadu_si128((const __m128i *)(source + part)));
+        _mm_sfence();
+        target += end, source += end, bytes -= end;
+    }
+#endif
+    memcpy(target, source, bytes);
+}
 
 /* ---- reduction ------------------------------------------------------------------------------ */
 
@@ -356,6 +383,27 @@ typedef struct {
     int32_t count;
 } targets_t;
 
+/* sum = sources[0] * prescales[0] + sources[1] * prescales[1] + ..., neighbours first: rounding
+ * errors grow with the logarithm of the number of ranks, and the sum of N ranks that have each
+ * added V / N shards in this way has the bits of the sum of V shards (powers of two). */
+static void add_tree(const type_t *type, double *sum, const char *const *sources,
+                     const double *prescales, int32_t count, int64_t offset, int64_t length) {
+    if (count == 1) {
+        type->begin(sum, sources[0] + offset, length, prescales[0]);
+        return;
+    }
+    int32_t half = 1;
+    while (2 * half < count) half *= 2;
+    add_tree(type, sum, sources, prescales, half, offset, length);
+    if (count - half == 1) {
+        type->fold[0](sum, sources[half] + offset, length, prescales[half]);
+        return;
+    }
+    double other[2 * BLOCK];
+    add_tree(type, other, sources + half, prescales + half, count - half, offset, length);
+    type->join(sum, other, length, 1.0);
+}
+
 /* targets[k] = postscale * (sources[0] * prescales[0] op sources[1] * prescales[1] op ...) */
 static void combine(const task_t *task, sources_t sources, const double *prescales,
                     targets_t targets, double postscale, int64_t count) {
@@ -370,9 +418,13 @@ static void combine(const task_t *task, sources_t sources, const double *prescal
     for (int64_t start = 0; start < count; start += BLOCK) {
         int64_t length = count - start < BLOCK ? count - start : BLOCK;
         int64_t offset = start * type->itemsize;
-        type->begin(sum, sources.pointers[0] + offset, length, prescales[0]);
-        for (int32_t k = 1; k < sources.count; k++)
-            fold(sum, sources.pointers[k] + offset, length, prescales[k]);
+        if (task->op == 0) {
+            add_tree(type, sum, sources.pointers, prescales, sources.count, offset, length);
+        } else {
+            type->begin(sum, sources.pointers[0] + offset, length, prescales[0]);
+            for (int32_t k = 1; k < sources.count; k++)
+                fold(sum, sources.pointers[k] + offset, length, prescales[k]);
+        }
         for (int32_t k = 0; k < targets.count; k++)
             type->end(targets.pointers[k] + offset, sum, length, postscale);
     }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint32, c_uint64
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.types import DType, ReduceOp
 
@@ -17,10 +20,13 @@ __all__ = [
     "KernelError",
     "Task",
     "Team",
+    "agree_on_kernel",
     "kernel_objection",
     "load_kernel",
     "open_kernel",
 ]
+
+_logger = logging.getLogger("hvdtrain")
 
 TYPES = (
     DType.UINT8,
@@ -95,6 +101,26 @@ def load_kernel() -> ctypes.CDLL | None:
     return _found()[0]
 
 
+def agree_on_kernel(rank: int, allgather: Callable[[Any], list[Any]]) -> ctypes.CDLL | None:
+    """Return the library where all ranks have it, else None on all of them (collective).
+
+    The first rank that lacks it says so in the log.
+
+    Args:
+        rank: of this process.
+        allgather: gathers one picklable value of every rank, by rank.
+    """
+    kernel = load_kernel()
+    lacking = [number for number, found in enumerate(allgather(kernel is not None)) if not found]
+    if lacking[:1] == [rank]:
+        _logger.info(
+            "hvdtrain: ranks of a node add with numpy, which is slower: the compiled kernel is "
+            "missing: %s",
+            kernel_objection(),
+        )
+    return None if lacking else kernel
+
+
 def kernel_objection() -> str:
     """Return why there is no kernel that can be used, and what to do, or ""."""
     return _found()[1]
@@ -136,6 +162,8 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
     library.hvd_finish_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32, c_int64]
     for call in (library.hvd_reduce, library.hvd_add, library.hvd_spread):
         call.argtypes = [POINTER(Task), c_int64]
+    library.hvd_copy.restype = None
+    library.hvd_copy.argtypes = [c_uint64, c_uint64, c_int64]
     library.hvd_slice_start.argtypes = [POINTER(Task), c_int32]
     library.hvd_slice_start.restype = c_int64
     return library

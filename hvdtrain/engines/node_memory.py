@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvdtrain.buffer import Buffer
 from hvdtrain.memory import find_memory
 
-__all__ = ["NodeMemory", "share_memory", "warn_once"]
+__all__ = ["NodeArena", "NodeMemory", "share_memory", "warn_once"]
 
 _logger = logging.getLogger("hvdtrain")
 
 _NAME = "hvdtrain-memory"
+
+# A place in shared memory is told by the number of the memory and the offset in it.
+_OFFSET_BITS = 48
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -39,6 +43,50 @@ class NodeMemory:
     def __init__(self, parts: list[npt.NDArray[np.uint8]]) -> None:
         self.parts = parts
         self.addresses = [part.ctypes.data for part in parts]
+
+
+class NodeArena:
+    """Memory in which ranks of a node reach one another's data.
+
+    Args:
+        rank: of this process on the node.
+        size: how many ranks the node has.
+        allgather: gathers one picklable value of every rank of the node, by rank.
+    """
+
+    def __init__(self, rank: int, size: int, allgather: Callable[[Any], list[Any]]) -> None:
+        self._rank, self._size, self._allgather = rank, size, allgather
+        self._shared: list[NodeMemory] = []
+
+    def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
+        """Return memory that is reduced without a copy (collective); None if there is none."""
+        memory = share_memory(max(1, nbytes), self._rank, self._size, self._allgather)
+        if memory is None:
+            return None
+        self._shared.append(memory)
+        return memory.parts[self._rank][:nbytes]
+
+    def forget_last(self) -> None:
+        """Give up the memory that empty() returned last, which another node could not match."""
+        self._shared.pop()
+
+    def close(self) -> None:
+        """Give up all of it; it lives on where arrays show it (local)."""
+        self._shared = []
+
+    def location(self, buffer: Buffer) -> int:
+        """Return a number that is equal on ranks that reach one another's; 0 for private memory."""
+        for number, memory in enumerate(self._shared, start=1):
+            offset = buffer.pointer - memory.addresses[self._rank]
+            if 0 <= offset < memory.parts[self._rank].size:
+                return number << _OFFSET_BITS | offset
+        return 0
+
+    def addresses(self, location: int) -> list[int]:
+        """Return where this process sees each rank's data at such a location."""
+        memory = self._shared[(location >> _OFFSET_BITS) - 1]
+        offset = location & (1 << _OFFSET_BITS) - 1
+        return [address + offset for address in memory.addresses]
 
 
 def share_memory(

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Pending
-from hvdtrain.engines.node_kernel import OPS, TYPES, Task, Team, kernel_objection, load_kernel
-from hvdtrain.engines.node_memory import NodeMemory, share_memory, warn_once
+from hvdtrain.engines.node_kernel import OPS, TYPES, Task, Team
+from hvdtrain.engines.node_memory import NodeArena, NodeMemory, share_memory
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import ReduceOp
 
@@ -35,31 +35,27 @@ _TIMEOUT_NANOSECONDS = 1_000_000_000
 # How often to look up from shared memory, where nothing tells of the world outside.
 _HEED_SECONDS = 1.0
 
-# A place in shared memory is told by the number of the memory and the offset in it.
-_OFFSET_BITS = 48
-
 _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(TYPES)}
 _OP_NUMBERS = {op: number for number, op in enumerate(OPS)}
 
 
 def open_team(
-    rank: int, allgather: Callable[[Any], list[Any]], heed: Callable[[], object] = bool
+    kernel: ctypes.CDLL,
+    rank: int,
+    allgather: Callable[[Any], list[Any]],
+    heed: Callable[[], object] = bool,
 ) -> NodeTeam | None:
     """Have the ranks of one node share memory (collective).
 
     Args:
+        kernel: of load_kernel().
         rank: of this process among them.
         allgather: gathers one picklable value of every one of them, by rank.
         heed: called every second or so of use: has whoever started the ranks ended?
 
     Returns:
-        The team, or None on every rank where the kernel is missing or memory cannot be shared.
+        The team, or None on every rank where memory cannot be shared.
     """
-    kernel = load_kernel()
-    if not all(allgather(kernel is not None)) or kernel is None:
-        if rank == 0 and kernel is None:
-            warn_once(f"the compiled kernel is missing: {kernel_objection()}")
-        return None
     told = allgather((os.getpid(), os.sched_getaffinity(0)))
     processes = _watch([process for process, _ in told], rank)
     nbytes = _PAGE_BYTES + kernel.hvd_staging_bytes(_CHUNK_BYTES)
@@ -75,6 +71,9 @@ def open_team(
 
 class NodeTeam:
     """Collective operations in shared memory; each rank calls the same ones in the same order.
+
+    Attributes:
+        arena: memory that is reduced without a copy.
 
     Args:
         kernel: the compiled part.
@@ -99,7 +98,8 @@ class NodeTeam:
     ) -> None:
         self._heed, self._heeded = heed, time.monotonic()
         size = len(memory.parts)
-        self._kernel, self._memory, self._allgather = kernel, memory, allgather
+        self._kernel, self._memory = kernel, memory
+        self.arena = NodeArena(rank, size, allgather)
         self._processes, self._ended = processes, select.poll()
         for descriptor in processes:
             self._ended.register(descriptor, select.POLLIN)
@@ -114,7 +114,6 @@ class NodeTeam:
             chunk_bytes=_CHUNK_BYTES,
         )
         self._task = Task(team=ctypes.pointer(self._team))
-        self._shared: list[NodeMemory] = []
         self._rank, self._size = rank, size
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
@@ -138,14 +137,6 @@ class NodeTeam:
         if source is not buffer:
             self._task.source, self._task.location = source.pointer, 0
         self._finish(self._kernel.hvd_reduce)
-
-    def location(self, buffer: Buffer) -> int:
-        """Return a number that is equal on ranks that reach one another's; 0 for private memory."""
-        for number, memory in enumerate(self._shared, start=1):
-            offset = buffer.pointer - memory.addresses[self._rank]
-            if 0 <= offset < memory.parts[self._rank].size:
-                return number << _OFFSET_BITS | offset
-        return 0
 
     def add(self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int) -> Buffer:
         """Return this rank's slice of `buffer`, in which the node is added up.
@@ -176,28 +167,14 @@ class NodeTeam:
         task.prescale, task.postscale = prescale, postscale
         task.owners = owners or self._size
         task.stage = task.chunk = 0
-        task.location = location = self.location(buffer)
+        task.location = location = self.arena.location(buffer)
         if location:
-            memory = self._shared[(location >> _OFFSET_BITS) - 1]
-            offset = location & (1 << _OFFSET_BITS) - 1
-            self._copies = _addresses([address + offset for address in memory.addresses])
+            self._copies = _addresses(self.arena.addresses(location))
             task.copies = self._copies
 
     def _finish(self, call: Callable[[Task, int], int]) -> None:
         while not call(self._task, _TIMEOUT_NANOSECONDS):
             self.check_peers()
-
-    def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
-        """Return memory that is reduced without a copy (collective); None if there is none."""
-        memory = share_memory(max(1, nbytes), self._rank, self._size, self._allgather)
-        if memory is None:
-            return None
-        self._shared.append(memory)
-        return memory.parts[self._rank][:nbytes]
-
-    def forget_last(self) -> None:
-        """Give up the memory that empty() returned last, which another node could not match."""
-        self._shared.pop()
 
     def check_peers(self) -> None:
         """Raise PeerFailureError if the process of a rank has ended (local)."""
@@ -215,7 +192,7 @@ class NodeTeam:
             self._ended.unregister(descriptor)
             os.close(descriptor)
         self._processes = {}
-        self._shared = []
+        self.arena.close()
 
 
 class _Maximum(Pending):

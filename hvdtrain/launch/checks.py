@@ -189,12 +189,12 @@ def check_memory() -> Section:
 
 
 def _ask_kernel() -> str:
-    """Return why ranks cannot add in shared memory, or ""."""
+    """Return why ranks add with numpy instead, or ""."""
     try:
         objection: str = ask_python(_KERNEL)["objection"]
     except ProbeError as error:
-        return f"it does not load ({error}), so ranks of a node meet through MPI"
-    return objection and f"{objection}; until then ranks of a node meet through MPI"
+        return f"it does not load ({error}), so ranks of a node add with numpy"
+    return objection and f"{objection}; until then ranks of a node add with numpy"
 
 
 def _mib(nbytes: int) -> str:

@@ -18,12 +18,15 @@ from hvdtrain.core.plan import ParameterSpec
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.core.reducer import GradientReducer, agree_on_plan, open_plan_channel, replan
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.tensors.torch import dtype_of, from_buffer, wire_type
+from hvdtrain.tensors.torch import as_buffer, dtype_of, from_buffer, is_plain, wire_type
 from hvdtrain.torch.compression import Compression, Compressor
 from hvdtrain.torch.ops import sparse_allreduce_async
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["GradientSettings", "Gradients", "TooManyPassesError"]
+
+# From there on a gradient does not stay in the caches until it is reduced.
+_LARGE_BYTES = 256 << 10
 
 
 class TooManyPassesError(HvdtrainError, AssertionError):
@@ -207,10 +210,17 @@ class Gradients:
             return
         compressed, _ = self._settings.compression.compress(gradient)
         if compressed.data_ptr() != view.data_ptr():
-            view.copy_(compressed.detach())
+            self._copy(compressed.detach(), view)
         # One that can be differentiated again (create_graph) stays where its graph leads to.
         if self._lies_in_bucket(index) and not gradient.requires_grad:
             parameter.grad = view
+
+    def _copy(self, gradient: torch.Tensor, view: torch.Tensor) -> None:
+        equal = gradient.dtype == view.dtype and view.is_contiguous() and is_plain(gradient)
+        if equal and view.nbytes >= _LARGE_BYTES:
+            self.reducer.put(as_buffer(gradient), as_buffer(view))
+        else:
+            view.copy_(gradient)
 
     def _after_backward(self) -> None:
         self._callback_queued = False

@@ -54,9 +54,11 @@ def test_mpi_on_several_nodes(mpi: str, slots: list[int], tmp_path: Path) -> Non
     _check(done.results, "mpi")
 
 
-@pytest.mark.parametrize("np", [2, 3, 4])
-def test_mpi_without_shared_memory(np: int) -> None:
-    env = {"HVDTRAIN_SHARED_MEMORY": 0}
+@pytest.mark.parametrize(
+    ("shared_memory", "np"), [("0", 2), ("0", 3), ("0", 4), ("numpy", 2), ("numpy", 3)]
+)
+def test_mpi_without_the_kernel(shared_memory: str, np: int) -> None:
+    env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}
     done = run_ranks(WORKER, np, args=["mpi"], env=env, timeout_seconds=120)
     _check(done.results, "mpi")
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hosts import AGENT_ARGS, require_hosts, write_hostfile
 from ranks import Completed, launch
 
 WORKER = Path(__file__).parent / "failing_worker.py"
@@ -32,9 +36,9 @@ def no_shared_memory_left() -> Iterator[None]:
     assert segments() <= before
 
 
-def fail(fault: str, env: Mapping[str, object] | None = None) -> Completed:
+def fail(fault: str, env: Mapping[str, object] | None = None, **how: Any) -> Completed:
     """Run the worker until its fault, and return how the job ended, in seconds after it."""
-    with launch(WORKER, 3, args=[fault], env=env) as job:
+    with launch(WORKER, 3, args=[fault], env=env, **how) as job:
         job.wait_for_output("step 3", 90)
         started = time.monotonic()
         done = job.wait(60)
@@ -54,9 +58,11 @@ def test_an_exception(fault: str) -> None:
     assert "[rank 1/3] Traceback (most recent call last)" in done.stderr
 
 
-@pytest.mark.parametrize("engine", ["mpi", "gloo"])
-def test_a_rank_that_is_killed(engine: str) -> None:
-    done = fail("dies", {"HVDTRAIN_ENGINE": engine})
+@pytest.mark.parametrize(
+    ("engine", "shared_memory"), [("mpi", "1"), ("mpi", "0"), ("mpi", "numpy"), ("gloo", "1")]
+)
+def test_a_rank_that_is_killed(engine: str, shared_memory: str) -> None:
+    done = fail("dies", {"HVDTRAIN_ENGINE": engine, "HVDTRAIN_SHARED_MEMORY": shared_memory})
     assert "Traceback" not in done.stderr
     # Where this machine has fewer cores than ranks, rank 0 has said so at the start.
     told = re.findall(r"^\[rank (\d)/3\] (?!ranks 0-2 on )(.*)$", done.stderr, re.MULTILINE)
@@ -153,8 +159,28 @@ if hvd.rank() == 0:
 """
 
 
-@pytest.mark.parametrize("shared_memory", [0, 1])
-def test_the_launcher_is_killed(shared_memory: int) -> None:
+@pytest.mark.parametrize("slots", [[2, 1], [1, 1, 1]], ids=str)
+def test_a_rank_that_is_killed_on_one_of_several_hosts(slots: list[int], tmp_path: Path) -> None:
+    require_hosts()
+    hostfile = write_hostfile(tmp_path / "hosts", "openmpi", slots)
+    fail("dies", hostfile=hostfile, launcher_args=AGENT_ARGS["openmpi"])
+
+
+@pytest.mark.parametrize("whom", ["rank", "launcher"])
+def test_a_kill_at_any_moment(whom: str) -> None:
+    """From the start of Python to the middle of a step; another moment in each run of the test."""
+    with launch(WORKER, 3, args=["goes_on"]) as job:
+        pids = job.rank_pids(3)
+        seconds = random.uniform(0, 4)
+        print(f"{whom} is killed after {seconds:.3f} s")
+        time.sleep(seconds)
+        os.kill(random.choice(pids) if whom == "rank" else job.process.pid, signal.SIGKILL)
+        job.wait(30)
+        job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("shared_memory", ["0", "1", "numpy"])
+def test_the_launcher_is_killed(shared_memory: str) -> None:
     env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}
     with launch(WORKER, 2, args=["goes_on"], env=env) as job:
         job.wait_for_output("step 3", 90)

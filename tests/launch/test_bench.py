@@ -19,6 +19,7 @@ WAYS = {
     "engine mpi again",
     "engine mpi, deterministic",
     "engine mpi, its memory",
+    "engine mpi with numpy, its memory",
     "engine mpi, no shared memory",
     "hvd.allreduce",
     "hvd.allreduce_",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +88,35 @@ def assert_two_nodes(done: Completed, mpi: str) -> None:
         assert result["hostnames"] == hosts
         assert result["heard"] == [[other, host] for other, host in enumerate(hosts)]
         assert result["library"].startswith(LIBRARIES[mpi])
+
+
+@pytest.mark.usefixtures("two_hosts")
+@pytest.mark.parametrize("mpi", MPIS)
+def test_hosts_of_slurm_as_this_mpi_wants_them(mpi: str, tmp_path: Path) -> None:
+    job = {"SLURM_JOB_NODELIST": "nodea,nodeb", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    line = [sys.executable, "-m", "hvdtrain", "hosts", "--from", "slurm", "--to", mpi, "-np", "4"]
+    done = subprocess.run(line, env=os.environ | job, capture_output=True, text=True, check=True)
+    (tmp_path / "hosts").write_text(done.stdout)
+    ran = run_ranks(WORKER, 4, mpi=mpi, hostfile=tmp_path / "hosts", launcher_args=AGENT_ARGS[mpi])
+    assert_two_nodes(ran, mpi)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("a slots=2\nb slots=2\n", ["-np", "4"], "hosts: 2 hosts, 4 slots"),
+        ("a slots=2\nb slots=2\n", ["-np", "5"], "5 ranks need more than the 4 slots of a 2, b 2"),
+        ("a slots=2\na.x slots=2\n", [], "a and a.x: one host under two names"),
+        ("a\nb slots=2\n", [], "hosts: a: no slots=: Open MPI takes as many as the host has cores"),
+        ("a\nb slots=2\n", ["--slots", "3"], "hosts: 2 hosts, 5 slots"),
+        ("a 2\n", [], "hosts:1: '2': Open MPI ignores it: write 'a slots=2'"),
+    ],
+)
+def test_hosts_are_checked(text: str, words: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(text)
+    line = [sys.executable, "-m", "hvdtrain", "hosts", "--from", "hosts", "--check", *words]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    right = message.endswith("slots")
+    assert done.returncode == (0 if right else 2)
+    assert message in (done.stdout if right else done.stderr)
+    assert (done.stdout + done.stderr).count("\n") == 1

@@ -39,7 +39,8 @@ def works(draw: st.DrawFn) -> Work:
     """Return a step whose buckets are ready one after the other."""
     phases = draw(st.tuples(*[st.floats(1e-4, 10.0)] * 3))
     work = even_work("any", phases, draw(st.integers(1, 10**9)), 25 << 20, 1 << 20)
-    return replace(work, jitter_seconds=draw(st.sampled_from([0.0, 1e-3])))
+    few = st.sampled_from([0.0, 1e-3])
+    return replace(work, jitter_seconds=draw(few), copy_seconds=draw(few))
 
 
 @pytest.mark.parametrize(
@@ -70,9 +71,11 @@ def test_one_rank_is_perfectly_efficient(work: Work, link: Link) -> None:
 @given(works())
 def test_with_a_perfect_link_a_step_is_its_computation(work: Work) -> None:
     quiet = replace(work, jitter_seconds=0.0)
-    for found in predict(quiet, RANKS, Link("perfect", 0.0, inf)):
-        assert found.seconds == pytest.approx(work.compute_seconds)
-        assert found.efficiency == pytest.approx(1.0)
+    alone, *others = predict(quiet, RANKS, Link("perfect", 0.0, inf))
+    for found in others:
+        assert found.seconds == pytest.approx(work.compute_seconds + work.copy_seconds)
+        assert found.efficiency == pytest.approx(alone.seconds / found.seconds)
+        assert found.exposed_seconds == pytest.approx(0.0)
 
 
 @given(works(), links)
@@ -92,6 +95,13 @@ def test_early_buckets_are_hidden_behind_backward() -> None:
     assert step_seconds(work, 4, lambda _: 0.02) == pytest.approx(0.03 + 0.08 + 0.01)
     # A channel that is still busy holds the second one up: 0.01 + 2 * 0.07.
     assert step_seconds(work, 4, lambda _: 0.07) == pytest.approx(0.03 + 0.15 + 0.01)
+
+
+def test_gradients_are_copied_before_they_are_reduced() -> None:
+    work = Work("two", 0.03, 0.06, 0.01, ((1, 0.01), (3, 0.06)), copy_seconds=0.04)
+    # A quarter of the copies is done before the first bucket goes, all of them before the second.
+    assert step_seconds(work, 4, lambda _: 0.02) == pytest.approx(0.03 + 0.10 + 0.02 + 0.01)
+    assert step_seconds(work, 4, lambda _: 0.09) == pytest.approx(0.03 + 0.02 + 0.18 + 0.01)
 
 
 def test_a_core_that_adds_does_not_compute() -> None:

@@ -19,12 +19,14 @@ import pytest
 import torch
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.ordered import tree_sum
 from hvdtrain.engines.node_kernel import KernelError, load_kernel, open_kernel
 from hvdtrain.engines.node_memory import share_memory
 from hvdtrain.engines.node_team import NodeTeam, open_team
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import DType, ReduceOp
 
+KERNEL = load_kernel()
 FORK = multiprocessing.get_context("fork")
 # Below and above what is staged at once, several chunks, and sizes that no slice divides.
 COUNTS = (1, 63, 16_384, 16_385, 65_537, 300_001, 1_000_003)
@@ -58,7 +60,8 @@ def in_processes(size: int, work: Callable[[NodeTeam, int], None]) -> list[int |
     meeting = Meeting(size)
 
     def run(rank: int) -> None:
-        team = open_team(rank, meeting.gather(rank))
+        assert KERNEL is not None
+        team = open_team(KERNEL, rank, meeting.gather(rank))
         assert team is not None
         work(team, rank)
         team.close()
@@ -76,18 +79,16 @@ def values(rank: int, count: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(rank).normal(size=count).astype(np.float32)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 def test_sums_have_the_bits_of_numpys(size: int) -> None:
-    """postscale * (... (x_0 p_0 + x_1 p_1) + x_2 p_2 ...), each step rounded to float32."""
+    """postscale * ((x_0 p_0 + x_1 p_1) + (x_2 p_2 + x_3 p_3) ...), each step rounded to float32."""
 
     def work(team: NodeTeam, rank: int) -> None:
-        engine_memory = team.empty(max(COUNTS) * 4)
+        engine_memory = team.arena.empty(max(COUNTS) * 4)
         assert engine_memory is not None
         for count in COUNTS:
-            expected = values(0, count) * np.float32(0.3)
-            for other in range(1, size):
-                expected = expected + values(other, count) * np.float32(0.3 + other)
-            expected = expected * np.float32(1 / 3)
+            terms = [values(other, count) * np.float32(0.3 + other) for other in range(size)]
+            expected = np.multiply(tree_sum(terms), np.float32(1 / 3))
             private, source = np.empty(count, np.float32), values(rank, count)
             shared = engine_memory[: count * 4].view(np.float32)
             for given, result in ((source, private), (shared, shared)):
@@ -101,6 +102,21 @@ def test_sums_have_the_bits_of_numpys(size: int) -> None:
     assert in_processes(size, work) == [0] * size
 
 
+def test_a_node_with_64_ranks() -> None:
+    """All three ways: shown whole, where it lies, and through the staging areas."""
+
+    def work(team: NodeTeam, rank: int) -> None:
+        memory = team.arena.empty(4 * 20_000)
+        assert memory is not None
+        for array in (np.empty(100), memory.view(np.float32), np.empty(20_000, np.float32)):
+            array[:] = rank + np.arange(array.size) % 7
+            buffer = Buffer.from_array(array)
+            team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 0.5)
+            assert (array == (64 * 63 / 2 + 64 * (np.arange(array.size) % 7)) / 2).all()
+
+    assert in_processes(64, work) == [0] * 64
+
+
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
 def test_half_types_are_rounded_once(dtype: DType) -> None:
     patterns = np.arange(1 << 16, dtype=np.uint16)
@@ -109,7 +125,8 @@ def test_half_types_are_rounded_once(dtype: DType) -> None:
 
     def reduced(prescale: float) -> torch.Tensor:
         array = patterns.copy()
-        team = open_team(0, lambda value: [value])
+        assert KERNEL is not None
+        team = open_team(KERNEL, 0, lambda value: [value])
         assert team is not None
         buffer = Buffer.from_array(array, dtype)
         team.allreduce(buffer, buffer, ReduceOp.SUM, prescale, 1.0)
@@ -125,12 +142,25 @@ def test_half_types_are_rounded_once(dtype: DType) -> None:
 
 def test_half_types_are_added_in_float32() -> None:
     def work(team: NodeTeam, rank: int) -> None:
-        array = np.full(1000, [2048.0, 1.0, 1.0][rank], np.float16)
+        array = np.full(1000, [2048.0, 1.0, 1.0, 2.0][rank], np.float16)
         buffer = Buffer.from_array(array)
         team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
-        assert (array == 2050.0).all()  # 2048 + 1 is 2048 in float16
+        assert (array == 2052.0).all()  # 2048 + 1 is 2048 in float16
 
-    assert in_processes(3, work) == [0, 0, 0]
+    assert in_processes(4, work) == [0] * 4
+
+
+@pytest.mark.parametrize("offset", [0, 1, 15, 63])
+def test_a_copy_past_the_caches(offset: int) -> None:
+    assert KERNEL is not None
+    source = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
+    for nbytes in (0, 1, 63, 64, 127, 128, 200, 4096, 4099):
+        target = np.zeros(5000, np.uint8)
+        begin = offset - target.ctypes.data % 64 + 64
+        KERNEL.hvd_copy(target.ctypes.data + begin, source.ctypes.data + 7, nbytes)
+        assert target[begin : begin + nbytes].tobytes() == source[7 : 7 + nbytes].tobytes()
+        assert not target[:begin].any()
+        assert not target[begin + nbytes :].any()
 
 
 def test_a_late_rank_is_waited_for_without_burning_a_core() -> None:
@@ -205,10 +235,10 @@ def test_memory_that_the_control_group_does_not_allow(small_group: Path) -> None
         listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("hvdtrain").addHandler(listener)
         (small_group / "cgroup.procs").write_text(str(os.getpid()))
-        memory = team.empty(1 << 20)
+        memory = team.arena.empty(1 << 20)
         assert memory is not None
         for _ in range(2):
-            assert team.empty(100 << 20) is None
+            assert team.arena.empty(100 << 20) is None
         assert len(heard) == (1 if rank == 0 else 0), heard
         assert rank or heard[0] == (
             "hvdtrain: the ranks of this node meet through MPI, which is slower: each of 2 ranks "
@@ -219,8 +249,8 @@ def test_memory_that_the_control_group_does_not_allow(small_group: Path) -> None
 
 
 def test_the_kernel_is_there() -> None:
-    """Where a compiler is, installing builds it; without it all of this would be skipped."""
-    assert load_kernel() is not None
+    """Where a compiler is, installing builds it; without it ranks add with numpy."""
+    assert KERNEL is not None
 
 
 def test_a_kernel_that_cannot_be_used_says_why(tmp_path: Path) -> None:

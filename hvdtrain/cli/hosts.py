@@ -1,0 +1,64 @@
+"""`hvdtrain hosts`: read the hosts of a file or a job, check them, write them for a launcher."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.hosts.check import objections, require_slots, with_slots
+from hvdtrain.launch.hosts.formats import FORMATS, guess_format, read_file, source_of_job
+from hvdtrain.launch.hosts.host import Source
+
+__all__ = ["command"]
+
+_OF_JOBS = ("slurm", "pbs", "sge", "lsf", "pjm", "flux", "k8s")
+
+
+@click.command()
+@click.option(
+    "--from",
+    "origin",
+    required=True,
+    metavar="|".join((*_OF_JOBS, "FILE")),
+    help="The job this is called in, or a file.",
+)
+@click.option("--format", "form", type=click.Choice(list(FORMATS)), help="Of FILE; else guessed.")
+@click.option(
+    "--to", type=click.Choice(list(FORMATS)), default="openmpi", show_default=True, help="For whom."
+)
+@click.option("--slots", type=click.IntRange(1), help="Of hosts without a number.")
+@click.option("-np", "--np", "ranks", type=click.IntRange(1), help="How many ranks must fit.")
+@click.option("--check", is_flag=True, help="Write nothing; say what a launcher would do wrong.")
+def command(
+    origin: str, form: str | None, to: str, slots: int | None, ranks: int | None, check: bool
+) -> None:
+    """Read the hosts of a file or a job, check them, and write them for a launcher.
+
+    hosts --from slurm --to mpich > hosts; hosts --from hosts --check -np 8
+    """
+    source, form = _find(origin, form)
+    hosts = FORMATS[form].read(source)
+    if slots is not None:
+        hosts = with_slots(hosts, slots, source.name)
+    found = objections(hosts, source.name)
+    if found and (check or not hosts):
+        raise UsageError("; ".join(found))
+    if FORMATS[to].slots or ranks is not None:
+        hosts = with_slots(hosts, slots, source.name)
+    if ranks is not None:
+        require_slots(hosts, ranks, source.name)
+    if check:
+        click.echo(f"{source.name}: {len(hosts)} hosts, {sum(h.slots or 0 for h in hosts)} slots")
+    else:
+        click.echo(FORMATS[to].write(hosts), nl=False)
+
+
+def _find(origin: str, form: str | None) -> tuple[Source, str]:
+    """Return the text, and the name of its form."""
+    if origin in _OF_JOBS and not os.path.exists(origin):
+        source = source_of_job(origin, os.environ)
+        return source, form or ("openmpi" if origin == "pjm" else origin)
+    source = read_file(origin)
+    return source, form or guess_format(source)

@@ -1,0 +1,59 @@
+"""What launchers would silently do wrong with a list of hosts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from hvdtrain.launch.hosts.host import Host, HostfileError, total_slots
+
+__all__ = ["objections", "require_slots", "with_slots"]
+
+
+def objections(hosts: Sequence[Host], where: str) -> list[str]:
+    """Return a line for each thing that a launcher takes without a word, and that is wrong."""
+    found = [] if hosts else [f"{where}: names no host: write one host per line"]
+    silent = [host.name for host in hosts if host.slots is None]
+    if silent:
+        found.append(
+            f"{where}: {', '.join(silent[:5])}{' ...' * (len(silent) > 5)}: no slots=: Open MPI "
+            "takes as many as the host has cores, so all ranks may land on the first host: write "
+            "slots=N"
+        )
+    return found + _mixed_names(hosts, where)
+
+
+def _mixed_names(hosts: Sequence[Host], where: str) -> list[str]:
+    names = defaultdict(set)
+    for host in hosts:
+        if not host.name.replace(".", "").isdecimal():
+            names[host.name.partition(".")[0]].add(host.name)
+    return [
+        f"{where}: {' and '.join(sorted(several))}: one host under two names: write it in one way"
+        for short, several in names.items()
+        if short in several and len(several) > 1
+    ]
+
+
+def require_slots(hosts: Sequence[Host], ranks: int, where: str) -> None:
+    """Raise HostfileError if there are fewer slots than ranks."""
+    if total_slots(hosts) < ranks:
+        shown = ", ".join(f"{host.name} {host.slots or 0}" for host in hosts[:16])
+        more = f", and {len(hosts) - 16} hosts more" if len(hosts) > 16 else ""
+        raise HostfileError(
+            where,
+            "",
+            f"{ranks} ranks need more than the {total_slots(hosts)} slots of {shown}{more}",
+        )
+
+
+def with_slots(hosts: Sequence[Host], slots: int | None, where: str) -> list[Host]:
+    """Give hosts without a number `slots` each.
+
+    Raises:
+        HostfileError: there is one, and no number to give it.
+    """
+    for host in hosts:
+        if host.slots is None and slots is None:
+            raise HostfileError(where, host.name, "has no number of slots: say --slots N")
+    return [Host(h.name, slots if h.slots is None else h.slots, h.user) for h in hosts]

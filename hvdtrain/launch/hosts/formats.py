@@ -1,0 +1,145 @@
+"""All forms in which hosts are written down, by name."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.launch.hosts import hydra, openmpi, schedulers
+from hvdtrain.launch.hosts.host import Host, HostfileError, Source
+
+__all__ = ["FORMATS", "Format", "guess_format", "read_file", "read_hostfile", "source_of_job"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A way to write hosts down.
+
+    Attributes:
+        title: whose it is.
+        read: returns the hosts; raises HostfileError.
+        write: returns the text.
+        slots: whether it tells how many slots a host has.
+    """
+
+    title: str
+    read: Callable[[Source], list[Host]]
+    write: Callable[[Sequence[Host]], str]
+    slots: bool = True
+
+
+FORMATS: Mapping[str, Format] = {
+    "openmpi": Format("Open MPI 4 and 5, Spectrum MPI", openmpi.read, openmpi.write),
+    "mpich": Format("MPICH, MVAPICH", hydra.read, hydra.write),
+    "intelmpi": Format("Intel MPI", hydra.read, hydra.write),
+    "slurm": Format("Slurm", schedulers.read_slurm, schedulers.write_slurm),
+    "pbs": Format("PBS", schedulers.read_lines, schedulers.write_lines),
+    "sge": Format("Grid Engine", schedulers.read_sge, schedulers.write_sge),
+    "lsf": Format("LSF", schedulers.read_lsf, schedulers.write_lsf),
+    "pjm": Format("Fujitsu", openmpi.read, schedulers.write_names, slots=False),
+    "flux": Format("Flux", schedulers.read_flux, schedulers.write_flux, slots=False),
+    "k8s": Format("the MPI operator of Kubernetes", openmpi.read, openmpi.write),
+}
+
+# Where a job finds the file of its hosts.
+_FILES = {
+    "pbs": "PBS_NODEFILE",
+    "sge": "PE_HOSTFILE",
+    "pjm": "PJM_O_NODEINF",
+}
+_K8S_FILE = "/etc/mpi/hostfile"
+_HYDRA_LINE = re.compile(r"[^\s:#]+:\d+(\s.*)?")
+
+
+def source_of_job(name: str, environ: Mapping[str, str]) -> Source:
+    """Return what the scheduler has told this job of its hosts.
+
+    Raises:
+        HostfileError: this is no job of that scheduler.
+    """
+    if name in _FILES:
+        path = environ.get(_FILES[name])
+        if not path:
+            raise HostfileError(f"${_FILES[name]}", "", f"is not set: this is no job of {name}")
+        return read_file(path)
+    if name == "k8s":
+        return read_file(_K8S_FILE)
+    if name == "slurm":
+        settings = (f"{key}={value}" for key, value in environ.items() if key.startswith("SLURM_"))
+        return Source("the environment", "\n".join(settings))
+    if name == "lsf":
+        if not environ.get("LSB_MCPU_HOSTS"):
+            raise HostfileError("$LSB_MCPU_HOSTS", "", "is not set: this is no job of lsf")
+        return Source("$LSB_MCPU_HOSTS", environ["LSB_MCPU_HOSTS"])
+    return Source("flux getattr hostlist", _ask_flux())
+
+
+def _ask_flux() -> str:
+    command = ["flux", "getattr", "hostlist"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise HostfileError(
+            " ".join(command), "", f"failed ({error}): this is no job of flux"
+        ) from None
+    return done.stdout
+
+
+def read_file(path: str) -> Source:
+    """Return the text of a hostfile; a byte-order mark and CRLF are left out.
+
+    Raises:
+        HostfileError: it is missing, no file, unreadable, or not ASCII.
+    """
+    file = Path(path)
+    where = f"hostfile {path}"
+    if not file.exists():
+        raise HostfileError(where, "", "does not exist: see hostfiles/ for templates")
+    if not file.is_file():
+        raise HostfileError(where, "", "is not a file: name a text file, one host per line")
+    try:
+        raw = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+        text = raw.decode("ascii")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise HostfileError(f"{path}:{line}", "", "has a letter that is not ASCII") from None
+    except OSError as error:
+        raise HostfileError(where, "", f"cannot be read: {error.strerror}") from None
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise HostfileError(f"{path}:{line}", "", "has a zero byte: it is no text file")
+    return Source(path, text)
+
+
+def read_hostfile(path: str, form: str) -> list[Host]:
+    """Return the hosts of a file, one or more.
+
+    Args:
+        path: of the file.
+        form: of FORMATS.
+
+    Raises:
+        HostfileError: it cannot be read, is not in this form, or names no host.
+    """
+    hosts = FORMATS[form].read(read_file(path))
+    if not hosts:
+        raise HostfileError(f"hostfile {path}", "", "names no host: write one host per line")
+    return hosts
+
+
+def guess_format(source: Source) -> str:
+    """Tell in which form a file is written."""
+    lines = [line for _, line in source.lines()]
+    if any(_HYDRA_LINE.fullmatch(line) for line in lines):
+        return "mpich"
+    if any("SLURM_" in line for line in lines):
+        return "slurm"
+    if any("[" in line for line in lines):
+        return "flux"
+    if lines and all(len(line.split()) in (3, 4) and line.split()[1].isdecimal() for line in lines):
+        return "sge"
+    return "openmpi"

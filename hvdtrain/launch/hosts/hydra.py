@@ -1,0 +1,52 @@
+"""Hostfiles of MPICH and Intel MPI, whose launcher is Hydra: `node1:4`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvdtrain.launch.hosts.host import Host, HostfileError, Source, add_up, check_name, check_slots
+
+__all__ = ["read", "write"]
+
+
+def read(source: Source) -> list[Host]:
+    """Return the hosts of a hostfile, each once; one without a number has one slot.
+
+    Raises:
+        HostfileError: Hydra would refuse a line, or take it for something else.
+    """
+    return add_up([_host(line, where) for where, line in source.lines() if line[0] != "#"])
+
+
+def write(hosts: Sequence[Host]) -> str:
+    """Return a hostfile; every host has a number of slots."""
+    return "".join(
+        f"{host.name}:{host.slots}" + (f" user={host.user}" if host.user else "") + "\n"
+        for host in hosts
+    )
+
+
+def _host(line: str, where: str) -> Host:
+    first, *rest = line.split()
+    name, colon, count = first.partition(":")
+    user = ""
+    for token in rest:
+        key, _, value = token.partition("=")
+        if key == "user" and value:
+            user = value
+        elif key != "binding" or not value:
+            raise HostfileError(where, token, _mend(token, name))
+    if first.count(":") > 1:
+        raise HostfileError(where, first, "an IPv6 address cannot stand here: use a host's name")
+    slots = check_slots(count, where, first) if colon else 1
+    return Host(check_name(name, where), slots, user)
+
+
+def _mend(token: str, name: str) -> str:
+    if token.startswith("slots"):
+        return f"is Open MPI's form: write '{name}:{token.partition('=')[2] or 'N'}'"
+    if token.startswith("#"):
+        return "MPICH takes a comment only in a line of its own"
+    if token.isascii() and token.isdecimal():
+        return f"is left over: write '{name}:{token}'"
+    return f"is left over: write '{name}:N', one host per line; MPICH knows binding= and user="

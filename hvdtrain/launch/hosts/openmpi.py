@@ -1,0 +1,118 @@
+"""Hostfiles of Open MPI 4 and 5, and of all that is made from it: `node1 slots=4`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from hvdtrain.launch.hosts.host import Host, HostfileError, Source, check_name, check_slots
+
+__all__ = ["read", "write"]
+
+_SLOTS = {"slots", "cpu", "count"}
+_MOST = {f"{a}{dash}{b}" for dash in "_-" for a, b in (("max", "slots"), ("slots", "max"))}
+_MOST |= {
+    f"{a}{dash}{b}"
+    for dash in "_-"
+    for word in ("cpu", "count")
+    for a, b in (("max", word), (word, "max"))
+}
+_OTHERS = {"port", "username"}
+_COMMENT = re.compile(r"/\*.*?\*/|(#|//).*")
+_HOST_AND_COUNT = re.compile(r"([^:]+):(\d+)")
+
+
+def read(source: Source) -> list[Host]:
+    """Return the hosts of a hostfile, each once.
+
+    Raises:
+        HostfileError: Open MPI would refuse a line, or take it for something else.
+    """
+    hosts: list[Host] = []
+    for where, line in source.lines():
+        text = _COMMENT.sub(" ", line)
+        if "/*" in text:
+            raise HostfileError(where, "/*", "this comment does not end: write */ in the same line")
+        tokens = re.sub(r"\s*=\s*", "=", text).split()
+        if tokens:
+            hosts.append(_host(tokens, where))
+    return _once(hosts, source)
+
+
+def write(hosts: Sequence[Host]) -> str:
+    """Return a hostfile; every host has a number of slots."""
+    return "".join(
+        f"{host.user}@{host.name} slots={host.slots}\n"
+        if host.user
+        else f"{host.name} slots={host.slots}\n"
+        for host in hosts
+    )
+
+
+def _host(tokens: Sequence[str], where: str) -> Host:
+    first, *rest = tokens
+    _refuse_foreign(first, where)
+    user, _, name = first.rpartition("@")
+    numbers: dict[str, int] = {}
+    for token in rest:
+        key, sign, value = token.partition("=")
+        if not sign:
+            _refuse_word(token, name, where)
+        if key in _OTHERS:
+            user = value if key == "username" else user
+        elif key in _SLOTS | _MOST:
+            numbers["most" if key in _MOST else "slots"] = check_slots(value, where, token)
+        else:
+            _refuse_key(key, token, where)
+    slots, most = numbers.get("slots"), numbers.get("most")
+    if slots is not None and most is not None and most < slots:
+        raise HostfileError(where, f"max_slots={most}", f"is less than slots={slots}: raise it")
+    return Host(check_name(name, where, ipv6=True), slots, user)
+
+
+def _refuse_foreign(first: str, where: str) -> None:
+    if match := _HOST_AND_COUNT.fullmatch(first):
+        mend = (
+            "is MPICH's form, which Open MPI takes for a host's name: "
+            f"write '{match[1]} slots={match[2]}'"
+        )
+        raise HostfileError(where, first, mend)
+    if "," in first:
+        raise HostfileError(
+            where, first, "Open MPI takes it for one host's name: one host per line"
+        )
+    if first.startswith(("^", "+", "rank=")) or first == "rank":
+        mend = (
+            "excluded and relative hosts and rankfiles are not read here: name the hosts themselves"
+        )
+        raise HostfileError(where, first, mend)
+
+
+def _refuse_word(token: str, name: str, where: str) -> None:
+    if token.isascii() and token.isdecimal():
+        raise HostfileError(where, token, f"Open MPI ignores it: write '{name} slots={token}'")
+    raise HostfileError(where, token, f"is left over: write '{name} slots=N', one host per line")
+
+
+def _refuse_key(key: str, token: str, where: str) -> None:
+    if key.lower() in _SLOTS | _MOST | _OTHERS:
+        raise HostfileError(where, token, f"Open MPI wants it in small letters: {key.lower()}=")
+    raise HostfileError(where, token, "Open MPI knows slots=, max_slots=, port= and username=")
+
+
+def _once(hosts: Sequence[Host], source: Source) -> list[Host]:
+    """Count a slot for each listing of a host without a number, as Open MPI does."""
+    listed = Counter(host.name for host in hosts)
+    found: dict[str, Host] = {}
+    for host in hosts:
+        if listed[host.name] == 1:
+            found[host.name] = host
+            continue
+        if host.slots is not None:
+            mend = (
+                f"is listed {listed[host.name]} times, which goes only without slots=: list it once"
+            )
+            raise HostfileError(source.name, host.name, mend)
+        found[host.name] = Host(host.name, listed[host.name], host.user)
+    return list(found.values())

@@ -1,0 +1,228 @@
+"""Hosts are read, written, converted and refused, in the form of each launcher and scheduler."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.launch.hosts import nodelist
+from hvdtrain.launch.hosts.check import objections, require_slots, with_slots
+from hvdtrain.launch.hosts.formats import FORMATS, guess_format, read_file, source_of_job
+from hvdtrain.launch.hosts.host import Host, HostfileError, Source
+
+names = st.from_regex(r"[a-z][a-z0-9]{0,4}(-?[0-9]{1,3})?(\.[a-z]{1,4})?", fullmatch=True)
+lists = st.lists(
+    st.builds(Host, names, st.integers(1, 300)), min_size=1, max_size=30, unique_by=lambda h: h.name
+)
+
+
+@given(st.sampled_from(sorted(FORMATS)), lists)
+def test_what_was_written_is_read_back(form: str, hosts: list[Host]) -> None:
+    it = FORMATS[form]
+    found = it.read(Source("hosts", it.write(hosts)))
+    expected = hosts if it.slots else [Host(host.name) for host in hosts]
+    if form == "lsf" and len(hosts) > 1 and hosts[0].name.startswith(("batch", "login")):
+        expected = hosts[1:]
+    assert found == expected
+
+
+@given(st.sampled_from(sorted(FORMATS)), st.text())
+def test_nonsense_is_a_hostfile_error(form: str, text: str) -> None:
+    with suppress(HostfileError):
+        FORMATS[form].read(Source("hosts", text))
+
+
+# Near to what is right, where a mistake is likelier to be taken.
+almost = st.lists(
+    st.sampled_from(
+        [
+            *(
+                "node1",
+                "slots",
+                "=",
+                "4",
+                "-1",
+                ":",
+                ",",
+                "[",
+                "]",
+                "-",
+                "01",
+                " ",
+                "\n",
+                "#",
+                "/*",
+            ),
+            *(
+                "max_slots",
+                "SLURM_JOB_NODELIST=",
+                "SLURM_TASKS_PER_NODE=",
+                "(x3)",
+                "rank",
+                "@",
+                "^",
+            ),
+        ]
+    )
+).map("".join)
+
+
+@given(st.sampled_from(sorted(FORMATS)), almost)
+def test_near_misses_are_hostfile_errors(form: str, text: str) -> None:
+    source = Source("hosts", text)
+    guess_format(source)
+    try:
+        hosts = FORMATS[form].read(source)
+    except HostfileError:
+        return
+    assert all(host.slots is None or host.slots > 0 for host in hosts)
+    assert len({host.name for host in hosts}) == len(hosts)
+
+
+def test_the_line_that_comes_with_a_comment() -> None:
+    source = Source("hosts", "node1 slots=4 # we want 4 workers on node1 (we have 4 GPUs)\n")
+    assert FORMATS["openmpi"].read(source) == [Host("node1", 4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("node1\nnode2 slots = 2 max-slots=3", [Host("node1"), Host("node2", 2)]),
+        ("node1\n\n  node1 // again\n", [Host("node1", 2)]),
+        ("me@node1 slots=1 /* mine */ port=22", [Host("node1", 1, "me")]),
+        ("fe80::1 slots=2\n10.0.0.1 cpu=3", [Host("fe80::1", 2), Host("10.0.0.1", 3)]),
+        ("node1 count=2 username=her\r\n", [Host("node1", 2, "her")]),
+    ],
+)
+def test_open_mpi(text: str, hosts: list[Host]) -> None:
+    assert FORMATS["openmpi"].read(Source("hosts", text)) == hosts
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "message"),
+    [
+        ("openmpi", "a\nnode1 4", "hosts:2: '4': Open MPI ignores it: write 'node1 slots=4'"),
+        ("openmpi", "node1:4", "hosts:1: 'node1:4': is MPICH's form, .* write 'node1 slots=4'"),
+        ("openmpi", "a,b", "'a,b': Open MPI takes it for one host's name: one host per line"),
+        ("openmpi", "a slots=0", "'slots=0': needs a whole number, at least 1"),
+        ("openmpi", "a slots=-1", "'slots=-1': needs a whole number"),
+        ("openmpi", "a slots=4.5", "'slots=4.5': needs a whole number"),
+        ("openmpi", "a slots=four", "'slots=four': needs a whole number"),
+        ("openmpi", "a slots=", "'slots=': needs a whole number"),
+        ("openmpi", "a slots=9999999", "is more than any host has"),
+        ("openmpi", "a gpus=4", "'gpus=4': Open MPI knows slots=, max_slots="),
+        ("openmpi", "a SLOTS=4", "'SLOTS=4': Open MPI wants it in small letters: slots="),
+        ("openmpi", "a slots=4 max_slots=2", "'max_slots=2': is less than slots=4"),
+        ("openmpi", "a slots=4 b", "'b': is left over: write 'a slots=N', one host per line"),
+        ("openmpi", "a slots=1\na slots=2", "hosts: 'a': is listed 2 times"),
+        ("openmpi", "name_of_node1 slots=4", "'name_of_node1': is a placeholder"),
+        ("openmpi", "a /* slots=4", "'/\\*': this comment does not end"),
+        ("openmpi", "^a", "'\\^a': excluded and relative hosts"),
+        ("openmpi", "+n2", "excluded and relative hosts and rankfiles"),
+        ("openmpi", "rank 0=a slot=1", "rankfiles"),
+        ("openmpi", "a! slots=1", "'a!': is no host's name"),
+        ("mpich", "a slots=4", "hosts:1: 'slots=4': is Open MPI's form: write 'a:4'"),
+        ("mpich", "a:2 # two", "'#': MPICH takes a comment only in a line of its own"),
+        ("mpich", "a:x", "'a:x': needs a whole number"),
+        ("mpich", "a 4", "'4': is left over: write 'a:4'"),
+        ("mpich", "fe80::1:4", "an IPv6 address cannot stand here"),
+        ("slurm", "SLURM_JOB_NODELIST=a[1-2", "SLURM_JOB_NODELIST: .*bracket that is not closed"),
+        ("slurm", "SLURM_JOB_NODELIST=a[2-1]", "'2-1' runs backwards: write \\[1-2\\]"),
+        ("slurm", "SLURM_JOB_NODELIST=a[1--2]", "is no range"),
+        ("slurm", "SLURM_JOB_NODELIST=a[0-99999]", "more than 65536 hosts"),
+        ("slurm", "SLURM_JOB_NODELIST=a,,b", "nothing between two commas"),
+        (
+            "slurm",
+            "SLURM_JOB_NODELIST=a[1-3]\nSLURM_TASKS_PER_NODE=2(x2)",
+            "SLURM_TASKS_PER_NODE: '2\\(x2\\)': tells of 2 hosts, but SLURM_JOB_NODELIST of 3",
+        ),
+        ("slurm", "SLURM_JOB_NODELIST=a\nSLURM_TASKS_PER_NODE=two", "is no number of tasks"),
+        ("slurm", "", "no SLURM_JOB_NODELIST: call it within a job of Slurm"),
+        ("sge", "a", "lacks the number of slots"),
+        ("lsf", "a 2 b", "'b': has no number behind it"),
+        ("pbs", "a b", "'a b': is no host's name"),
+    ],
+)
+def test_refused(form: str, text: str, message: str) -> None:
+    with pytest.raises(HostfileError, match=message) as caught:
+        FORMATS[form].read(Source("hosts", text))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("r[0-1]n[00-02]", "r0n00 r0n01 r0n02 r1n00 r1n01 r1n02"),
+        ("a[9-11],b", "a9 a10 a11 b"),
+        ("n[01-02,07].x", "n01.x n02.x n07.x"),
+    ],
+)
+def test_ranges(text: str, found: str) -> None:
+    assert nodelist.expand(text, "x") == found.split()
+
+
+def test_ranges_are_written_short() -> None:
+    assert nodelist.compress(["n08", "n09", "n10", "n12", "n99", "m"]) == "n[08-10],n12,n99,m"
+    assert nodelist.compress(["n9", "n10"]) == "n9,n10"
+    assert nodelist.compress_counts([2, 2, 2, 1]) == "2(x3),1"
+
+
+def test_what_schedulers_tell(tmp_path: Path) -> None:
+    slurm = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)", "HOME": "/"}
+    two = [Host("n1", 4), Host("n2", 4)]
+    assert FORMATS["slurm"].read(source_of_job("slurm", slurm)) == two
+    (tmp_path / "pbs").write_text("n1\n" * 4 + "n2\n" * 4)
+    pbs = source_of_job("pbs", {"PBS_NODEFILE": str(tmp_path / "pbs")})
+    assert FORMATS["pbs"].read(pbs) == two
+    (tmp_path / "sge").write_text("n1 2 q UNDEFINED\nn2 4 q <NULL>\nn1 2 r <NULL>\n")
+    sge = source_of_job("sge", {"PE_HOSTFILE": str(tmp_path / "sge")})
+    assert FORMATS["sge"].read(sge) == two
+    lsf = source_of_job("lsf", {"LSB_MCPU_HOSTS": "batch3 1 n1 4 n2 4"})
+    assert FORMATS["lsf"].read(lsf) == two
+    (tmp_path / "pjm").write_text("n1\nn2\n")
+    pjm = source_of_job("pjm", {"PJM_O_NODEINF": str(tmp_path / "pjm")})
+    assert FORMATS["pjm"].read(pjm) == [Host("n1"), Host("n2")]
+    for name in ("pbs", "sge", "lsf", "pjm", "flux", "k8s"):
+        with pytest.raises(HostfileError, match=r"no job of|does not exist"):
+            source_of_job(name, {})
+
+
+def test_files_of_windows_and_others(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_bytes(b"\xef\xbb\xbfnode1 slots=2\r\nnode2 slots=2")
+    assert FORMATS["openmpi"].read(read_file(str(path))) == [Host("node1", 2), Host("node2", 2)]
+    for content, message in (
+        (b"a\nb\0", "hosts:2: has a zero byte"),
+        ("a\nnöde".encode(), "hosts:2: has a letter that is not ASCII"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(HostfileError, match=message):
+            read_file(str(path))
+    with pytest.raises(HostfileError, match="is not a file"):
+        read_file(str(tmp_path))
+    with pytest.raises(HostfileError, match="does not exist"):
+        read_file(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("form", ["openmpi", "mpich", "slurm", "sge"])
+def test_the_form_is_guessed(form: str) -> None:
+    text = FORMATS[form].write([Host("node1", 2), Host("node2", 2)])
+    assert guess_format(Source("hosts", text)) == form
+
+
+def test_what_would_go_wrong_in_silence() -> None:
+    assert objections([Host("a", 2), Host("b.x", 2)], "hosts") == []
+    assert objections([], "hosts") == ["hosts: names no host: write one host per line"]
+    (silent,) = objections([Host("a"), Host("b", 1)], "hosts")
+    assert silent.startswith("hosts: a: no slots=: Open MPI takes as many as the host has cores")
+    (mixed,) = objections([Host("a", 1), Host("a.x.org", 1)], "hosts")
+    assert mixed == "hosts: a and a.x.org: one host under two names: write it in one way"
+    with pytest.raises(HostfileError, match="5 ranks need more than the 3 slots of a 1, b 2"):
+        require_slots([Host("a", 1), Host("b", 2)], 5, "hosts")
+    assert with_slots([Host("a"), Host("b", 1)], 4, "hosts") == [Host("a", 4), Host("b", 1)]
+    with pytest.raises(HostfileError, match="hosts: 'a': has no number of slots: say --slots N"):
+        with_slots([Host("a")], None, "hosts")
