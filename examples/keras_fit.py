@@ -10,9 +10,9 @@ import hvdtrain.keras as hvd
 from hvdtrain.data.digits import load_digits
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=8)
+parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=64, help="of all ranks")
-parser.add_argument("--learning-rate", type=float, default=0.002)
+parser.add_argument("--learning-rate", type=float, default=0.004)
 arguments = parser.parse_args()
 
 hvd.init()
@@ -24,8 +24,8 @@ mine = slice(hvd.rank() * count, (hvd.rank() + 1) * count)
 
 images = keras.Input([1, 8, 8])
 hidden = keras.layers.Reshape([8, 8, 1])(images)
+hidden = keras.layers.Conv2D(16, 3, padding="same", activation="relu")(hidden)
 hidden = keras.layers.Conv2D(32, 3, padding="same", activation="relu")(hidden)
-hidden = keras.layers.Conv2D(64, 3, padding="same", activation="relu")(hidden)
 hidden = keras.layers.Flatten()(keras.layers.MaxPooling2D()(hidden))
 scores = keras.layers.Dense(10)(keras.layers.Dropout(0.1)(hidden))
 model = keras.Model(images, scores)

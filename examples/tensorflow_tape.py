@@ -10,7 +10,7 @@ import hvdtrain.tensorflow as hvd
 from hvdtrain.data.digits import load_digits
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=8)
+parser.add_argument("--epochs", type=int, default=5)
 arguments = parser.parse_args()
 
 hvd.init()

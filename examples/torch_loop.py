@@ -11,7 +11,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.data.digits import load_digits
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=8)
+parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=32, help="of all ranks")
 arguments = parser.parse_args()
 

@@ -139,7 +139,7 @@ def all_jobs(directory: Path, epochs: str, framework: str) -> dict[str, Any]:
         arguments += ["--engine", "gloo"]
     calls = whole_job(arguments, directory / "whole")
     resumed_job({"epochs": int(epochs), **options}, directory / "whole", directory / "parts")
-    if keras.backend.backend() == "jax":  # which takes long to compile
+    if keras.backend.backend() != "tensorflow":  # weights of samples are the same on all
         return {"calls": calls, "distance": 0.0}
     return {"calls": calls, "distance": distance_from_plain_keras(options, directory / "exact")}
 
