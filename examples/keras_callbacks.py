@@ -11,8 +11,8 @@ import hvdtrain.keras as hvd
 from hvdtrain.data.digits import load_digits
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=8)
-parser.add_argument("--warmup-epochs", type=int, default=3)
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--warmup-epochs", type=int, default=2)
 parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
 arguments = parser.parse_args()
 

@@ -41,7 +41,8 @@ def first_step_after_a_rank_has_joined() -> None:
 def engines_give_what_one_rank_gives() -> str:
     ends = []
     want = train(OPTIMIZERS[1](), None)
-    for engine, settings in (("mpi", {"HVDTRAIN_SHARED_MEMORY": "0"}), ("gloo", {})):
+    engines = [("mpi", {"HVDTRAIN_SHARED_MEMORY": "0"}), ("gloo", {})]
+    for engine, settings in engines[: 2 if hvd.size() == 2 else 1]:  # gloo imports torch, for long
         begin_anew(engine, settings)
         assert context.current().engine_name == engine
         end = train(OPTIMIZERS[1](), hvd.rank(), hvd.DistributedGradientTape)
