@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import keras
+import numpy as np
 
 from hvdtrain.core.place import size
 from hvdtrain.core.process_set import global_process_set
@@ -78,7 +79,8 @@ def _weigh_steps(model: Any) -> None:
 def _samples(batch: Any) -> Any:
     """Return the first dimension of a batch: a number, or a tensor of a graph; None for none."""
     for leaf in keras.tree.flatten(batch):
-        if keras.ops.is_tensor(leaf) and len(leaf.shape) > 0:
+        is_array = keras.ops.is_tensor(leaf) or isinstance(leaf, np.ndarray)
+        if is_array and len(leaf.shape) > 0:
             samples = keras.ops.shape(leaf)[0]
             if samples is not None:
                 return samples

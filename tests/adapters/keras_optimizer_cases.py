@@ -109,13 +109,9 @@ def every_optimizer_of_keras() -> str:
 
 def what_comes_after_the_reduction() -> str:
     options: list[dict[str, Any]] = [
-        {"clipnorm": 0.5},
-        {"global_clipnorm": 0.5},
-        {"clipvalue": 0.1},
-        {"weight_decay": 0.1},
-        {"use_ema": True, "ema_overwrite_frequency": 2},
-        {"gradient_accumulation_steps": 2},
-        {"loss_scale_factor": 8.0},
+        {"clipnorm": 0.5, "weight_decay": 0.1, "loss_scale_factor": 8.0},
+        {"global_clipnorm": 0.5, "use_ema": True, "ema_overwrite_frequency": 2},
+        {"clipvalue": 0.1, "gradient_accumulation_steps": 2},
     ]
     ends = []
     for option in options:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 from keras_fit_cases import ROWS, STEPS, Traced, data, dense_model, fit, shared_model, start
-from keras_optimizer_cases import Array, assert_close, digest
+from keras_formula import Batch, by_formula, loss_of
+from keras_optimizer_cases import assert_close, digest
 from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError, UnsupportedError
 
-Batch = tuple[Array, Array]
-
 # Rows of each batch of an epoch, by rank.
 UNEVEN = [[ROWS, ROWS, 3], [ROWS, 1], [1]]
 EQUAL_STEPS = [[ROWS, 3], [ROWS, 1], [1, 3]]
+ONE_STEP = [[ROWS], [3], [1]]
 
 
 def batches(rows: list[list[int]], rank: int) -> list[Batch]:
@@ -57,29 +56,6 @@ class Batches(keras.utils.PyDataset):
         return self._given[index]
 
 
-def by_formula(
-    weights: list[Array], given: list[Batch], rates: Sequence[float] = (0.1, 0.1)
-) -> None:
-    """Train a dense_model in place, with SGD with momentum, whose rate may differ by layer."""
-    velocities = [np.zeros_like(weight) for weight in weights]
-    w, b, v, c = weights
-    for x, y in given:
-        hidden = np.tanh(x @ w + b)
-        outer = 2 * (hidden @ v + c - y) / y.size
-        inner = outer @ v.T * (1 - hidden**2)
-        gradients = [x.T @ inner, inner.sum(0), hidden.T @ outer, outer.sum(0)]
-        for number, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
-            velocity = velocities[number]
-            velocity *= 0.9
-            velocity -= rates[number // 2] * gradient
-            weight += velocity
-
-
-def loss_of(weights: list[Array], x: Array, y: Array) -> Any:
-    w, b, v, c = weights
-    return np.mean((np.tanh(x @ w + b) @ v + c - y) ** 2)
-
-
 def uneven_data_end_together() -> str:
     """Gradients count by samples, and a rank that has none any more stays in step."""
     ends = []
@@ -113,6 +89,19 @@ def data_of_unknown_length() -> str:
     by_formula(weights, of_all_ranks(UNEVEN))
     assert_close(model.weights, weights)
     return digest([*model.weights, *model.optimizer.variables])
+
+
+def without_a_compiler() -> str:
+    model = dense_model(seed=5)
+    weights = [np.array(weight, np.float64) for weight in model.get_weights()]
+    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(hvd.DistributedOptimizer(sgd), loss="mse", run_eagerly=True)
+    Traced.calls = 0
+    model.fit(Batches(batches(ONE_STEP, hvd.rank())), epochs=2, shuffle=False, verbose=0)
+    assert Traced.calls >= 2 * len(ONE_STEP[0])
+    by_formula(weights, 2 * of_all_ranks(ONE_STEP))
+    assert_close(model.weights, weights)
+    return digest(model.weights)
 
 
 class Stop(keras.callbacks.Callback):
@@ -313,6 +302,7 @@ def statistics_are_averaged() -> str:
 CASES = [
     uneven_data_end_together,
     data_of_unknown_length,
+    without_a_compiler,
     one_rank_decides_for_all,
     backups_are_restored_on_all_ranks,
     files_of_one_rank,

@@ -6,6 +6,10 @@ import os
 import sys
 import time
 
+if os.environ["KERAS_BACKEND"] != "tensorflow":
+    # Many users of PyTorch and JAX have none, and Keras would take seconds to import it.
+    sys.modules["tensorflow"] = None  # type: ignore[assignment]
+
 import keras
 import keras_callback_cases
 import keras_fit_cases

@@ -44,7 +44,7 @@ def read_slurm(source: Source) -> list[Host]:
         raise HostfileError(source.name, "", f"no {_NODES[0]}: call it within a job of Slurm")
     names = nodelist.expand(nodes, _NODES[0])
     if not tasks:
-        return [Host(name) for name in names]
+        return [Host(name) for name in dict.fromkeys(names)]
     counts = nodelist.expand_counts(tasks, _TASKS[0])
     if len(counts) != len(names):
         mend = f"tells of {len(counts)} hosts, but {_NODES[0]} of {len(names)}"
@@ -120,7 +120,8 @@ def write_lsf(hosts: Sequence[Host]) -> str:
 def read_flux(source: Source) -> list[Host]:
     """Return the hosts of `flux hostlist`; it tells no slots."""
     text = source.text.strip()
-    return [Host(name) for name in nodelist.expand(text, source.name)] if text else []
+    names = nodelist.expand(text, source.name) if text else []
+    return [Host(name) for name in dict.fromkeys(names)]
 
 
 def write_flux(hosts: Sequence[Host]) -> str:
