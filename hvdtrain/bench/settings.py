@@ -15,6 +15,7 @@ _START_SECONDS = 6.0
 _WAYS, _STATES = 15, 10
 _SECONDS_PER_BYTE = 3e-9
 _STEP_SECONDS = {"mlp": 0.15, "transformer": 0.3, "resnet50": 0.25, "mnist-cnn": 0.08}
+_TENSORFLOW_SECONDS, _FITS_SECONDS = 0.7, 8.0  # of one step, or fit, of all contenders
 _STEP_CONTENDERS = {"steps": 7, "profile": 2}
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -82,6 +83,10 @@ def estimated_seconds(kind: str, settings: Settings) -> float:
     if kind == "collectives":
         turns = (settings.seconds_per_turn + _SECONDS_PER_BYTE * n for n in settings.sizes_bytes)
         return _START_SECONDS + repeats * _WAYS * sum(turns)
+    if kind.startswith("tensorflow"):
+        return _START_SECONDS + repeats * (settings.steps_per_turn + 1) * _TENSORFLOW_SECONDS
+    if kind.startswith("keras-"):
+        return 2 * _START_SECONDS + repeats * settings.steps_per_turn * _FITS_SECONDS
     if kind == "idle":
         return _START_SECONDS + _STATES * settings.idle_seconds
     steps = (settings.steps_per_turn + 1) * len(settings.batches) * _STEP_CONTENDERS[kind]

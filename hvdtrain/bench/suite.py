@@ -92,6 +92,16 @@ class Suite:
             results.append(self._run("steps", ranks, settings))
         self._draw("steps", lambda plots, path: plots.plot_steps(results, path))
 
+    def tensorflow(self) -> None:
+        """Compare steps of TensorFlow."""
+        for kind in ("tensorflow", "tensorflow-strategy"):
+            self._run(kind, self.ranks, self.settings)
+
+    def keras(self, backends: Sequence[str]) -> None:
+        """Compare `fit` of Keras with the same one without communication."""
+        for backend in backends:
+            self._run(f"keras-{backend}", self.ranks, self.settings)
+
     def idle(self) -> None:
         """Watch ranks that wait."""
         self._run("idle", self.ranks, self.settings)

@@ -23,7 +23,7 @@ from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageEr
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.machine import find_cores
 from hvdtrain.train.files import new_directory, prepare_directory
-from hvdtrain.train.options import RUNS
+from hvdtrain.train.options import BACKENDS, RUNS
 from hvdtrain.world import promised_world
 
 __all__ = ["command"]
@@ -97,6 +97,23 @@ def _collectives(sizes: tuple[int, ...], **options: Any) -> int:
 def _steps(models: tuple[str, ...], **options: Any) -> int:
     """Train four models on 2, 4, ... ranks."""
     return _run(Suite.steps, options, models=models)
+
+
+@command.command("tensorflow")
+@_measuring
+def _tensorflow(**options: Any) -> int:
+    """Train an MLP with TensorFlow, Horovod and tf.distribute."""
+    return _run(Suite.tensorflow, options)
+
+
+@command.command("keras")
+@_measuring
+@click.option(
+    "backends", "--backend", multiple=True, type=click.Choice(BACKENDS), help=_MODELS_HELP
+)
+def _keras(backends: tuple[str, ...], **options: Any) -> int:
+    """Fit two models with Keras, with and without communication."""
+    return _run(lambda suite: suite.keras(backends or BACKENDS), options)
 
 
 @command.command("idle")

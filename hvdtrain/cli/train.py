@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from hvdtrain.errors import UsageError
 from hvdtrain.train.options import (
+    BACKENDS,
     DEFAULT_BATCH_SIZE,
     DEFAULT_LR,
     DEVICES,
@@ -44,6 +44,7 @@ def _option(flag: str, text: str, **settings: Any) -> Any:
 @click.command()
 @click.argument("recipe", default="digits", metavar=_choice(RECIPES))
 @_option("--framework", "Which framework trains.", metavar=_choice(FRAMEWORKS))
+@_option("--backend", "Of keras.  [default: as KERAS_BACKEND says]", metavar=_choice(BACKENDS))
 @_option("--engine", "What moves the gradients.", metavar=_choice(ENGINES))
 @_option("--epochs", "Passes over the training data.", type=int)
 @_option("--batch-size", f"Samples per rank and step.  [default: {DEFAULT_BATCH_SIZE}]", type=int)
@@ -63,13 +64,6 @@ def _option(flag: str, text: str, **settings: Any) -> Any:
 @_option("--quiet", "Print nothing but errors.", is_flag=True)
 def command(**options: Any) -> None:
     """Train a recipe on all ranks; without mpirun, on one."""
-    checked = TrainOptions(**options)
-    try:
-        from hvdtrain.train.session import train
-    except ModuleNotFoundError as error:
-        if error.name != checked.framework:
-            raise
-        raise UsageError(
-            f"{checked.framework} is not installed: pip install 'hvdtrain[{checked.framework}]'"
-        ) from error
-    train(checked)
+    from hvdtrain.train.session import train
+
+    train(TrainOptions(**options))

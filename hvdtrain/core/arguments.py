@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Groups", "check_groups", "choose_op", "group_indices", "op_for_bool"]
+__all__ = [
+    "Groups",
+    "check_groups",
+    "check_predivide",
+    "choose_groups",
+    "choose_op",
+    "group_indices",
+    "op_on_wire",
+]
 
 # How many groups of gradients are reduced together, or lists of parameters.
 Groups = int | Sequence[Sequence[object]] | None
@@ -39,17 +48,60 @@ def choose_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     return op or ReduceOp.AVERAGE
 
 
-def op_for_bool(op: ReduceOp, prescale_factor: float, postscale_factor: float) -> ReduceOp:
-    """Return the reduction of 0 and 1 that is `op` of bool.
+def op_on_wire(
+    kinds: list[str], op: ReduceOp, prescale_factor: float, postscale_factor: float
+) -> tuple[ReduceOp, list[str]]:
+    """Return the reduction that an engine does, and what ranks must agree on for each tensor.
+
+    bool is reduced as 0 and 1, for which several reductions are one to the engine.
+
+    Args:
+        kinds: the element types of a group.
+        op: the reduction that was asked for.
+        prescale_factor: factor before the reduction.
+        postscale_factor: factor after it.
 
     Raises:
-        ValueError: there is none, or a factor is not 1.
+        ValueError: the group is empty, or holds bool and others; there is no such reduction of
+            bool, or a factor of it is not 1.
     """
+    if not kinds:
+        raise ValueError("a group needs at least one tensor")
+    if "bool" not in kinds:
+        return op, kinds
+    if any(kind != "bool" for kind in kinds):
+        raise ValueError("a group cannot hold bool and other tensors")
     if (prescale_factor, postscale_factor) != (1.0, 1.0):
         raise ValueError("a factor makes no sense for bool")
     if op not in _BOOL_OPS:
         raise ValueError(f"{op.value} of bool makes no sense")
-    return _BOOL_OPS[op]
+    return _BOOL_OPS[op], [f"bool ({op.value})"] * len(kinds)
+
+
+def check_predivide(factor: float, op: ReduceOp) -> None:
+    """Refuse a gradient_predivide_factor that cannot be divided by, or has no effect.
+
+    Raises:
+        ValueError: it is not a positive number, or op is not Average.
+    """
+    if not (math.isfinite(factor) and factor > 0):
+        raise ValueError(f"gradient_predivide_factor must be a positive number, got {factor}")
+    if factor != 1.0 and op is not ReduceOp.AVERAGE:
+        raise ValueError("gradient_predivide_factor needs op=Average")
+
+
+def choose_groups(num_groups: int, groups: Groups) -> Groups:
+    """Return the argument `groups` or its deprecated predecessor `num_groups`.
+
+    Raises:
+        ValueError: both are given.
+    """
+    if not num_groups:
+        return groups
+    if groups is not None:
+        raise ValueError("num_groups and groups say the same thing: give only groups")
+    warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, 3)
+    return num_groups
 
 
 def check_groups(groups: Groups, *kinds: type) -> None:

@@ -65,7 +65,7 @@ class Context:
         watch: names the ranks that operations wait for; None where it is off.
         bucket_sizes: the limit of buckets on each channel whose ranks have agreed on one.
         buckets: into how many gradients were cut last, how large, and why; for people.
-        kept: what adapters keep as long as the world exists, by keys of their own.
+        kept: what adapters keep as long as a channel exists, by keys of their own.
         switch_interval: of Python's threads before.
     """
 
@@ -82,7 +82,7 @@ class Context:
     watch: StallWatch | None = None
     bucket_sizes: WeakKeyDictionary[Channel, BucketSize] = field(default_factory=WeakKeyDictionary)
     buckets: str = ""
-    kept: dict[object, Any] = field(default_factory=dict)
+    kept: WeakKeyDictionary[Channel, dict[object, Any]] = field(default_factory=WeakKeyDictionary)
     switch_interval: float = field(default_factory=hasten_switches)
     _channels: list[Channel] = field(default_factory=list)
     _made: Counter[tuple[int, ...]] = field(default_factory=Counter)

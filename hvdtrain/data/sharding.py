@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["epoch_permutation", "global_batch", "rank_slice", "steps_per_epoch"]
+__all__ = ["Indices", "epoch_permutation", "global_batch", "rank_slice", "steps_per_epoch"]
 
 Indices = npt.NDArray[np.int64]
 

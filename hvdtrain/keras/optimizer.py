@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import keras
 
-from hvdtrain.core.arguments import Groups
+from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.keras.compression import Compression, Compressor
 from hvdtrain.keras.reduction import Reduction
@@ -62,15 +61,13 @@ def DistributedOptimizer(
         ValueError: the optimizer is distributed already, or arguments do not go together.
         UsageError: Keras runs on a backend that hvdtrain does not know.
     """
-    if num_groups:
-        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, 2)
     settings = GradientSettings(
         op,
         process_set,
         compression,
         sparse_as_dense,
         gradient_predivide_factor,
-        num_groups or None if groups is None else groups,
+        choose_groups(num_groups, groups),
     )
     passes = backward_passes_per_step
     factor = 1.0 if average_aggregated_gradients else float(passes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvdtrain.core.arguments import Groups, check_groups
+from hvdtrain.core.arguments import Groups, check_groups, check_predivide
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.keras.compression import Compression, Compressor
 from hvdtrain.types import ReduceOp
@@ -38,6 +38,5 @@ class GradientSettings:
     def __post_init__(self) -> None:
         if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise ValueError(f"op must be Average or Sum, got {self.op!r}")
-        if self.predivide != 1.0 and self.op is not ReduceOp.AVERAGE:
-            raise ValueError("gradient_predivide_factor needs op=Average")
+        check_predivide(self.predivide, self.op)
         check_groups(self.groups, object)

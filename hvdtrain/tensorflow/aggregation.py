@@ -32,19 +32,27 @@ class LocalAggregation:
         self._passes, self._average = passes, average
         self._sparse_as_dense, self._reduce = sparse_as_dense, reduce
         self._counter: Any = None
+        self._present: list[int] = []
         self._sums: list[Any] = []
 
     def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return reduced gradients after the last pass, and this pass's own before (collective).
 
         Raises:
-            ValueError: a gradient is sparse.
+            ValueError: a gradient is sparse, or others are None than in the first pass.
         """
         given = [self._dense(g) for g in gradients]
         present = [i for i, gradient in enumerate(given) if gradient is not None]
         if self._counter is None:
-            self._counter = _zeros([], tf.int32)
+            self._counter, self._present = _zeros([], tf.int32), present
             self._sums = [_zeros(given[i].shape, given[i].dtype) for i in present]
+        if present != self._present:
+            number = min(set(present) ^ set(self._present))
+            name = getattr(variables[number], "name", f"number {number}")
+            raise ValueError(
+                f"backward_passes_per_step > 1: {name} has a gradient in some passes and none in "
+                "others: give it one in every pass, or leave the variable out"
+            )
         before = tf.identity(self._counter)
         added = [
             total.assign(tf.where(tf.equal(before, 0), given[i], total + given[i]))

@@ -68,6 +68,8 @@ def call(
     graph = tf.compat.v1.get_default_graph()
     _refuse_xla(graph)
     node = _NOT_IN_NODE_NAMES.sub("_", name or "Horovod")
+    if not node[0].isalnum():  # with which no node's name may begin
+        node = f"Horovod{node}"
     full = graph.unique_name(node, mark_as_used=False)
     key = full.rpartition("/")[2] if ignore_name_scope else full
 
@@ -113,14 +115,19 @@ def _chain(graph: Any, tensors: Sequence[Any]) -> list[Any]:
     making, but only after what needs no feeds and takes no data that these tensors do not.
     """
     before = _chains(graph)
-    if not before or getattr(graph, "building_function", False):
+    if not before or _is_function(graph):
         return [op for op, _ in before[-1:]]
     sources = _sources(tensors)
     return next(([op] for op, theirs in reversed(before) if theirs <= sources), [])
 
 
 def _remember(graph: Any, op: Any, tensors: Sequence[Any]) -> None:
-    _chains(graph).append((op, _sources(tensors)))
+    sources = frozenset() if _is_function(graph) else _sources(tensors)
+    _chains(graph).append((op, sources))
+
+
+def _is_function(graph: Any) -> bool:
+    return getattr(graph, "building_function", False)
 
 
 def _chains(graph: Any) -> list[tuple[Any, frozenset[Any]]]:

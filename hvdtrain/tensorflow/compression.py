@@ -6,21 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdtrain.core.compression import Compressor
+
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
-
-
-class Compressor:
-    """Leaves tensors as they are; subclasses change `compress` and `decompress`."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return what is reduced instead of the tensor, and what decompress() needs."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the reduced tensor in its own type."""
-        return tensor
 
 
 class _Half(Compressor):

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.core.arguments import Groups, check_groups, group_indices
+from hvdtrain.core.arguments import Groups, check_groups, check_predivide, group_indices
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.call import call
 from hvdtrain.tensorflow.compression import Compression, Compressor
@@ -46,8 +46,7 @@ class GradientSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.op, ReduceOp):
             raise ValueError(f"op must be a reduction, Average for example, got {self.op!r}")
-        if self.predivide != 1.0 and self.op is not ReduceOp.AVERAGE:
-            raise ValueError("gradient_predivide_factor needs op=Average")
+        check_predivide(self.predivide, self.op)
         check_groups(self.groups, object)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.core.arguments import Groups
+from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.aggregation import LocalAggregation
 from hvdtrain.tensorflow.autograph import unconverted
@@ -15,7 +15,6 @@ from hvdtrain.tensorflow.compression import Compression, Compressor
 from hvdtrain.tensorflow.gradients import GradientSettings, LocalVariables, reduce_gradients
 from hvdtrain.tensorflow.keras_optimizer import distributed_keras_optimizer
 from hvdtrain.tensorflow.ops import grouped_allreduce
-from hvdtrain.tensorflow.tape import choose_groups
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer"]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.core.arguments import Groups
+from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.autograph import unconverted
 from hvdtrain.tensorflow.compression import Compression, Compressor
 from hvdtrain.tensorflow.gradients import GradientSettings, LocalVariables, reduce_gradients
 from hvdtrain.types import ReduceOp
 
-__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape", "choose_groups"]
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
 class _Distributed:
@@ -188,10 +187,3 @@ def PartialDistributedGradientTape(
         for variable in layer.trainable_weights:
             tape.register_local_source(variable)
     return tape
-
-
-def choose_groups(num_groups: int, groups: Groups) -> Groups:
-    """Return the argument `groups` or its deprecated predecessor `num_groups`."""
-    if num_groups:
-        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, 3)
-    return num_groups or None if groups is None else groups

@@ -6,21 +6,9 @@ from typing import Any
 
 import torch
 
+from hvdtrain.core.compression import Compressor
+
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
-
-
-class Compressor:
-    """Leaves tensors as they are; subclasses change `compress` and `decompress`."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return what is reduced instead of the tensor, and what decompress() needs."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Return the reduced tensor in its own type."""
-        return tensor
 
 
 class _Half(Compressor):

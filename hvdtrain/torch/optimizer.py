@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 
-from hvdtrain.core.arguments import Groups, check_groups, choose_op, group_indices
+from hvdtrain.core.arguments import (
+    Groups,
+    check_groups,
+    check_predivide,
+    choose_groups,
+    choose_op,
+    group_indices,
+)
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.adasum import adasum_step
 from hvdtrain.torch.compression import Compression, Compressor
@@ -70,17 +77,12 @@ class DistributedOptimizer(WrappedOptimizer):
         op = choose_op(op, None)
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
             raise ValueError(f"op must be Average, Sum or Adasum, got {op}")
-        if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
-            raise ValueError("gradient_predivide_factor needs op=Average")
+        check_predivide(gradient_predivide_factor, op)
         if backward_passes_per_step < 1:
             raise ValueError(
                 f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}"
             )
-        if num_groups and groups is not None:
-            raise ValueError("num_groups and groups say the same thing: give only groups")
-        if num_groups:
-            warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, 2)
-            groups = num_groups
+        groups = choose_groups(num_groups, groups)
         check_groups(groups, torch.Tensor)
         super().__init__(optimizer)
         self._names = name_parameters(optimizer, named_parameters)

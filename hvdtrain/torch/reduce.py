@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvdtrain.core import operations
-from hvdtrain.core.arguments import op_for_bool
+from hvdtrain.core.arguments import op_on_wire
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensors.torch import (
@@ -37,7 +37,8 @@ def allreduce_handle(
 ) -> Handle:
     """Prepare the reduction of one tensor, or of a group, whose result is a list of tensors."""
     require_tensors(tensors)
-    _refuse_mixed(tensors)
+    factors = (prescale_factor, postscale_factor)
+    wire_op, kinds = op_on_wire([dtype_of(tensor).value for tensor in tensors], op, *factors)
     hosts, buffers, sources = [], [], []
     all_direct = True
     for tensor in tensors:
@@ -52,11 +53,10 @@ def allreduce_handle(
         process_set.channel(),
         buffers,
         [tensor.shape for tensor in tensors],
-        _wire_op(tensors[0], op, prescale_factor, postscale_factor),
+        wire_op,
         name,
-        prescale_factor,
-        postscale_factor,
-        _kinds(tensors, op),
+        *factors,
+        kinds,
         sources,
     )
 
@@ -79,17 +79,17 @@ def reducescatter_handle(
 ) -> Handle:
     """Prepare a reduction of which this rank keeps a part, as a list of tensors."""
     require_tensors(tensors)
-    _refuse_mixed(tensors)
+    factors = (prescale_factor, postscale_factor)
+    wire_op, kinds = op_on_wire([dtype_of(tensor).value for tensor in tensors], op, *factors)
     hosts = [staged(tensor, wire_type(tensor.dtype)) for tensor in tensors]
     submitted = operations.reducescatter(
         process_set.channel(),
         [as_buffer(host) for host in hosts],
         [tensor.shape for tensor in tensors],
-        _wire_op(tensors[0], op, prescale_factor, postscale_factor),
+        wire_op,
         name,
-        prescale_factor,
-        postscale_factor,
-        _kinds(tensors, op),
+        *factors,
+        kinds,
     )
 
     size, rank = process_set.size() or 1, process_set.rank() or 0
@@ -123,26 +123,3 @@ def _returned(tensor: torch.Tensor, host: torch.Tensor, in_place: bool) -> torch
         with torch.no_grad():
             tensor.copy_(host)
     return tensor
-
-
-def _kinds(tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[str]:
-    if tensors[0].dtype == torch.bool:  # for which several reductions are one to the engine
-        return [f"bool ({op.value})"] * len(tensors)
-    return [dtype_of(tensor).value for tensor in tensors]
-
-
-def _wire_op(
-    tensor: torch.Tensor, op: ReduceOp, prescale_factor: float, postscale_factor: float
-) -> ReduceOp:
-    if tensor.dtype != torch.bool:
-        return op
-    return op_for_bool(op, prescale_factor, postscale_factor)
-
-
-def _refuse_mixed(tensors: Sequence[torch.Tensor]) -> None:
-    if not tensors:
-        raise ValueError("a group needs at least one tensor")
-    if len(tensors) > 1 and any(
-        (t.dtype == torch.bool) != (tensors[0].dtype == torch.bool) for t in tensors
-    ):
-        raise ValueError("a group cannot hold bool and other tensors")

@@ -1,40 +1,50 @@
 """Checkpoint files: written whole or not at all, and proved whole before they are used.
 
-A file is named checkpoint-EPOCH-DIGEST.pt, where DIGEST is the start of the SHA-256 of its
-bytes; plain `torch.load(path, weights_only=True)` opens it.
+A file is named checkpoint-EPOCH-DIGEST.SUFFIX, where DIGEST is the start of the SHA-256 of its
+bytes, and SUFFIX says how it is written: see FORMATS.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, BinaryIO, Protocol
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.files import publish, unfinished_file
 
-__all__ = ["checkpoint_epoch", "checkpoint_files", "load_checkpoint", "save_checkpoint"]
+__all__ = ["FORMATS", "checkpoint_epoch", "checkpoint_files", "load_checkpoint", "save_checkpoint"]
 
-_NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{16})\.pt")
+# The suffix of a file, and the module that reads and writes it.
+FORMATS = {"pt": "hvdtrain.train.torch_file", "npz": "hvdtrain.train.numpy_file"}
+
+_NAME = re.compile(rf"checkpoint-(\d+)-([0-9a-f]{{16}})\.(?:{'|'.join(FORMATS)})")
 _DIGEST_LENGTH = 16
 
 
-def save_checkpoint(directory: Path, epoch: int, content: dict[str, Any]) -> Path:
+class _Format(Protocol):
+    def write(self, file: BinaryIO, content: Mapping[str, Any]) -> None: ...
+
+    def read(self, path: Path) -> Any: ...
+
+
+def save_checkpoint(directory: Path, epoch: int, content: dict[str, Any], suffix: str) -> Path:
     """Write the checkpoint of an epoch, in place of any other of this epoch (rank 0 only).
 
     Args:
         directory: of the run.
         epoch: epochs done.
-        content: tensors, numbers, strings, and lists and dicts of them.
+        content: tensors or arrays, numbers, strings, and lists and dicts of them.
+        suffix: one of FORMATS.
     """
     with unfinished_file(directory) as file:
-        torch.save(content, file)
+        _format(suffix).write(file, content)
         file.flush()
         digest = _digest(Path(file.name))
-        path = directory / f"checkpoint-{epoch:04d}-{digest}.pt"
+        path = directory / f"checkpoint-{epoch:04d}-{digest}.{suffix}"
         publish(file, path)
     for other in checkpoint_files(directory):
         if checkpoint_epoch(other) == epoch and other != path:
@@ -46,7 +56,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint into CPU memory (rank 0 only).
 
     Returns:
-        What save_checkpoint() was given: "model" has tensors by name, and "epoch" a number.
+        What save_checkpoint() was given: "model" has tensors or arrays by name, and "epoch" a
+        number.
 
     Raises:
         UsageError: it is missing, unreadable, damaged, or no checkpoint; the message names it.
@@ -57,14 +68,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             raise UsageError(f"there is no checkpoint {path}: name an existing file")
         if named is not None and _digest(path) != named[2]:
             raise ValueError("its content is not what was written")
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = _format(path.suffix[1:]).read(path)
     except UsageError:
         raise
+    except ModuleNotFoundError as error:
+        raise UsageError(f"checkpoint {path} needs {error.name}, which is not installed") from error
     except OSError as error:
         raise UsageError(
             f"checkpoint {path} cannot be read ({error.strerror}): name another with --resume"
         ) from error
-    except Exception as error:  # torch.load raises a dozen types for damaged files
+    except Exception as error:  # reading raises a dozen types for damaged files
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UsageError(f"checkpoint {path} is damaged: {reason}") from error
     if not _is_checkpoint(content):
@@ -97,10 +110,17 @@ def _is_checkpoint(content: object) -> bool:
         isinstance(content, dict)
         and "epoch" in content
         and isinstance(content.get("model"), dict)
-        and all(isinstance(tensor, torch.Tensor) for tensor in content["model"].values())
+        and all(hasattr(tensor, "shape") for tensor in content["model"].values())
     )
 
 
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:_DIGEST_LENGTH]
+
+
+def _format(suffix: str) -> _Format:
+    """Return the module for files of this suffix; one that is renamed is torch's."""
+    module: Any = importlib.import_module(FORMATS.get(suffix, FORMATS["pt"]))
+    form: _Format = module
+    return form

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 __all__ = ["weights_digest"]
 
 
-def weights_digest(model: torch.nn.Module) -> str:
-    """Return the SHA-256 of all parameters and buffers of this rank's model (local).
+def weights_digest(weights: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return the SHA-256 of all weights of this rank's model (local).
 
-    Names, types, shapes and bytes count, in the order of state_dict().
+    Names, types, shapes and bytes count, in the order of `weights`.
     """
     digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy())
+    for name, array in weights.items():
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

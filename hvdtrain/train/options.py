@@ -12,6 +12,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.schedule import SCALINGS, scaled_lr
 
 __all__ = [
+    "BACKENDS",
     "DEFAULT_BATCH_SIZE",
     "DEFAULT_LR",
     "DEVICES",
@@ -26,7 +27,8 @@ __all__ = [
 ]
 
 RECIPES = ("digits",)
-FRAMEWORKS = ("torch",)
+FRAMEWORKS = ("torch", "tensorflow", "keras")
+BACKENDS = ("tensorflow", "torch", "jax")
 ENGINES = ("auto", *registry.ENGINES)
 OPTIMIZERS = ("sgd", "adam")
 DTYPES = ("float32", "float64")
@@ -45,6 +47,7 @@ class TrainOptions:
     Attributes:
         recipe: name of the model and its data.
         framework: which framework trains.
+        backend: what Keras runs on; None: what KERAS_BACKEND says, or tensorflow.
         engine: which engine moves the gradients.
         epochs: passes over the training data, counted from the very first start.
         batch_size: samples per rank and step; None together with global_batch_size: a default.
@@ -69,6 +72,7 @@ class TrainOptions:
 
     recipe: str = "digits"
     framework: str = "torch"
+    backend: str | None = None
     engine: str = "auto"
     epochs: int = 15
     batch_size: int | None = None
@@ -88,6 +92,10 @@ class TrainOptions:
     def __post_init__(self) -> None:
         _check_name("recipe", self.recipe, RECIPES)
         _check_name("--framework", self.framework, FRAMEWORKS)
+        if self.backend is not None:
+            _check_name("--backend", self.backend, BACKENDS)
+            if self.framework != "keras":
+                raise UsageError(f"--backend {self.backend} goes with --framework keras only")
         _check_name("--engine", self.engine, ENGINES)
         _check_name("--lr-scaling", self.lr_scaling, SCALINGS)
         _check_name("--optimizer", self.optimizer, OPTIMIZERS)
@@ -103,6 +111,13 @@ class TrainOptions:
             raise UsageError(
                 "--virtual-shards needs --global-batch-size: a batch that grows with the ranks "
                 "cannot give the same weights on any number of them"
+            )
+        if self.virtual_shards is not None and self.framework != "torch":
+            raise UsageError("--virtual-shards goes with --framework torch only")
+        if self.engine == "nccl" and self.framework != "torch":
+            raise UsageError(
+                f"--engine nccl goes with --framework torch only: gradients of {self.framework} "
+                "are reduced in host memory"
             )
         if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
             raise UsageError(f"--lr must be a positive number, got {self.lr}")

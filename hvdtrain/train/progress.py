@@ -8,10 +8,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint import save_checkpoint
+from hvdtrain.train.frameworks.protocol import Array, State
 from hvdtrain.train.options import TrainOptions
 
 __all__ = ["Progress", "restore", "save_progress"]
@@ -31,29 +30,18 @@ class Progress:
     communicate_seconds: float = 0.0
 
 
-def save_progress(
-    directory: Path,
-    progress: Progress,
-    options: TrainOptions,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-) -> Path:
+def save_progress(directory: Path, progress: Progress, options: TrainOptions, state: State) -> Path:
     """Write the checkpoint of the last epoch (rank 0 only)."""
     content = {
         **vars(progress),
         "settings": {name: getattr(options, name) for name in _FIXED},
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        **state.content(),
     }
-    return save_checkpoint(directory, progress.epoch, content)
+    return save_checkpoint(directory, progress.epoch, content, state.suffix)
 
 
 def restore(
-    path: Path,
-    content: Mapping[str, Any],
-    options: TrainOptions,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    path: Path, content: Mapping[str, Any], options: TrainOptions, state: State
 ) -> Progress:
     """Load a checkpoint's content after checking that it fits (rank 0 only).
 
@@ -61,15 +49,13 @@ def restore(
         UsageError: it belongs to another model, has other settings or more epochs than are
             asked for, or lacks what is needed; the message names the checkpoint.
     """
-    difference = _other_model(content["model"], model)
-    if difference is not None:
-        raise UsageError(f"checkpoint {path} belongs to another model: {difference}")
     try:
         _require_settings(path, content["settings"], options)
+        difference = _other_model(content["model"], state.weights())
+        if difference is not None:
+            raise UsageError(f"checkpoint {path} belongs to another model: {difference}")
         progress = _progress(content)
-        _require_optimizer(content["optimizer"], optimizer)
-        model.load_state_dict(content["model"])
-        optimizer.load_state_dict(content["optimizer"])
+        state.load(content)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         if isinstance(error, UsageError):
             raise
@@ -82,14 +68,13 @@ def restore(
     return progress
 
 
-def _other_model(saved: Mapping[str, torch.Tensor], model: torch.nn.Module) -> str | None:
+def _other_model(saved: Mapping[str, Any], own: Mapping[str, Array]) -> str | None:
     """Say where the saved weights first differ from the model in name or shape."""
-    own = model.state_dict()
-    for name, tensor in own.items():
+    for name, array in own.items():
         if name not in saved:
             return f"it has no {name}"
-        if saved[name].shape != tensor.shape:
-            return f"{name} has shape {tuple(saved[name].shape)}, and {tuple(tensor.shape)} here"
+        if tuple(saved[name].shape) != array.shape:
+            return f"{name} has shape {tuple(saved[name].shape)}, and {array.shape} here"
     extra = next((name for name in saved if name not in own), None)
     return None if extra is None else f"it has {extra}, which is not here"
 
@@ -112,30 +97,3 @@ def _progress(content: Mapping[str, Any]) -> Progress:
         if not (counted or timed) or value < 0:
             raise ValueError(f"its {name} is {value!r}")
     return Progress(**found)
-
-
-def _require_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Check what load_state_dict() does not, and the next step needs.
-
-    Raises:
-        ValueError: a group lacks a setting, or has one of another type.
-        KeyError, TypeError: the state has another form.
-    """
-    own = optimizer.state_dict()["param_groups"]
-    for group, expected in zip(saved["param_groups"], own, strict=True):
-        for name, value in expected.items():
-            if name not in group or not _is_like(group[name], value):
-                raise ValueError(f"its optimizer has no proper {name}")
-    parameters = [item for group in optimizer.param_groups for item in group["params"]]
-    for number, state in saved["state"].items():
-        shape = parameters[number].shape
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.shape not in (shape, torch.Size([])):
-                raise ValueError(f"its optimizer's {name} has shape {tuple(value.shape)}")
-
-
-def _is_like(value: object, expected: object) -> bool:
-    """Tell whether a setting may stand where this one stood; None stands for a choice."""
-    if isinstance(expected, float):
-        return isinstance(value, (int, float))
-    return expected is None or isinstance(value, type(expected))

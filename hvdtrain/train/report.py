@@ -16,6 +16,7 @@ __all__ = ["closing_lines", "device_text", "epoch_line", "header_lines"]
 
 def header_lines(
     options: TrainOptions,
+    framework: str,
     world: Context,
     data: Dataset,
     devices: Sequence[str],
@@ -26,6 +27,7 @@ def header_lines(
 
     Args:
         options: of the run.
+        framework: its title.
         world: the ranks.
         data: the samples.
         devices: the device of every rank, by rank.
@@ -46,7 +48,7 @@ def header_lines(
         "resume": origin,
         "results": directory,
     }
-    title = f"hvdtrain {__version__}: training {options.recipe} with {options.framework}"
+    title = f"hvdtrain {__version__}: training {options.recipe} with {framework}"
     return [title, *(f"  {name:<8}{text}" for name, text in lines.items() if text)]
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from hvdtrain.core.context import Context
 from hvdtrain.core.objects import allgather_object
+from hvdtrain.train.course import Course
 from hvdtrain.train.digest import weights_digest
+from hvdtrain.train.frameworks.protocol import Loop
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress, save_progress
 from hvdtrain.train.report import closing_lines, epoch_line
@@ -23,7 +25,6 @@ from hvdtrain.train.results import (
 )
 from hvdtrain.train.start import Start
 from hvdtrain.train.terminal import Terminal
-from hvdtrain.train.torch_loop import TorchLoop
 
 __all__ = ["Run"]
 
@@ -35,6 +36,8 @@ class Run:
     Attributes:
         options: what was asked for.
         world: the ranks.
+        course: its steps.
+        test_samples: how many there are.
         loop: the model, equal on all ranks.
         start: where it begins.
         terminal: where rank 0 prints.
@@ -42,7 +45,9 @@ class Run:
 
     options: TrainOptions
     world: Context
-    loop: TorchLoop
+    course: Course
+    test_samples: int
+    loop: Loop
     start: Start
     terminal: Terminal
 
@@ -54,7 +59,7 @@ class Run:
             self.terminal.begin(f"epoch {epoch + 1}/{self.options.epochs}", self._steps)
             train, test = self._epoch(epoch, progress.step + self._steps)
             final = Score(test.loss, test.accuracy)
-            progress = clock.read(epoch + 1, train.step, progress.samples + self.loop.samples)
+            progress = clock.read(epoch + 1, train.step, progress.samples + self.course.samples)
             checkpoint = self._keep(train, test, progress)
             self.terminal.say([epoch_line(train, test, self.options.epochs)])
         final = final or self.loop.evaluate()
@@ -68,7 +73,7 @@ class Run:
 
     @property
     def _steps(self) -> int:
-        return self.loop.steps_per_epoch
+        return self.course.steps_per_epoch
 
     @property
     def _is_root(self) -> bool:
@@ -88,14 +93,14 @@ class Run:
             loss=learning.loss,
             accuracy=learning.accuracy,
             lr=self.loop.lr,
-            samples_per_second=self.loop.samples / (trained - began),
+            samples_per_second=self.course.samples / (trained - began),
         )
         return train, replace(
             train,
             split="test",
             loss=result.loss,
             accuracy=result.accuracy,
-            samples_per_second=self.loop.test_samples / (ended - trained),
+            samples_per_second=self.test_samples / (ended - trained),
         )
 
     def _keep(self, train: Metrics, test: Metrics, progress: Progress) -> str:
@@ -107,9 +112,7 @@ class Run:
         if not self._is_root:
             return ""
         append_metrics(self.start.directory, [train, test])
-        return save_progress(
-            self.start.directory, progress, self.options, self.loop.model, self.loop.optimizer
-        ).name
+        return save_progress(self.start.directory, progress, self.options, self.loop.state).name
 
     def _summary(self, progress: Progress, final: Score) -> Summary:
         topology = self.world.topology
@@ -128,7 +131,7 @@ class Run:
             samples=progress.samples,
             samples_per_second=progress.samples / total,
             seconds=Seconds(total, total - communicate, communicate),
-            weights_sha256=allgather_object(weights_digest(self.loop.model), "weights"),
+            weights_sha256=allgather_object(weights_digest(self.loop.state.weights()), "weights"),
         )
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint import checkpoint_epoch, checkpoint_files, load_checkpoint
 from hvdtrain.train.files import new_directory, prepare_directory
+from hvdtrain.train.frameworks.protocol import State
 from hvdtrain.train.options import RUNS, TrainOptions
 from hvdtrain.train.progress import Progress, restore
 from hvdtrain.train.results import METRICS, SUMMARY, drop_metrics_after
@@ -35,7 +34,7 @@ class Start:
     warnings: list[str] = field(default_factory=list)
 
 
-def begin(options: TrainOptions, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Start:
+def begin(options: TrainOptions, state: State) -> Start:
     """Find the checkpoint to go on from, load it, and prepare the directory (rank 0 only).
 
     Raises:
@@ -43,22 +42,20 @@ def begin(options: TrainOptions, model: torch.nn.Module, optimizer: torch.optim.
             another run, or cannot be read or written.
     """
     try:
-        return _begin(options, model, optimizer)
+        return _begin(options, state)
     except OSError as error:
         raise UsageError(
             f"{error.filename} cannot be used ({error.strerror}): name another directory with --out"
         ) from error
 
 
-def _begin(
-    options: TrainOptions, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> Start:
+def _begin(options: TrainOptions, state: State) -> Start:
     warnings: list[str] = []
     checkpoint = _checkpoint(options, warnings)
     _refuse_to_mix(options, checkpoint)
     progress, origin = Progress(), ""
     if checkpoint is not None:
-        progress = restore(checkpoint.path, checkpoint.content, options, model, optimizer)
+        progress = restore(checkpoint.path, checkpoint.content, options, state)
         origin = f"{checkpoint.path}, {progress.epoch} epochs done"
     elif options.resume == "auto":
         origin = f"no checkpoint in {options.out}: starting with epoch 1"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 from raising import raising
 
 import hvdtrain.tensorflow as hvd
+from hvdtrain.core import context
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.types import ReduceOp
 
@@ -115,6 +118,14 @@ def gathers_broadcasts_and_exchanges() -> None:
         part = mode(table)
         assert part.shape == (end - begin, 2)
         np.testing.assert_array_equal(part, whole[begin:end])
+    averaged = [tf.cast(table, tf.float32), tf.cast(table, tf.float64)]
+    for mode in both_modes(
+        lambda x, y: hvd.grouped_reducescatter([x, y], prescale_factor=2.0, postscale_factor=3.0)
+    ):
+        for part in mode(*averaged):
+            np.testing.assert_allclose(part, 6 * whole[begin:end] / size, rtol=1e-6)
+    with raising(ValueError, text="bool and other"):
+        hvd.grouped_allreduce([tf.constant([True]), tf.constant([1.0])])
 
 
 def gradients_flow() -> None:
@@ -140,6 +151,11 @@ def gradients_flow() -> None:
         (lambda x: hvd.broadcast(x, size - 1), total / size if rank == size - 1 else 0.0),
         (lambda x: hvd.alltoall(x, splits)[0], np.arange(1, size + 1)[:, None]),
         (lambda x: hvd.reducescatter(x, op=hvd.Sum), size * np.arange(1, size + 1)[:, None]),
+        (
+            lambda x: hvd.reducescatter(x, op=hvd.Average, prescale_factor=2.0),
+            2 * np.arange(1, size + 1)[:, None],
+        ),
+        (lambda x: hvd.allreduce(x, name="_first"), total / size),
     ]
     for operation, want in cases:
         for mode in both_modes(gradient(operation)):
@@ -212,7 +228,11 @@ def process_sets() -> None:
         loss = w * float(rank)
     mean = size / 2  # of 1 .. size - 1
     assert float(tape.gradient(loss, w)[0]) == (mean if rank else 0.0)
+    kept = context.current().kept
+    before = len(kept)
     assert hvd.remove_process_set(rest)
+    gc.collect()
+    assert before - len(kept) == (rank > 0 and size > 2)  # what gradients of the set have left
 
 
 def bad_input() -> None:
@@ -252,6 +272,7 @@ def objects_variables_and_facts() -> None:
     assert int(hvd.broadcast_([tf.Variable(rank)], 0)[0]) == 0
     for mode in both_modes(lambda: [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op()]):
         assert [int(fact) for fact in mode()] == [rank, size, rank]
+    hvd.barrier()
     assert (int(hvd.local_size_op()), hvd.is_homogeneous()) == (size, True)
 
 
@@ -277,6 +298,25 @@ def joined_ranks_give_zeros() -> None:
         assert int(hvd.join()) in range(size)
 
 
+def interrupted_steps_end() -> None:
+    """Ctrl-C while gradients are copied: no thread of ours waits for the others for ever."""
+    rank, size = hvd.rank(), hvd.size()
+    w = tf.Variable([1.0, 2.0, 3.0])
+
+    def gradient() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(w) * float(rank + 1)
+        return hvd.DistributedGradientTape(tape).gradient(loss, [w])[0]
+
+    def interrupted(*_: Any, **how: Any) -> None:
+        raise KeyboardInterrupt
+
+    with mock.patch("numpy.copyto", interrupted), raising(KeyboardInterrupt):
+        gradient()
+    hvd.barrier()  # comes after the step that was given up
+    np.testing.assert_allclose(gradient(), [(size + 1) / 2] * 3)
+
+
 CASES = [
     reductions_of_all_types,
     factors_compression_and_slices,
@@ -288,4 +328,5 @@ CASES = [
     bad_input,
     objects_variables_and_facts,
     joined_ranks_give_zeros,
+    interrupted_steps_end,
 ]

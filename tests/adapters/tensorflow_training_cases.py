@@ -120,6 +120,27 @@ def keras_optimizers_give_what_one_rank_gives() -> str:
     return "-".join(map(digest, ends))
 
 
+def gradients_of_some_passes_are_refused() -> None:
+    variables = [tf.Variable([1.0]), tf.Variable([2.0])]
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    optimizer.apply_gradients(zip([tf.ones([1])] * 2, variables, strict=True))
+    with raising(ValueError, text="a gradient in some passes and none in others"):
+        optimizer.apply_gradients(zip([tf.ones([1]), None], variables, strict=True))
+
+
+def variables_are_kept_local() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    variables = [tf.Variable([0.0]), tf.Variable([0.0])]
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
+    optimizer.register_local_var(variables[0])
+    gradients = [tf.constant([float(rank + 1)])] * 2
+    step = tf.function(lambda: optimizer.apply_gradients(zip(gradients, variables, strict=True)))
+    step()
+    assert step.experimental_get_tracing_count() == 1
+    assert float(variables[0][0]) == -np.float32((rank + 1) / size)
+    assert float(variables[1][0]) == -(size + 1) / 2
+
+
 def saved_models_load_without_hvdtrain() -> None:
     model = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1, momentum=0.5)), loss="mse")
@@ -150,9 +171,17 @@ def options_of_the_tape() -> str:
         ends.append(train(OPTIMIZERS[0](), hvd.rank(), wrap))
         if "gradient_predivide_factor" in option or "groups" in option:
             assert_close(ends[-1], want)
+    summed = train(
+        tf.keras.optimizers.SGD(0.1 / hvd.size()),
+        hvd.rank(),
+        lambda tape: hvd.DistributedGradientTape(tape, op=hvd.Sum, groups=3),
+    )
+    assert_close(summed, want)
     bad: list[dict[str, Any]] = [
         {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
         {"groups": 0},
+        {"groups": 2, "num_groups": 2},
+        {"gradient_predivide_factor": 0.0},
         {"op": "sum"},
     ]
     for option in bad:
@@ -278,6 +307,8 @@ def the_documented_loop() -> str:
 CASES = [
     tapes_give_what_one_rank_gives,
     keras_optimizers_give_what_one_rank_gives,
+    gradients_of_some_passes_are_refused,
+    variables_are_kept_local,
     saved_models_load_without_hvdtrain,
     options_of_the_tape,
     short_batches_are_traced_on_one_rank_only,

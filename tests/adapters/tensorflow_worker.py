@@ -6,6 +6,7 @@ import sys
 import time
 
 import tensorflow as tf
+import tensorflow_engine_cases
 import tensorflow_graph_cases
 import tensorflow_ops_cases
 import tensorflow_training_cases
@@ -13,7 +14,12 @@ from ranks import report
 
 import hvdtrain.tensorflow as hvd
 
-MODULES = (tensorflow_ops_cases, tensorflow_training_cases, tensorflow_graph_cases)
+MODULES = (
+    tensorflow_ops_cases,
+    tensorflow_training_cases,
+    tensorflow_graph_cases,
+    tensorflow_engine_cases,
+)
 
 
 def main() -> None:
@@ -31,7 +37,7 @@ def main() -> None:
             print(f"{case.__name__}: {time.perf_counter() - started:.2f} s", flush=True)
         if digest is not None:
             digests[case.__name__] = digest
-    report(cases=len(cases), payload=digests)
+    report(cases=len(cases), payload={"cases": len(cases), "digests": digests})
 
 
 if __name__ == "__main__":

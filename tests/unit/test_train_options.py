@@ -16,6 +16,13 @@ from hvdtrain.train.options import TrainOptions
     [
         ({"recipe": "digit"}, ["recipe", "'digit'", "digits"]),
         ({"framework": "jax"}, ["--framework", "'jax'", "torch"]),
+        ({"backend": "theano", "framework": "keras"}, ["--backend", "tensorflow, torch, jax"]),
+        ({"backend": "jax"}, ["--backend jax", "--framework keras"]),
+        ({"engine": "nccl", "framework": "keras"}, ["--engine nccl", "--framework torch"]),
+        (
+            {"virtual_shards": 2, "global_batch_size": 8, "framework": "tensorflow"},
+            ["--virtual-shards", "--framework torch"],
+        ),
         ({"engine": "smoke"}, ["--engine", "'smoke'", "auto", "mpi", "local"]),
         ({"lr_scaling": "cubic"}, ["--lr-scaling", "linear", "sqrt", "none"]),
         ({"optimizer": "lbfgs"}, ["--optimizer", "sgd", "adam"]),

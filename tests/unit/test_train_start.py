@@ -14,6 +14,7 @@ from torch import nn
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
 from hvdtrain.train.digest import weights_digest
+from hvdtrain.train.frameworks.torch_state import TorchState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress, save_progress
 from hvdtrain.train.start import Start, begin
@@ -31,6 +32,10 @@ def trainee(width: int = 3, bias: bool = True, seed: int = 0) -> Trainee:
     return model, optimizer
 
 
+def weights_of(model: nn.Module) -> str:
+    return weights_digest(TorchState(model, torch.optim.SGD(model.parameters())).weights())
+
+
 def options(out: Path | None, resume: str | Path = "never", **more: Any) -> TrainOptions:
     return TrainOptions(out=out, resume=str(resume), **{"optimizer": "adam", **more})
 
@@ -38,12 +43,12 @@ def options(out: Path | None, resume: str | Path = "never", **more: Any) -> Trai
 def save(directory: Path, epoch: int, trained: Trainee) -> Path:
     directory.mkdir(exist_ok=True)
     progress = Progress(epoch, 10 * epoch, 100 * epoch, 2.0 * epoch, 0.5 * epoch)
-    return save_progress(directory, progress, options(directory), *trained)
+    return save_progress(directory, progress, options(directory), TorchState(*trained))
 
 
 def resume(directory: Path, what: str | Path = "auto", **more: Any) -> tuple[Start, Trainee]:
     fresh = trainee(seed=99)
-    return begin(options(directory, what, **more), *fresh), fresh
+    return begin(options(directory, what, **more), TorchState(*fresh)), fresh
 
 
 def cut(path: Path) -> None:
@@ -62,7 +67,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     start, (restored, adam) = resume(tmp_path)
     assert start.progress == Progress(3, 30, 300, 6.0, 1.5)
     assert str(path) in start.origin
-    assert weights_digest(restored) == weights_digest(model)
+    assert weights_of(restored) == weights_of(model)
     for own, other in zip(
         adam.state_dict()["state"].values(),
         optimizer.state_dict()["state"].values(),
@@ -236,7 +241,7 @@ def test_a_checkpoint_of_the_wrong_form_is_named(tmp_path: Path, spoil: Any, wor
 def test_paths_that_cannot_be_looked_at(tmp_path: Path) -> None:
     endless = tmp_path / ("x" * 300)
     with pytest.raises(UsageError, match=r"x{300} cannot be used .*--out"):
-        begin(options(endless), *trainee())
+        begin(options(endless), TorchState(*trainee()))
     with pytest.raises(UsageError, match=r"x{300} cannot be used .*--out"):
         resume(endless)
     with pytest.raises(UsageError, match=r"x{300} cannot be read .*--resume"):
@@ -271,7 +276,7 @@ def test_fewer_epochs_than_done(tmp_path: Path) -> None:
 def test_results_of_another_run_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 1, trainee())
     with pytest.raises(UsageError, match="--resume auto"):
-        begin(options(tmp_path), *trainee())
+        begin(options(tmp_path), TorchState(*trainee()))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     other = save(elsewhere, 1, trainee())
@@ -283,7 +288,7 @@ def test_results_of_another_run_are_kept(tmp_path: Path) -> None:
 def test_results_without_a_checkpoint_are_kept_too(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("")
     with pytest.raises(UsageError, match="another run"):
-        begin(options(tmp_path), *trainee())
+        begin(options(tmp_path), TorchState(*trainee()))
 
 
 def test_going_back_before_a_later_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -296,7 +301,7 @@ def test_going_back_before_a_later_checkpoint_is_refused(tmp_path: Path) -> None
 
 def test_default_directory_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made = [begin(options(None), *trainee()).directory for _ in range(2)]
+    made = [begin(options(None), TorchState(*trainee())).directory for _ in range(2)]
     assert made[0] != made[1]
     assert all(path.is_dir() and path.parent == Path("runs") for path in made)
 
@@ -317,7 +322,7 @@ def test_digest_sees_names_types_shapes_bytes_and_buffers() -> None:
         for model in models:
             for parameter in model.parameters():
                 parameter.fill_(0.5)
-    digests = [weights_digest(model) for model in models]
+    digests = [weights_of(model) for model in models]
     for one, other in itertools.combinations(digests, 2):
         assert one != other
-    assert digests[0] == weights_digest(models[0])
+    assert digests[0] == weights_of(models[0])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import context
 from hvdtrain.core.channel import Channel
 from hvdtrain.core.collectives.memory import Memory
@@ -65,7 +66,7 @@ def reduce_fused(
     """
     specs = _specs(arrays)
     channel = settings.process_set.channel()
-    known = context.current().kept.setdefault((reduce_fused, channel), {})
+    known = context.current().kept.setdefault(channel, {})
     key: Hashable = (tuple(specs), settings)
     fused: _Fused = known.get(key) or _Fused(specs, settings)
     try:
@@ -94,6 +95,13 @@ def _specs(arrays: Sequence[Array]) -> list[ParameterSpec]:
     ]
 
 
+def _bucket_bytes(channel: Channel) -> int:
+    try:
+        return agree_on_bucket_size(channel).nbytes
+    except MismatchError:  # a rank has joined, which takes part in steps only
+        return DEFAULT_BUCKET_BYTES
+
+
 class _Fused:
     """Reduces gradients of certain shapes and types.
 
@@ -108,7 +116,7 @@ class _Fused:
         place = {index: number for number, index in enumerate(self._order)}
         groups = [[place[index] for index in group] for group in settings.groups]
         ordered = [specs[index] for index in self._order]
-        limit = agree_on_bucket_size(settings.process_set.channel()).nbytes
+        limit = _bucket_bytes(settings.process_set.channel())
         self._plan = make_plan(ordered, limit, limit, groups)
         self._op, self._predivide = settings.op, settings.predivide
         self._digest = self._plan.digest
@@ -142,16 +150,11 @@ class _Fused:
         step = Step(state, Request(STEP, name, details, self._zeros))
         if channel.has_thread:  # which reduces the first bucket while the second one is filled
             channel.submit(step, at_once=True)
-        results = {}
-        for bucket, buffer in zip(self._plan.buckets, buffers, strict=True):
-            elements = buffer.array()
-            for number, start in zip(bucket.parameters, bucket.starts, strict=True):
-                index = self._order[number]
-                array = arrays[index]
-                view = elements[start : start + array.size].reshape(array.shape)
-                np.copyto(view, array, casting="unsafe")
-                results[index] = view
-            state.launch()
+        try:
+            results = self._fill(arrays, state)
+        except BaseException:  # Ctrl-C, for example
+            step.abandon()  # for which the channel's thread would wait
+            raise
         with context.current().blocked.running():
             if channel.has_thread:
                 channel.wait(step)
@@ -160,6 +163,20 @@ class _Fused:
         return [
             results[index].astype(array.dtype, copy=False) for index, array in enumerate(arrays)
         ]
+
+    def _fill(self, arrays: Sequence[Array], state: StepState) -> dict[int, Array]:
+        """Copy the gradients into the buckets, and return where each one lies."""
+        results = {}
+        for bucket, buffer in zip(self._plan.buckets, state.buffers, strict=True):
+            elements = buffer.array()
+            for number, start in zip(bucket.parameters, bucket.starts, strict=True):
+                index = self._order[number]
+                array = arrays[index]
+                view = elements[start : start + array.size].reshape(array.shape)
+                np.copyto(view, array, casting="unsafe")
+                results[index] = view
+            state.launch()
+        return results
 
     def _buckets(self) -> list[Buffer]:
         memory, buffers, start = self._memory.lend(), [], 0

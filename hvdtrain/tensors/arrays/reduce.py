@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvdtrain.core import operations
-from hvdtrain.core.arguments import op_for_bool
+from hvdtrain.core.arguments import op_on_wire
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.tensors.arrays.memory import Array, as_buffer, empty, from_buffer, wire_type
@@ -25,6 +25,8 @@ def allreduce(
     process_set: ProcessSet,
 ) -> list[Array]:
     """Return the reductions of a group in new memory (collective, blocking)."""
+    factors = (prescale_factor, postscale_factor)
+    wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
     wire = [_on_the_wire(array) for array in arrays]
     # What is on the wire as it was belongs to TensorFlow, and is not written to.
     results = [
@@ -36,11 +38,10 @@ def allreduce(
         process_set.channel(),
         buffers,
         [array.shape for array in arrays],
-        _wire_op(arrays, op, prescale_factor, postscale_factor),
+        wire_op,
         name,
-        prescale_factor,
-        postscale_factor,
-        _kinds(arrays, op),
+        *factors,
+        kinds,
         [
             buffer if sent is result else source
             for sent, result, source, buffer in zip(wire, results, sources, buffers, strict=True)
@@ -58,16 +59,17 @@ def reducescatter(
     process_set: ProcessSet,
 ) -> list[Array]:
     """Return this rank's parts of the reductions of a group (collective, blocking)."""
+    factors = (prescale_factor, postscale_factor)
+    wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
     wire = [_on_the_wire(array) for array in arrays]
     buffers = operations.reducescatter(
         process_set.channel(),
         [as_buffer(sent) for sent in wire],
         [array.shape for array in arrays],
-        _wire_op(arrays, op, prescale_factor, postscale_factor),
+        wire_op,
         name,
-        prescale_factor,
-        postscale_factor,
-        _kinds(arrays, op),
+        *factors,
+        kinds,
     ).run()
     size, rank = process_set.size() or 1, process_set.rank() or 0
     results = []
@@ -88,18 +90,3 @@ def _off_the_wire(result: Array, array: Array) -> Array:
     if array.dtype == np.bool_:
         return result.view(np.bool_)
     return result.astype(array.dtype, copy=False)
-
-
-def _kinds(arrays: Sequence[Array], op: ReduceOp) -> list[str]:
-    if arrays[0].dtype == np.bool_:  # for which several reductions are one to the engine
-        return [f"bool ({op.value})"] * len(arrays)
-    return [array.dtype.name for array in arrays]
-
-
-def _wire_op(
-    arrays: Sequence[Array], op: ReduceOp, prescale_factor: float, postscale_factor: float
-) -> ReduceOp:
-    bools = [array.dtype == np.bool_ for array in arrays]
-    if any(bools) and not all(bools):
-        raise ValueError("a group cannot hold bool and other tensors")
-    return op_for_bool(op, prescale_factor, postscale_factor) if bools[0] else op

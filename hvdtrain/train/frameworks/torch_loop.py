@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -11,14 +10,13 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Dataset, Samples
-from hvdtrain.data.sharding import epoch_permutation, global_batch, rank_slice, steps_per_epoch
-from hvdtrain.topology import Topology, cpu_threads
-from hvdtrain.train.options import TrainOptions
+from hvdtrain.data.sharding import rank_slice
+from hvdtrain.train.course import Course
+from hvdtrain.train.frameworks.torch_state import TorchState
 from hvdtrain.train.recipe import TorchRecipe
 from hvdtrain.train.results import Score
-from hvdtrain.train.schedule import warmup_lr
 
-__all__ = ["TorchLoop", "limit_threads"]
+__all__ = ["TorchLoop"]
 
 _EVALUATION_BATCH = 1024
 
@@ -30,23 +28,17 @@ class TorchLoop:
 
     Args:
         recipe: model, loss and optimizer.
+        course: the steps.
         data: all samples; each rank takes its part of them.
-        options: how to train.
-        topology: the place of this rank.
         device: where the model and the data live.
     """
 
     def __init__(
-        self,
-        recipe: TorchRecipe,
-        data: Dataset,
-        options: TrainOptions,
-        topology: Topology,
-        device: torch.device,
+        self, recipe: TorchRecipe, course: Course, data: Dataset, device: torch.device
     ) -> None:
-        self._options = options
-        self._topology = topology
-        self._device = device
+        self._course, self._device = course, device
+        self._shards = course.options.virtual_shards
+        options = course.options
         self._dtype = getattr(torch, options.dtype)
         self._train = self._tensors(data.train)
         self._test = self._tensors(data.test)
@@ -54,27 +46,25 @@ class TorchLoop:
         # Rank 0's weights are the ones that count: others start elsewhere, so that a broadcast
         # that went wrong shows in the digests.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(options.seed + topology.rank)
-            self.model = recipe.build_model().to(device, self._dtype)
-        self.optimizer = hvd.DistributedOptimizer(
-            recipe.optimizer(options.optimizer, self.model.parameters(), options.base_lr),
-            named_parameters=self.model.named_parameters(),
-            op=hvd.Average if options.virtual_shards is None else hvd.Sum,
+            torch.manual_seed(options.seed + course.topology.rank)
+            self._model = recipe.build_model().to(device, self._dtype)
+        self._optimizer = hvd.DistributedOptimizer(
+            recipe.optimizer(options.optimizer, self._model.parameters(), options.base_lr),
+            named_parameters=self._model.named_parameters(),
+            op=hvd.Average if self._shards is None else hvd.Sum,
         )
-        self.samples, self.test_samples = len(data.train), len(data.test)
-        self._global_batch_size = options.samples_per_step(topology.size)
-        self.steps_per_epoch = steps_per_epoch(self.samples, self._global_batch_size)
+        self.state = TorchState(self._model, self._optimizer)
 
     @property
     def lr(self) -> float:
         """The learning rate of the last step."""
-        rate: float = self.optimizer.param_groups[0]["lr"]
+        rate: float = self._optimizer.param_groups[0]["lr"]
         return rate
 
     def broadcast(self) -> None:
         """Give every rank the weights and the optimizer state of rank 0 (collective)."""
-        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
-        hvd.broadcast_optimizer_state(self.optimizer, root_rank=0)
+        hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(self._optimizer, root_rank=0)
 
     def train_epoch(self, epoch: int, on_step: Callable[[], None]) -> Score:
         """Use every training sample once; return the mean score while learning (collective).
@@ -83,43 +73,41 @@ class TorchLoop:
             epoch: counted from 0.
             on_step: called after each optimizer step.
         """
-        self.model.train()
-        order = epoch_permutation(self.samples, self._options.seed, epoch)
+        self._model.train()
         sums = self._no_sums()
-        for step in range(self.steps_per_epoch):
-            batch = global_batch(order, step, self._global_batch_size)
-            self._set_lr(epoch * self.steps_per_epoch + step)
+        for step, batch in self._course.batches(epoch):
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._course.lr(step)
             sums += self._step(batch)
             on_step()
         return _reduced(sums)
 
     def evaluate(self) -> Score:
         """Return the mean score over all test samples, each seen by one rank (collective)."""
-        self.model.eval()
+        self._model.eval()
         inputs, labels = self._test
-        part = rank_slice(len(labels), self._topology.rank, self._topology.size)
+        part = self._course.mine(len(labels))
         sums = self._no_sums()
         with torch.no_grad():
             for start in range(part.start, part.stop, _EVALUATION_BATCH):
                 chosen = slice(start, min(start + _EVALUATION_BATCH, part.stop))
-                scores = self.model(inputs[chosen])
+                scores = self._model(inputs[chosen])
                 sums += _sums(scores, labels[chosen], self._loss(scores, labels[chosen]))
         return _reduced(sums)
 
     def _step(self, batch: npt.NDArray[np.int64]) -> torch.Tensor:
         """Take one optimizer step on a global batch; return the sums over this rank's part."""
-        self.optimizer.zero_grad()
-        if self._options.virtual_shards is None:
-            mine = batch[rank_slice(len(batch), self._topology.rank, self._topology.size)]
-            sums = self._backward(mine)
+        self._optimizer.zero_grad()
+        if self._shards is None:
+            sums = self._backward(batch[self._course.mine(len(batch))])
         else:
-            sums = self._backward_by_shards(batch, self._options.virtual_shards)
-        self.optimizer.step()
+            sums = self._backward_by_shards(batch, self._shards)
+        self._optimizer.step()
         return sums
 
     def _backward(self, mine: npt.NDArray[np.int64]) -> torch.Tensor:
         # The mean over the global batch is the mean of the ranks' means, weighted by samples.
-        self.optimizer.sample_weight = len(mine)
+        self._optimizer.sample_weight = len(mine)
         if not len(mine):
             return self._no_sums()
         scores, labels = self._forward(mine)
@@ -139,24 +127,13 @@ class TorchLoop:
             sums.add_(_sums(scores.detach(), labels, loss.detach()))
             return loss * (len(part) / len(batch))
 
-        hvd.backward_by_shards(self.model.parameters(), shards, loss_of)
+        hvd.backward_by_shards(self._model.parameters(), shards, loss_of)
         return sums
 
     def _forward(self, samples: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the model's scores and the labels of samples, by their numbers."""
         chosen = torch.from_numpy(samples).to(self._device)
-        return self.model(self._train[0][chosen]), self._train[1][chosen]
-
-    def _set_lr(self, step: int) -> None:
-        rate = warmup_lr(
-            step,
-            self.steps_per_epoch,
-            self._options.base_lr,
-            self._options.scaled_lr(self._topology.size),
-            self._options.warmup_epochs,
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        return self._model(self._train[0][chosen]), self._train[1][chosen]
 
     def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
         inputs = torch.from_numpy(samples.inputs).to(self._device, self._dtype)
@@ -164,18 +141,6 @@ class TorchLoop:
 
     def _no_sums(self) -> torch.Tensor:
         return torch.zeros(3, dtype=torch.float64, device=self._device)
-
-
-def limit_threads(topology: Topology, most: int) -> None:
-    """Give this rank its share of the cores, unless the user has set OMP_NUM_THREADS (local).
-
-    Args:
-        topology: the place of this rank.
-        most: threads that the model can use.
-    """
-    if "OMP_NUM_THREADS" not in os.environ:
-        affinity, machine = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-        torch.set_num_threads(min(most, cpu_threads(topology, affinity, machine)))
 
 
 def _sums(scores: torch.Tensor, labels: torch.Tensor, mean_loss: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""One way to train for each framework, found by choose.py."""

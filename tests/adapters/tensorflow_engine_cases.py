@@ -1,0 +1,61 @@
+"""hvdtrain.tensorflow in new worlds, on other engines; these cases come last."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+from tensorflow_ops_cases import expected, input_of
+from tensorflow_training_cases import OPTIMIZERS, assert_close, digest, train
+
+import hvdtrain.tensorflow as hvd
+from hvdtrain.core import context
+
+
+def begin_anew(engine: str | None = None, settings: Mapping[str, str] | None = None) -> None:
+    hvd.shutdown()
+    # Without a size of buckets the world would measure one.
+    with mock.patch.dict(os.environ, {"HVDTRAIN_BUCKET_BYTES": "1000000", **(settings or {})}):
+        hvd.init(engine=engine)
+
+
+def first_step_after_a_rank_has_joined() -> None:
+    """In a new world, whose ranks have agreed on nothing yet."""
+    begin_anew()
+    rank, size = hvd.rank(), hvd.size()
+    if rank:
+        time.sleep(0.1)  # so that rank 0 has joined
+        w = tf.Variable([1.0])
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(w) * float(rank)
+            (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [w])
+            assert float(gradient[0]) == np.float32((size - 1) / 2)
+    assert int(hvd.join()) in range(size)
+
+
+def engines_give_what_one_rank_gives() -> str:
+    ends = []
+    want = train(OPTIMIZERS[1](), None)
+    engines = [("mpi", {"HVDTRAIN_SHARED_MEMORY": "0"}), ("gloo", {})]
+    for engine, settings in engines[: 2 if hvd.size() == 2 else 1]:  # gloo imports torch, for long
+        begin_anew(engine, settings)
+        assert context.current().engine_name == engine
+        end = train(OPTIMIZERS[1](), hvd.rank(), hvd.DistributedGradientTape)
+        assert_close(end, want)
+        ends.append(digest(end))
+        x = tf.constant(input_of(hvd.rank()))
+        reduce = tf.function(lambda x: hvd.allreduce(x, op=hvd.Max), autograph=False)
+        np.testing.assert_array_equal(reduce(x), expected(hvd.Max))
+        assert reduce.experimental_get_tracing_count() == 1
+        rows = hvd.allgather(x[: 1 + hvd.rank() % 2])
+        np.testing.assert_array_equal(rows[-1 - (hvd.size() - 1) % 2], input_of(hvd.size() - 1)[0])
+        np.testing.assert_array_equal(hvd.broadcast(x, 1), input_of(1))
+    return "-".join(ends)
+
+
+CASES = [first_step_after_a_rank_has_joined, engines_give_what_one_rank_gives]

@@ -1,0 +1,150 @@
+"""Trains with Keras or TensorFlow: train_frameworks_worker.py DIRECTORY EPOCHS FRAMEWORK...
+
+Each rank reports for each framework how often its functions were traced, and how far the weights
+after an epoch are from those of plain Keras on one rank.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from ranks import report
+
+from hvdtrain.cli.main import main
+from hvdtrain.core import context
+from hvdtrain.core.objects import allgather_object
+from hvdtrain.data.sharding import epoch_permutation, global_batch, steps_per_epoch
+from hvdtrain.topology import Topology
+from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipes import digits_keras
+from hvdtrain.train.session import train
+
+RECIPE = digits_keras.recipe
+BATCH = 50  # 1437 samples are 28 batches of 50 and one of 37
+LR = 1 / 16  # which Keras keeps in float32
+
+
+class Counted(keras.losses.SparseCategoricalCrossentropy):
+    """Counts how often Python runs through it: once for each trace, or in every step."""
+
+    calls = 0
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        type(self).calls += 1
+        return super().call(y_true, y_pred)
+
+
+def whole_job(arguments: list[str], directory: Path) -> int:
+    """Run the command line with its defaults; return how often Python ran through the loss."""
+    Counted.calls = 0
+    digits_keras.recipe = replace(
+        RECIPE, build_loss=lambda: Counted(from_logits=True, reduction="sum")
+    )
+    with pytest.raises(SystemExit) as end:
+        main(["train", "digits", *arguments, "--out", str(directory)])
+    assert not end.value.code
+    digits_keras.recipe = RECIPE
+    return Counted.calls
+
+
+def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
+    """Go on from all but the last checkpoint of a run."""
+    if context.current().topology.rank == 0:
+        shutil.copytree(whole, parts)
+        checkpoint_files(parts)[0].unlink()
+        (parts / "summary.json").unlink()
+    allgather_object(None, "copied")
+    train(TrainOptions(out=parts, resume="auto", quiet=True, **options))
+
+
+def distance_from_plain_keras(options: dict[str, Any], directory: Path) -> float:
+    """Return the largest difference between weights after an epoch in float64."""
+    how: dict[str, Any] = {"epochs": 1, "global_batch_size": BATCH, "lr": LR, "lr_scaling": "none"}
+    train(TrainOptions(out=directory, quiet=True, dtype="float64", seed=3, **how, **options))
+    allgather_object(None, "written")
+    found = load_checkpoint(checkpoint_files(directory)[0])["model"]
+    keras.utils.set_random_seed(3)  # of rank 0
+    model = RECIPE.build_model()
+    model.compile(RECIPE.build_optimizer("sgd", LR), RECIPE.build_loss())
+    samples = RECIPE.load_data().train
+    order = epoch_permutation(len(samples), 3, 0)
+    for step in range(steps_per_epoch(len(samples), BATCH)):
+        batch = global_batch(order, step, BATCH)
+        model.train_on_batch(
+            samples.inputs[batch].astype("float64"),
+            samples.labels[batch],
+            np.full(len(batch), 1 / len(batch)),
+        )
+    assert {v.path for v in model.weights} == found.keys()
+    return max(
+        float(np.abs(found[v.path] - keras.ops.convert_to_numpy(v)).max()) for v in model.weights
+    )
+
+
+def pinned_gpu() -> int:
+    """Return which of two GPUs, which are not there, this rank would take on this backend."""
+    here: Topology = context.current().topology
+    if keras.backend.backend() == "tensorflow":
+        return _pinned_with_tensorflow(here)
+    import jax
+
+    from hvdtrain.tensors import jax as tensors
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = "3,5"
+    told: list[Any] = []
+    takes, update = tensors._takes_gpus, jax.config.update
+    tensors._takes_gpus = lambda: True
+    jax.config.update = lambda *setting: told.append(setting)
+    index = tensors.pin_device(here)
+    tensors._takes_gpus, jax.config.update = takes, update
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+    assert told == [("jax_cuda_visible_devices", str(index))]
+    assert index is not None
+    return index
+
+
+def _pinned_with_tensorflow(here: Topology) -> int:
+    import tensorflow as tf
+
+    from hvdtrain.tensors.tensorflow import pin_device
+
+    told: list[Any] = []
+    plain = tf.config.list_physical_devices, tf.config.set_visible_devices
+    tf.config.list_physical_devices = lambda kind: ["GPU a", "GPU b"]
+    tf.config.set_visible_devices = lambda *setting: told.append(setting)
+    index = pin_device(here)
+    tf.config.list_physical_devices, tf.config.set_visible_devices = plain
+    assert index is not None
+    assert told == [(["GPU a", "GPU b"][index], "GPU")]
+    return index
+
+
+def all_jobs(directory: Path, epochs: str, framework: str) -> dict[str, Any]:
+    options: dict[str, Any] = {"framework": framework}
+    arguments = ["--framework", framework, "--epochs", epochs]
+    if framework == "keras":
+        options["backend"] = keras.backend.backend()
+        arguments += ["--backend", options["backend"]]
+    if keras.backend.backend() == "torch":
+        options["engine"] = "gloo"
+        arguments += ["--engine", "gloo"]
+    calls = whole_job(arguments, directory / "whole")
+    resumed_job({"epochs": int(epochs), **options}, directory / "whole", directory / "parts")
+    if keras.backend.backend() != "tensorflow":  # weights of samples are the same on all
+        return {"calls": calls, "distance": 0.0}
+    return {"calls": calls, "distance": distance_from_plain_keras(options, directory / "exact")}
+
+
+results = {name: all_jobs(Path(sys.argv[1]) / name, sys.argv[2], name) for name in sys.argv[3:]}
+if keras.backend.backend() != "torch":  # whose choice of a device has tests of its own
+    results["gpu"] = {"index": pinned_gpu(), "local_rank": context.current().topology.local_rank}
+report(len(results), results)

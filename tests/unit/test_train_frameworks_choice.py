@@ -1,0 +1,40 @@
+"""Which framework is imported, on what Keras runs, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.frameworks.choose import choose_framework
+from hvdtrain.train.options import TrainOptions
+
+
+@pytest.mark.parametrize(
+    ("framework", "backend", "missing", "install"),
+    [
+        ("tensorflow", None, "tensorflow", "'hvdtrain[tensorflow]'"),
+        ("keras", "jax", "keras", "'hvdtrain[keras]'"),
+    ],
+)
+def test_what_is_not_installed_is_named(
+    framework: str,
+    backend: str | None,
+    missing: str,
+    install: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UsageError) as refusal:
+        choose_framework(TrainOptions(framework=framework, backend=backend))
+    assert str(refusal.value) == f"{missing} is not installed: pip install {install}"
+    assert os.environ["KERAS_BACKEND"] == (backend or "tensorflow")  # before Keras is imported
+
+
+def test_an_unknown_backend_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "theano")
+    with pytest.raises(UsageError, match="KERAS_BACKEND 'theano': choose from tensorflow, torch"):
+        choose_framework(TrainOptions(framework="keras"))
