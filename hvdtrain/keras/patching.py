@@ -30,7 +30,10 @@ def extend(method: str, around: Around) -> None:
 
     @functools.wraps(plain)
     def extended(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{method}() {error}") from None
         given.apply_defaults()
         return around(plain, given)
 

@@ -58,7 +58,8 @@ def distribute(optimizer: Any, reduction: Reduction) -> Any:
     kind = type(optimizer)
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     first = _DistributedLossScale if scales else Distributed
-    # By this name Keras finds it, so that a saved model loads without hvdtrain.
+    # By these names Keras finds it, so that a saved model loads without hvdtrain.
+    name = keras.saving.get_registered_name(kind)
     public = issubclass(kind, getattr(keras.optimizers, kind.__name__, ()))
     module = "keras.optimizers" if public else kind.__module__
     members = {
@@ -67,14 +68,21 @@ def distribute(optimizer: Any, reduction: Reduction) -> Any:
         "hvdtrain_kind": kind,
     }
     # `apply` calls super() as a method of `first`, which comes next.
-    made = _with_state_of(optimizer, type(kind.__name__, (first, kind), members))
+    made = _with_state_of(optimizer, type(name, (first, kind), members))
     made.hvdtrain_reduction = reduction
     return made
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Return the distributed optimizers of a model: its own, and those it has as attributes."""
-    own = (getattr(model, "optimizer", None), *vars(model).values())
+    """Return the distributed optimizers of a model: its own, and those its attributes hold."""
+    own = [getattr(model, "optimizer", None)]
+    for value in vars(model).values():
+        if isinstance(value, dict):
+            own.extend(value.values())
+        elif isinstance(value, list | tuple):
+            own.extend(value)
+        else:
+            own.append(value)
     found = {id(each): each for each in own if isinstance(each, Distributed)}
     return list(found.values())
 

@@ -55,6 +55,15 @@ def learning_rates_follow_the_formulas() -> None:
     assert got[2 * STEPS - 1] == np.float32(RATE)
     np.testing.assert_allclose(logs["lr"], want[STEPS - 1 :: STEPS], rtol=1e-6)
 
+    again = shared_model()
+    warmup.set_model(again)
+    warmup.set_params({"steps": 2 * STEPS})  # of another fit
+    warmup.on_train_begin()
+    warmup.on_epoch_begin(0)
+    warmup.on_train_batch_begin(0)
+    first = RATE / size * ((size - 1) / (4 * STEPS) + 1)
+    np.testing.assert_allclose(float(again.optimizer.learning_rate), first, rtol=1e-6)
+
     smooth = hvd.callbacks.LearningRateScheduleCallback(
         RATE, lambda epoch: 1 / (1 + epoch), end_epoch=2, staircase=False, steps_per_epoch=STEPS
     )

@@ -186,12 +186,23 @@ def ranks_agree_on_what_is_finite() -> str:
 
 def models_that_fit_builds() -> str:
     """TensorFlow builds such a model in its first step only."""
+    unbuilt = keras.Model()
+    unbuilt.built = True  # as Keras has it, of a class without `build`
+    unbuilt.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    (begin,) = start()
+    begin.set_model(unbuilt)
+    begin.on_train_begin()
+    assert not unbuilt.optimizer.built
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)])
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
     fit(model, hvd.rank(), epochs=1, callbacks=start())
     return digest([*model.weights, *model.optimizer.variables])
+
+
+class OwnSGD(keras.optimizers.SGD):
+    """As users register theirs."""
 
 
 def saved_models() -> str:
@@ -213,6 +224,9 @@ def saved_models() -> str:
     for each in (model, again):
         fit(each, hvd.rank(), epochs=1)
     assert_close(again.weights, model.weights)
+    own = keras.saving.register_keras_serializable("tests")(OwnSGD)
+    saved = keras.saving.serialize_keras_object(hvd.DistributedOptimizer(own(0.5)))
+    assert type(keras.saving.deserialize_keras_object(saved)) is own
     with raising(ValueError, text="legacy_opts"):
         hvd.load_model(path, legacy_opts=True)
     return digest(again.weights)

@@ -16,6 +16,7 @@ from raising import raising
 import hvdtrain.keras as hvd
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError, UnsupportedError
+from hvdtrain.keras.wrapping import state_of
 
 # Rows of each batch of an epoch, by rank.
 UNEVEN = [[ROWS, ROWS, 3], [ROWS, 1], [1]]
@@ -169,7 +170,19 @@ def backups_are_restored_on_all_ranks() -> str:
     assert_close(model.weights, want, rtol=1e-6)
     if hvd.rank() == 0:  # which alone writes and removes it
         assert not Path("backup").exists()
-    return digest([*model.weights, *model.optimizer.variables])
+    ends = [keras.ops.convert_to_numpy(v) for v in state_of(model)]
+
+    def of_batches(model: Any) -> Any:
+        kept = hvd.callbacks.RankZero(keras.callbacks.BackupAndRestore("backup", save_freq=1))
+        kept.set_model(model)
+        kept.on_train_begin()
+        return kept
+
+    of_batches(model).on_train_batch_end(1)
+    model = shared_model()
+    of_batches(model).on_train_end()
+    assert_close(state_of(model), ends, rtol=0)
+    return digest(state_of(model))
 
 
 def files_of_one_rank() -> None:
@@ -185,6 +198,8 @@ def files_of_one_rank() -> None:
         made.append(keras.callbacks.TensorBoard(f"board-{rank}"))
     made.append(keras.callbacks.ProgbarLogger())
     best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=f"best-{rank}.keras")
+    # Whose weights every rank has to get, though others know nothing of it.
+    made.append(keras.callbacks.EarlyStopping("loss", restore_best_weights=True))
     average = hvd.callbacks.MetricAverageCallback()
     fit(model, rank, callbacks=[average, best, *map(hvd.callbacks.RankZero, made)])
     names = {path.name for path in Path().glob(f"*{rank}*")}
@@ -234,7 +249,7 @@ class Halves(keras.Sequential):
 
     def compile(self, first: Any, second: Any) -> None:
         super().compile(optimizer=first, loss="mse")
-        self.second = second
+        self.others = [second]
 
     def train_step(self, *given: Any) -> Any:
         *state, (x, y) = given
@@ -251,7 +266,7 @@ class Halves(keras.Sequential):
                 loss = self.compute_loss(y=y, y_pred=self(x))
             gradients = tape.gradient(loss, self.trainable_weights)
         self.optimizer.apply(gradients[:2], self.trainable_weights[:2])
-        self.second.apply(gradients[2:], self.trainable_weights[2:])
+        self.others[0].apply(gradients[2:], self.trainable_weights[2:])
         return {"loss": loss}
 
     def step_of_jax(self, state: Any, x: Any, y: Any) -> Any:
@@ -283,7 +298,7 @@ def steps_of_ones_own() -> str:
     assert_close(model.weights, weights)
     if backend != "torch":
         assert 0 < Traced.calls <= len(set(UNEVEN[hvd.rank()])) + 1, Traced.calls
-    return digest([*model.weights, *model.optimizer.variables, *model.second.variables])
+    return digest([*model.weights, *model.optimizer.variables, *model.others[0].variables])
 
 
 def statistics_are_averaged() -> str:

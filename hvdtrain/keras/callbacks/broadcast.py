@@ -57,7 +57,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast_once(self) -> None:
         model: Any = self.model
-        if self.broadcast_done or not model.built:
+        # A model of a class without `build` says that it is built before it has any weights.
+        if self.broadcast_done or not (model.built and model.weights):
             return
         local = {id(variable) for variable in self.local_variables}
         state = [variable for variable in state_of(model) if id(variable) not in local]

@@ -54,7 +54,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             if callable(multiplier)
             else lambda epoch: multiplier ** (epoch - start_epoch)
         )
-        self._epoch = 0
+        self._epoch, self._steps = 0, 1
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Find out how many batches an epoch has on the rank that has most (collective)."""
@@ -68,8 +68,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             return
         own = self.steps_per_epoch or self.params.get("steps")
         told = objects.allgather_object(own, "batches of an epoch")
-        self.steps_per_epoch = None if None in told else max(told)
-        if not self.steps_per_epoch:
+        self._steps = 0 if None in told else max(told)
+        if not self._steps:
             raise ValueError(
                 f"{type(self).__name__} needs to know the batches of an epoch: give it "
                 "steps_per_epoch"
@@ -86,7 +86,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if self.end_epoch is not None and self._epoch >= self.end_epoch:
             return
         if not self.staircase:
-            self._set(self.multiplier(self._epoch + batch / (self.steps_per_epoch or 1)))
+            self._set(self.multiplier(self._epoch + batch / self._steps))
         elif batch == 0:
             self._set(self.multiplier(self._epoch))
 
@@ -130,7 +130,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            return warmup_multiplier(epoch, warmup_epochs, self.steps_per_epoch or 1, size())
+            return warmup_multiplier(epoch, warmup_epochs, self._steps, size())
 
         super().__init__(
             initial_lr,

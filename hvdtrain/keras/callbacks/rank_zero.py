@@ -55,7 +55,7 @@ class RestoreOnAll(keras.callbacks.Callback):
         model: Any = self.model
         self._backup.on_train_begin(logs)
         model._initial_epoch = objects.broadcast_object(model._initial_epoch, 0, "first epoch")
-        if model._initial_epoch:
+        if model.built:  # in whatever epoch: a backup may be of the middle of the first one
             broadcast_variables(state_of(model), 0)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

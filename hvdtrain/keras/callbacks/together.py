@@ -126,20 +126,23 @@ class End(keras.callbacks.Callback):
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         super().__init__()
-        self._restores = any(
-            getattr(callback, "restore_best_weights", False) for callback in callbacks
-        )
+        self._callbacks = callbacks
+        self._restores = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuse epochs that differ between ranks, which a callback may have set (collective)."""
-        own = (getattr(self.model, "_initial_epoch", None) or 0, self.params.get("epochs"))
-        told = objects.allgather_object(own, "epochs of fit")
-        size = context.current().topology.size
-        for rank, (first, epochs) in enumerate(told):
-            if (first, epochs) != told[0]:
+        epochs = (getattr(self.model, "_initial_epoch", None) or 0, self.params.get("epochs"))
+        restores = any(
+            getattr(callback, "restore_best_weights", False) for callback in self._callbacks
+        )
+        told = objects.allgather_object((epochs, restores), "epochs of fit")
+        self._restores = any(restores for _, restores in told)
+        size, expected = context.current().topology.size, told[0][0]
+        for rank, (epochs, _) in enumerate(told):
+            if epochs != expected:
                 raise MismatchError(
-                    f"[rank {rank}/{size}] fit: epochs {first} to {epochs}, but rank 0 has "
-                    f"{told[0][0]} to {told[0][1]}. Give every rank the same epochs, and restore "
+                    f"[rank {rank}/{size}] fit: epochs {epochs[0]} to {epochs[1]}, but rank 0 has "
+                    f"{expected[0]} to {expected[1]}. Give every rank the same epochs, and restore "
                     "with RankZero(BackupAndRestore(...))"
                 )
 
