@@ -16,7 +16,8 @@ class Topology:
 
     A node is a group of ranks that have proved to share memory. `local_*` counts inside the
     node; `cross_*` counts over the nodes that have a rank with this local_rank. `homogeneous`:
-    all nodes have equally many ranks.
+    all nodes have equally many ranks. `node` is the number of its node, in the order of their
+    first ranks.
     """
 
     rank: int
@@ -27,6 +28,7 @@ class Topology:
     cross_size: int
     hostnames: tuple[str, ...]
     homogeneous: bool = True
+    node: int = 0
 
     @classmethod
     def from_nodes(cls, rank: int, nodes: Sequence[int], hostnames: Sequence[str]) -> Topology:
@@ -52,6 +54,7 @@ class Topology:
             cross_size=len(peers),
             hostnames=tuple(hostnames),
             homogeneous=len(set(seen.values())) == 1,
+            node=list(seen).index(nodes[rank]),
         )
 
     @property

@@ -19,6 +19,7 @@ _COMMANDS = {
     "run": "Start ranks with the mpirun that belongs to the installed MPI.",
     "hosts": "Read the hosts of a file or a job, check them, write them for a launcher.",
     "script": "Run a script, with hvdtrain in the place of a Horovod that is not installed.",
+    "exec": "Run a script that finds its world in variables: of torch.distributed or TensorFlow.",
     "check": "Say what is installed here, try two ranks, and say how to mend what is wrong.",
     "bench": "Compare with Horovod, DDP and others here, and predict how a step scales.",
     "build-horovod": "Build and install Horovod for the installed frameworks.",

@@ -1,0 +1,59 @@
+"""`hvdtrain exec`: run a script that finds its world in variables, under any launcher of MPI."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.other_worlds import Place, parse_roles, tensorflow_config, torch_variables
+
+__all__ = ["command"]
+
+
+# What follows the script belongs to it.
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--roles", help="Of the ranks, for TF_CONFIG: chief:1,worker:2 (default: workers).")
+@click.option("--print", "only_print", is_flag=True, help="Print the variables and leave.")
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    roles: str | None, only_print: bool, script: str | None, arguments: tuple[str, ...]
+) -> None:
+    """Give a script the world that it expects: mpirun -np 4 ... exec train.py --lr 0.1.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and more are for torch.distributed,
+    Accelerate and Lightning, TF_CONFIG for tf.distribute.
+    """
+    if script is None and not only_print:
+        raise UsageError("which script? Name one, or say --print")
+    if script is not None and not Path(script).is_file():
+        raise UsageError(f"no script {script} here: name an existing file")
+    place = _roll_call()
+    names = parse_roles(roles or f"worker:{place.size}", place.size)
+    variables = torch_variables(place) | {"TF_CONFIG": tensorflow_config(place, names)}
+    if only_print:
+        click.echo("".join(f"{name}={value}\n" for name, value in variables.items()), nl=False)
+    else:
+        _become([sys.executable, str(script), *arguments], variables)
+
+
+def _roll_call() -> Place:
+    command = [sys.executable, "-m", "hvdtrain.core.roll_call"]
+    # MPICH's launcher is reached through an open descriptor, which it names in a variable.
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, close_fds=False)
+    if done.returncode != 0:
+        sys.exit(done.returncode)
+    return Place.from_facts(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _become(words: list[str], variables: dict[str, str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(words[0], words, {**os.environ, **variables})

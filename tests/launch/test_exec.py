@@ -1,0 +1,173 @@
+"""`python -m hvdtrain exec`: scripts of other libraries find their world under MPI's launchers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from ranks import launch, run_ranks
+from tensorflow_environment import tensorflow_python
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.other_worlds import Place, parse_roles, tensorflow_config, torch_variables
+
+EXEC = ["-m", "hvdtrain", "exec"]
+DDP = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+assert os.environ["LOCAL_RANK"] == str(rank) and sys.argv[1:] == ["--lr", "0.5"], sys.argv
+torch.manual_seed(rank)
+model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+before = model.module.weight.detach().clone()
+model(torch.full((1, 2), rank + 1.0)).sum().backward()
+print(f"gradient {model.module.weight.grad.tolist()} of {dist.get_world_size()}", flush=True)
+dist.destroy_process_group()
+sys.exit(7 if "MPI_FAIL" in os.environ else 0)
+"""
+# What a distributed strategy averages: rank r adds r + 1 in each of three steps.
+STRATEGY = """
+import tensorflow as tf
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+resolver = strategy.cluster_resolver
+with strategy.scope():
+    total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+
+@tf.function
+def step():
+    def replica():
+        total.assign_add(float(resolver.task_id) + 1.0)
+    strategy.run(replica)
+
+for _ in range(3):
+    step()
+print(f"{resolver.task_type} {resolver.task_id} of {strategy.num_replicas_in_sync}: "
+      f"{total.numpy()}", flush=True)
+"""
+
+
+def place(rank: int) -> Place:
+    """Return the place of a rank of three, two of them on the first node."""
+    addresses = ("a:1", "a:2", "b:3")
+    return Place(rank, 3, (0, 1, 0)[rank], (2, 2, 1)[rank], (0, 0, 1)[rank], addresses)
+
+
+def test_the_variables_of_torch() -> None:
+    assert torch_variables(place(1)) == {
+        "RANK": "1",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }
+
+
+def test_the_configuration_of_tensorflow() -> None:
+    workers = json.loads(tensorflow_config(place(2), ["worker"] * 3))
+    assert workers["cluster"] == {"worker": ["a:1", "a:2", "b:3"]}
+    assert workers["task"] == {"type": "worker", "index": 2}
+    roles = parse_roles("chief:1,ps:1,evaluator:1", 3)
+    cluster = {"chief": ["a:1"], "ps": ["a:2"]}
+    for rank, role in enumerate(("chief", "ps", "evaluator")):
+        found = json.loads(tensorflow_config(place(rank), roles))
+        assert found == {"cluster": cluster, "task": {"type": role, "index": 0}}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("worker:2", "are 2 ranks, but there are 3"),
+        ("worker", "must be one of chief, worker, ps, evaluator, a colon, and a number"),
+        ("boss:3", "'boss:3' must be one of"),
+        ("chief:2,worker:1", "one chief"),
+    ],
+)
+def test_roles_that_do_not_fit(text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        parse_roles(text, 3)
+
+
+def test_a_script_of_ddp(tmp_path: Path) -> None:
+    script = tmp_path / "ddp.py"
+    script.write_text(DDP)
+    done = run_ranks([*EXEC, str(script), "--lr", "0.5"], 2)
+    assert sorted(done.stdout.splitlines()) == ["gradient [[1.5, 1.5]] of 2"] * 2
+
+
+def test_the_exit_code_of_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "ddp.py"
+    script.write_text(DDP)
+    with launch([*EXEC, str(script), "--lr", "0.5"], 2, env={"MPI_FAIL": 1}) as job:
+        assert job.wait(60).returncode == 7
+        job.assert_nothing_left()
+
+
+def test_a_script_of_a_strategy(tmp_path: Path) -> None:
+    script = tmp_path / "strategy.py"
+    script.write_text(STRATEGY)
+    done = run_ranks([*EXEC, str(script)], 2, python=tensorflow_python(), timeout_seconds=120)
+    assert {"worker 0 of 2: 9.0", "worker 1 of 2: 9.0"} <= set(done.stdout.splitlines())
+
+
+def test_under_mpich() -> None:
+    done = run_ranks([*EXEC, "--print"], 2, mpi="mpich")
+    lines = done.stdout.splitlines()
+    assert lines.count("MASTER_ADDR=127.0.0.1") == 2
+    assert sorted(x for x in lines if x.startswith("LOCAL_RANK=")) == [
+        "LOCAL_RANK=0",
+        "LOCAL_RANK=1",
+    ]
+
+
+def test_on_two_hosts(tmp_path: Path) -> None:
+    require_hosts()
+    done = run_ranks(
+        [*EXEC, "--roles", "chief:1,worker:2", "--print"],
+        3,
+        hostfile=write_hostfile(tmp_path / "hosts", "openmpi", [2, 1]),
+        launcher_args=AGENT_ARGS["openmpi"],
+    )
+    lines = done.stdout.splitlines()
+    assert lines.count("MASTER_ADDR=node0") == 3
+    for name, values in {
+        "RANK": "012",
+        "LOCAL_RANK": "001",
+        "LOCAL_WORLD_SIZE": "122",
+        "NODE_RANK": "001",
+    }.items():
+        assert sorted(x for x in lines if x.startswith(f"{name}=")) == [
+            f"{name}={v}" for v in values
+        ]
+    configs = [json.loads(x.partition("=")[2]) for x in lines if x.startswith("TF_CONFIG=")]
+    (cluster,) = {json.dumps(config["cluster"]) for config in configs}
+    hosts = [
+        address.rpartition(":")[0] for role in json.loads(cluster).values() for address in role
+    ]
+    assert hosts == ["node0", "node0", "node1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "which script?"),
+        (["no.py"], "no script no.py here"),
+        (["--roles", "x:1", "--print"], "x:1"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], reason: str) -> None:
+    line = [sys.executable, *EXEC, *words]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert reason in done.stderr
