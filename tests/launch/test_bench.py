@@ -147,7 +147,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         (["steps", "--model", "gpt"], "'gpt' is not one of"),
         (["collectives", "--bytes", "6"], "--bytes 6: give positive multiples of 4"),
         (["idle", "--repeats", "0"], "--repeats 0 must be at least 1"),
-        (["idle", "-hostfile", "missing"], "hostfile missing does not exist"),
+        (["idle", "-hostfile", "missing"], "hostfile missing: does not exist"),
         (["scaling", "--gigabytes", "1"], "both --latency-us and --gigabytes"),
         (["scaling", "--forward-ms", "1"], "--backward-ms"),
         (["scaling", "--jitter-ms", "-1"], "--jitter-ms -1 must not be negative"),

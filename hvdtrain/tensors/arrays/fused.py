@@ -17,6 +17,7 @@ from hvdtrain.core.plan import ParameterSpec, make_plan
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.core.reducer import agree_on_bucket_size, agree_on_plan
 from hvdtrain.core.request import Request, Zeros
+from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import MismatchError
 from hvdtrain.tensors.arrays.lending import LentMemory
 from hvdtrain.tensors.arrays.memory import ALIGNMENT_BYTES, Array, empty, wire_type
@@ -26,6 +27,9 @@ __all__ = ["FusedSettings", "reduce_fused"]
 
 # How many sets of gradients get memory of the engine's, which is there until shutdown().
 _MOST_KEPT = 16
+
+# From there on a gradient does not stay in the caches until it is reduced.
+_LARGE_BYTES = 256 << 10
 
 # Buckets begin on lines of the cache, which two of them never share.
 _BUCKET_BYTES = 128
@@ -151,7 +155,7 @@ class _Fused:
         if channel.has_thread:  # which reduces the first bucket while the second one is filled
             channel.submit(step, at_once=True)
         try:
-            results = self._fill(arrays, state)
+            results = self._fill(arrays, state, channel.communicator)
         except BaseException:  # Ctrl-C, for example
             step.abandon()  # for which the channel's thread would wait
             raise
@@ -164,7 +168,9 @@ class _Fused:
             results[index].astype(array.dtype, copy=False) for index, array in enumerate(arrays)
         ]
 
-    def _fill(self, arrays: Sequence[Array], state: StepState) -> dict[int, Array]:
+    def _fill(
+        self, arrays: Sequence[Array], state: StepState, communicator: Communicator
+    ) -> dict[int, Array]:
         """Copy the gradients into the buckets, and return where each one lies."""
         results = {}
         for bucket, buffer in zip(self._plan.buckets, state.buffers, strict=True):
@@ -173,7 +179,11 @@ class _Fused:
                 index = self._order[number]
                 array = arrays[index]
                 view = elements[start : start + array.size].reshape(array.shape)
-                np.copyto(view, array, casting="unsafe")
+                if view.dtype == array.dtype and view.nbytes >= _LARGE_BYTES:
+                    whole = np.ascontiguousarray(array)
+                    communicator.put(Buffer.from_array(whole), Buffer.from_array(view))
+                else:
+                    np.copyto(view, array, casting="unsafe")
                 results[index] = view
             state.launch()
         return results
