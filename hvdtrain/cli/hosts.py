@@ -58,7 +58,6 @@ def command(
 def _find(origin: str, form: str | None) -> tuple[Source, str]:
     """Return the text, and the name of its form."""
     if origin in _OF_JOBS and not os.path.exists(origin):
-        source = source_of_job(origin, os.environ)
-        return source, form or ("openmpi" if origin == "pjm" else origin)
+        return source_of_job(origin, os.environ), form or origin
     source = read_file(origin)
     return source, form or guess_format(source)

@@ -20,29 +20,27 @@ class Format:
     """A way to write hosts down.
 
     Attributes:
-        title: whose it is.
         read: returns the hosts; raises HostfileError.
         write: returns the text.
         slots: whether it tells how many slots a host has.
     """
 
-    title: str
     read: Callable[[Source], list[Host]]
     write: Callable[[Sequence[Host]], str]
     slots: bool = True
 
 
 FORMATS: Mapping[str, Format] = {
-    "openmpi": Format("Open MPI 4 and 5, Spectrum MPI", openmpi.read, openmpi.write),
-    "mpich": Format("MPICH, MVAPICH", hydra.read, hydra.write),
-    "intelmpi": Format("Intel MPI", hydra.read, hydra.write),
-    "slurm": Format("Slurm", schedulers.read_slurm, schedulers.write_slurm),
-    "pbs": Format("PBS", schedulers.read_lines, schedulers.write_lines),
-    "sge": Format("Grid Engine", schedulers.read_sge, schedulers.write_sge),
-    "lsf": Format("LSF", schedulers.read_lsf, schedulers.write_lsf),
-    "pjm": Format("Fujitsu", openmpi.read, schedulers.write_names, slots=False),
-    "flux": Format("Flux", schedulers.read_flux, schedulers.write_flux, slots=False),
-    "k8s": Format("the MPI operator of Kubernetes", openmpi.read, openmpi.write),
+    "openmpi": Format(openmpi.read, openmpi.write),
+    "mpich": Format(hydra.read, hydra.write),
+    "intelmpi": Format(hydra.read, hydra.write),
+    "slurm": Format(schedulers.read_slurm, schedulers.write_slurm),
+    "pbs": Format(schedulers.read_lines, schedulers.write_lines),
+    "sge": Format(schedulers.read_sge, schedulers.write_sge),
+    "lsf": Format(schedulers.read_lsf, schedulers.write_lsf),
+    "pjm": Format(openmpi.read, schedulers.write_names, slots=False),
+    "flux": Format(schedulers.read_flux, schedulers.write_flux, slots=False),
+    "k8s": Format(openmpi.read, openmpi.write),
 }
 
 # Where a job finds the file of its hosts.
