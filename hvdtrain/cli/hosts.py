@@ -8,7 +8,7 @@ import click
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.check import objections, require_slots, with_slots
-from hvdtrain.launch.hosts.formats import FORMATS, guess_format, read_file, source_of_job
+from hvdtrain.launch.hosts.formats import FOREIGN, FORMATS, guess_format, read_file, source_of_job
 from hvdtrain.launch.hosts.host import Source
 
 __all__ = ["command"]
@@ -40,6 +40,10 @@ def command(
     """
     source, form = _find(origin, form)
     hosts = FORMATS[form].read(source)
+    if source.foreign and check:
+        raise UsageError(f"{source.name}: {FOREIGN}: --to writes a file without")
+    if source.foreign:
+        click.echo(f"{source.name}: {FOREIGN}: written without", err=True)
     if slots is not None:
         hosts = with_slots(hosts, slots, source.name)
     found = objections(hosts, source.name)

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from hvdtrain.launch.hosts import nodelist
 from hvdtrain.launch.hosts.check import objections, require_slots, with_slots
-from hvdtrain.launch.hosts.formats import FORMATS, guess_format, read_file, source_of_job
+from hvdtrain.launch.hosts.formats import (
+    FORMATS,
+    guess_format,
+    read_file,
+    read_hostfile,
+    source_of_job,
+)
 from hvdtrain.launch.hosts.host import Host, HostfileError, Source
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,4}(-?[0-9]{1,3})?(\.[a-z]{1,4})?", fullmatch=True)
@@ -194,7 +200,13 @@ def test_what_schedulers_tell(tmp_path: Path) -> None:
 def test_files_of_windows_and_others(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_bytes(b"\xef\xbb\xbfnode1 slots=2\r\nnode2 slots=2")
-    assert FORMATS["openmpi"].read(read_file(str(path))) == [Host("node1", 2), Host("node2", 2)]
+    source = read_file(str(path))
+    assert source.foreign
+    assert FORMATS["openmpi"].read(source) == [Host("node1", 2), Host("node2", 2)]
+    for raw in (b"\xef\xbb\xbfnode1 slots=2\n", b"node1 slots=2\r\n"):
+        path.write_bytes(raw)
+        with pytest.raises(HostfileError, match="hvdtrain hosts --from .* --to openmpi writes"):
+            read_hostfile(str(path), "openmpi")
     for content, message in (
         (b"a\nb\0", "hosts:2: has a zero byte"),
         ("a\nnöde".encode(), "hosts:2: has a letter that is not ASCII"),

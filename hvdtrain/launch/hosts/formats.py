@@ -12,7 +12,15 @@ from pathlib import Path
 from hvdtrain.launch.hosts import hydra, openmpi, schedulers
 from hvdtrain.launch.hosts.host import Host, HostfileError, Source
 
-__all__ = ["FORMATS", "Format", "guess_format", "read_file", "read_hostfile", "source_of_job"]
+__all__ = [
+    "FOREIGN",
+    "FORMATS",
+    "Format",
+    "guess_format",
+    "read_file",
+    "read_hostfile",
+    "source_of_job",
+]
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,8 @@ _FILES = {
     "sge": "PE_HOSTFILE",
     "pjm": "PJM_O_NODEINF",
 }
+# What some editors write, and launchers stumble over.
+FOREIGN = "has a byte-order mark, or lines that end as in Windows"
 _K8S_FILE = "/etc/mpi/hostfile"
 _HYDRA_LINE = re.compile(r"[^\s:#]+:\d+(\s.*)?")
 
@@ -88,7 +98,7 @@ def _ask_flux() -> str:
 
 
 def read_file(path: str) -> Source:
-    """Return the text of a hostfile; a byte-order mark and CRLF are left out.
+    """Return the text of a hostfile, as it stands there.
 
     Raises:
         HostfileError: it is missing, no file, unreadable, or not ASCII.
@@ -100,8 +110,9 @@ def read_file(path: str) -> Source:
     if not file.is_file():
         raise HostfileError(where, "", "is not a file: name a text file, one host per line")
     try:
-        raw = file.read_bytes().removeprefix(codecs.BOM_UTF8)
-        text = raw.decode("ascii")
+        raw = file.read_bytes()
+        mark = codecs.BOM_UTF8 if raw.startswith(codecs.BOM_UTF8) else b""
+        text = raw.removeprefix(mark).decode("ascii")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise HostfileError(f"{path}:{line}", "", "has a letter that is not ASCII") from None
@@ -110,11 +121,11 @@ def read_file(path: str) -> Source:
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise HostfileError(f"{path}:{line}", "", "has a zero byte: it is no text file")
-    return Source(path, text)
+    return Source(path, text, foreign=bool(mark) or "\r" in text)
 
 
 def read_hostfile(path: str, form: str) -> list[Host]:
-    """Return the hosts of a file, one or more.
+    """Return the hosts of a file that a launcher is given as it stands, one or more.
 
     Args:
         path: of the file.
@@ -123,7 +134,11 @@ def read_hostfile(path: str, form: str) -> list[Host]:
     Raises:
         HostfileError: it cannot be read, is not in this form, or names no host.
     """
-    hosts = FORMATS[form].read(read_file(path))
+    source = read_file(path)
+    hosts = FORMATS[form].read(source)
+    if source.foreign:
+        mend = f"{FOREIGN}: python -m hvdtrain hosts --from {path} --to {form} writes another"
+        raise HostfileError(f"hostfile {path}", "", mend)
     if not hosts:
         raise HostfileError(f"hostfile {path}", "", "names no host: write one host per line")
     return hosts

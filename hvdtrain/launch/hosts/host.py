@@ -52,10 +52,12 @@ class Source:
     Attributes:
         name: of the file or the variable.
         text: what is in it.
+        foreign: whether it has a byte-order mark or CRLF, which launchers do not take.
     """
 
     name: str
     text: str
+    foreign: bool = False
 
     def lines(self) -> list[tuple[str, str]]:
         """Return its lines without the blank ones: "name:number", and the line stripped."""
