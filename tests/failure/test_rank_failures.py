@@ -171,10 +171,10 @@ def test_a_kill_at_any_moment(whom: str) -> None:
     """From the start of Python to the middle of a step; another moment in each run of the test."""
     with launch(WORKER, 3, args=["goes_on"]) as job:
         pids = job.rank_pids(3)
-        seconds = random.uniform(0, 4)
-        print(f"{whom} is killed after {seconds:.3f} s")
+        seconds, rank = random.uniform(0, 4), random.randrange(3)
+        print(f"{f'rank {rank}' if whom == 'rank' else whom} is killed after {seconds:.3f} s")
         time.sleep(seconds)
-        os.kill(random.choice(pids) if whom == "rank" else job.process.pid, signal.SIGKILL)
+        os.kill(pids[rank] if whom == "rank" else job.process.pid, signal.SIGKILL)
         job.wait(30)
         job.assert_nothing_left()
 

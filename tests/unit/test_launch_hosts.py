@@ -205,7 +205,7 @@ def test_files_of_windows_and_others(tmp_path: Path) -> None:
     assert FORMATS["openmpi"].read(source) == [Host("node1", 2), Host("node2", 2)]
     for raw in (b"\xef\xbb\xbfnode1 slots=2\n", b"node1 slots=2\r\n"):
         path.write_bytes(raw)
-        with pytest.raises(HostfileError, match="hvdtrain hosts --from .* --to openmpi writes"):
+        with pytest.raises(HostfileError, match=r"hvdtrain hosts --from .* --to openmpi writes"):
             read_hostfile(str(path), "openmpi")
     for content, message in (
         (b"a\nb\0", "hosts:2: has a zero byte"),
