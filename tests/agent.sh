@@ -6,11 +6,13 @@ while [[ $1 == -* ]]; do shift; done
 host=$1
 shift
 as=()
+# Open MPI names files by process numbers: those of every stand-in host begin at 1.
+temporary="${TMPDIR:-/tmp}/$host"
+mkdir -p "$temporary"
 environment=(
   HOME="$HOME" PATH=/usr/local/bin:/usr/bin:/bin
   HVDTRAIN_TEST_JOB="$HVDTRAIN_TEST_JOB" HVDTRAIN_TEST_RESULTS="$HVDTRAIN_TEST_RESULTS"
-  # Open MPI names files by process numbers, which begin at 1 here: not beside those of other jobs.
-  TMPDIR="${HVDTRAIN_TEST_RESULTS:-/tmp}"
+  TMPDIR="$temporary"
 )
 if ((EUID != 0)); then
   as=(--user --map-root-user) # only a namespace's root may name the host

@@ -45,8 +45,11 @@ class Job:
         self.argv = argv
         self._mark = uuid.uuid4().hex
         self._files = Path(tempfile.mkdtemp(prefix="hvdtrain-test-"))
-        for name in ("results", "cwd"):
+        for name in ("results", "cwd", "tmp"):
             (self._files / name).mkdir()
+        # mpirun that is killed leaves files named by its process number, and one that is given
+        # the same number later finds them in its way: every job has its own.
+        temporary = {"TMPDIR": self._files / "tmp"}
         own = {_MARK: self._mark, RESULTS: self._files / "results"}
         self._started = time.monotonic()
         with open(self._files / "stdout", "wb") as out, open(self._files / "stderr", "wb") as err:
@@ -55,7 +58,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=_environment({**env, **own}),
+                env=_environment({**temporary, **env, **own}),
                 cwd=cwd or self._files / "cwd",
                 start_new_session=True,
             )
