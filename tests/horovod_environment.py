@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from hvdtrain.launch.horovod_build.toolchain import COMPILERS
 
-__all__ = ["horovod_python", "require_compiler"]
+__all__ = ["beside_horovod", "horovod_python", "require_compiler"]
 
 
 def horovod_python() -> Path:
@@ -25,6 +26,17 @@ def horovod_python() -> Path:
     if not python.exists():
         raise AssertionError(f"no {python}, which HVDTRAIN_HOROVOD_PYTHON names")
     return python
+
+
+def beside_horovod() -> dict[str, str]:
+    """Return what has ranks of another environment find this Horovod, and use it as engine."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    asked = [str(horovod_python()), "-c", code]
+    found = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
+    before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    tests = str(Path(__file__).parent)
+    path = os.pathsep.join([tests, *before, found.stdout.strip()])
+    return {"HVDTRAIN_ENGINE": "horovod", "PYTHONPATH": path}
 
 
 def require_compiler() -> None:

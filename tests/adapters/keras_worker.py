@@ -18,6 +18,7 @@ import keras_together_cases
 from ranks import report
 
 import hvdtrain.keras as hvd
+from hvdtrain.core import context
 
 MODULES = (keras_optimizer_cases, keras_fit_cases, keras_callback_cases, keras_together_cases)
 
@@ -28,11 +29,11 @@ def main() -> None:
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[hvd.rank() % len(cpus)]})
     digests = {}
-    cases = [case for module in MODULES for case in module.CASES]
     wanted = sys.argv[1:]
+    cases = [
+        case for module in MODULES for case in module.CASES if not wanted or case.__name__ in wanted
+    ]
     for case in cases:
-        if wanted and case.__name__ not in wanted:
-            continue
         keras.utils.set_random_seed(1)
         started = time.perf_counter()
         digest = case()
@@ -40,7 +41,8 @@ def main() -> None:
             print(f"{case.__name__}: {time.perf_counter() - started:.2f} s", flush=True)
         if digest is not None:
             digests[case.__name__] = digest
-    report(cases=len(cases), payload=digests)
+    engine = context.current().engine_name
+    report(cases=len(cases), payload={"engine": engine, "digests": digests})
 
 
 if __name__ == "__main__":

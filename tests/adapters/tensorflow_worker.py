@@ -13,6 +13,7 @@ import tensorflow_training_cases
 from ranks import report
 
 import hvdtrain.tensorflow as hvd
+from hvdtrain.core import context
 
 MODULES = (
     tensorflow_ops_cases,
@@ -25,19 +26,20 @@ MODULES = (
 def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()
+    engine = context.current().engine_name
     digests = {}
-    cases = [case for module in MODULES for case in module.CASES]
     wanted = sys.argv[1:]
+    cases = [
+        case for module in MODULES for case in module.CASES if not wanted or case.__name__ in wanted
+    ]
     for case in cases:
-        if wanted and case.__name__ not in wanted:
-            continue
         started = time.perf_counter()
         digest = case()
         if wanted and hvd.rank() == 0:
             print(f"{case.__name__}: {time.perf_counter() - started:.2f} s", flush=True)
         if digest is not None:
             digests[case.__name__] = digest
-    report(cases=len(cases), payload={"cases": len(cases), "digests": digests})
+    report(cases=len(cases), payload={"engine": engine, "cases": len(cases), "digests": digests})
 
 
 if __name__ == "__main__":

@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from horovod_environment import beside_horovod
 from ranks import run_ranks
 from tensorflow_environment import tensorflow_python
 
-HERE = Path(__file__).parent
+WORKER = Path(__file__).with_name("keras_worker.py")
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "JAX_PLATFORMS": "cpu"}
 
 
 @pytest.mark.parametrize(
     ("backend", "size"), [("tensorflow", 2), ("torch", 2), ("torch", 3), ("jax", 2)]
 )
 def test_optimizers_fit_and_callbacks(backend: str, size: int) -> None:
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "JAX_PLATFORMS": "cpu"}
+    done = run(backend, size, [], {})
+    assert len(done["digests"]) > 5
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize("engine", ["horovod", "local"])
+def test_other_engines(engine: str, backend: str) -> None:
+    cases = ["ranks_together_give_what_one_gives", "what_comes_after_the_reduction"]
+    size, env = (1, {"HVDTRAIN_ENGINE": engine}) if engine == "local" else (2, beside_horovod())
+    done = run(backend, size, cases, env)
+    assert (done["engine"], len(done["digests"])) == (engine, len(cases))
+
+
+def test_torch_on_gloo() -> None:
+    cases = ["ranks_together_give_what_one_gives"]
+    done = run("torch", 2, cases, {"HVDTRAIN_ENGINE": "gloo"})
+    assert (done["engine"], len(done["digests"])) == ("gloo", 1)
+
+
+def run(backend: str, size: int, cases: list[str], env: Mapping[str, str]) -> dict[str, Any]:
+    """Run cases, all of them where none is named, and return what every rank reported."""
     done = run_ranks(
         # As a script of Horovod's is run: one of the cases imports names of Horovod.
-        ["-m", "hvdtrain", "script", str(HERE / "keras_worker.py")],
+        ["-m", "hvdtrain", "script", str(WORKER)],
         size,
+        args=cases,
         cases_expected=True,
         python=tensorflow_python(),
-        env={"KERAS_BACKEND": backend, **quiet},
+        env={"KERAS_BACKEND": backend, **QUIET, **env},
         timeout_seconds=240,
     )
     # Whatever the path, all ranks end with the same bits.
-    digests = done.results
-    assert digests == [digests[0]] * size
-    assert len(digests[0]) > 5
+    first: dict[str, Any] = done.results[0]
+    assert done.results == [first] * size
+    return first

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from horovod_environment import beside_horovod
 from ranks import run_ranks
 from tensorflow_environment import tensorflow_python
 
@@ -27,3 +28,17 @@ def test_operations_training_and_graphs(size: int) -> None:
     assert done.results == [first] * size
     assert first["cases"] == 29
     assert len(first["digests"]) > 5
+
+
+def test_training_on_horovod() -> None:
+    done = run_ranks(
+        HERE / "tensorflow_worker.py",
+        2,
+        args=["tapes_give_what_one_rank_gives", "sparse_gradients"],
+        python=tensorflow_python(),
+        env=QUIET | beside_horovod(),
+        timeout_seconds=120,
+    )
+    first = done.results[0]
+    assert done.results == [first] * 2
+    assert (first["engine"], first["cases"], len(first["digests"])) == ("horovod", 2, 2)
