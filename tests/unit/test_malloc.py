@@ -11,10 +11,14 @@ import pytest
 FAULTS = """
 import resource, sys
 import numpy as np
-from hvdtrain.core.malloc import keep_freed_memory
-took = keep_freed_memory({word: "1" for word in sys.argv[1:]})
+from hvdtrain.core.malloc import keep_freed_memory, keep_large_memory
+pieces, nbytes, *words = sys.argv[1:]
+environ = {word: "1" for word in words}
+took = keep_freed_memory(environ)
+if int(nbytes) > 32 << 20:
+    took = keep_large_memory(int(pieces) * int(nbytes), environ)
 def work():
-    for array in [np.empty(16 << 20, np.uint8) for _ in range(3)]:
+    for array in [np.empty(int(nbytes), np.uint8) for _ in range(int(pieces))]:
         array[:] = 1
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 work()
@@ -26,11 +30,17 @@ print(took, after - before)
 
 
 @pytest.mark.parametrize(
-    ("word", "least", "most"),
-    [("", 0, 500), ("MALLOC_TRIM_THRESHOLD_", 3_000, 100_000)],
+    ("pieces", "mib"), [(3, 16), (3, 120)], ids=["freed memory", "large memory"]
 )
-def test_page_faults_of_new_tensors(word: str, least: int, most: int) -> None:
-    command = [sys.executable, "-c", FAULTS, *filter(None, [word])]
+@pytest.mark.parametrize(
+    ("word", "least", "most"),
+    [("", 0, 500), ("MALLOC_TRIM_THRESHOLD_", 3_000, 1_000_000)],
+)
+def test_page_faults_of_new_tensors(
+    pieces: int, mib: int, word: str, least: int, most: int
+) -> None:
+    sizes = [str(pieces), str(mib << 20)]
+    command = [sys.executable, "-c", FAULTS, *sizes, *filter(None, [word])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     took, faults = done.stdout.split()
     assert took == str(not word)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
+from hvdtrain.core.malloc import keep_large_memory
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.keras.reduction import Reduction
 from hvdtrain.tensors.arrays import reduce as arrays
@@ -95,9 +97,12 @@ def _call(function: Callable[[list[Array]], Sequence[Array]], values: Sequence[A
     # io_callback hands over arrays of JAX's own that a thread of its pool has to copy first, where
     # all of them may be waiting in callbacks. So it only keeps the order of those in place.
     ticket = io_callback(lambda: np.int32(0), _TICKET, ordered=True)
-    *results, done = buffer_callback(in_place, [*kinds, _TICKET], has_side_effect=True)(
-        ticket, *values
-    )
+    # Gradients and what the step makes of them.
+    keep_large_memory(2 * sum(value.nbytes for value in values), os.environ)
+    aliases = {1 + number: number for number in range(len(kinds))}
+    *results, done = buffer_callback(
+        in_place, [*kinds, _TICKET], has_side_effect=True, input_output_aliases=aliases
+    )(ticket, *values)
     io_callback(lambda _: None, None, done, ordered=True)
     return list(results)
 
