@@ -25,14 +25,16 @@ _STEPS = 8
 
 
 def measure_fits(ranks: Ranks, settings: Settings, say: Callable[[str], None]) -> Result:
-    """Time `fit` of a CNN and of an MLP (collective)."""
+    """Time `fit` of a CNN and of an MLP, as far as the settings name them (collective)."""
     backend = keras.backend.backend()
     peers: dict[str, PeerFacts] = {}
     cases = []
-    for title, build, shape, classes, batch in (
-        ("MNIST CNN, 1.2 M", _cnn, (28, 28, 1), 10, 64),
-        ("MLP, 25.2 M", _mlp, (1024,), 1024, 16),
+    for model, title, build, shape, classes, batch in (
+        ("mnist-cnn", "MNIST CNN, 1.2 M", _cnn, (28, 28, 1), 10, 64),
+        ("mlp", "MLP, 25.2 M", _mlp, (1024,), 1024, 16),
     ):
+        if model not in settings.models:
+            continue
         steps = _STEPS * settings.steps_per_turn
         name = f"fit of Keras on {backend}, {title}, {steps} steps of {batch} samples per rank"
         say(name)

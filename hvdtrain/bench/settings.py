@@ -6,9 +6,11 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
-__all__ = ["DEFAULT", "MODELS", "QUICK", "Settings", "estimated_seconds"]
+__all__ = ["DEFAULT", "FITTED", "MODELS", "QUICK", "Settings", "estimated_seconds"]
 
 MODELS = ("mlp", "transformer", "resnet50", "mnist-cnn")
+# Those that are there for Keras.
+FITTED = ("mlp", "mnist-cnn")
 
 # What things took on two cores; only to tell a person how long to wait.
 _START_SECONDS = 6.0

@@ -16,7 +16,7 @@ from hvdtrain.bench.jobs import Launcher
 from hvdtrain.bench.link import PRESETS, Link
 from hvdtrain.bench.machine import largest_power_of_two
 from hvdtrain.bench.paper import even_work
-from hvdtrain.bench.settings import DEFAULT, MODELS, QUICK
+from hvdtrain.bench.settings import DEFAULT, FITTED, MODELS, QUICK
 from hvdtrain.bench.suite import Paper, Suite
 from hvdtrain.config import DEFAULT_BUCKET_BYTES, Config
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageError
@@ -111,9 +111,10 @@ def _tensorflow(**options: Any) -> int:
 @click.option(
     "backends", "--backend", multiple=True, type=click.Choice(BACKENDS), help=_MODELS_HELP
 )
-def _keras(backends: tuple[str, ...], **options: Any) -> int:
+@click.option("models", "--model", multiple=True, type=click.Choice(FITTED), help=_MODELS_HELP)
+def _keras(backends: tuple[str, ...], models: tuple[str, ...], **options: Any) -> int:
     """Fit two models with Keras, with and without communication."""
-    return _run(lambda suite: suite.keras(backends or BACKENDS), options)
+    return _run(lambda suite: suite.keras(backends or BACKENDS), options, models=models)
 
 
 @command.command("idle")
