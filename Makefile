@@ -31,10 +31,12 @@ train: .venv/installed ## install into .venv and train the digits network on two
 environments: .venv-test/installed .venv-mpich/installed ## all that the tests need
 environments: $(HOROVOD:%=%/installed) $(TENSORFLOW:%=%/installed)
 
+# Two files at a time: much of what tests do is to wait.
 test: environments ## build the wheel, install it and run all tests
 	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
 	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
-	  HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) .venv-test/bin/pytest
+	  HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
+	  .venv-test/bin/pytest -n 2 --dist loadfile
 
 # What is installed is measured: Python would else find the checkout first, which has no kernel.
 bench: .venv-test/installed $(HOROVOD:%=%/installed) ## compare with Horovod, DDP, gloo and mpi4py

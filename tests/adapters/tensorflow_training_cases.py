@@ -15,6 +15,7 @@ import tensorflow as tf
 from raising import raising
 
 import hvdtrain.tensorflow as hvd
+from hvdtrain.core import context
 from hvdtrain.errors import MismatchError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tensorflow.md"
@@ -226,6 +227,18 @@ def gradients_stay_what_they_were() -> None:
         np.testing.assert_array_equal(gradient, np.full((64, 4), number * hvd.size(), np.float32))
 
 
+def models_come_and_go() -> None:
+    """A search through models must not keep the gradients of all that it has seen."""
+    rank, size = hvd.rank(), hvd.size()
+    for number in range(1, 50):
+        w = tf.Variable(tf.zeros([number]))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(w) * float(number * rank)
+        (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [w])
+        np.testing.assert_array_equal(gradient, [np.float32(number * (size - 1) / 2)] * number)
+    assert all(len(kept) < 40 for kept in context.current().kept.values())
+
+
 def sparse_gradients() -> str:
     rank, size = hvd.rank(), hvd.size()
     ends = []
@@ -313,6 +326,7 @@ CASES = [
     options_of_the_tape,
     short_batches_are_traced_on_one_rank_only,
     gradients_stay_what_they_were,
+    models_come_and_go,
     sparse_gradients,
     local_layers_stay_local,
     batches_are_normalised_over_all_ranks,

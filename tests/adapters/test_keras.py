@@ -27,7 +27,7 @@ def test_optimizers_fit_and_callbacks(backend: str, size: int) -> None:
 @pytest.mark.parametrize("engine", ["horovod", "local"])
 def test_other_engines(engine: str, backend: str) -> None:
     cases = ["ranks_together_give_what_one_gives", "what_comes_after_the_reduction"]
-    size, env = (1, {"HVDTRAIN_ENGINE": engine}) if engine == "local" else (2, beside_horovod())
+    size, env = (1, {"HVDTRAIN_ENGINE": engine}) if engine == "local" else (3, beside_horovod())
     done = run(backend, size, cases, env)
     assert (done["engine"], len(done["digests"])) == (engine, len(cases))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -25,8 +26,9 @@ from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["FusedSettings", "reduce_fused"]
 
-# How many sets of gradients get memory of the engine's, which is there until shutdown().
-_MOST_KEPT = 16
+# How many sets of gradients get memory of the engine's, which is there until shutdown(), and how
+# many are kept with those: a search through models has many, one after the other.
+_MOST_IN_ENGINE, _MOST_KEPT = 16, 32
 
 # From there on a gradient does not stay in the caches until it is reduced.
 _LARGE_BYTES = 256 << 10
@@ -79,8 +81,11 @@ def reduce_fused(
         agree_on_plan(specs, channel)  # which names the first difference, if it is one of these
         raise
     # A rank that has joined keeps nothing, so where one has, all will ask again.
-    if key not in known and (len(known) >= _MOST_KEPT or fused.use_engine_memory(channel)):
+    in_engine = len(known) < _MOST_IN_ENGINE
+    if key not in known and (not in_engine or fused.use_engine_memory(channel)):
         known[key] = fused
+        if len(known) > _MOST_KEPT:
+            del known[next(islice(known, _MOST_IN_ENGINE, None))]
     return results
 
 
