@@ -27,7 +27,9 @@ __all__ = ["measure_tensorflow"]
 
 _BASE, _AGAIN, _LIMIT = "hvdtrain", "hvdtrain again", "no communication"
 _STRATEGY = "MultiWorkerMirroredStrategy"
-_WIDTHS = (1024, *[2048] * 6, 1024)
+_INPUTS, _CLASSES = 1024, 1024
+# The MLP of the other benchmarks, and a small one to be quick.
+_HIDDEN, _QUICK_HIDDEN = (2048,) * 6, (64,)
 _BATCH, _LR = 16, 0.01
 _AGREEMENT = 1e-4
 
@@ -48,10 +50,12 @@ def measure_tensorflow(
             else with Horovod.
     """
     strategy = _strategy(ranks) if distributed else None  # before TensorFlow does anything else
-    name = f"TensorFlow MLP, 25.2 M, {_BATCH} samples per rank"
+    widths = (_INPUTS, *(_HIDDEN if "mlp" in settings.models else _QUICK_HIDDEN), _CLASSES)
+    millions = sum((width + 1) * following for width, following in pairwise(widths)) / 1e6
+    name = f"TensorFlow MLP, {millions:.1f} M, {_BATCH} samples per rank"
     say(name)
     skipped: dict[str, str] = {}
-    contenders = _contenders(ranks, strategy, skipped)
+    contenders = _contenders(ranks, widths, strategy, skipped)
     turns = take_turns(ranks, contenders, settings.repeats, 0.0, settings.steps_per_turn)
     about = {"model": "mlp", "samples": _BATCH}
     case = Case(name, about, "seconds", turns.seconds, _BASE, _AGAIN)
@@ -59,7 +63,9 @@ def measure_tensorflow(
     return Result(kind, ranks.size, 1, turns.peers, skipped, [case])
 
 
-def _contenders(ranks: Ranks, strategy: Any, skipped: dict[str, str]) -> list[Contender]:
+def _contenders(
+    ranks: Ranks, widths: tuple[int, ...], strategy: Any, skipped: dict[str, str]
+) -> list[Contender]:
     library = f"TensorFlow {tf.__version__}"
     expected: dict[int, float] = {}
 
@@ -70,7 +76,7 @@ def _contenders(ranks: Ranks, strategy: Any, skipped: dict[str, str]) -> list[Co
         scope: Callable[[], AbstractContextManager[Any]] = nullcontext,
         turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Contender:
-        trainer = _Trainer(ranks.rank, wrap, scope)
+        trainer = _Trainer(ranks.rank, widths, wrap, scope)
 
         def check(calls: int) -> None:
             moved = trainer.moved()
@@ -111,13 +117,18 @@ def _contenders(ranks: Ranks, strategy: Any, skipped: dict[str, str]) -> list[Co
 
 class _Trainer:
     def __init__(
-        self, rank: int, wrap: Wrap, scope: Callable[[], AbstractContextManager[Any]]
+        self,
+        rank: int,
+        widths: tuple[int, ...],
+        wrap: Wrap,
+        scope: Callable[[], AbstractContextManager[Any]],
     ) -> None:
+        self._widths = widths
         self._wrap, self._scope = wrap, scope
         self._variables: list[Any] = []
         random = np.random.default_rng(rank)
-        self._inputs = random.normal(size=(_BATCH, _WIDTHS[0])).astype(np.float32)
-        self._targets = random.integers(_WIDTHS[-1], size=_BATCH)
+        self._inputs = random.normal(size=(_BATCH, _INPUTS)).astype(np.float32)
+        self._targets = random.integers(_CLASSES, size=_BATCH)
         self._batch: tuple[Any, Any] | None = None
 
     def restart(self) -> None:
@@ -126,10 +137,10 @@ class _Trainer:
             with self._scope():
                 self._variables = [
                     tf.Variable(array, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
-                    for array in _first_weights()
+                    for array in _first_weights(self._widths)
                 ]
             self._run = self._wrap(self._variables)
-        for variable, array in zip(self._variables, _first_weights(), strict=True):
+        for variable, array in zip(self._variables, _first_weights(self._widths), strict=True):
             variable.assign(array)
 
     def step(self) -> None:
@@ -139,14 +150,14 @@ class _Trainer:
     def moved(self) -> float:
         return sum(
             float(np.abs(variable.numpy() - array).sum(dtype=np.float64))
-            for variable, array in zip(self._variables, _first_weights(), strict=True)
+            for variable, array in zip(self._variables, _first_weights(self._widths), strict=True)
         )
 
 
-def _first_weights() -> list[Any]:
+def _first_weights(widths: tuple[int, ...]) -> list[Any]:
     random = np.random.default_rng(0)
     arrays: list[Any] = []
-    for width, following in pairwise(_WIDTHS):
+    for width, following in pairwise(widths):
         spread = np.float32(np.sqrt(2 / width))
         arrays.append(random.standard_normal((width, following), np.float32) * spread)
         arrays.append(np.zeros(following, np.float32))

@@ -1,0 +1,46 @@
+"""`python -m hvdtrain bench keras` and `bench tensorflow`: what they measure, and that they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ranks import start
+from tensorflow_environment import tensorflow_python
+
+WITHOUT = "no communication"
+
+
+def bench(kind: str, out: Path, *words: str) -> list[dict[str, Any]]:
+    """Run it as quickly as it can be, and return its results."""
+    quick = ["-np", 2, "--quick", "--repeats", 1, "--out", out]
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    command = [tensorflow_python(), "-m", "hvdtrain", "bench", kind, *words, *quick]
+    with start(command, env=quiet) as job:
+        done = job.wait(240)
+        job.assert_nothing_left()
+    assert done.returncode == 0, done.stderr
+    results: list[dict[str, Any]] = json.loads((out / "bench.json").read_text())["results"]
+    return results
+
+
+def contenders(result: dict[str, Any]) -> set[str]:
+    """Return the names of what was timed, each once, in the only case of a result."""
+    (case,) = result["cases"]
+    assert all(len(times) == 1 and times[0] > 0 for times in case["values"].values())
+    return set(case["values"])
+
+
+def test_fits_of_keras(tmp_path: Path) -> None:
+    (result,) = bench("keras", tmp_path, "--backend", "torch")
+    assert result["kind"] == "keras-torch"
+    assert contenders(result) == {WITHOUT, f"{WITHOUT} again", "hvdtrain"}
+
+
+def test_steps_of_tensorflow(tmp_path: Path) -> None:
+    tensorflow, strategy = bench("tensorflow", tmp_path)
+    ours = {WITHOUT, "hvdtrain", "hvdtrain again"}
+    assert contenders(tensorflow) - {"Horovod"} == ours
+    assert ("Horovod" in tensorflow["skipped"]) == ("Horovod" not in contenders(tensorflow))
+    assert contenders(strategy) == ours | {"MultiWorkerMirroredStrategy"}
