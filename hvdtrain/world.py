@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["TORCHRUN", "PromisedWorld", "promised_world", "under_launcher"]
+__all__ = ["OPEN_MPI", "TORCHRUN", "PromisedWorld", "promised_world", "under_launcher"]
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,10 @@ class PromisedWorld:
     variable: str
 
 
+OPEN_MPI = "Open MPI's mpirun"
 # Trusted in this order: mpirun inside an sbatch job passes on the SLURM_* of its daemon.
 _SOURCES = (
-    ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    (OPEN_MPI, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MVAPICH2's mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
     ("PALS mpiexec", "PALS_RANKID", "PMI_SIZE"),

@@ -1,7 +1,8 @@
 """Checkpoint files: written whole or not at all, and proved whole before they are used.
 
 A file is named checkpoint-EPOCH-DIGEST.SUFFIX, where DIGEST is the start of the SHA-256 of its
-bytes, and SUFFIX says how it is written: see FORMATS.
+bytes, and SUFFIX says how it is written: see FORMATS. That of a run which was stopped within an
+epoch is named checkpoint-EPOCH+SAMPLES-DIGEST.SUFFIX, and stays until the next one is written.
 """
 
 from __future__ import annotations
@@ -16,12 +17,19 @@ from typing import Any, BinaryIO, Protocol
 from hvdtrain.errors import UsageError
 from hvdtrain.train.files import publish, unfinished_file
 
-__all__ = ["FORMATS", "checkpoint_epoch", "checkpoint_files", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "FORMATS",
+    "checkpoint_epoch",
+    "checkpoint_files",
+    "checkpoint_position",
+    "load_checkpoint",
+    "save_checkpoint",
+]
 
 # The suffix of a file, and the module that reads and writes it.
 FORMATS = {"pt": "hvdtrain.train.torch_file", "npz": "hvdtrain.train.numpy_file"}
 
-_NAME = re.compile(rf"checkpoint-(\d+)-([0-9a-f]{{16}})\.(?:{'|'.join(FORMATS)})")
+_NAME = re.compile(rf"checkpoint-(\d+)(?:\+(\d+))?-([0-9a-f]{{16}})\.(?:{'|'.join(FORMATS)})")
 _DIGEST_LENGTH = 16
 
 
@@ -31,12 +39,15 @@ class _Format(Protocol):
     def read(self, path: Path) -> Any: ...
 
 
-def save_checkpoint(directory: Path, epoch: int, content: dict[str, Any], suffix: str) -> Path:
-    """Write the checkpoint of an epoch, in place of any other of this epoch (rank 0 only).
+def save_checkpoint(
+    directory: Path, epoch: int, samples: int, content: dict[str, Any], suffix: str
+) -> Path:
+    """Write a checkpoint, in place of any other of this place or within an epoch (rank 0 only).
 
     Args:
         directory: of the run.
         epoch: epochs done.
+        samples: done of the next one.
         content: tensors or arrays, numbers, strings, and lists and dicts of them.
         suffix: one of FORMATS.
     """
@@ -44,10 +55,12 @@ def save_checkpoint(directory: Path, epoch: int, content: dict[str, Any], suffix
         _format(suffix).write(file, content)
         file.flush()
         digest = _digest(Path(file.name))
-        path = directory / f"checkpoint-{epoch:04d}-{digest}.{suffix}"
+        place = f"{epoch:04d}+{samples}" if samples else f"{epoch:04d}"
+        path = directory / f"checkpoint-{place}-{digest}.{suffix}"
         publish(file, path)
     for other in checkpoint_files(directory):
-        if checkpoint_epoch(other) == epoch and other != path:
+        at = checkpoint_position(other)
+        if other != path and (at == (epoch, samples) or at[1]):
             other.unlink()
     return path
 
@@ -66,7 +79,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file():
             raise UsageError(f"there is no checkpoint {path}: name an existing file")
-        if named is not None and _digest(path) != named[2]:
+        if named is not None and _digest(path) != named[3]:
             raise ValueError("its content is not what was written")
         content = _format(path.suffix[1:]).read(path)
     except UsageError:
@@ -87,7 +100,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """Return the checkpoints of a run, newest epoch first; none where there is no directory.
+    """Return the checkpoints of a run, newest first; none where there is no directory.
 
     Raises:
         OSError: the directory cannot be looked at.
@@ -96,13 +109,18 @@ def checkpoint_files(directory: Path) -> list[Path]:
         found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(found, key=lambda path: (checkpoint_epoch(path), path.name), reverse=True)
+    return sorted(found, key=lambda path: (checkpoint_position(path), path.name), reverse=True)
 
 
 def checkpoint_epoch(path: Path) -> int:
-    """Return the epoch in a checkpoint's name; -1 where there is none."""
+    """Return the number of whole epochs in a checkpoint's name; -1 where there is none."""
+    return checkpoint_position(path)[0]
+
+
+def checkpoint_position(path: Path) -> tuple[int, int]:
+    """Return the epochs and the samples of the next one in a checkpoint's name; -1: no name."""
     named = _NAME.fullmatch(path.name)
-    return -1 if named is None else int(named[1])
+    return (-1, 0) if named is None else (int(named[1]), int(named[2] or 0))
 
 
 def _is_checkpoint(content: object) -> bool:

@@ -56,12 +56,18 @@ class Course:
         base, warmup = self.options.base_lr, self.options.warmup_epochs
         return warmup_lr(step, self.steps_per_epoch, base, self.target_lr, warmup)
 
-    def batches(self, epoch: int) -> Iterator[tuple[int, Indices]]:
-        """Yield the steps of an epoch: each one's number over all epochs, and its global batch."""
-        order = epoch_permutation(self.samples, self.options.seed, epoch)
-        for step in range(self.steps_per_epoch):
-            batch = global_batch(order, step, self.global_batch_size)
-            yield epoch * self.steps_per_epoch + step, batch
+    def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[int, Indices]]:
+        """Yield the steps of an epoch: each one's number over all epochs, and its global batch.
+
+        Args:
+            epoch: counted from 0.
+            done: so many samples of it were used before.
+        """
+        batch_size = self.global_batch_size
+        order = epoch_permutation(self.samples, self.options.seed, epoch)[done:]
+        first = epoch * self.steps_per_epoch + done // batch_size
+        for step in range(steps_per_epoch(len(order), batch_size)):
+            yield first + step, global_batch(order, step, batch_size)
 
     def mine(self, count: int) -> slice:
         """Return this rank's contiguous part of so many samples; it may be empty."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint import save_checkpoint
 from hvdtrain.train.frameworks.protocol import Array, State
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.results import Sums
 
 __all__ = ["Progress", "restore", "save_progress"]
 
@@ -21,23 +22,31 @@ _FIXED = ("recipe", "framework", "dtype", "optimizer")
 
 @dataclass(frozen=True)
 class Progress:
-    """What has been done since the very first start; times are rank 0's."""
+    """What has been done since the very first start; times are rank 0's.
+
+    Attributes:
+        epoch: epochs done.
+        step: optimizer steps done.
+        samples: training samples used.
+        part: of these, what was done of an epoch that is not whole.
+    """
 
     epoch: int = 0
     step: int = 0
     samples: int = 0
     total_seconds: float = 0.0
     communicate_seconds: float = 0.0
+    part: Sums = field(default_factory=Sums)
 
 
 def save_progress(directory: Path, progress: Progress, options: TrainOptions, state: State) -> Path:
-    """Write the checkpoint of the last epoch (rank 0 only)."""
+    """Write the checkpoint of where the run is (rank 0 only)."""
     content = {
-        **vars(progress),
+        **asdict(progress),
         "settings": {name: getattr(options, name) for name in _FIXED},
         **state.content(),
     }
-    return save_checkpoint(directory, progress.epoch, content, state.suffix)
+    return save_checkpoint(directory, progress.epoch, progress.part.samples, content, state.suffix)
 
 
 def restore(
@@ -90,10 +99,29 @@ def _require_settings(path: Path, settings: Mapping[str, Any], options: TrainOpt
 
 def _progress(content: Mapping[str, Any]) -> Progress:
     """Read the progress; ValueError names a count or a time that is none."""
-    found = {field.name: content[field.name] for field in fields(Progress)}
-    for name, value in found.items():
-        counted = isinstance(value, int) and not isinstance(value, bool)
-        timed = name.endswith("_seconds") and isinstance(value, float) and math.isfinite(value)
-        if not (counted or timed) or value < 0:
-            raise ValueError(f"its {name} is {value!r}")
-    return Progress(**found)
+    part = content["part"]
+    if not isinstance(part["loss"], float):
+        raise ValueError(f"its loss is {part['loss']!r}")
+    return Progress(
+        _count(content, "epoch"),
+        _count(content, "step"),
+        _count(content, "samples"),
+        _seconds(content, "total_seconds"),
+        _seconds(content, "communicate_seconds"),
+        Sums(part["loss"], _count(part, "hits"), _count(part, "samples")),
+    )
+
+
+def _count(content: Mapping[str, Any], name: str) -> int:
+    value = content[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"its {name} is {value!r}")
+    return value
+
+
+def _seconds(content: Mapping[str, Any], name: str) -> float:
+    value = content[name]
+    counted = isinstance(value, int) and not isinstance(value, bool)
+    if not (counted or (isinstance(value, float) and math.isfinite(value))) or value < 0:
+        raise ValueError(f"its {name} is {value!r}")
+    return float(value)

@@ -9,9 +9,10 @@ from hvdtrain.core.context import Context
 from hvdtrain.data.dataset import Dataset
 from hvdtrain.train.agree import by_rank
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.progress import Progress
 from hvdtrain.train.results import Metrics, Summary
 
-__all__ = ["closing_lines", "device_text", "epoch_line", "header_lines"]
+__all__ = ["closing_lines", "device_text", "epoch_line", "header_lines", "stop_lines"]
 
 
 def header_lines(
@@ -75,6 +76,21 @@ def epoch_line(train: Metrics, test: Metrics, epochs: int) -> str:
         f"test loss {test.loss:.4f}, accuracy {test.accuracy:.2%}  "
         f"lr {train.lr:.4g}  {train.samples_per_second:.0f} samples/s"
     )
+
+
+def stop_lines(rank: int, progress: Progress, directory: str) -> list[str]:
+    """Return the lines that end a run before its time.
+
+    Args:
+        rank: the first one that was asked to stop.
+        progress: what is in the last checkpoint.
+        directory: with results.
+    """
+    part = f" and {progress.part.samples} samples" if progress.part.samples else ""
+    return [
+        f"rank {rank} was asked to stop: {progress.epoch} epochs{part} are done and saved",
+        f"to go on, give the same command --out {directory} --resume auto",
+    ]
 
 
 def closing_lines(summary: Summary, directory: str, files: Sequence[str]) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hvdtrain.train.files import publish, unfinished_file
 
@@ -19,6 +19,7 @@ __all__ = [
     "Score",
     "Seconds",
     "Summary",
+    "Sums",
     "append_metrics",
     "drop_metrics_after",
     "write_summary",
@@ -34,6 +35,29 @@ class Score:
 
     loss: float
     accuracy: float
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over samples of all ranks: of their losses, of the hits, and how many samples they were."""
+
+    loss: float = 0.0
+    hits: int = 0
+    samples: int = 0
+
+    @classmethod
+    def of(cls, sums: Sequence[float]) -> Self:
+        """Take what frameworks add up, [losses, hits, samples]."""
+        loss, hits, samples = sums
+        return cls(float(loss), int(hits), int(samples))
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.loss + other.loss, self.hits + other.hits, self.samples + other.samples)
+
+    @property
+    def score(self) -> Score:
+        """The means."""
+        return Score(self.loss / self.samples, self.hits / self.samples)
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from hvdtrain.core.context import Context
-from hvdtrain.core.objects import allgather_object
+from hvdtrain.core.objects import allgather_object, call_on_root
+from hvdtrain.data.sharding import steps_per_epoch
 from hvdtrain.train.course import Course
 from hvdtrain.train.digest import weights_digest
 from hvdtrain.train.frameworks.protocol import Loop
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress, save_progress
-from hvdtrain.train.report import closing_lines, epoch_line
+from hvdtrain.train.report import closing_lines, epoch_line, stop_lines
+from hvdtrain.train.requeue import leave_marker
 from hvdtrain.train.results import (
     METRICS,
     SUMMARY,
@@ -20,10 +23,12 @@ from hvdtrain.train.results import (
     Score,
     Seconds,
     Summary,
+    Sums,
     append_metrics,
     write_summary,
 )
 from hvdtrain.train.start import Start
+from hvdtrain.train.stopping import Stop
 from hvdtrain.train.terminal import Terminal
 
 __all__ = ["Run"]
@@ -41,6 +46,7 @@ class Run:
         loop: the model, equal on all ranks.
         start: where it begins.
         terminal: where rank 0 prints.
+        stop: knows whether to end before.
     """
 
     options: TrainOptions
@@ -50,20 +56,40 @@ class Run:
     loop: Loop
     start: Start
     terminal: Terminal
+    stop: Stop
 
-    def run(self) -> Summary:
-        """Train the epochs that are left and write the results (collective)."""
+    def run(self) -> Summary | None:
+        """Train the epochs that are left and write the results (collective).
+
+        Returns:
+            None where it was stopped before its end.
+        """
         clock = _Clock(self.world, self.start.progress)
         progress, final, checkpoint = self.start.progress, None, ""
         for epoch in range(progress.epoch, self.options.epochs):
+            if self.stop.rank is not None:
+                self._leave(progress)
+                return None
             self.terminal.begin(f"epoch {epoch + 1}/{self.options.epochs}", self._steps)
-            train, test = self._epoch(epoch, progress.step + self._steps)
+            began = time.perf_counter()
+            learned = self.loop.train_epoch(epoch, progress.part.samples, self._after_step)
+            speed = learned.samples / (time.perf_counter() - began)
+            part = progress.part + learned
+            step = progress.step + steps_per_epoch(learned.samples, self.course.global_batch_size)
+            samples = progress.samples + learned.samples
+            if part.samples < self.course.samples:
+                progress = clock.read(epoch, step, samples, part)
+                self._keep([], progress)
+                self._leave(progress)
+                return None
+            train = self._metrics(epoch, step, "train", part.score, speed)
+            test = self._evaluated(train)
             final = Score(test.loss, test.accuracy)
-            progress = clock.read(epoch + 1, train.step, progress.samples + self.course.samples)
-            checkpoint = self._keep(train, test, progress)
+            progress = clock.read(epoch + 1, step, samples, Sums())
+            checkpoint = self._keep([train, test], progress)
             self.terminal.say([epoch_line(train, test, self.options.epochs)])
         final = final or self.loop.evaluate()
-        progress = clock.read(progress.epoch, progress.step, progress.samples)
+        progress = clock.read(progress.epoch, progress.step, progress.samples, Sums())
         summary = self._summary(progress, final)
         if self._is_root:
             write_summary(self.start.directory, summary)
@@ -79,40 +105,40 @@ class Run:
     def _is_root(self) -> bool:
         return self.world.topology.rank == 0
 
-    def _epoch(self, epoch: int, steps_done: int) -> tuple[Metrics, Metrics]:
-        """Train and evaluate one epoch, counted from 0; return what both splits gave."""
-        began = time.perf_counter()
-        learning = self.loop.train_epoch(epoch, self.terminal.advance)
-        trained = time.perf_counter()
-        result = self.loop.evaluate()
-        ended = time.perf_counter()
-        train = Metrics(
-            epoch=epoch + 1,
-            step=steps_done,
-            split="train",
-            loss=learning.loss,
-            accuracy=learning.accuracy,
-            lr=self.loop.lr,
-            samples_per_second=self.course.samples / (trained - began),
-        )
-        return train, replace(
-            train,
-            split="test",
-            loss=result.loss,
-            accuracy=result.accuracy,
-            samples_per_second=self.test_samples / (ended - trained),
-        )
+    def _after_step(self) -> bool:
+        self.terminal.advance()
+        return self.stop.after_step()
 
-    def _keep(self, train: Metrics, test: Metrics, progress: Progress) -> str:
-        """Write an epoch's metrics, then its checkpoint, on rank 0; return the latter's name.
+    def _metrics(self, epoch: int, step: int, split: str, score: Score, speed: float) -> Metrics:
+        """Return the line of a split after an epoch, counted from 0."""
+        loss, accuracy = score.loss, score.accuracy
+        return Metrics(epoch + 1, step, split, loss, accuracy, self.loop.lr, speed)
+
+    def _evaluated(self, train: Metrics) -> Metrics:
+        """Evaluate; return the line that goes with that of the training samples (collective)."""
+        began = time.perf_counter()
+        score = self.loop.evaluate()
+        speed = self.test_samples / (time.perf_counter() - began)
+        return self._metrics(train.epoch - 1, train.step, "test", score, speed)
+
+    def _keep(self, lines: list[Metrics], progress: Progress) -> str:
+        """Write metrics, then a checkpoint, on rank 0; return the latter's name.
 
         In this order, a run that is killed in between has at most metrics too many, and those
         are dropped when it goes on.
         """
         if not self._is_root:
             return ""
-        append_metrics(self.start.directory, [train, test])
+        if lines:
+            append_metrics(self.start.directory, lines)
         return save_progress(self.start.directory, progress, self.options, self.loop.state).name
+
+    def _leave(self, progress: Progress) -> None:
+        """Say, after the checkpoint, that this is not the end (collective)."""
+        directory = self.start.directory
+        lines = stop_lines(self.stop.rank or 0, progress, str(directory))
+        call_on_root(partial(leave_marker, directory, lines[0]))
+        self.terminal.say(lines)
 
     def _summary(self, progress: Progress, final: Score) -> Summary:
         topology = self.world.topology
@@ -143,7 +169,7 @@ class _Clock:
         self._total_from = time.perf_counter() - before.total_seconds
         self._communicate_from = world.blocked.seconds - before.communicate_seconds
 
-    def read(self, epoch: int, step: int, samples: int) -> Progress:
+    def read(self, epoch: int, step: int, samples: int, part: Sums) -> Progress:
         """Return the progress of now."""
         return Progress(
             epoch=epoch,
@@ -151,4 +177,5 @@ class _Clock:
             samples=samples,
             total_seconds=time.perf_counter() - self._total_from,
             communicate_seconds=self._blocked.seconds - self._communicate_from,
+            part=part,
         )

@@ -18,20 +18,28 @@ from hvdtrain.train.report import header_lines
 from hvdtrain.train.results import Summary
 from hvdtrain.train.run import Run
 from hvdtrain.train.start import begin
+from hvdtrain.train.stopping import Stop, StopSignals
 from hvdtrain.train.terminal import Terminal, on_terminal
 
 __all__ = ["train"]
 
 
-def train(options: TrainOptions) -> Summary:
+def train(options: TrainOptions) -> Summary | None:
     """Train a recipe and write its results (collective; initialises hvdtrain).
 
-    Every rank gets a summary; its times are the rank's own. Rank 0's is in summary.json.
+    Every rank gets a summary; its times are the rank's own. Rank 0's is in summary.json. None where
+    a signal to any rank (SIGUSR1, or SIGTERM where there is time) has stopped the run before its
+    end: then there are a checkpoint to go on from and a file `requeue`.
 
     Raises:
         UsageError: the options differ between ranks, or do not fit the world, the data, or what
             lies in the directory; or the framework is not installed.
     """
+    with StopSignals() as signals:
+        return _train(options, signals)
+
+
+def _train(options: TrainOptions, signals: StopSignals) -> Summary | None:
     framework = choose_framework(options)
     engine = None if options.engine == "auto" else options.engine
     context.init(engine, deterministic=options.virtual_shards is not None)
@@ -59,7 +67,8 @@ def train(options: TrainOptions) -> Summary:
         directory = str(start.directory)
         title = framework.title
         terminal.say(header_lines(options, title, world, data, devices, start.origin, directory))
-        return Run(options, world, course, len(data.test), loop, start, terminal).run()
+        stop = Stop(world, signals)
+        return Run(options, world, course, len(data.test), loop, start, terminal, stop).run()
 
 
 def _require_usable_lr(options: TrainOptions, size: int) -> None:

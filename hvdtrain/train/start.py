@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint import checkpoint_epoch, checkpoint_files, load_checkpoint
+from hvdtrain.train.checkpoint import checkpoint_files, checkpoint_position, load_checkpoint
 from hvdtrain.train.files import new_directory, prepare_directory
 from hvdtrain.train.frameworks.protocol import State
 from hvdtrain.train.options import RUNS, TrainOptions
 from hvdtrain.train.progress import Progress, restore
+from hvdtrain.train.requeue import remove_marker
 from hvdtrain.train.results import METRICS, SUMMARY, drop_metrics_after
 
 __all__ = ["Start", "begin"]
@@ -56,14 +57,20 @@ def _begin(options: TrainOptions, state: State) -> Start:
     progress, origin = Progress(), ""
     if checkpoint is not None:
         progress = restore(checkpoint.path, checkpoint.content, options, state)
-        origin = f"{checkpoint.path}, {progress.epoch} epochs done"
+        origin = f"{checkpoint.path}, {_done(progress)}"
     elif options.resume == "auto":
         origin = f"no checkpoint in {options.out}: starting with epoch 1"
     if options.out is None:
         return Start(new_directory(RUNS, options.recipe), progress, origin)
     prepare_directory(options.out)
+    remove_marker(options.out)
     drop_metrics_after(options.out, progress.epoch)
     return Start(options.out, progress, origin, warnings)
+
+
+def _done(progress: Progress) -> str:
+    part = f" and {progress.part.samples} samples" if progress.part.samples else ""
+    return f"{progress.epoch} epochs{part} done"
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,7 @@ def _refuse_to_mix(options: TrainOptions, resumed: _Checkpoint | None) -> None:
             f"{options.out} holds the results of another run: go on there with --resume auto, or "
             "name another directory with --out"
         )
-    if files and checkpoint_epoch(files[0]) > checkpoint_epoch(resumed.path):
+    if files and checkpoint_position(files[0]) > checkpoint_position(resumed.path):
         raise UsageError(
             f"{options.out} holds a later checkpoint, {files[0].name}: remove it, or name another "
             "directory with --out"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from pathlib import Path
 
 import pytest
 from ranks import launch, run_ranks
-from run_files import both_splits, epochs_of, summary_of
+from run_files import both_splits, epochs_of, metrics_of, summary_of
 
-from hvdtrain.train.checkpoint import checkpoint_epoch, checkpoint_files
+from hvdtrain.train.checkpoint import checkpoint_epoch, checkpoint_files, checkpoint_position
+from hvdtrain.train.requeue import MARKER
 
 WORKER = Path(__file__).parent.with_name("parity") / "train_worker.py"
 LIMIT_SECONDS = 120
@@ -23,20 +25,58 @@ JOB = ["-m", "hvdtrain", "train", "digits"]
 def test_resumed_run_is_bitwise_the_uninterrupted_one(size: int, tmp_path: Path) -> None:
     whole, parts = (tmp_path / name for name in ("whole", "parts"))
     options = {"kind": "plain", "optimizer": "adam", "global_batch_size": 50, "device": "cpu"}
+    stops = [
+        {"kind": "stopped", "epochs": epochs, "step": step}
+        for epochs, step in ((2, 12), (3, 17), (3, 5))
+    ]
     cases = [
         {**options, "epochs": 3, "out": str(whole)},
         {**options, "epochs": 1, "out": str(parts)},
-        {**options, "epochs": 2, "out": str(parts), "resume": "auto"},
+        # An epoch has 28 steps with 50 samples, and one with 37.
+        *({**options, **stop, "out": str(parts), "resume": "auto"} for stop in stops),
         {**options, "epochs": 3, "out": str(parts), "resume": "auto"},
         {**options, "epochs": 3, "out": str(parts), "resume": "auto"},
     ]
-    run_ranks(WORKER, size, args=[json.dumps(cases)], timeout_seconds=LIMIT_SECONDS)
+    done = run_ranks(WORKER, size, args=[json.dumps(cases)], timeout_seconds=LIMIT_SECONDS)
+    for results in done.results:
+        stopped = [result["newest"].rpartition("-")[0] for result in results[2:5]]
+        assert stopped == ["checkpoint-0001+600", "checkpoint-0002", "checkpoint-0002+250"]
+        told = f"rank {size - 1} was asked to stop: 1 epochs and 600 samples are done and saved\n"
+        assert results[2]["marker"] == told
+    assert not (parts / MARKER).exists()
     assert summary_of(parts)["weights_sha256"] == summary_of(whole)["weights_sha256"]
     assert len(set(summary_of(parts)["weights_sha256"])) == 1
     assert summary_of(parts)["final"] == summary_of(whole)["final"]
     assert summary_of(parts)["samples"] == 3 * 1437
     assert epochs_of(parts) == epochs_of(whole) == both_splits(3)
-    assert [checkpoint_epoch(path) for path in checkpoint_files(parts)] == [3, 2, 1]
+    for ours, theirs in zip(metrics_of(parts), metrics_of(whole), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-12)
+        assert (ours["accuracy"], ours["step"]) == (theirs["accuracy"], theirs["step"])
+    assert [checkpoint_position(path) for path in checkpoint_files(parts)] == [
+        (3, 0),
+        (2, 0),
+        (1, 0),
+    ]
+
+
+def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:
+    arguments = [*OPTIONS, "--out", tmp_path, "--resume", "auto", "--epochs", 500]
+    with launch(JOB, 2, args=arguments) as job:
+        job.wait_for_output("epoch   2/500", LIMIT_SECONDS)
+        os.kill(job.rank_pids(2)[1], signal.SIGUSR1)
+        done = job.wait(20)
+        job.assert_nothing_left()
+    assert (done.returncode, done.stderr) == (0, "")
+    told = (tmp_path / MARKER).read_text()
+    assert told.startswith("rank 1 was asked to stop: ")
+    assert f"\n{told}to go on, give the same command" in done.stdout
+    assert not (tmp_path / "summary.json").exists()
+    epochs, samples = checkpoint_position(checkpoint_files(tmp_path)[0])
+    assert epochs >= 2
+    assert epochs_of(tmp_path) == both_splits(epochs)
+    assert f"{epochs} epochs and {samples} samples" in told or (
+        not samples and f"{epochs} epochs are" in told
+    )
 
 
 def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.data.sharding import epoch_permutation, global_batch, steps_per_epoch
 from hvdtrain.topology import Topology
-from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
+from hvdtrain.train import stopping
+from hvdtrain.train.checkpoint import checkpoint_files, checkpoint_position, load_checkpoint
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes import digits_keras
 from hvdtrain.train.session import train
@@ -56,14 +59,35 @@ def whole_job(arguments: list[str], directory: Path) -> int:
     return Counted.calls
 
 
+def stop_in_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Have rank 1 get a signal after this step."""
+    steps = count(1)
+    after_step = stopping.Stop.after_step
+
+    def signalled(stop: stopping.Stop) -> bool:
+        if next(steps) == step and context.current().topology.rank == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return after_step(stop)
+
+    monkeypatch.setattr(stopping, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(stopping.Stop, "after_step", signalled)
+
+
 def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
-    """Go on from all but the last checkpoint of a run."""
+    """Go on from all but the last checkpoint of a run, stop within the epoch, and go on."""
     if context.current().topology.rank == 0:
         shutil.copytree(whole, parts)
         checkpoint_files(parts)[0].unlink()
         (parts / "summary.json").unlink()
     allgather_object(None, "copied")
-    train(TrainOptions(out=parts, resume="auto", quiet=True, **options))
+    resumed = TrainOptions(out=parts, resume="auto", quiet=True, **options)
+    with pytest.MonkeyPatch.context() as patches:
+        stop_in_step(patches, 5)
+        assert train(resumed) is None
+    samples = checkpoint_position(checkpoint_files(parts)[0])[1]
+    assert samples == 5 * resumed.samples_per_step(2)
+    allgather_object(None, "looked")
+    train(resumed)
 
 
 def distance_from_plain_keras(options: dict[str, Any], directory: Path) -> float:

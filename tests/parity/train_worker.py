@@ -7,6 +7,8 @@ changed on the way; each rank reports one result for each case.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,9 +22,12 @@ from torch import nn
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Dataset, Samples
 from hvdtrain.errors import UsageError
+from hvdtrain.train import stopping
+from hvdtrain.train.checkpoint import checkpoint_files
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import TorchRecipe
 from hvdtrain.train.recipes import digits
+from hvdtrain.train.requeue import MARKER
 from hvdtrain.train.session import train
 
 
@@ -76,9 +81,28 @@ def drifting(recipe: TorchRecipe) -> TorchRecipe:
     return replace(recipe, build_model=lambda: Drifting(recipe.build_model()))
 
 
+def stopped(recipe: TorchRecipe, step: int) -> TorchRecipe:
+    """Have the last rank get a signal in a step, counted from 1."""
+    steps = 0
+
+    def count(model: nn.Module, _: object) -> None:
+        nonlocal steps
+        steps += model.training
+        if steps == step and hvd.rank() == hvd.size() - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def build() -> nn.Module:
+        model = recipe.build_model()
+        model.register_forward_pre_hook(count)
+        return model
+
+    return replace(recipe, build_model=build)
+
+
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """Train one case; return its summary with the samples that this rank saw, or the refusal."""
     kind, out, original = case.pop("kind"), Path(case.pop("out")), digits.recipe
+    stopping._EVERY_SECONDS = 0.0 if kind == "stopped" else 0.5
     models: list[Watched] = []
     if kind == "watched":
         digits.recipe = watched(original, models, samples=9)
@@ -86,12 +110,17 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         digits.recipe = watched(original, models, samples=2)
     elif kind == "drifting":
         digits.recipe = drifting(original)
+    elif kind == "stopped":
+        digits.recipe = stopped(original, case.pop("step"))
     try:
         summary = train(TrainOptions(out=out, quiet=True, **case))
     except UsageError as error:
         return {"refused": str(error)}
     finally:
         digits.recipe = original
+    if summary is None:
+        files = [path.name for path in checkpoint_files(out)]
+        return {"newest": files[0], "marker": (out / MARKER).read_text()}
     return {**asdict(summary), "seen": models[-1].seen if models else None}
 
 

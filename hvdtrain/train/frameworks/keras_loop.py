@@ -13,7 +13,7 @@ from hvdtrain.data.dataset import Dataset, Samples
 from hvdtrain.train.course import Course
 from hvdtrain.train.frameworks.keras_state import KerasState, new_model
 from hvdtrain.train.keras_recipe import KerasRecipe
-from hvdtrain.train.results import Score
+from hvdtrain.train.results import Score, Sums
 
 __all__ = ["KerasLoop"]
 
@@ -56,14 +56,16 @@ class KerasLoop:
         """Give every rank the weights and the optimizer state of rank 0 (collective)."""
         hvd.broadcast_variables(self.state.variables, root_rank=0)
 
-    def train_epoch(self, epoch: int, on_step: Callable[[], None]) -> Score:
-        """Use every training sample once; return the mean score while learning (collective).
+    def train_epoch(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Sums:
+        """Use every training sample that is left once; return sums while learning (collective).
 
         Args:
             epoch: counted from 0.
-            on_step: called after each optimizer step.
+            done: how many of its samples were used before.
+            go_on: called after each optimizer step; where it returns False, on all ranks at the
+                same step, that was the last one.
         """
-        batches = list(self._course.batches(epoch))
+        batches = list(self._course.batches(epoch, done))
         parts = [self._course.padded(batch, self._rows) for _, batch in batches]
         counts = np.repeat([len(batch) for _, batch in batches], self._rows)
         self._model.fit(
@@ -73,7 +75,7 @@ class KerasLoop:
             epochs=1,
             shuffle=False,
             verbose=0,
-            callbacks=[_Steps(on_step)],
+            callbacks=[_Steps(go_on)],
         )
         return self._tally.reduced()
 
@@ -88,22 +90,23 @@ class KerasLoop:
             batch_size=batch,
             verbose=0,
         )
-        return self._tally.reduced()
+        return self._tally.reduced().score
 
     def _samples(self, samples: Samples, rows: Any) -> tuple[Any, Any]:
         return samples.inputs[rows].astype(self._course.options.dtype), samples.labels[rows]
 
 
 class _Steps(keras.callbacks.Callback):
-    """Tells of each step."""
+    """Asks after each step whether to go on."""
 
-    def __init__(self, on_step: Callable[[], None]) -> None:
+    def __init__(self, go_on: Callable[[], bool]) -> None:
         super().__init__()
-        self._on_step = on_step
+        self._go_on = go_on
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Tell of a step."""
-        self._on_step()
+        """Have `fit` return after this step where that is the answer."""
+        if not self._go_on():
+            self.model.stop_training = True
 
 
 class _WarmUp(keras.optimizers.schedules.LearningRateSchedule):
@@ -144,8 +147,7 @@ class _Tally(keras.metrics.Metric):
         """Return the number of samples."""
         return self._sums[2]
 
-    def reduced(self) -> Score:
-        """Return the means over all ranks (collective)."""
+    def reduced(self) -> Sums:
+        """Return the sums over all ranks (collective)."""
         sums = keras.ops.convert_to_numpy(self._sums).astype(np.float64)
-        loss, correct, count = hvd.allreduce(sums, name="score", op=hvd.Sum).tolist()
-        return Score(loss / count, correct / count)
+        return Sums.of(hvd.allreduce(sums, name="score", op=hvd.Sum).tolist())

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hvdtrain.data.dataset import Dataset
 from hvdtrain.topology import Topology
 from hvdtrain.train.course import Course
-from hvdtrain.train.results import Score
+from hvdtrain.train.results import Score, Sums
 
 __all__ = ["Array", "Framework", "Loop", "Recipe", "State"]
 
@@ -52,12 +52,14 @@ class Loop(Protocol):
     def broadcast(self) -> None:
         """Give every rank the weights and the optimizer state of rank 0 (collective)."""
 
-    def train_epoch(self, epoch: int, on_step: Callable[[], None]) -> Score:
-        """Use every training sample once; return the mean score while learning (collective).
+    def train_epoch(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Sums:
+        """Use every training sample that is left once; return sums while learning (collective).
 
         Args:
             epoch: counted from 0.
-            on_step: called after each optimizer step.
+            done: how many of its samples were used before.
+            go_on: called after each optimizer step; where it returns False, on all ranks at the
+                same step, that was the last one.
         """
 
     def evaluate(self) -> Score:

@@ -13,7 +13,7 @@ from hvdtrain.data.dataset import Dataset, Samples
 from hvdtrain.train.course import Course
 from hvdtrain.train.frameworks.keras_state import KerasState, new_model
 from hvdtrain.train.keras_recipe import KerasRecipe
-from hvdtrain.train.results import Score
+from hvdtrain.train.results import Score, Sums
 
 __all__ = ["TensorFlowLoop"]
 
@@ -55,18 +55,21 @@ class TensorFlowLoop:
         """Give every rank the weights and the optimizer state of rank 0 (collective)."""
         hvd.broadcast_variables(self.state.variables, root_rank=0)
 
-    def train_epoch(self, epoch: int, on_step: Callable[[], None]) -> Score:
-        """Use every training sample once; return the mean score while learning (collective).
+    def train_epoch(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Sums:
+        """Use every training sample that is left once; return sums while learning (collective).
 
         Args:
             epoch: counted from 0.
-            on_step: called after each optimizer step.
+            done: how many of its samples were used before.
+            go_on: called after each optimizer step; where it returns False, on all ranks at the
+                same step, that was the last one.
         """
-        for step, batch in self._course.batches(epoch):
+        for step, batch in self._course.batches(epoch, done):
             rows, taken = self._course.padded(batch, self._rows)
             self._optimizer.learning_rate = self._course.lr(step)
             self._step(tf.constant(rows), tf.constant(taken), tf.constant(len(batch)))
-            on_step()
+            if not go_on():
+                break
         return self._reduced()
 
     def evaluate(self) -> Score:
@@ -77,7 +80,7 @@ class TensorFlowLoop:
         for start in range(0, len(rows), batch):
             part = slice(start, start + batch)
             self._score(tf.constant(rows[part]), tf.constant(taken[part]))
-        return self._reduced()
+        return self._reduced().score
 
     def _train_step(self, rows: Any, taken: Any, count: Any) -> None:
         """Take one optimizer step on this rank's part of a global batch (collective).
@@ -109,12 +112,11 @@ class TensorFlowLoop:
         sums = [losses, tf.reduce_sum(hits), tf.reduce_sum(counted)]
         self._sums.assign_add(tf.cast(tf.stack(sums), tf.float64))
 
-    def _reduced(self) -> Score:
-        """Return the means over all ranks, and begin new sums (collective)."""
+    def _reduced(self) -> Sums:
+        """Return the sums over all ranks, and begin new ones (collective)."""
         sums = hvd.allreduce(self._sums, name="score", op=hvd.Sum).numpy()
         self._sums.assign(tf.zeros_like(self._sums))
-        loss, correct, count = sums.tolist()
-        return Score(loss / count, correct / count)
+        return Sums.of(sums.tolist())
 
     def _tensors(self, samples: Samples) -> tuple[Any, Any]:
         return tf.constant(samples.inputs, self._dtype), tf.constant(samples.labels)

@@ -14,7 +14,7 @@ from hvdtrain.data.sharding import rank_slice
 from hvdtrain.train.course import Course
 from hvdtrain.train.frameworks.torch_state import TorchState
 from hvdtrain.train.recipe import TorchRecipe
-from hvdtrain.train.results import Score
+from hvdtrain.train.results import Score, Sums
 
 __all__ = ["TorchLoop"]
 
@@ -66,20 +66,23 @@ class TorchLoop:
         hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(self._optimizer, root_rank=0)
 
-    def train_epoch(self, epoch: int, on_step: Callable[[], None]) -> Score:
-        """Use every training sample once; return the mean score while learning (collective).
+    def train_epoch(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Sums:
+        """Use every training sample that is left once; return sums while learning (collective).
 
         Args:
             epoch: counted from 0.
-            on_step: called after each optimizer step.
+            done: how many of its samples were used before.
+            go_on: called after each optimizer step; where it returns False, on all ranks at the
+                same step, that was the last one.
         """
         self._model.train()
         sums = self._no_sums()
-        for step, batch in self._course.batches(epoch):
+        for step, batch in self._course.batches(epoch, done):
             for group in self._optimizer.param_groups:
                 group["lr"] = self._course.lr(step)
             sums += self._step(batch)
-            on_step()
+            if not go_on():
+                break
         return _reduced(sums)
 
     def evaluate(self) -> Score:
@@ -93,7 +96,7 @@ class TorchLoop:
                 chosen = slice(start, min(start + _EVALUATION_BATCH, part.stop))
                 scores = self._model(inputs[chosen])
                 sums += _sums(scores, labels[chosen], self._loss(scores, labels[chosen]))
-        return _reduced(sums)
+        return _reduced(sums).score
 
     def _step(self, batch: npt.NDArray[np.int64]) -> torch.Tensor:
         """Take one optimizer step on a global batch; return the sums over this rank's part."""
@@ -150,6 +153,5 @@ def _sums(scores: torch.Tensor, labels: torch.Tensor, mean_loss: torch.Tensor) -
     return torch.stack([mean_loss.double() * count, correct.double(), count.double()])
 
 
-def _reduced(sums: torch.Tensor) -> Score:
-    loss, correct, count = hvd.allreduce(sums, name="score", op=hvd.Sum).tolist()
-    return Score(loss / count, correct / count)
+def _reduced(sums: torch.Tensor) -> Sums:
+    return Sums.of(hvd.allreduce(sums, name="score", op=hvd.Sum).tolist())
