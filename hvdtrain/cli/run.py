@@ -13,11 +13,10 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.formats import read_file, read_hostfile
 from hvdtrain.launch.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.mpirun import LaunchCommand, mpirun_command
+from hvdtrain.launch.program import OF_RANKS, is_script, rank_words
 from hvdtrain.world import promised_world
 
 __all__ = ["command"]
-
-_OF_RANKS = ("train", "script")
 
 
 # What follows the first free-standing argument belongs to the ranks.
@@ -41,7 +40,7 @@ def command(
     each slot of the hostfile.
     """
     _require_sense(ranks, hostfile, arguments)
-    if as_horovod and not _is_script(arguments):
+    if as_horovod and not is_script(arguments):
         raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
     library = loaded_library()
     if hostfile is not None:
@@ -49,7 +48,7 @@ def command(
     line = mpirun_command(
         str(find_mpirun(library)),
         library.vendor,
-        _program(arguments, as_horovod),
+        [sys.executable, "-m", "hvdtrain", *rank_words(arguments, as_horovod)],
         ranks=ranks,
         hostfile=hostfile,
         environ=os.environ,
@@ -71,29 +70,17 @@ def _require_sense(ranks: int | None, hostfile: str | None, arguments: tuple[str
         raise UsageError(f"-np {ranks} must be at least 1")
     if hostfile is not None:
         read_file(hostfile)
-    if _is_script(arguments) and not Path(arguments[0]).is_file():
+    if is_script(arguments) and not Path(arguments[0]).is_file():
         raise UsageError(f"no script {arguments[0]} here: name an existing file")
     word = arguments[0] if arguments else "train"
-    if not (word.startswith("-") or word in _OF_RANKS or _is_script(arguments)):
+    if not (word.startswith("-") or word in OF_RANKS or is_script(arguments)):
         raise UsageError(_not_for_ranks(word))
 
 
 def _not_for_ranks(word: str) -> str:
     if Path(word).name.startswith("python"):
         return f"'run' starts Python itself: leave out '{word}', as in run -np 2 script.py"
-    return f"'{word}' is nothing that ranks run: name a script, or one of {', '.join(_OF_RANKS)}"
-
-
-def _is_script(arguments: tuple[str, ...]) -> bool:
-    """Tell whether it names a script: a file of any name, or what looks like one."""
-    word = arguments[0] if arguments else ""
-    return word.endswith(".py") or (word not in _OF_RANKS and Path(word).is_file())
-
-
-def _program(arguments: tuple[str, ...], as_horovod: bool) -> list[str]:
-    script = ["script", *(["--as-horovod"] if as_horovod else [])]
-    subcommand = script if _is_script(arguments) else []
-    return [sys.executable, "-m", "hvdtrain", *subcommand, *arguments]
+    return f"'{word}' is nothing that ranks run: name a script, or one of {', '.join(OF_RANKS)}"
 
 
 def _become(line: LaunchCommand) -> NoReturn:

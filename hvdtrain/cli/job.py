@@ -1,0 +1,108 @@
+"""`hvdtrain job`: write the script of a job for a scheduler."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.jobs.kubernetes import KUBERNETES, mpi_job
+from hvdtrain.launch.jobs.request import Request, parse_seconds
+from hvdtrain.launch.jobs.schedulers import SCHEDULERS
+from hvdtrain.launch.jobs.script import job_script
+from hvdtrain.launch.program import is_script, rank_words
+
+__all__ = ["command"]
+
+_KINDS = {**SCHEDULERS, "k8s": KUBERNETES}
+_LAUNCHERS = list(dict.fromkeys(name for kind in _KINDS.values() for name in kind.launchers))
+_LONGEST_NOTICE_SECONDS = 300
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.argument("scheduler", type=click.Choice(list(_KINDS)))
+@click.option("--nodes", type=int, default=1, show_default=True, help="How many.")
+@click.option("--gpus-per-node", type=click.IntRange(0), default=0, help="How many.  [default: 0]")
+@click.option("--ranks-per-node", type=int, help="How many.  [default: one for each GPU]")
+@click.option("--cpus-per-rank", type=int, default=8, show_default=True, help="Cores of a rank.")
+@click.option("--time", required=True, metavar="TIME", help="Time limit: 4h, 90m, 1h30m, 1d.")
+@click.option("--notice", metavar="TIME", help="To save before it.  [default: 5m, or a quarter]")
+@click.option("--launcher", type=click.Choice(_LAUNCHERS), help="What starts the ranks.")
+@click.option("--mpi", default="", help="For srun: pmix for Open MPI, pmi2 for MPICH.")
+@click.option("--name", default="hvdtrain", show_default=True, help="Of the job.")
+@click.option("--account", default="", help="Whom to charge.")
+@click.option("--queue", default="", help="Queue, partition or resource group.")
+@click.option("--array", default="", metavar="A-B", help="Jobs of one kind, numbered A to B.")
+@click.option("--module", "modules", multiple=True, help="To load; may be given several times.")
+@click.option("--python", help="Of the ranks.  [default: this one; k8s: python]")
+@click.option("--script", help="Name of the script's file.  [default: NAME.sh]")
+@click.option("--image", default="hvdtrain", show_default=True, help="Of containers, for k8s.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(scheduler: str, arguments: tuple[str, ...], **options: Any) -> None:
+    """Write a job script: job slurm --nodes 2 --gpus-per-node 4 --time 4h [-- ARGUMENTS] > FILE.
+
+    ARGUMENTS are those of `python -m hvdtrain` (none: train digits), or a script and its own.
+    What `train` is told gets a fixed --out, by default in runs/, and --resume auto.
+    """
+    request = _request(scheduler, list(arguments), **options)
+    click.echo(mpi_job(request) if scheduler == "k8s" else job_script(scheduler, request), nl=False)
+
+
+def _request(
+    scheduler: str,
+    arguments: list[str],
+    *,
+    ranks_per_node: int | None,
+    time: str,
+    notice: str | None,
+    launcher: str | None,
+    python: str | None,
+    script: str | None,
+    **plain: Any,
+) -> Request:
+    """Fill in what a person has left out."""
+    kind, in_containers = _KINDS[scheduler], scheduler == "k8s"
+    launcher = launcher or kind.launchers[0]
+    if launcher not in kind.launchers:
+        usable = " or ".join(kind.launchers)
+        raise UsageError(f"--launcher {launcher} is none of {scheduler}: use {usable}")
+    if plain["array"] and not kind.array:
+        raise UsageError(f"--array: scripts for {scheduler} cannot have one")
+    seconds = parse_seconds(time, "--time")
+    if notice is None:
+        notice_seconds = min(_LONGEST_NOTICE_SECONDS, seconds // 4)
+    else:
+        notice_seconds = parse_seconds(notice, "--notice")
+    if not arguments or arguments[0].startswith("-"):
+        arguments = ["train", "digits", *arguments]
+    out, arguments = _take_out(arguments) if arguments[0] == "train" else ("", arguments)
+    runs = "/runs" if in_containers else "runs"
+    return Request(
+        ranks_per_node=plain["gpus_per_node"] if ranks_per_node is None else ranks_per_node,
+        seconds=seconds,
+        notice_seconds=notice_seconds,
+        launcher=launcher,
+        python=python or ("python" if in_containers else sys.executable),
+        script=script or f"{plain['name']}.sh",
+        out=out or f"{runs}/{plain['name']}",
+        arguments=rank_words(arguments),
+        trains=not is_script(arguments) and arguments[0] == "train",
+        **plain,
+    )
+
+
+def _take_out(arguments: list[str]) -> tuple[str, list[str]]:
+    """Return the directory that --out names, empty without one, and the other arguments."""
+    out, rest, words = "", [], iter(arguments)
+    for word in words:
+        if word == "--out":
+            out = next(words, "")
+        elif word.startswith("--out="):
+            out = word.removeprefix("--out=")
+        elif word.split("=")[0] == "--resume":
+            raise UsageError("leave out --resume: a job always goes on from its last checkpoint")
+        else:
+            rest.append(word)
+    return out, rest

@@ -1,0 +1,117 @@
+"""What a person asks of a scheduler, checked and in no scheduler's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdtrain.errors import UsageError
+
+__all__ = ["Request", "clock_text", "parse_seconds"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_TIME = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_ARRAY = re.compile(r"\d+-\d+")
+_UNITS = (86400, 3600, 60, 1)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job.
+
+    Attributes:
+        name: of the job, and of its directory in runs/.
+        nodes: how many.
+        ranks_per_node: how many on each.
+        gpus_per_node: how many on each; 0: none.
+        cpus_per_rank: cores for each rank.
+        seconds: the time limit.
+        notice_seconds: so long before its end the ranks are told to save and stop.
+        launcher: "mpirun", "srun", "jsrun" or "flux".
+        mpi: how srun and MPI find each other, such as "pmi2"; empty: as the site has it.
+        account: whom to charge; empty: as the site has it.
+        queue: where to wait; empty: as the site has it.
+        array: "0-3" for four jobs of one kind; empty: one job.
+        modules: to load.
+        python: the interpreter of every rank.
+        script: file name of the job script, for schedulers to which it submits itself again.
+        image: of containers.
+        out: directory of the run.
+        arguments: of `python -m hvdtrain`, without --out and --resume.
+        trains: whether these are for `train`, which takes --out and --resume.
+
+    Raises:
+        UsageError: something makes no sense; the message names the option.
+    """
+
+    name: str
+    nodes: int
+    ranks_per_node: int
+    gpus_per_node: int
+    cpus_per_rank: int
+    seconds: int
+    notice_seconds: int
+    launcher: str
+    mpi: str
+    account: str
+    queue: str
+    array: str
+    modules: Sequence[str]
+    python: str
+    script: str
+    image: str
+    out: str
+    arguments: Sequence[str]
+    trains: bool
+
+    def __post_init__(self) -> None:
+        words = {"--name": self.name, "--script": self.script}
+        words |= {"--account": self.account, "--queue": self.queue, "--mpi": self.mpi}
+        for option, word in words.items():
+            if word and not _NAME.fullmatch(word):
+                raise UsageError(f"{option} {word!r}: write letters, digits, '.', '_' and '-'")
+        counts = {"--nodes": self.nodes, "--cpus-per-rank": self.cpus_per_rank}
+        for option, count in counts.items():
+            if count < 1:
+                raise UsageError(f"{option} must be at least 1, got {count}")
+        if self.ranks_per_node < 1:
+            raise UsageError("how many ranks on each node? Say --gpus-per-node or --ranks-per-node")
+        if self.gpus_per_node % self.ranks_per_node:
+            raise UsageError(
+                f"{self.gpus_per_node} GPUs cannot be shared out to {self.ranks_per_node} ranks: "
+                "give a rank one GPU, or the same number to each"
+            )
+        if not 0 < self.notice_seconds < self.seconds:
+            raise UsageError("--notice must be longer than nothing and shorter than --time")
+        if self.mpi and self.launcher != "srun":
+            raise UsageError(f"--mpi {self.mpi} goes with --launcher srun only")
+        if self.array and not _ARRAY.fullmatch(self.array):
+            raise UsageError(f"--array {self.array!r}: write it as 1-4")
+
+    @property
+    def ranks(self) -> int:
+        """On all nodes."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def cpus_per_node(self) -> int:
+        """For all ranks of a node."""
+        return self.ranks_per_node * self.cpus_per_rank
+
+
+def parse_seconds(text: str, option: str) -> int:
+    """Return the seconds of "4h", "1h30m", "90m" or "1d".
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    match = _TIME.fullmatch(text)
+    if not text or match is None:
+        raise UsageError(f"{option} {text!r}: write it as 4h, 90m, 1h30m or 1d")
+    return sum(int(count or 0) * unit for count, unit in zip(match.groups(), _UNITS, strict=True))
+
+
+def clock_text(seconds: int) -> str:
+    """Return HH:MM:SS; there may be more than 24 hours."""
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"

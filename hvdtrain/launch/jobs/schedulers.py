@@ -1,0 +1,191 @@
+"""What each scheduler wants to read, and how a job of it starts again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hvdtrain.launch.jobs.request import Request, clock_text
+
+__all__ = ["AGAIN", "SCHEDULERS", "Scheduler"]
+
+# The exit codes that mean "start it again" to schedulers which look at them.
+AGAIN = 75
+_SGE_AGAIN = 99
+
+
+def _nothing(request: Request) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """How to speak to a scheduler.
+
+    Attributes:
+        launchers: that can be used in its jobs, the usual one first.
+        directives: returns what it reads in the script.
+        again: returns the lines that have the job start again.
+        array: the variable that counts the jobs of an array; empty: there are none.
+        warns: to whom it sends the signal before the time limit: to the "shell" of the job or to
+            "all"; empty: to nobody.
+        setup: lines before the launch.
+        hostfile: of its hosts, as a word of bash, where mpirun cannot ask for them.
+    """
+
+    launchers: Sequence[str]
+    directives: Callable[[Request], list[str]]
+    again: Callable[[Request], list[str]]
+    array: str = ""
+    warns: str = ""
+    setup: Callable[[Request], list[str]] = _nothing
+    hostfile: str = ""
+
+
+def _slurm(request: Request) -> list[str]:
+    many = "-%a" if request.array else ""
+    number = "%A" if request.array else "%j"
+    options = {
+        "job-name": request.name,
+        "account": request.account,
+        "partition": request.queue,
+        "nodes": request.nodes,
+        "ntasks-per-node": request.ranks_per_node,
+        "gpus-per-node": request.gpus_per_node,
+        "cpus-per-task": request.cpus_per_rank,
+        "time": clock_text(request.seconds),
+        "signal": f"B:USR1@{request.notice_seconds}",
+        "open-mode": "append",
+        "output": f"%x-{number}{many}.out",
+        "array": request.array,
+    }
+    given = [f"#SBATCH --{name}={value}" for name, value in options.items() if value]
+    return [*given, "#SBATCH --requeue"]
+
+
+def _slurm_again(request: Request) -> list[str]:
+    job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if request.array else "$SLURM_JOB_ID"
+    return [f'scontrol requeue "{job}"']
+
+
+def _pbs(request: Request) -> list[str]:
+    gpus = f":ngpus={request.gpus_per_node}" if request.gpus_per_node else ""
+    sizes = f"ncpus={request.cpus_per_node}:mpiprocs={request.ranks_per_node}{gpus}"
+    options = [
+        f"-N {request.name}",
+        request.account and f"-A {request.account}",
+        request.queue and f"-q {request.queue}",
+        f"-l select={request.nodes}:{sizes}",
+        "-l place=scatter",
+        f"-l walltime={clock_text(request.seconds)}",
+        "-j oe",
+        "-r y",
+        request.array and f"-J {request.array}",
+    ]
+    return [f"#PBS {option}" for option in options if option]
+
+
+def _pbs_again(request: Request) -> list[str]:
+    if request.array:
+        return ['echo "$OUT is not done: submit this job of the array again" >&2']
+    return _submit("qsub")(request)
+
+
+def _lsf(request: Request) -> list[str]:
+    jsrun = request.launcher == "jsrun"
+    minutes = -(-request.seconds // 60)
+    many = f"[{request.array}]" if request.array else ""
+    options = [
+        f'-J "{request.name}{many}"',
+        request.account and f"-P {request.account}",
+        request.queue and f"-q {request.queue}",
+        f"-W {minutes // 60}:{minutes % 60:02}",
+        f"-nnodes {request.nodes}" if jsrun else f"-n {request.ranks}",
+        "" if jsrun else f'-R "span[ptile={request.ranks_per_node}]"',
+        f'-gpu "num={request.gpus_per_node}"' if request.gpus_per_node and not jsrun else "",
+        f"-o {request.name}-%J{'-%I' if request.array else ''}.out",
+        f"-Q {AGAIN}",
+    ]
+    return [f"#BSUB {option}" for option in options if option]
+
+
+def _sge(request: Request) -> list[str]:
+    options = [
+        f"-N {request.name}",
+        request.account and f"-P {request.account}",
+        request.queue and f"-q {request.queue}",
+        f"-pe mpi {request.ranks}",
+        f"-l h_rt={clock_text(request.seconds)}",
+        "-cwd",
+        "-j y",
+        "-r y",
+        request.array and f"-t {request.array}",
+    ]
+    return [f"#$ {option}" for option in options if option]
+
+
+def _pjm(request: Request) -> list[str]:
+    options = [
+        f"-N {request.name}",
+        request.account and f"-g {request.account}",
+        request.queue and f"-L rscgrp={request.queue}",
+        f"-L node={request.nodes}",
+        f"-L elapse={clock_text(request.seconds)}",
+        f"--mpi proc={request.ranks}",
+        "-j",
+        "-S",
+    ]
+    return [f"#PJM {option}" for option in options if option]
+
+
+def _pjm_setup(request: Request) -> list[str]:
+    slots = request.ranks_per_node
+    return [
+        "export OMPI_MCA_plm_rsh_agent=/bin/pjrsh PRTE_MCA_plm_ssh_agent=/bin/pjrsh",
+        'hosts=hosts-"$PJM_JOBID"',
+        f'{shlex.quote(request.python)} -m hvdtrain hosts --from pjm --slots {slots} > "$hosts"',
+    ]
+
+
+def _flux(request: Request) -> list[str]:
+    options = [
+        f"--job-name={request.name}",
+        request.account and f"--bank={request.account}",
+        request.queue and f"--queue={request.queue}",
+        f"-N{request.nodes}",
+        "--exclusive",
+        f"-t {-(-request.seconds // 60)}m",
+        f"--signal=USR1@{request.notice_seconds}s",
+        f"--output={request.name}-{{{{id}}}}.out",
+    ]
+    return [f"# flux: {option}" for option in options if option]
+
+
+def _exit(code: int) -> Callable[[Request], list[str]]:
+    return lambda request: [f"exit {code}"]
+
+
+def _submit(command: str) -> Callable[[Request], list[str]]:
+    return lambda request: [
+        "# The name under which this script was saved, in the directory of the job.",
+        f"{command} {request.script}",
+    ]
+
+
+SCHEDULERS: Mapping[str, Scheduler] = {
+    "slurm": Scheduler(
+        ("srun", "mpirun"), _slurm, _slurm_again, array="SLURM_ARRAY_TASK_ID", warns="shell"
+    ),
+    "pbs": Scheduler(
+        ("mpirun",),
+        _pbs,
+        _pbs_again,
+        array="PBS_ARRAY_INDEX",
+        setup=lambda request: ['cd "$PBS_O_WORKDIR" || exit'],
+    ),
+    "lsf": Scheduler(("jsrun", "mpirun"), _lsf, _exit(AGAIN), array="LSB_JOBINDEX"),
+    "sge": Scheduler(("mpirun",), _sge, _exit(_SGE_AGAIN), array="SGE_TASK_ID"),
+    "pjm": Scheduler(("mpirun",), _pjm, _submit("pjsub"), setup=_pjm_setup, hostfile='"$hosts"'),
+    "flux": Scheduler(("flux", "mpirun"), _flux, _submit("flux batch"), warns="all"),
+}

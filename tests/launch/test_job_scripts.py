@@ -1,0 +1,143 @@
+"""`python -m hvdtrain job`: whole scripts, as they are in tests/launch/job_scripts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from ranks import start
+
+from hvdtrain.cli.job import command
+from hvdtrain.errors import UsageError
+
+FOLDER = Path(__file__).with_name("job_scripts")
+PLAIN = ["--nodes", "2", "--gpus-per-node", "4", "--time", "4h", "--python", "python"]
+FULL = [
+    *("--nodes", "2", "--ranks-per-node", "3", "--cpus-per-rank", "2", "--time", "1d2h30m"),
+    *("--notice", "90s", "--name", "digits", "--account", "lab1", "--queue", "short"),
+    *("--module", "cuda/12", "--module", "my env", "--python", "/opt/py 3/python"),
+]
+SCRIPT = ["--", "train.py", "--lr", "0.1", "it's"]
+TRAIN = ["--", "--epochs", "3", "--out=results/here"]
+CASES: dict[str, list[str]] = {
+    "slurm-srun": ["slurm", *PLAIN],
+    "slurm-mpirun": ["slurm", *PLAIN, "--launcher", "mpirun", *TRAIN],
+    "slurm-full": ["slurm", *FULL, "--mpi", "pmi2", "--array", "0-3", *TRAIN],
+    "pbs": ["pbs", *PLAIN],
+    "pbs-full": ["pbs", *FULL, "--array", "0-3", *SCRIPT],
+    "lsf-jsrun": ["lsf", *PLAIN],
+    "lsf-mpirun": ["lsf", *PLAIN, "--launcher", "mpirun"],
+    "lsf-full": ["lsf", *FULL, "--array", "1-4", *SCRIPT],
+    "sge": ["sge", *PLAIN],
+    "sge-full": ["sge", *FULL, "--array", "1-4", *TRAIN],
+    "pjm": ["pjm", *PLAIN],
+    "pjm-full": ["pjm", *FULL, "--script", "again.sh", *SCRIPT],
+    "flux": ["flux", *PLAIN],
+    "flux-full": ["flux", *FULL, "--launcher", "mpirun", *TRAIN],
+    "k8s": ["k8s", "--nodes", "2", "--gpus-per-node", "4", "--time", "4h"],
+    "k8s-full": ["k8s", *FULL, "--image", "registry.example:5000/hvdtrain:1", *SCRIPT],
+}
+
+
+def written(words: list[str]) -> str:
+    """Return the script for these arguments."""
+    done = CliRunner().invoke(command, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scripts(case: str) -> None:
+    path = FOLDER / (case + (".yaml" if case.startswith("k8s") else ".sh"))
+    assert written(CASES[case]) == path.read_text(encoding="utf-8")
+
+
+def test_every_script_here_is_written_by_a_case() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(CASES)
+
+
+def test_shellcheck_has_no_objections(tmp_path: Path) -> None:
+    found = shutil.which("shellcheck", path=os.path.dirname(sys.executable)) or "shellcheck"
+    for path in FOLDER.glob("*.yaml"):
+        block = path.read_text(encoding="utf-8").partition("- |\n")[2].partition("volumeMounts:")[0]
+        (tmp_path / f"{path.stem}.sh").write_text(textwrap.dedent(block.rstrip(" ")))
+    paths = [*FOLDER.glob("*.sh"), *tmp_path.iterdir()]
+    assert len(paths) == len(CASES)
+    done = subprocess.run(
+        [found, "--shell=bash", *paths], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_directives_stand_before_all_else_and_alone() -> None:
+    """What follows the first command is not read, and PBS takes a comment for a value."""
+    for path in FOLDER.glob("*.sh"):
+        head, _, rest = path.read_text(encoding="utf-8").partition("\n\n")
+        first, *directives = head.split("\n")
+        assert first == "#!/bin/bash"
+        assert all(re.match(r"#(SBATCH|PBS|BSUB|\$|PJM) |# flux: ", line) for line in directives)
+        assert not any("#" in line[1:] for line in directives)
+        assert not re.search(r"^(#(SBATCH|PBS|BSUB|\$|PJM) |# flux: )", rest, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--nodes", "0", "--gpus-per-node", "1"], "--nodes must be at least 1, got 0"),
+        ([], "how many ranks on each node?"),
+        (["--ranks-per-node", "0"], "how many ranks on each node?"),
+        (["--gpus-per-node", "4", "--ranks-per-node", "3"], "4 GPUs cannot be shared out to 3"),
+        (["--gpus-per-node", "1", "--time", "soon"], "--time 'soon': write it as 4h"),
+        (["--gpus-per-node", "1", "--notice", "4h"], "--notice must be longer than nothing"),
+        (["--gpus-per-node", "1", "--launcher", "jsrun"], "jsrun is none of slurm: use srun or"),
+        (["--gpus-per-node", "1", "--launcher", "mpirun", "--mpi", "pmi2"], "goes with --launcher"),
+        (["--gpus-per-node", "1", "--name", "a b"], "--name 'a b': write letters"),
+        (["--gpus-per-node", "1", "--array", "1,2"], "--array '1,2': write it as 1-4"),
+        (["--gpus-per-node", "1", "--", "--resume", "auto"], "leave out --resume"),
+    ],
+)
+def test_bad_input(words: list[str], reason: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        written(["slurm", "--time", "4h", *words])
+
+
+def test_bad_input_of_single_schedulers() -> None:
+    with pytest.raises(UsageError, match="scripts for flux cannot have one"):
+        written(["flux", *PLAIN, "--array", "1-2"])
+    with pytest.raises(UsageError, match="small letters"):
+        written(["k8s", *PLAIN, "--name", "Digits"])
+    with pytest.raises(UsageError, match="no name of an image"):
+        written(["k8s", *PLAIN, "--image", "a b"])
+
+
+# A rank that trains until it is told to stop, and one that fails.
+STOPS = """#!/bin/bash
+trap 'touch "$OUT/requeue"; exit 0' USR1
+mkdir -p "$OUT"
+[[ ! -e $OUT/requeue ]] || exit 1
+until false; do sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize(("ranks", "code"), [(STOPS, 99), ("#!/bin/bash\nexit 7\n", 7)])
+def test_the_time_limit(ranks: str, code: int, tmp_path: Path) -> None:
+    """A whole script that needs nothing of its scheduler: ranks that are told to stop, or fail."""
+    (tmp_path / "python").write_text(ranks)
+    (tmp_path / "python").chmod(0o755)
+    out = tmp_path / "runs" / "hvdtrain"
+    out.mkdir(parents=True)
+    (out / "requeue").write_text("of an earlier start")
+    words = ["--ranks-per-node", "2", "--time", "60s", "--notice", "58s"]
+    (tmp_path / "job.sh").write_text(written(["sge", *words, "--python", str(tmp_path / "python")]))
+    with start(["bash", "job.sh"], cwd=tmp_path) as job:
+        done = job.wait(60)
+        job.assert_nothing_left()
+    assert done.returncode == code, done.stderr
+    assert (out / "requeue").exists() == (code == 99)
