@@ -1,0 +1,115 @@
+"""The scripts for Slurm, submitted to it: two nodes on this machine, a rank on each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from ranks import mpi_python
+from run_files import both_splits, epochs_of, summary_of
+from slurm import Slurm, require_slurm
+
+WORKER = Path(__file__).with_name("slurm_worker.py")
+# How mpirun and srun are each asked for, and whose MPI the ranks have.
+HOW = {
+    "openmpi": ["--launcher", "mpirun"],
+    "mpich": ["--launcher", "srun", "--mpi", "pmi2"],
+}
+LIMIT_SECONDS = 120
+
+
+class Site:
+    """Where jobs are submitted.
+
+    Args:
+        slurm: that takes them.
+        directory: for scripts and results.
+    """
+
+    def __init__(self, slurm: Slurm, directory: Path) -> None:
+        self.slurm, self.directory = slurm, directory
+
+    def submit(self, name: str, mpi: str, *words: object) -> str:
+        """Submit a generated script, with these last words; return the job's number."""
+        options = ["--nodes", 2, "--ranks-per-node", 1, "--cpus-per-rank", 1, "--time", "2m"]
+        python = str(mpi_python(mpi))
+        # Slurm looks every 30 seconds, and gives notice up to 30 too early: with 20 seconds behind
+        # it, a job has begun to train.
+        more = ["--notice", "70s", "--name", name, "--python", python, *HOW[mpi]]
+        command = [sys.executable, "-m", "hvdtrain", "job", "slurm", *options, *more, *words]
+        script = self.directory / f"{name}.sh"
+        with script.open("w") as file:
+            subprocess.run([str(word) for word in command], stdout=file, timeout=60, check=True)
+        return self.slurm.submit(script, {"PYTHONPATH": _python_path()})
+
+    def output(self, name: str, job: str) -> Path:
+        """Return the file into which a job writes."""
+        return self.directory / f"{name}-{job}.out"
+
+
+def test_generated_scripts(tmp_path: Path) -> None:
+    require_slurm()
+    (tmp_path / "slurm").mkdir()
+    with Slurm(tmp_path / "slurm") as slurm:
+        site = Site(slurm, tmp_path)
+        limited = site.submit("limited", "openmpi", "--", WORKER, "slow")
+        a_job_that_is_told_to_stop(site)
+        ranks_that_die(site)
+        slurm.wait_for_state(limited, ["COMPLETED", "FAILED"], LIMIT_SECONDS)
+        a_job_that_met_its_time_limit(site, limited)
+
+
+def a_job_that_is_told_to_stop(site: Site) -> None:
+    """With srun: it saves, is started again, and ends."""
+    job = site.submit("told", "mpich", "--", "--epochs", 8)
+    output = site.output("told", job)
+    site.slurm.wait_for_text(output, "epoch 2/8", LIMIT_SECONDS)
+    site.slurm.ask("scancel", "--batch", "--signal=USR1", job)
+    site.slurm.wait_for_text(output, "was asked to stop", LIMIT_SECONDS)
+    site.slurm.wait_for_text(output, "test accuracy", LIMIT_SECONDS)
+    site.slurm.wait_for_state(job, ["COMPLETED"], LIMIT_SECONDS)
+    assert site.slurm.about(job)["Restarts"] == "1"
+    results = site.directory / "runs" / "told"
+    assert summary_of(results)["samples"] == 8 * 1437
+    assert summary_of(results)["world_size"] == 2
+    assert epochs_of(results) == both_splits(8)
+    assert not (results / "requeue").exists()
+
+
+def ranks_that_die(site: Site) -> None:
+    """With each launcher: the job fails, and is not started again."""
+    jobs = {mpi: site.submit(f"dies-{mpi}", mpi, "--", WORKER, "dies") for mpi in HOW}
+    for mpi, job in jobs.items():
+        site.slurm.wait_for_state(job, ["FAILED", "COMPLETED"], LIMIT_SECONDS)
+        about = site.slurm.about(job)
+        assert (about["JobState"], about["Restarts"]) == ("FAILED", "0")
+        assert "nodes n1 n2" in site.output(f"dies-{mpi}", job).read_text()
+
+
+def a_job_that_met_its_time_limit(site: Site, job: str) -> None:
+    """With mpirun: signalled by Slurm itself. Every sample was used once in each epoch."""
+    output = site.output("limited", job).read_text()
+    about = site.slurm.about(job)
+    assert about["JobState"] == "COMPLETED", output
+    assert int(about["Restarts"]) >= 1
+    assert "was asked to stop" in output
+    lines = [
+        json.loads(line)
+        for rank in range(2)
+        for line in (site.directory / f"samples-{rank}.jsonl").read_text().splitlines()
+    ]
+    for epoch in range(2):
+        used = [sample for of, samples in lines if of == epoch for sample in samples]
+        assert sorted(used) == list(range(1437))
+    assert summary_of(site.directory / "runs" / "limited")["samples"] == 2 * 1437
+
+
+def _python_path() -> str:
+    """The environment with MPICH has no torch, but sees that of this one."""
+    return os.pathsep.join(
+        filter(None, [os.environ.get("PYTHONPATH"), sysconfig.get_path("purelib")])
+    )

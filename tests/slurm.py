@@ -1,0 +1,173 @@
+"""Slurm as two nodes on this machine, for the length of a `with` block."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import pytest
+from ranks import Job, start
+
+__all__ = ["REQUIRED", "Slurm", "require_slurm"]
+
+REQUIRED = "HVDTRAIN_TEST_SLURM"
+_NODES = ("n1", "n2")
+_START_SECONDS = 30
+
+# A job that is requeued waits until credentials have expired, two minutes by default.
+_CONFIGURATION = """\
+ClusterName=hvdtrain
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+AuthInfo=socket={directory}/munge/socket,cred_expire=5
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=2
+KillWait=3
+ReturnToService=2
+TmpFS={directory}/tmp.%n
+StateSaveLocation={directory}/state
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdSpoolDir={directory}/spool.%n
+SlurmdPidFile={directory}/slurmd.%n.pid
+SlurmdLogFile={directory}/slurmd.%n.log
+{nodes}
+PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
+"""
+
+
+def require_slurm() -> None:
+    """Skip the test where Slurm cannot be started; fail it where REQUIRED is set to 1."""
+    missing = [
+        name for name in ("slurmctld", "slurmd", "sbatch", "munged") if _program(name) is None
+    ]
+    reason = f"no {', '.join(missing)} here: apt-get install slurm-wlm" if missing else ""
+    if not reason and os.geteuid() != 0:
+        reason = "only root can start Slurm"
+    if reason and os.environ.get(REQUIRED) == "1":
+        pytest.fail(f"{REQUIRED}=1, but {reason}")
+    if reason:
+        pytest.skip(reason)
+
+
+class Slurm:
+    """A controller and two nodes of four cores, with ports and files of their own.
+
+    Args:
+        directory: an empty one, for all of them.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._daemons: list[Job] = []
+        self._stack = ExitStack()
+        self._env = {**os.environ, "SLURM_CONF": str(directory / "slurm.conf")}
+
+    def __enter__(self) -> Self:
+        host, ports = socket.gethostname().partition(".")[0], _free_ports(1 + len(_NODES))
+        nodes = "\n".join(
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4"
+            for name, port in zip(_NODES, ports[1:], strict=True)
+        )
+        for name in ("state", *(f"{kind}.{node}" for kind in ("tmp", "spool") for node in _NODES)):
+            (self._directory / name).mkdir()
+        configuration = _CONFIGURATION.format(
+            host=host, port=ports[0], nodes=nodes, directory=self._directory
+        )
+        (self._directory / "slurm.conf").write_text(configuration)
+        with self._stack as stack:
+            self._start_munge()
+            self._start("slurmctld", "-D", "-c")
+            for node in _NODES:
+                self._start("slurmd", "-D", "-N", node)
+            self._wait(lambda: self.ask("sinfo", "-h", "-o", "%T %D") == "idle 2", _START_SECONDS)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Jobs first: a daemon that is gone cannot end them.
+        self.ask("scancel", "--user=root", "--signal=KILL", "--full")
+        self._stack.close()
+
+    def submit(self, script: Path, env: Mapping[str, str]) -> str:
+        """Submit a script, to run in its folder with these variables; return the job's number."""
+        words = ["sbatch", "--parsable", f"--chdir={script.parent}", str(script)]
+        done = subprocess.run(
+            words, env={**self._env, **env}, capture_output=True, text=True, timeout=30, check=True
+        )
+        return done.stdout.strip()
+
+    def ask(self, *words: str) -> str:
+        """Return what a command of Slurm prints; nothing where it fails."""
+        done = subprocess.run(words, env=self._env, capture_output=True, text=True, timeout=30)
+        return done.stdout.strip()
+
+    def about(self, job: str) -> dict[str, str]:
+        """Return what Slurm knows about a job, such as its JobState."""
+        return dict(re.findall(r"(\w+)=(\S*)", self.ask("scontrol", "-o", "show", "job", job)))
+
+    def wait_for_state(self, job: str, states: Sequence[str], timeout_seconds: float) -> None:
+        """Wait until a job is in one of these states."""
+        self._wait(lambda: self.about(job).get("JobState") in states, timeout_seconds)
+
+    def wait_for_text(self, path: Path, text: str, timeout_seconds: float) -> None:
+        """Wait until a file holds a text."""
+        self._wait(lambda: path.exists() and text in path.read_text(), timeout_seconds)
+
+    def _start_munge(self) -> None:
+        """Start what proves who asks Slurm for something: a port is open to everybody."""
+        folder = self._directory / "munge"
+        folder.mkdir(mode=0o755)
+        (folder / "key").touch(0o600)
+        (folder / "key").write_bytes(os.urandom(64))
+        files = [f"--{name}-file={folder / name}" for name in ("key", "pid", "log", "seed")]
+        self._start("munged", "--foreground", "--force", f"--socket={folder / 'socket'}", *files)
+        self._wait((folder / "socket").exists, _START_SECONDS)
+
+    def _start(self, program: str, *words: str) -> None:
+        path = _program(program)
+        daemon = start([path, *words], env={"SLURM_CONF": self._env["SLURM_CONF"]})
+        self._daemons.append(self._stack.enter_context(daemon))
+
+    def _wait(self, test: Callable[[], bool], timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not test():
+            for daemon in self._daemons:
+                if daemon.process.poll() is not None:
+                    daemon.fail("a daemon of Slurm has ended")
+            if time.monotonic() > deadline:
+                self._fail(f"not after {timeout_seconds} s")
+            time.sleep(0.1)
+
+    def _fail(self, reason: str) -> None:
+        """Fail the test, with what Slurm and its jobs have said."""
+        files = [*self._directory.parent.glob("*.out"), self._directory / "slurmctld.log"]
+        tails = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files]
+        jobs = self.ask("scontrol", "-o", "show", "jobs")
+        raise AssertionError("\n".join([reason, jobs, *tails]))
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
