@@ -64,16 +64,16 @@ def test_generated_scripts(tmp_path: Path) -> None:
 
 
 def a_job_that_is_told_to_stop(site: Site) -> None:
-    """With srun: it saves, is started again, and ends."""
-    job = site.submit("told", "mpich", "--", "--epochs", 8)
-    output = site.output("told", job)
+    """One of an array, with srun: it saves, is started again, and ends."""
+    array = site.submit("told", "mpich", "--array", "3-3", "--", "--epochs", 8)
+    job, output = f"{array}_3", site.output("told", f"{array}-3")
     site.slurm.wait_for_text(output, "epoch 2/8", LIMIT_SECONDS)
     site.slurm.ask("scancel", "--batch", "--signal=USR1", job)
     site.slurm.wait_for_text(output, "was asked to stop", LIMIT_SECONDS)
     site.slurm.wait_for_text(output, "test accuracy", LIMIT_SECONDS)
     site.slurm.wait_for_state(job, ["COMPLETED"], LIMIT_SECONDS)
     assert site.slurm.about(job)["Restarts"] == "1"
-    results = site.directory / "runs" / "told"
+    results = site.directory / "runs" / "told-3"
     assert summary_of(results)["samples"] == 8 * 1437
     assert summary_of(results)["world_size"] == 2
     assert epochs_of(results) == both_splits(8)
