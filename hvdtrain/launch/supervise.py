@@ -1,0 +1,67 @@
+"""Run a launcher to its end: signals go on to it, and it does not outlive this process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["run_to_the_end"]
+
+_PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_PR_SET_PDEATHSIG = 1
+
+
+def run_to_the_end(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a launcher and return its exit code, as a shell counts: 128 + N for signal N.
+
+    A job that was asked to end by a signal, and did not end well, has the code of that signal,
+    whatever the launcher says.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    # What is ignored here, as under nohup, stays so.
+    passed_on = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
+    try:
+        process = subprocess.Popen(argv, env=environ, preexec_fn=_bound_to_this_process(before))
+        asked = _wait(process, passed_on)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    code = process.returncode
+    if code != 0 and asked is not None:
+        return 128 + asked
+    return code if code >= 0 else 128 - code
+
+
+def _wait(process: subprocess.Popen[bytes], passed_on: set[signal.Signals]) -> int | None:
+    """Wait for the end; return the last signal that asked for it."""
+    asked = None
+    while True:
+        found = signal.sigwaitinfo(passed_on | {signal.SIGCHLD})
+        if found.si_signo == signal.SIGCHLD:
+            if process.poll() is not None:
+                return asked
+            continue
+        if found.si_signo in _ENDING:
+            asked = found.si_signo
+        # The launcher has what comes from the terminal, where Ctrl-C goes to both.
+        if found.si_code <= 0:
+            process.send_signal(found.si_signo)
+
+
+def _bound_to_this_process(mask: set[int | signal.Signals]) -> Callable[[], None]:
+    """Return what a child does first: have the kernel end it when this process is killed."""
+    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
+
+    def begin() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return begin
