@@ -62,7 +62,7 @@ def options(name: str, environ: Mapping[str, str] | None = None, **wanted: Any) 
         ("open mpi 4", "--bind-to none --oversubscribe -np 4"),
         ("open mpi 5", "--bind-to none --oversubscribe -np 4"),
         ("mpich", "-np 4"),
-        ("intel mpi", "-np 4"),
+        ("intel mpi", "-genv I_MPI_PIN 0 -np 4"),
         ("srun", "--mpi=pmix --kill-on-bad-exit=1 --export=ALL --ntasks=4"),
         ("pals", "-n 4 --cpu-bind none"),
     ],
@@ -78,7 +78,7 @@ def test_ranks_here(name: str, expected: str) -> None:
         ("open mpi 4", "--bind-to none -host a:2,b:2"),
         ("open mpi 5", "--bind-to none -host a:2,b:2"),
         ("mpich", "-hosts a:2,b:2"),
-        ("intel mpi", "-hosts a,b -ppn 2"),
+        ("intel mpi", "-hosts a,b -ppn 2 -genv I_MPI_PIN 0"),
         (
             "srun",
             "--mpi=pmix --kill-on-bad-exit=1 --export=ALL --nodelist=a,b --nodes=2 "
@@ -98,7 +98,7 @@ def test_hosts_without_a_file(name: str, expected: str) -> None:
         ("open mpi 4", "--bind-to none -hostfile f --map-by ppr:1:node -np 2"),
         ("open mpi 5", "--bind-to none -hostfile f --map-by ppr:1:node -np 2"),
         ("mpich", "-f f -ppn 1 -np 2"),
-        ("intel mpi", "-f f -ppn 1 -np 2"),
+        ("intel mpi", "-f f -genv I_MPI_PIN 0 -ppn 1 -np 2"),
         (
             "srun",
             "--mpi=pmix --kill-on-bad-exit=1 --export=ALL --ntasks=2 --nodelist=a,b --nodes=2 "
@@ -194,6 +194,10 @@ def test_open_mpi_on_one_host_may_be_told_the_loopback() -> None:
 )
 def test_binding(name: str, bind: str, expected: str) -> None:
     assert f"{expected} " in options(name, ranks=2, per_node=2, bind=bind) + " "
+
+
+def test_intel_mpi_binds_as_the_user_has_said() -> None:
+    assert options("intel mpi", {"I_MPI_PIN_DOMAIN": "numa"}, ranks=2) == "-np 2"
 
 
 def test_open_mpi_on_other_hosts_does_not_put_two_ranks_on_a_core() -> None:

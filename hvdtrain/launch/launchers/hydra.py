@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.request import (
     LaunchCommand,
@@ -41,7 +43,7 @@ def intel_mpi(request: Request, site: Site) -> LaunchCommand:
         if request.per_node is None:
             hosts += ["-ppn", str(equal_slots(request, "Intel MPI"))]
     output = ["-l"] if request.prefix else []
-    return _mpiexec(request, site, hosts, _intel_binding(request.bind), output)
+    return _mpiexec(request, site, hosts, _intel_binding(request.bind, site.environ), output)
 
 
 def _mpiexec(
@@ -82,9 +84,11 @@ def _environment(request: Request) -> list[str]:
     return flags
 
 
-def _intel_binding(bind: str | None) -> list[str]:
-    if bind is None:
-        return []
+def _intel_binding(bind: str | None, environ: Mapping[str, str]) -> list[str]:
     if bind == "hwthread":
         raise UsageError("Intel MPI binds to cores and more: say --bind core")
-    return ["-genv", *(("I_MPI_PIN", "0") if bind == "none" else ("I_MPI_PIN_DOMAIN", bind))]
+    if bind in (None, "none"):
+        # It divides the cores between the ranks, whatever their threads want.
+        chosen = bind is None and any(name.startswith("I_MPI_PIN") for name in environ)
+        return [] if chosen else ["-genv", "I_MPI_PIN", "0"]
+    return ["-genv", "I_MPI_PIN_DOMAIN", bind]
