@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hvdtrain.cli.run import command
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.batch import jsrun, pals, srun
@@ -308,9 +310,21 @@ def test_more_ranks_than_slots(tmp_path: Path) -> None:
     assert with_hosts(many, own, "openmpi", {"OMPI_MCA_rmaps_base_oversubscribe": "1"}) == many
     with pytest.raises(UsageError, match="-np 5 is more than --per-node 2 leaves room for: 4"):
         with_hosts(Request(("P",), ranks=5, hosts=TWO, per_node=2), own, "openmpi", {})
+    more = Request(("P",), ranks=5, per_node=2)
+    with pytest.raises(UsageError, match="leaves room for: 2"):
+        with_hosts(more, own, "openmpi", {})
+    assert with_hosts(more, own, "openmpi", {"SLURM_JOB_ID": "1"}) == more
+    assert with_hosts(more, Launcher("srun", "L", srun), "openmpi", {}) == more
     (tmp_path / "hosts").write_text("a:2\nb:2\n")
     file = Request(("P",), ranks=4, hostfile=str(tmp_path / "hosts"))
     assert with_hosts(file, Launcher("srun", "L", srun), "openmpi", {}).hosts == TWO
+
+
+def test_the_page_tells_of_every_option() -> None:
+    page = Path(__file__).parents[2] / "docs" / "cluster.md"
+    described = re.findall(r"^\| `(-[\w-]+)", page.read_text(), re.MULTILINE)
+    offered = [parameter.opts[0] for parameter in command.params if parameter.name != "arguments"]
+    assert set(offered) < set(described)
 
 
 def test_the_launcher_of_the_mpi_comes_first(

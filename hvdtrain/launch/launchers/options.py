@@ -93,17 +93,19 @@ def with_hosts(
     # Hydra starts again at the first host.
     bounded = launcher.name != "mpirun" or vendor == "openmpi"
     if bounded and not any(name in environ for name in _OVERSUBSCRIBING):
-        _require_place(request, hosts, environ)
+        here = launcher.name == "mpirun" and not has_allocation(environ)
+        _require_place(request, hosts, here)
     return replace(request, hosts=hosts)
 
 
-def _require_place(request: Request, hosts: Sequence[Host], environ: Mapping[str, str]) -> None:
+def _require_place(request: Request, hosts: Sequence[Host], here: bool) -> None:
+    """Raise UsageError for more ranks than there is place, on hosts that are known, or here."""
     ranks, each = request.ranks, request.per_node
     if ranks is None:
         return
     if each is not None:
         place = each * max(1, len(hosts))
-        if ranks > place and (hosts or not has_allocation(environ)):
+        if ranks > place and (hosts or here):
             raise UsageError(f"-np {ranks} is more than --per-node {each} leaves room for: {place}")
     elif hosts and all(host.slots is not None for host in hosts):
         require_slots(hosts, ranks, request.hostfile or "-H")
