@@ -27,8 +27,8 @@ from hvdtrain.world import promised_world
 __all__ = ["command"]
 
 _OF_RANKS = ("train", "script")
-# Where Open MPI 5 keeps the files of a job, on this host.
-_SESSION = "PRTE_MCA_prte_local_tmpdir_base"
+# Where Open MPI 5 keeps the files of its jobs, and those of one on this host.
+_SESSIONS, _SESSION = "PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base"
 
 
 # What follows the first free-standing argument belongs to the ranks.
@@ -141,16 +141,18 @@ def _program(arguments: tuple[str, ...], as_horovod: bool) -> tuple[str, ...]:
 
 
 def _run(line: LaunchCommand) -> int:
-    if line.folder is not None:
-        try:
+    try:
+        if line.folder is not None:
             os.makedirs(line.folder, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--output-dir {line.folder}: {error.strerror}") from None
-    # An mpirun that is killed leaves files named by its process number, on which a later one with
-    # that number fails: each has its own place.
-    with tempfile.TemporaryDirectory(prefix="hvdtrain-run-", ignore_cleanup_errors=True) as place:
-        environ = {_SESSION: place, **os.environ, **line.variables}
-        code = run_to_the_end(line.argv, environ)
+        # An mpirun that is killed leaves files named by its process number, on which a later one
+        # with that number fails: each has its own place.
+        place = tempfile.TemporaryDirectory(
+            prefix="hvdtrain-run-", dir=os.environ.get(_SESSIONS), ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise UsageError(f"cannot make a folder: {error}") from None
+    with place:
+        code = run_to_the_end(line.argv, {_SESSION: place.name, **os.environ, **line.variables})
     if code != 0 and line.folder is not None:
         click.echo(f"hvdtrain: exit code {code}: see {line.folder}/rank.*.log", err=True)
     return code

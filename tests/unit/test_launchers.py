@@ -117,6 +117,7 @@ def test_ranks_per_node_count_the_ranks_where_a_launcher_does_not() -> None:
     assert options("mpich", hosts=UNEQUAL, hostfile="f", per_node=3) == "-f f -ppn 3 -np 6"
     assert options("mpich", per_node=3) == "-ppn 3 -np 3"
     assert options("open mpi 5", per_node=3).endswith("--map-by ppr:3:node")
+    assert "-host a:3,b:3 --map-by ppr:3:node" in options("open mpi 4", hosts=TWO, per_node=3)
     with pytest.raises(UsageError, match="--per-node 3 on how many hosts"):
         options("mpich", {"SLURM_JOB_ID": "1"}, per_node=3)
 
@@ -310,6 +311,10 @@ def test_more_ranks_than_slots(tmp_path: Path) -> None:
     assert with_hosts(many, own, "openmpi", {"OMPI_MCA_rmaps_base_oversubscribe": "1"}) == many
     with pytest.raises(UsageError, match="-np 5 is more than --per-node 2 leaves room for: 4"):
         with_hosts(Request(("P",), ranks=5, hosts=TWO, per_node=2), own, "openmpi", {})
+    (tmp_path / "few").write_text("a slots=2\nb slots=1\n")
+    few = Request(("P",), hostfile=str(tmp_path / "few"), per_node=2)
+    with pytest.raises(UsageError, match="few: 'b': --per-node 2 needs slots=2 there"):
+        with_hosts(few, own, "openmpi", {})
     more = Request(("P",), ranks=5, per_node=2)
     with pytest.raises(UsageError, match="leaves room for: 2"):
         with_hosts(more, own, "openmpi", {})

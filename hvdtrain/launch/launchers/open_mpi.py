@@ -98,7 +98,8 @@ def _placement(request: Request, here: bool) -> list[str]:
     if request.hostfile is not None:
         flags += ["-hostfile", request.hostfile]
     elif request.hosts:
-        flags += ["-host", ",".join(f"{host.name}:{host.slots}" for host in request.hosts)]
+        named = [f"{host.name}:{request.per_node or host.slots}" for host in request.hosts]
+        flags += ["-host", ",".join(named)]
     if request.per_node is not None:
         flags += ["--map-by", f"ppr:{request.per_node}:node"]
     return flags

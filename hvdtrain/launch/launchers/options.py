@@ -90,25 +90,35 @@ def with_hosts(
     hosts = request.hosts
     if request.hostfile is not None:
         hosts = tuple(_hosts_of(request.hostfile, launcher, vendor))
+    own = launcher.name == "mpirun"
     # Hydra starts again at the first host.
-    bounded = launcher.name != "mpirun" or vendor == "openmpi"
+    bounded = vendor == "openmpi" or not own
     if bounded and not any(name in environ for name in _OVERSUBSCRIBING):
-        here = launcher.name == "mpirun" and not has_allocation(environ)
-        _require_place(request, hosts, here)
+        if request.per_node is None:
+            _require_slots(request, hosts)
+        else:
+            _require_hosts(request, hosts, own, has_allocation(environ))
     return replace(request, hosts=hosts)
 
 
-def _require_place(request: Request, hosts: Sequence[Host], here: bool) -> None:
-    """Raise UsageError for more ranks than there is place, on hosts that are known, or here."""
-    ranks, each = request.ranks, request.per_node
-    if ranks is None:
-        return
-    if each is not None:
-        place = each * max(1, len(hosts))
-        if ranks > place and (hosts or here):
-            raise UsageError(f"-np {ranks} is more than --per-node {each} leaves room for: {place}")
-    elif hosts and all(host.slots is not None for host in hosts):
-        require_slots(hosts, ranks, request.hostfile or "-H")
+def _require_slots(request: Request, hosts: Sequence[Host]) -> None:
+    known = hosts and all(host.slots is not None for host in hosts)
+    if known and request.ranks is not None:
+        require_slots(hosts, request.ranks, request.hostfile or "-H")
+
+
+def _require_hosts(request: Request, hosts: Sequence[Host], own: bool, allocation: bool) -> None:
+    """Raise UsageError if N ranks on each host cannot be, or are not enough."""
+    ranks, each = request.ranks, request.per_node or 1
+    place = each * max(1, len(hosts))
+    here = own and not allocation
+    if ranks is not None and ranks > place and (hosts or here):
+        raise UsageError(f"-np {ranks} is more than --per-node {each} leaves room for: {place}")
+    for host in hosts if own and request.hostfile else ():
+        if host.slots is not None and host.slots < each:
+            raise HostfileError(
+                request.hostfile or "", host.name, f"--per-node {each} needs slots={each} there"
+            )
 
 
 def _hosts_of(path: str, launcher: Launcher, vendor: str) -> list[Host]:
