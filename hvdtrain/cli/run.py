@@ -1,80 +1,125 @@
-"""`hvdtrain run`: start ranks with the mpirun that belongs to the installed MPI."""
+"""`hvdtrain run`: start ranks with the launcher that belongs to the installed MPI."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hosts.formats import read_file, read_hostfile
-from hvdtrain.launch.mpi_library import find_mpirun, loaded_library
-from hvdtrain.launch.mpirun import LaunchCommand, mpirun_command
+from hvdtrain.launch.hosts.formats import read_file
+from hvdtrain.launch.launchers.choice import LAUNCHERS, choose_launcher
+from hvdtrain.launch.launchers.options import (
+    check_interface,
+    parse_exports,
+    parse_folder,
+    parse_hosts,
+    with_hosts,
+)
+from hvdtrain.launch.launchers.request import BINDINGS, LaunchCommand, Request, Site
+from hvdtrain.launch.mpi_library import loaded_library
 from hvdtrain.launch.program import OF_RANKS, is_script, rank_words
+from hvdtrain.launch.supervise import run_to_the_end
 from hvdtrain.world import promised_world
 
 __all__ = ["command"]
+
+# Where Open MPI 5 keeps the files of its jobs, and those of one on this host.
+_SESSIONS, _SESSION = "PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base"
 
 
 # What follows the first free-standing argument belongs to the ranks.
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("ranks", "-np", "-n", "--num-ranks", type=int, help="How many ranks.")
 @click.option("-hostfile", "--hostfile", help="Hosts in the MPI's own grammar; default: here.")
+@click.option("named", "-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts, instead of a file.")
+@click.option("--per-node", type=click.IntRange(1), help="Ranks on each host.")
+@click.option("exports", "-x", metavar="NAME[=VALUE]", multiple=True, help="Variable for ranks.")
+@click.option("--interface", metavar="NAME", help="Network interface, as in eth0.")
+@click.option("--bind", type=click.Choice(BINDINGS), help="What a rank is bound to; default: none.")
+@click.option("--output-dir", metavar="DIR", help="Each rank writes DIR/rank.N.log.")
+@click.option("--prefix", is_flag=True, help="Lines of output begin with their rank.")
+@click.option("--timestamps", is_flag=True, help="Lines of output begin with a time.")
+@click.option("launcher_name", "--launcher", type=click.Choice(LAUNCHERS), help="Default: by MPI.")
 @click.option("--as-horovod", is_flag=True, help="hvdtrain answers also for an installed Horovod.")
 @click.option("--dry-run", is_flag=True, help="Print the command and leave.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     ranks: int | None,
     hostfile: str | None,
+    named: str | None,
+    per_node: int | None,
+    exports: tuple[str, ...],
+    interface: str | None,
+    bind: str | None,
+    output_dir: str | None,
+    prefix: bool,
+    timestamps: bool,
+    launcher_name: str | None,
     as_horovod: bool,
     dry_run: bool,
     arguments: tuple[str, ...],
-) -> None:
+) -> int:
     """Start ranks: run -np 4 [-hostfile FILE] [-- ARGUMENTS].
 
     ARGUMENTS are those of `python -m hvdtrain` (none: train digits), or a script and its own:
     run -np 4 -- train.py --lr 0.1, which may be written for Horovod. Without -np, one rank for
-    each slot of the hostfile.
+    each slot of the hosts.
     """
-    _require_sense(ranks, hostfile, arguments)
-    if as_horovod and not is_script(arguments):
-        raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
-    library = loaded_library()
-    if hostfile is not None:
-        read_hostfile(hostfile, library.vendor)
-    line = mpirun_command(
-        str(find_mpirun(library)),
-        library.vendor,
-        [sys.executable, "-m", "hvdtrain", *rank_words(arguments, as_horovod)],
+    request = Request(
+        (sys.executable, "-m", "hvdtrain", *rank_words(arguments, as_horovod)),
         ranks=ranks,
+        hosts=parse_hosts(named),
         hostfile=hostfile,
-        environ=os.environ,
-        root=os.geteuid() == 0,
+        per_node=per_node,
+        exports=parse_exports(exports, os.environ),
+        interface=interface,
+        bind=bind,
+        log_folder=parse_folder(output_dir),
+        prefix=prefix,
+        timestamps=timestamps,
     )
+    _require_sense(request)
+    _require_ranks_work(arguments, as_horovod)
+    library = loaded_library()
+    launcher = choose_launcher(launcher_name, library, os.environ, missing_ok=dry_run)
+    site = Site(launcher.path, library.vendor, os.environ, os.geteuid() == 0)
+    line = launcher.build(with_hosts(request, launcher, library.vendor, os.environ), site)
     if dry_run:
         click.echo(line.shell())
-    else:
-        _become(line)
+        return 0
+    return _run(line)
 
 
-def _require_sense(ranks: int | None, hostfile: str | None, arguments: tuple[str, ...]) -> None:
+def _require_sense(request: Request) -> None:
     promised = promised_world(os.environ)
     if promised is not None and promised.size > 1:
         raise UsageError(f"'run' starts ranks itself: call it without {promised.launcher}")
-    if ranks is None and hostfile is None:
+    if request.ranks is None and request.per_node is None and not request.names_hosts:
         raise UsageError("how many ranks? Say -np N, or name a hostfile with -hostfile FILE")
-    if ranks is not None and ranks < 1:
-        raise UsageError(f"-np {ranks} must be at least 1")
-    if hostfile is not None:
-        read_file(hostfile)
+    if request.ranks is not None and request.ranks < 1:
+        raise UsageError(f"-np {request.ranks} must be at least 1")
+    if request.hostfile is not None and request.hosts:
+        raise UsageError("-hostfile and -H both name hosts: leave out one of them")
+    if request.log_folder and (request.prefix or request.timestamps):
+        raise UsageError("--prefix and --timestamps are not for --output-dir: leave them out")
+    if request.hostfile is not None:
+        read_file(request.hostfile)
+    check_interface(request.interface)
+
+
+def _require_ranks_work(arguments: tuple[str, ...], as_horovod: bool) -> None:
+    """Raise UsageError if ranks cannot run that."""
     if is_script(arguments) and not Path(arguments[0]).is_file():
         raise UsageError(f"no script {arguments[0]} here: name an existing file")
     word = arguments[0] if arguments else "train"
     if not (word.startswith("-") or word in OF_RANKS or is_script(arguments)):
         raise UsageError(_not_for_ranks(word))
+    if as_horovod and not is_script(arguments):
+        raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
 
 
 def _not_for_ranks(word: str) -> str:
@@ -83,8 +128,19 @@ def _not_for_ranks(word: str) -> str:
     return f"'{word}' is nothing that ranks run: name a script, or one of {', '.join(OF_RANKS)}"
 
 
-def _become(line: LaunchCommand) -> NoReturn:
-    """Turn this process into mpirun: its signals and its exit code need no go-between."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(line.argv[0], line.argv, {**os.environ, **line.variables})
+def _run(line: LaunchCommand) -> int:
+    try:
+        if line.folder is not None:
+            os.makedirs(line.folder, exist_ok=True)
+        # An mpirun that is killed leaves files named by its process number, on which a later one
+        # with that number fails: each has its own place.
+        place = tempfile.TemporaryDirectory(
+            prefix="hvdtrain-run-", dir=os.environ.get(_SESSIONS), ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise UsageError(f"cannot make a folder: {error}") from None
+    with place:
+        code = run_to_the_end(line.argv, {_SESSION: place.name, **os.environ, **line.variables})
+    if code != 0 and line.folder is not None:
+        click.echo(f"hvdtrain: exit code {code}: see {line.folder}/rank.*.log", err=True)
+    return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 from hosts import AGENT, AGENT_ARGS, require_hosts
 from ranks import Completed, mpi_python, run_ranks, start
+
+from hvdtrain.launch.hosts.check import with_slots
+from hvdtrain.launch.hosts.formats import FORMATS
+from hvdtrain.launch.hosts.host import Host, HostfileError, Source
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTFILES = REPOSITORY / "hostfiles"
@@ -63,9 +68,23 @@ def test_localhost(mpi: str) -> None:
     assert [r["promised"] for r in done.results] == [[rank, 8] for rank in range(8)]
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_template_is_what_the_writer_writes(form: str) -> None:
+    """And it names the hosts of the templates for Open MPI and MPICH, which are launched."""
+    text = (HOSTFILES / f"two-nodes.{form}").read_text()
+    bare = re.sub(r" *#.*", "", text).lstrip("\n")
+    assert bare == FORMATS[form].write([Host("name_of_node1", 2), Host("name_of_node2", 2)])
+    named = text.replace("name_of_", "")
+    hosts = with_slots(FORMATS[form].read(Source("hosts", named)), 2, "hosts")
+    assert hosts == [Host("node1", 2), Host("node2", 2)]
+    with pytest.raises(HostfileError, match="is a placeholder"):
+        FORMATS[form].read(Source("hosts", text))
+
+
 def test_every_template_is_tested() -> None:
     templates = {path.name for path in HOSTFILES.iterdir()} - {"README.md"}
-    assert templates == {f"{kind}.{mpi}" for kind in ("localhost", "two-nodes") for mpi in MPIS}
+    two_nodes = {f"two-nodes.{form}" for form in FORMATS}
+    assert templates == {f"localhost.{mpi}" for mpi in MPIS} | two_nodes
 
 
 def two_nodes(mpi: str, folder: Path) -> Path:

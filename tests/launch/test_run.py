@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from ranks import Completed, Job, launch, mpi_python, start
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
+OPTIONS_WORKER = Path(__file__).with_name("run_options_worker.py")
 MPIS = ("openmpi", "mpich")
 
 
-def run(*words: object, mpi: str = "openmpi", cwd: Path | None = None) -> Job:
+def run(
+    *words: object,
+    mpi: str = "openmpi",
+    cwd: Path | None = None,
+    env: Mapping[str, object] | None = None,
+) -> Job:
     """Start `python -m hvdtrain run` with these arguments."""
-    return start([mpi_python(mpi), "-m", "hvdtrain", "run", *words], cwd=cwd)
+    return start([mpi_python(mpi), "-m", "hvdtrain", "run", *words], cwd=cwd, env=env)
 
 
 def finish(job: Job, timeout_seconds: float = 60) -> Completed:
@@ -35,19 +44,74 @@ def test_a_script_runs_on_all_ranks(mpi: str, count: str) -> None:
     assert results[0]["argv"] == ["behaves", "-np", "--", "a b"]
 
 
-def test_the_exit_code_is_that_of_mpirun() -> None:
-    assert finish(run("-np", 2, WORKER, "exits 3")).returncode == 3
+def test_the_exit_code_is_that_of_mpirun(tmp_path: Path) -> None:
+    logs = tmp_path / "new" / "logs"
+    done = finish(run("-np", 2, "--output-dir", logs, WORKER, "exits 3"))
+    assert done.returncode == 3
+    assert f"hvdtrain: exit code 3: see {logs}/rank.*.log\n" in done.stderr
+    assert "is here" not in done.stdout
+    assert (logs / "rank.1.log").read_text() == "rank 1 of 2 is here\n"
     assert finish(run("-np", 2, WORKER, "is killed")).returncode == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize("mpi", MPIS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ranks_are_given(mpi: str, tmp_path: Path) -> None:
+    words = ["--per-node", 2, "-H", "localhost:2", "-x", "GREETING=a b,c", "-x", "INHERITED"]
+    form = ["--interface", "lo", "--bind", "core", "--prefix", "--timestamps"]
+    # On hosts by name Open MPI's launcher wants a network, which the loopback is not for it.
+    where = words[:2] + words[4:] if mpi == "openmpi" else words
+    env = {"INHERITED": "yes", "TMPDIR": tmp_path}
+    with run(*where, *form, OPTIONS_WORKER, mpi=mpi, env=env) as job:
+        done = job.wait(60)
+        assert done.returncode == 0, job.stderr
+        results = job.results(2)
+    assert [r["greeting"] for r in results] == ["a b,c"] * 2
+    assert [r["inherited"] for r in results] == ["yes"] * 2
+    assert [r["network"] for r in results] == ["lo"] * 2
+    assert [r["cores"] for r in results] == [1] * 2
+    stamp = (
+        r"\[\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}\]\[1,{}\]<{}>: "
+        if mpi == "openmpi"
+        else r"\d+ \[{}\] "
+    )
+    for rank in range(2):
+        for stream, text, word in (
+            ("stdout", done.stdout, "says"),
+            ("stderr", done.stderr, "warns"),
+        ):
+            line = stamp.replace("{}", str(rank), 1).replace("{}", stream) + f"rank {rank} {word}"
+            assert re.search(f"^{line}$", text, re.MULTILINE), text
+    if mpi == "openmpi":
+        assert {Path(r["session"]).parent.parent for r in results} == {tmp_path}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_all_ranks(mpi: str, number: signal.Signals) -> None:
-    with run("-np", 2, WORKER, "sleeps", mpi=mpi) as job:
-        job.wait_for_output("rank 1 of 2 is here")
+    with run("-np", 2, OPTIONS_WORKER, "sleeps", mpi=mpi) as job:
+        for rank in range(2):
+            job.wait_for_output(f"rank {rank} sleeps")
+        job.process.send_signal(signal.SIGUSR1)
+        for rank in range(2):
+            job.wait_for_output(f"rank {rank} has SIGUSR1")
         job.process.send_signal(number)
-        assert job.wait(10).returncode != 0
+        code = job.wait(10).returncode
         job.assert_nothing_left()
+    assert code == (-number if number == signal.SIGKILL else 128 + number)
+
+
+def test_an_mpirun_that_is_killed_leaves_no_files(tmp_path: Path) -> None:
+    with run("-np", 2, OPTIONS_WORKER, "sleeps", env={"TMPDIR": tmp_path}) as job:
+        job.wait_for_output("rank 1 sleeps")
+        assert list(tmp_path.glob("hvdtrain-run-*/ompi.*"))
+        (mpirun,) = (
+            Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+        )
+        os.kill(int(mpirun), signal.SIGKILL)
+        assert job.wait(10).returncode == 128 + signal.SIGKILL
+        job.assert_nothing_left()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_arguments_are_those_of_hvdtrain() -> None:
@@ -60,12 +124,17 @@ def test_arguments_are_those_of_hvdtrain() -> None:
 def test_dry_run_prints_a_line_that_can_be_pasted(mpi: str, tmp_path: Path) -> None:
     script = tmp_path / "with space"
     script.write_text(WORKER.read_text())
-    dry = finish(run("--dry-run", "-np", 2, "--", script, "it's $HOME", mpi=mpi))
+    logs = tmp_path / "logs of $USER"
+    options = ["--dry-run", "-np", 2, "--output-dir", logs]
+    dry = finish(run(*options, "--", script, "it's $HOME", mpi=mpi))
+    assert not logs.exists()
     assert (dry.returncode, dry.stdout.count("\n")) == (0, 1), dry.stderr
     assert f"/bin/{'mpirun' if mpi == 'openmpi' else 'mpiexec'} " in dry.stdout
     with start(["bash", "-c", dry.stdout]) as job:
         assert job.wait(60).returncode == 0, job.stderr
         assert [r["argv"] for r in job.results(2)] == [["it's $HOME"]] * 2
+    for rank in range(2):
+        assert (logs / f"rank.{rank}.log").read_text() == f"rank {rank} of 2 is here\n"
 
 
 def test_open_mpi_lets_more_ranks_run_than_there_are_cores() -> None:
@@ -87,6 +156,14 @@ def test_open_mpi_lets_more_ranks_run_than_there_are_cores() -> None:
             ["-np", "2", "-hostfile", "colon"],
             "colon:2: 'node1:2': is MPICH's form, which Open MPI takes for",
         ),
+        (["-np", "2", "-H", "a:x"], "-H:1: 'a:x': needs a whole number"),
+        (["-np", "2", "-H", "a", "-hostfile", "colon"], "-hostfile and -H both name hosts"),
+        (["-np", "2", "-x", "NO_SUCH_VARIABLE"], "-x NO_SUCH_VARIABLE: it is not set here"),
+        (["-np", "2", "--interface", "nowhere0"], "--interface nowhere0: this host has"),
+        (["-np", "2", "--bind", "gpu"], "'gpu' is not one of"),
+        (["-np", "2", "--launcher", "jsrun"], "--launcher jsrun: there is no jsrun on PATH"),
+        (["-np", "2", "--output-dir", "empty"], "cannot make a folder: [Errno 17] File exists: '"),
+        (["-np", "2", "--output-dir", "logs", "--prefix"], "are not for --output-dir"),
         (["-np", "2", "--", "missing.py"], "no script missing.py"),
         (["-np", "2", "python", "script.py"], "'run' starts Python itself: leave out 'python'"),
         (["-np", "2", "check"], "'check' is nothing that ranks run"),

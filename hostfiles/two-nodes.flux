@@ -1,0 +1,1 @@
+name_of_node[1-2]

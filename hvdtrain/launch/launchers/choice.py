@@ -1,0 +1,92 @@
+"""Which launcher starts the ranks: the one of the installed MPI, or of the scheduler."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.launchers.batch import jsrun, pals, srun
+from hvdtrain.launch.launchers.hydra import intel_mpi, mpich
+from hvdtrain.launch.launchers.open_mpi import open_mpi_4, open_mpi_5
+from hvdtrain.launch.launchers.request import Builder
+from hvdtrain.launch.mpi_library import MpiLibrary, find_mpirun
+
+__all__ = ["LAUNCHERS", "Launcher", "choose_launcher", "own_builder"]
+
+LAUNCHERS = ("mpirun", "srun", "jsrun", "pals")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher.
+
+    Attributes:
+        name: of LAUNCHERS.
+        path: of its program.
+        build: makes its command lines.
+    """
+
+    name: str
+    path: str
+    build: Builder
+
+
+@dataclass(frozen=True)
+class _OfScheduler:
+    program: str
+    job: str
+    build: Builder
+
+
+_OF_SCHEDULERS = {
+    "srun": _OfScheduler("srun", "SLURM_JOB_ID", srun),
+    "jsrun": _OfScheduler("jsrun", "LSB_JOBID", jsrun),
+    "pals": _OfScheduler("mpiexec", "PBS_JOBID", pals),
+}
+
+
+def own_builder(library: MpiLibrary) -> Builder:
+    """Return what builds command lines for the launcher that comes with an MPI library."""
+    if library.vendor == "openmpi":
+        return open_mpi_4 if library.major == "4" else open_mpi_5
+    return intel_mpi if library.vendor == "intelmpi" else mpich
+
+
+def choose_launcher(
+    name: str | None, library: MpiLibrary, environ: Mapping[str, str], *, missing_ok: bool = False
+) -> Launcher:
+    """Find the launcher `name`; by default that of the MPI library, else of the scheduler.
+
+    Args:
+        name: of LAUNCHERS, or None.
+        library: the MPI of the ranks.
+        environ: tells of which scheduler this is a job.
+        missing_ok: return one of a scheduler by its name alone where it is not there.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    if name in _OF_SCHEDULERS:
+        found = _of_scheduler(name)
+        if found is None and not missing_ok:
+            program = _OF_SCHEDULERS[name].program
+            raise UsageError(f"--launcher {name}: there is no {program} on PATH that is {name}'s")
+        return found or Launcher(name, _OF_SCHEDULERS[name].program, _OF_SCHEDULERS[name].build)
+    try:
+        return Launcher("mpirun", str(find_mpirun(library)), own_builder(library))
+    except UsageError:
+        for other, scheduler in _OF_SCHEDULERS.items():
+            if name is None and scheduler.job in environ and (found := _of_scheduler(other)):
+                return found
+        raise
+
+
+def _of_scheduler(name: str) -> Launcher | None:
+    scheduler = _OF_SCHEDULERS[name]
+    path = shutil.which(scheduler.program)
+    # Every MPI has an mpiexec; that of PALS lies in a folder of that name.
+    if path is None or (name == "pals" and "pals" not in path):
+        return None
+    return Launcher(name, path, scheduler.build)

@@ -1,0 +1,128 @@
+"""What a person writes for `run`, read and checked."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.hosts.check import require_slots
+from hvdtrain.launch.hosts.formats import FORMATS, guess_format, read_file, read_hostfile
+from hvdtrain.launch.hosts.host import Host, HostfileError, Source
+from hvdtrain.launch.launchers.choice import Launcher
+from hvdtrain.launch.launchers.request import Request, has_allocation
+
+__all__ = ["check_interface", "parse_exports", "parse_folder", "parse_hosts", "with_hosts"]
+
+_EXPORT = re.compile(r"([A-Za-z_]\w*)(?:=(.*))?", re.DOTALL | re.ASCII)
+_OVERSUBSCRIBING = ("OMPI_MCA_rmaps_base_oversubscribe", "PRTE_MCA_rmaps_default_mapping_policy")
+
+
+def parse_hosts(text: str | None) -> tuple[Host, ...]:
+    """Read -H node1:4,node2:4; a host without a number has one slot.
+
+    Raises:
+        HostfileError: it has another form.
+    """
+    if text is None:
+        return ()
+    hosts = FORMATS["mpich"].read(Source("-H", text.replace(",", "\n")))
+    if not hosts:
+        raise HostfileError("-H", text, "names no host: write them as in node1:4,node2:4")
+    return tuple(hosts)
+
+
+def parse_exports(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Read -x NAME and -x NAME=VALUE.
+
+    Raises:
+        UsageError: a word has another form, or names a variable that is not set.
+    """
+    exports: dict[str, str | None] = {}
+    for word in words:
+        match = _EXPORT.fullmatch(word)
+        if match is None:
+            raise UsageError(f"-x {word}: write NAME or NAME=VALUE")
+        name, value = match.groups()
+        if value is None and name not in environ:
+            raise UsageError(f"-x {name}: it is not set here: set it, or write {name}=VALUE")
+        exports[name] = value
+    return exports
+
+
+def parse_folder(text: str | None) -> str | None:
+    """Return where --output-dir is; ranks may work elsewhere.
+
+    Raises:
+        UsageError: launchers would not take it as it stands.
+    """
+    if text is None:
+        return None
+    if not text or "%" in text:
+        raise UsageError(
+            f"--output-dir {text!r}: name a folder, without %, which launchers fill in"
+        )
+    return os.path.abspath(text)
+
+
+def check_interface(interface: str | None) -> None:
+    """Raise UsageError if this host lacks a network interface."""
+    if interface is None:
+        return
+    here = [name for _, name in socket.if_nameindex()]
+    for name in interface.split(","):
+        if name not in here:
+            raise UsageError(f"--interface {name}: this host has {', '.join(here)}")
+
+
+def with_hosts(
+    request: Request, launcher: Launcher, vendor: str, environ: Mapping[str, str]
+) -> Request:
+    """Read the hosts of the hostfile, as the launcher will.
+
+    Raises:
+        UsageError: the launcher would not take it, or more ranks are asked for than there are
+            slots.
+    """
+    hosts = request.hosts
+    if request.hostfile is not None:
+        hosts = tuple(_hosts_of(request.hostfile, launcher, vendor))
+    own = launcher.name == "mpirun"
+    # Hydra starts again at the first host.
+    bounded = vendor == "openmpi" or not own
+    if bounded and not any(name in environ for name in _OVERSUBSCRIBING):
+        if request.per_node is None:
+            _require_slots(request, hosts)
+        else:
+            _require_hosts(request, hosts, own, has_allocation(environ))
+    return replace(request, hosts=hosts)
+
+
+def _require_slots(request: Request, hosts: Sequence[Host]) -> None:
+    known = hosts and all(host.slots is not None for host in hosts)
+    if known and request.ranks is not None:
+        require_slots(hosts, request.ranks, request.hostfile or "-H")
+
+
+def _require_hosts(request: Request, hosts: Sequence[Host], own: bool, allocation: bool) -> None:
+    """Raise UsageError if N ranks on each host cannot be, or are not enough."""
+    ranks, each = request.ranks, request.per_node or 1
+    place = each * max(1, len(hosts))
+    here = own and not allocation
+    if ranks is not None and ranks > place and (hosts or here):
+        raise UsageError(f"-np {ranks} is more than --per-node {each} leaves room for: {place}")
+    for host in hosts if own and request.hostfile else ():
+        if host.slots is not None and host.slots < each:
+            raise HostfileError(
+                request.hostfile or "", host.name, f"--per-node {each} needs slots={each} there"
+            )
+
+
+def _hosts_of(path: str, launcher: Launcher, vendor: str) -> list[Host]:
+    if launcher.name == "mpirun":
+        return read_hostfile(path, vendor)
+    # The others take no file, so it may be of any form.
+    return read_hostfile(path, guess_format(read_file(path)))

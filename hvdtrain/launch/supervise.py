@@ -1,0 +1,92 @@
+"""Run a launcher to its end: signals go on to it, and nothing outlives it or this process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["run_to_the_end"]
+
+_PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def run_to_the_end(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a launcher and return its exit code, as a shell counts: 128 + N for signal N.
+
+    A job that was asked to end by a signal, and did not end well, has the code of that signal,
+    whatever the launcher says. Signals stay blocked: this process is to end with that code, and one
+    that comes too late for the launcher must not keep it from clearing up.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    # What is ignored here, as under nohup, stays so.
+    passed_on = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    begin = _bound_to_this_process(prctl, before)
+    process = subprocess.Popen(argv, env=environ, preexec_fn=begin)
+    asked = _wait(process, passed_on)
+    code = process.returncode
+    if code < 0:
+        _end_orphans()
+    if code != 0 and asked is not None:
+        return 128 + asked
+    return code if code >= 0 else 128 - code
+
+
+def _wait(process: subprocess.Popen[bytes], passed_on: set[signal.Signals]) -> int | None:
+    """Wait for the end; return the last signal that asked for it."""
+    asked = None
+    while not _has_ended(process):
+        found = signal.sigwaitinfo(passed_on | {signal.SIGCHLD})
+        if found.si_signo == signal.SIGCHLD:
+            continue
+        if found.si_signo in _ENDING:
+            asked = found.si_signo
+        # The launcher has what comes from the terminal, where Ctrl-C goes to both.
+        if found.si_code <= 0:
+            process.send_signal(found.si_signo)
+    return asked
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Reap whatever child has ended: orphans of the launcher are children of this process."""
+    while process.returncode is None:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return False
+        if pid == process.pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+    return True
+
+
+def _end_orphans() -> None:
+    """Kill what a killed launcher has left behind on this host, and all that descends from it."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := children.read_text().split():
+        for pid in map(int, pids):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _bound_to_this_process(
+    prctl: Callable[[int, int], int], mask: set[int | signal.Signals]
+) -> Callable[[], None]:
+    """Return what a child does first: have the kernel end it when this process is killed."""
+    parent = os.getpid()
+
+    def begin() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return begin
