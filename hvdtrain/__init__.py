@@ -5,6 +5,16 @@ This package loads neither MPI nor a framework: `import hvdtrain.torch` does.
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+import importlib
+from typing import Any
+
+__all__ = ["__version__", "run"]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # The launcher stands above this package's foundations, which must not load it.
+    if name == "run":
+        return importlib.import_module("hvdtrain.launch.call").run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

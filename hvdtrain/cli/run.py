@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import click
@@ -22,13 +21,11 @@ from hvdtrain.launch.launchers.options import (
 from hvdtrain.launch.launchers.request import BINDINGS, LaunchCommand, Request, Site
 from hvdtrain.launch.mpi_library import loaded_library
 from hvdtrain.launch.program import OF_RANKS, is_script, rank_words
+from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import run_to_the_end
 from hvdtrain.world import promised_world
 
 __all__ = ["command"]
-
-# Where Open MPI 5 keeps the files of its jobs, and those of one on this host.
-_SESSIONS, _SESSION = "PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base"
 
 
 # What follows the first free-standing argument belongs to the ranks.
@@ -132,15 +129,11 @@ def _run(line: LaunchCommand) -> int:
     try:
         if line.folder is not None:
             os.makedirs(line.folder, exist_ok=True)
-        # An mpirun that is killed leaves files named by its process number, on which a later one
-        # with that number fails: each has its own place.
-        place = tempfile.TemporaryDirectory(
-            prefix="hvdtrain-run-", dir=os.environ.get(_SESSIONS), ignore_cleanup_errors=True
-        )
+        place = session_folder(os.environ)
     except OSError as error:
         raise UsageError(f"cannot make a folder: {error}") from None
-    with place:
-        code = run_to_the_end(line.argv, {_SESSION: place.name, **os.environ, **line.variables})
+    with place as folder:
+        code = run_to_the_end(line.argv, {SESSION: folder, **os.environ, **line.variables})
     if code != 0 and line.folder is not None:
         click.echo(f"hvdtrain: exit code {code}: see {line.folder}/rank.*.log", err=True)
     return code

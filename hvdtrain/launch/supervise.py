@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["run_to_the_end"]
+__all__ = ["bound_to_this_process", "run_to_the_end"]
 
 _PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -29,9 +29,8 @@ def run_to_the_end(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     # What is ignored here, as under nohup, stays so.
     passed_on = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    begin = _bound_to_this_process(prctl, before)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    begin = bound_to_this_process(before)
     process = subprocess.Popen(argv, env=environ, preexec_fn=begin)
     asked = _wait(process, passed_on)
     code = process.returncode
@@ -77,11 +76,13 @@ def _end_orphans() -> None:
             os.waitpid(pid, 0)
 
 
-def _bound_to_this_process(
-    prctl: Callable[[int, int], int], mask: set[int | signal.Signals]
-) -> Callable[[], None]:
-    """Return what a child does first: have the kernel end it when this process is killed."""
-    parent = os.getpid()
+def bound_to_this_process(mask: set[int | signal.Signals]) -> Callable[[], None]:
+    """Return what a child does first: have the kernel end it when this process is killed.
+
+    Args:
+        mask: the signals that the child blocks.
+    """
+    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 
     def begin() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,189 @@
+"""`hvdtrain.run`: call a function on every rank of a new job, from Python or from a notebook."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.launch.called_rank import ADDRESS, KEY, Answer
+from hvdtrain.launch.mpi_library import find_mpirun, loaded_library
+from hvdtrain.launch.mpirun import mpirun_command
+from hvdtrain.launch.session_folder import SESSION, session_folder
+from hvdtrain.launch.supervise import bound_to_this_process
+from hvdtrain.world import promised_world
+
+__all__ = ["run"]
+
+Result = TypeVar("Result")
+
+# Not as __main__, where this process would look for what is pickled.
+_RANK = "from hvdtrain.launch.called_rank import main; main()"
+_KEY_BYTES = 32
+_GRACE_SECONDS = 10.0
+
+
+def run(
+    function: Callable[..., Result],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int = 1,
+) -> list[Result]:
+    """Call a function on every rank of a new job on this host, and return what each one returned.
+
+    The function calls init() itself. It may be defined in a notebook or inside another function.
+    What ranks print appears here.
+
+    Args:
+        function: runs on every rank; it, its arguments and its results are pickled.
+        args: its arguments.
+        kwargs: its named arguments.
+        np: how many ranks.
+
+    Returns:
+        By rank.
+
+    Raises:
+        Exception: that of the rank that failed first, with a note of its rank and traceback.
+        UsageError: this is a rank itself, or cloudpickle or MPI is missing.
+        HvdtrainError: ranks ended without a result.
+    """
+    _require_sense(np)
+    request = _dumps((function, tuple(args), dict(kwargs or {})))
+    key = secrets.token_bytes(_KEY_BYTES)
+    arrived: list[Answer] = []
+    with session_folder(os.environ) as folder:
+        # Only this user may reach the socket, and only those who have the key are believed.
+        address = str(Path(folder) / "call")
+        with _listen(address, np, key) as listener:
+            process = _start(np, {SESSION: folder, ADDRESS: address, KEY: key.hex()})
+            with ThreadPoolExecutor(np) as pool:
+                talks = [pool.submit(_talk, listener, request, arrived) for _ in range(np)]
+                try:
+                    _show_output(process)
+                finally:
+                    _end(process)
+                    _release(talks, address)
+    return _results(arrived, np, process.returncode)
+
+
+def _require_sense(np: int) -> None:
+    promised = promised_world(os.environ)
+    if promised is not None and promised.size > 1:
+        raise UsageError(f"run() starts ranks itself: call it without {promised.launcher}")
+    if np < 1:
+        raise UsageError(f"np={np} must be at least 1")
+
+
+def _dumps(call: tuple[Any, ...]) -> bytes:
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ImportError:
+        raise UsageError("run() needs cloudpickle: pip install cloudpickle") from None
+    # Ranks find modules where this process does, before they read what may need them.
+    return pickle.dumps((sys.path, cloudpickle.dumps(call)))
+
+
+def _listen(address: str, np: int, key: bytes) -> Listener:
+    try:
+        return Listener(address, "AF_UNIX", backlog=2 * np, authkey=key)
+    except OSError as error:
+        raise UsageError(
+            f"run() cannot listen at {address} ({error}): set TMPDIR to a folder with a short name"
+        ) from None
+
+
+def _start(np: int, variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    library = loaded_library()
+    line = mpirun_command(
+        str(find_mpirun(library)),
+        library.vendor,
+        [sys.executable, "-c", _RANK],
+        ranks=np,
+        hostfile=None,
+        environ=os.environ,
+        root=os.geteuid() == 0,
+    )
+    return subprocess.Popen(
+        line.argv,
+        env={**os.environ, **line.variables, **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        preexec_fn=bound_to_this_process(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    )
+
+
+def _talk(listener: Listener, request: bytes, arrived: list[Answer]) -> None:
+    """Give one rank its call, and wait for the answer."""
+    try:
+        with listener.accept() as rank:
+            rank.send_bytes(request)
+            arrived.append(rank.recv())
+    except (EOFError, OSError):  # it has ended, or was _release()
+        pass
+
+
+def _show_output(process: subprocess.Popen[str]) -> None:
+    """Print what ranks print, where a notebook shows it, until all have ended."""
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            sys.stdout.write(line)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Wait for the launcher, and end it where an exception, as Ctrl-C, has come between."""
+    if sys.exc_info()[0] is not None:
+        process.terminate()
+    try:
+        process.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _release(talks: Sequence[Future[None]], address: str) -> None:
+    """Let go of those who still wait for a rank, which will not come any more."""
+    for talk in talks:
+        if not talk.done():
+            with socket.socket(socket.AF_UNIX) as visitor:
+                visitor.connect(address)
+
+
+def _results(arrived: Sequence[Answer], np: int, code: int) -> list[Any]:
+    for answer in arrived:  # the first one is the cause: other ranks fail because it did
+        if answer.failure:
+            raise _error(answer, np)
+    results = {answer.rank: pickle.loads(answer.content) for answer in arrived}
+    missing = [str(rank) for rank in range(np) if rank not in results]
+    if missing:
+        raise HvdtrainError(
+            f"run(): rank {', '.join(missing)} of {np} ended without a result (mpirun's exit code "
+            f"is {code}): see what it printed"
+        )
+    return [results[rank] for rank in range(np)]
+
+
+def _error(answer: Answer, np: int) -> BaseException:
+    where = f"on rank {answer.rank} of {np}"
+    try:
+        error = pickle.loads(answer.content)
+        error.add_note(f"{where}:\n{answer.failure}")
+    except Exception:  # of a class that cannot be pickled, or that is not here
+        error = HvdtrainError(f"run(): {where}:\n{answer.failure}")
+    found: BaseException = error
+    return found

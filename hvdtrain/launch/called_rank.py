@@ -1,0 +1,70 @@
+"""One rank of `hvdtrain.run`, which starts it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Client
+from typing import Any
+
+from hvdtrain.errors import EXIT_CRASH
+from hvdtrain.world import promised_world
+
+__all__ = ["ADDRESS", "KEY", "Answer", "main"]
+
+# Environment variables: where the caller listens, and the secret that both share.
+ADDRESS, KEY = "HVDTRAIN_CALL_ADDRESS", "HVDTRAIN_CALL_KEY"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank has to say.
+
+    Attributes:
+        rank: which one.
+        content: the pickled result, or exception.
+        failure: the traceback, or "".
+    """
+
+    rank: int
+    content: bytes
+    failure: str = ""
+
+
+def main() -> None:
+    """Take the call from the caller, run it and answer (local)."""
+    key = bytes.fromhex(os.environ.pop(KEY))
+    world = promised_world(os.environ)
+    rank = 0 if world is None else world.rank
+    with Client(os.environ.pop(ADDRESS), "AF_UNIX", authkey=key) as caller:
+        sys.path[:], call = pickle.loads(caller.recv_bytes())
+        answer = _called(call, rank)
+        caller.send(answer)
+    if answer.failure:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Leaving in good order would wait for the other ranks, which the launcher ends now.
+        os._exit(EXIT_CRASH)
+
+
+def _called(call: bytes, rank: int) -> Answer:
+    import cloudpickle
+
+    try:
+        function, args, kwargs = pickle.loads(call)
+        return Answer(rank, cloudpickle.dumps(function(*args, **kwargs)))
+    except BaseException as error:  # SystemExit, for example, is no result either
+        return Answer(rank, _dumped(error), traceback.format_exc())
+
+
+def _dumped(error: BaseException) -> bytes:
+    import cloudpickle
+
+    try:
+        content: Any = cloudpickle.dumps(error)
+    except Exception:  # it holds what cannot be pickled; its traceback says what it was
+        content = b""
+    return bytes(content)

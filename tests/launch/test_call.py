@@ -1,0 +1,134 @@
+"""`hvdtrain.run(function, ...)`: every rank's result, or the exception of the first that failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import start
+
+import hvdtrain
+from hvdtrain.errors import HvdtrainError, UsageError
+
+RANKS = 3
+
+
+class BoomError(Exception):
+    """An exception of this module, which others do not know."""
+
+
+class UnpicklableError(Exception):
+    """Pickle cannot give it its argument again."""
+
+    def __init__(self, *, text: str) -> None:
+        super().__init__(text)
+
+
+def summed(base: float, name: str) -> tuple[int, list[float], str]:
+    import hvdtrain.torch as hvd
+
+    hvd.init()
+    array = hvd.allreduce(__import__("torch").full([3], base * (hvd.rank() + 1)), op=hvd.Sum)
+    print(f"hello from rank {hvd.rank()}")
+    return hvd.rank(), array.tolist(), name
+
+
+def left_behind() -> list[str]:
+    return [path.name for path in Path(os.environ.get("TMPDIR", "/tmp")).glob("hvdtrain-run-*")]
+
+
+def test_results_come_by_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    before = left_behind()
+    found = hvdtrain.run(summed, args=(2.0,), kwargs={"name": "x"}, np=RANKS)
+    total = 2.0 * sum(range(1, RANKS + 1))
+    assert found == [(rank, [total] * 3, "x") for rank in range(RANKS)]
+    said = capfd.readouterr()
+    hello = [line for line in said.out.splitlines() if line.startswith("hello")]
+    assert sorted(hello) == [f"hello from rank {rank}" for rank in range(RANKS)]
+    assert said.err == ""
+    assert left_behind() == before
+
+
+def test_a_function_of_the_moment_and_large_results() -> None:
+    size = 1 << 20
+
+    def made() -> tuple[Any, int]:
+        return np.full(size, int(os.environ.get("OMPI_COMM_WORLD_RANK", -1))), os.getpid()
+
+    (first, one), (second, other) = hvdtrain.run(made, np=2)
+    assert (first.sum(), second.sum()) == (0, size)
+    assert len({one, other, os.getpid()}) == 3
+    assert "HVDTRAIN_CALL_KEY" not in os.environ
+
+
+def test_the_exception_of_the_rank_that_failed() -> None:
+    def fails() -> None:
+        import hvdtrain.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            raise BoomError(7, "told to")
+        hvd.barrier()  # in which the others wait for it
+
+    with pytest.raises(BoomError) as caught:
+        hvdtrain.run(fails, np=RANKS)
+    assert caught.value.args == (7, "told to")
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"on rank 1 of {RANKS}:\nTraceback")
+    assert "in fails" in note
+
+
+@pytest.mark.parametrize(
+    "error", [lambda: ValueError(threading.Lock()), lambda: UnpicklableError(text="told to")]
+)
+def test_an_exception_that_cannot_be_sent(error: Callable[[], Exception]) -> None:
+    def fails() -> None:
+        raise error()
+
+    with pytest.raises(HvdtrainError, match=r"(?s)on rank 0 of 1:.*Error: (<unlocked|told to)"):
+        hvdtrain.run(fails)
+
+
+def test_a_result_that_cannot_be_sent() -> None:
+    with pytest.raises(TypeError, match="cannot pickle"):
+        hvdtrain.run(threading.Lock)
+
+
+def test_a_rank_that_ends_without_a_word() -> None:
+    def leaves() -> None:
+        if os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
+            os._exit(5)
+        time.sleep(60)
+
+    with pytest.raises(HvdtrainError, match=r"rank 0, 1 of 2 ended without a result .*exit code"):
+        hvdtrain.run(leaves, np=2)
+
+
+def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="np=0 must be at least 1"):
+        hvdtrain.run(print, np=0)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    with pytest.raises(UsageError, match="starts ranks itself: call it without"):
+        hvdtrain.run(print, np=2)
+
+
+def test_the_documented_call_beside_a_world_of_ones_own(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cluster.md").read_text()
+    ((code, printed),) = re.findall(
+        r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+    )
+    script = tmp_path / "script.py"
+    script.write_text(f"import hvdtrain.torch\nhvdtrain.torch.init()\n{code}")
+    with start([sys.executable, script]) as job:
+        done = job.wait(90)
+        job.assert_nothing_left()
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
