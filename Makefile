@@ -36,7 +36,7 @@ test: environments ## build the wheel, install it and run all tests
 	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
 	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
 	  HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
-	  .venv-test/bin/pytest -n 2 --dist loadfile
+	  .venv-test/bin/pytest -n 2 --dist loadfile --durations=20
 
 # What is installed is measured: Python would else find the checkout first, which has no kernel.
 bench: .venv-test/installed $(HOROVOD:%=%/installed) ## compare with Horovod, DDP, gloo and mpi4py
