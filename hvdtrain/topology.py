@@ -1,13 +1,11 @@
-"""Who is where: ranks, hosts, and which device a rank pins. Pure facts, no MPI."""
+"""Who is where: ranks and hosts. Pure facts, no MPI."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdtrain.errors import UsageError
-
-__all__ = ["Topology", "cpu_threads", "device_index"]
+__all__ = ["Topology", "cpu_threads"]
 
 
 @dataclass(frozen=True)
@@ -66,25 +64,6 @@ class Topology:
     def hosts(self) -> int:
         """How many host names the ranks have."""
         return len(set(self.hostnames))
-
-
-def device_index(topology: Topology, visible: int) -> int:
-    """Return the index of the accelerator that this rank pins.
-
-    One visible device is index 0 (the scheduler has masked the others); at least one for each
-    local rank is the local rank. Anything else would put two ranks on one device.
-
-    Raises:
-        UsageError: fewer devices than local ranks.
-    """
-    if visible == 1:
-        return 0
-    if visible >= topology.local_size:
-        return topology.local_rank
-    raise UsageError(
-        f"{topology.local_size} ranks on {topology.hostnames[topology.rank]} but {visible} "
-        "devices: start one rank per device, or use --device cpu"
-    )
 
 
 def cpu_threads(topology: Topology, affinity: int, machine: int) -> int:

@@ -11,7 +11,17 @@ from pathlib import Path
 __all__ = ["faults"]
 
 _FOUNDATIONS = {
-    *("", "buffer", "config", "control_groups", "errors", "memory", "patience", "topology"),
+    *(
+        "",
+        "buffer",
+        "config",
+        "control_groups",
+        "devices",
+        "errors",
+        "memory",
+        "patience",
+        "topology",
+    ),
     *("types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core", "tensors"}

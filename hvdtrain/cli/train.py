@@ -61,6 +61,8 @@ def _option(flag: str, text: str, **settings: Any) -> Any:
 )
 @_option("--virtual-shards", "Same bits on 1, 2, 4 ... ranks: docs/numerics.md.", type=int)
 @_option("--device", "auto: a GPU where there is one.", metavar=_choice(DEVICES))
+@_option("--gpu-map", "Which GPU each local rank takes, as 3,2,1,0.", metavar="I,J,...")
+@_option("--share-gpus", "Ranks may take the same GPU.", is_flag=True)
 @_option("--quiet", "Print nothing but errors.", is_flag=True)
 def command(**options: Any) -> None:
     """Train a recipe on all ranks; without mpirun, on one."""

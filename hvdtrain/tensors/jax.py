@@ -10,15 +10,16 @@ from pathlib import Path
 
 import jax
 
+from hvdtrain.devices import DeviceWish, device_index
 from hvdtrain.errors import UsageError
-from hvdtrain.topology import Topology, device_index
+from hvdtrain.topology import Topology
 
 __all__ = ["pin_device"]
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
-def pin_device(topology: Topology, preference: str = "auto") -> int | None:
+def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
     """Have this rank see one GPU of its own, or none; return its index (local).
 
     It must come before anything that makes JAX look for devices, since JAX would take memory of
@@ -26,20 +27,20 @@ def pin_device(topology: Topology, preference: str = "auto") -> int | None:
 
     Args:
         topology: the place of this rank.
-        preference: "cpu", "cuda", or "auto" for a GPU where there is one.
+        wish: what it is to take.
 
     Raises:
         UsageError: cuda is asked for and not there, or there are fewer GPUs than local ranks.
     """
-    if preference == "cpu":
+    if wish.kind == "cpu":
         jax.config.update("jax_platforms", "cpu")
         return None
     visible = _visible_gpus(os.environ) if _takes_gpus() else 0
     if visible:
-        index = device_index(topology, visible)
+        index = device_index(topology, visible, wish)
         jax.config.update("jax_cuda_visible_devices", str(index))
         return index
-    if preference == "cuda":
+    if wish.kind == "cuda":
         raise UsageError("--device cuda: JAX sees no GPU here; use --device cpu or auto")
     return None
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain.devices import DeviceWish, device_index
 from hvdtrain.errors import UsageError
 from hvdtrain.tensors.arrays.memory import Array
-from hvdtrain.topology import Topology, device_index
+from hvdtrain.topology import Topology
 
 __all__ = ["as_array", "pin_device"]
 
@@ -22,24 +23,24 @@ def as_array(tensor: Any) -> Array:
     return np.asarray(memoryview(tensor))
 
 
-def pin_device(topology: Topology, preference: str = "auto") -> int | None:
+def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
     """Have this rank see one GPU of its own, or none; return its index (local).
 
     It must come before anything that touches GPUs.
 
     Args:
         topology: the place of this rank.
-        preference: "cpu", "cuda", or "auto" for a GPU where there is one.
+        wish: what it is to take.
 
     Raises:
         UsageError: cuda is asked for and not there, or there are fewer GPUs than local ranks.
     """
     gpus = tf.config.list_physical_devices("GPU")
-    if preference == "cpu" or (preference == "auto" and not gpus):
+    if wish.kind == "cpu" or (wish.kind == "auto" and not gpus):
         tf.config.set_visible_devices([], "GPU")
         return None
     if not gpus:
         raise UsageError("--device cuda: TensorFlow sees no GPU here; use --device cpu or auto")
-    index = device_index(topology, len(gpus))
+    index = device_index(topology, len(gpus), wish)
     tf.config.set_visible_devices(gpus[index], "GPU")
     return index

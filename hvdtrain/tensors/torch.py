@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import torch
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.devices import DeviceWish, device_index
 from hvdtrain.errors import UsageError
-from hvdtrain.topology import Topology, device_index
+from hvdtrain.topology import Topology
 from hvdtrain.types import DType
 
 __all__ = [
@@ -107,21 +108,21 @@ def wire_type(dtype: torch.dtype) -> torch.dtype:
     return _WIRE_TYPES.get(dtype, dtype)
 
 
-def pin_device(topology: Topology, preference: str = "auto") -> torch.device:
+def pin_device(topology: Topology, wish: DeviceWish) -> torch.device:
     """Make one GPU per local rank the current device, or take the CPU (local).
 
     Args:
         topology: the place of this rank.
-        preference: "cpu", "cuda", or "auto" for cuda where there is one.
+        wish: what it is to take.
 
     Raises:
         UsageError: cuda is asked for and not there, or there are fewer GPUs than local ranks.
     """
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if preference == "cpu" or (preference == "auto" and visible == 0):
+    if wish.kind == "cpu" or (wish.kind == "auto" and visible == 0):
         return torch.device("cpu")
     if visible == 0:
         raise UsageError("--device cuda: torch sees no GPU here; use --device cpu or auto")
-    device = torch.device("cuda", device_index(topology, visible))
+    device = torch.device("cuda", device_index(topology, visible, wish))
     torch.cuda.set_device(device)
     return device

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdtrain.devices import DeviceWish, parse_gpu_map
 from hvdtrain.engines import registry
 from hvdtrain.errors import UsageError
 from hvdtrain.train.schedule import SCALINGS, scaled_lr
@@ -64,6 +65,8 @@ class TrainOptions:
             one by one and summed in one order, so that the weights have the same bits on any
             number of ranks that is a power of two; None: one part for each rank.
         device: "auto" takes a GPU where there is one.
+        gpu_map: by local rank, the index of its GPU, as in "3,2,1,0"; None: the local rank.
+        share_gpus: ranks may have the same GPU.
         quiet: print nothing but errors.
 
     Raises:
@@ -87,6 +90,8 @@ class TrainOptions:
     resume: str = "never"
     virtual_shards: int | None = None
     device: str = "auto"
+    gpu_map: str | None = None
+    share_gpus: bool = False
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -101,6 +106,7 @@ class TrainOptions:
         _check_name("--optimizer", self.optimizer, OPTIMIZERS)
         _check_name("--dtype", self.dtype, DTYPES)
         _check_name("--device", self.device, DEVICES)
+        parse_gpu_map(self.gpu_map)
         _check_count("--epochs", self.epochs)
         _check_count("--batch-size", self.batch_size)
         _check_count("--global-batch-size", self.global_batch_size)
@@ -127,6 +133,11 @@ class TrainOptions:
             raise UsageError(f"--seed must be between 0 and 2^63 - 1, got {self.seed}")
         if self.resume == "auto" and self.out is None:
             raise UsageError("--resume auto needs --out DIR, the directory to go on in")
+
+    @property
+    def device_wish(self) -> DeviceWish:
+        """What a rank is to compute on."""
+        return DeviceWish(self.device, parse_gpu_map(self.gpu_map), self.share_gpus)
 
     @property
     def base_lr(self) -> float:

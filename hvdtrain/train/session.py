@@ -9,6 +9,7 @@ import numpy as np
 
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object, call_on_root
+from hvdtrain.devices import require_own_devices
 from hvdtrain.errors import UsageError
 from hvdtrain.train.agree import call_everywhere, require_same_options
 from hvdtrain.train.course import Course
@@ -55,6 +56,8 @@ def _train(options: TrainOptions, signals: StopSignals) -> Summary | None:
             "start at most one rank per sample"
         )
     devices = allgather_object(call_everywhere(partial(framework.prepare, topology)), "device")
+    if not options.share_gpus:
+        require_own_devices(devices)
     course = Course(options, topology, len(data.train))
     loop = framework.make_loop(course, data)
     start = call_on_root(partial(begin, options, loop.state))
@@ -66,7 +69,8 @@ def _train(options: TrainOptions, signals: StopSignals) -> Summary | None:
                 print(f"hvdtrain: {warning}", file=sys.stderr, flush=True)
         directory = str(start.directory)
         title = framework.title
-        terminal.say(header_lines(options, title, world, data, devices, start.origin, directory))
+        names = [device.name for device in devices]
+        terminal.say(header_lines(options, title, world, data, names, start.origin, directory))
         stop = Stop(world, signals)
         return Run(options, world, course, len(data.test), loop, start, terminal, stop).run()
 

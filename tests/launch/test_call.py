@@ -13,32 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from called import BoomError, UnpicklableError, summed
 from ranks import start
 
 import hvdtrain
 from hvdtrain.errors import HvdtrainError, UsageError
 
 RANKS = 3
-
-
-class BoomError(Exception):
-    """An exception of this module, which others do not know."""
-
-
-class UnpicklableError(Exception):
-    """Pickle cannot give it its argument again."""
-
-    def __init__(self, *, text: str) -> None:
-        super().__init__(text)
-
-
-def summed(base: float, name: str) -> tuple[int, list[float], str]:
-    import hvdtrain.torch as hvd
-
-    hvd.init()
-    array = hvd.allreduce(__import__("torch").full([3], base * (hvd.rank() + 1)), op=hvd.Sum)
-    print(f"hello from rank {hvd.rank()}")
-    return hvd.rank(), array.tolist(), name
 
 
 def left_behind() -> list[str]:

@@ -24,6 +24,7 @@ from hvdtrain.cli.main import main
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.data.sharding import epoch_permutation, global_batch, steps_per_epoch
+from hvdtrain.devices import DeviceWish
 from hvdtrain.topology import Topology
 from hvdtrain.train import stopping
 from hvdtrain.train.checkpoint import checkpoint_files, checkpoint_position, load_checkpoint
@@ -128,7 +129,7 @@ def pinned_gpu() -> int:
     takes, update = tensors._takes_gpus, jax.config.update
     tensors._takes_gpus = lambda: True
     jax.config.update = lambda *setting: told.append(setting)
-    index = tensors.pin_device(here)
+    index = tensors.pin_device(here, DeviceWish())
     tensors._takes_gpus, jax.config.update = takes, update
     del os.environ["CUDA_VISIBLE_DEVICES"]
     assert told == [("jax_cuda_visible_devices", str(index))]
@@ -145,7 +146,7 @@ def _pinned_with_tensorflow(here: Topology) -> int:
     plain = tf.config.list_physical_devices, tf.config.set_visible_devices
     tf.config.list_physical_devices = lambda kind: ["GPU a", "GPU b"]
     tf.config.set_visible_devices = lambda *setting: told.append(setting)
-    index = pin_device(here)
+    index = pin_device(here, DeviceWish())
     tf.config.list_physical_devices, tf.config.set_visible_devices = plain
     assert index is not None
     assert told == [(["GPU a", "GPU b"][index], "GPU")]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdtrain.errors import UsageError
-from hvdtrain.topology import Topology, cpu_threads, device_index
+from hvdtrain.topology import Topology, cpu_threads
 
 
 def place(rank: int, nodes: list[int]) -> Topology:
@@ -21,15 +20,6 @@ def test_unequal_nodes_in_any_order() -> None:
     assert [p.cross_size for p in places] == [2, 2, 2, 1, 2]
     assert places[0].hosts == 2
     assert places[3].title == "[rank 3/5]"
-
-
-def test_one_device_per_local_rank() -> None:
-    last = place(3, [0, 0, 0, 0])
-    assert device_index(last, 4) == 3
-    assert device_index(last, 8) == 3
-    assert device_index(last, 1) == 0
-    with pytest.raises(UsageError, match="4 ranks on host0 but 2 devices"):
-        device_index(last, 2)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 
+from hvdtrain.devices import Device
 from hvdtrain.tensors.jax import pin_device
 from hvdtrain.topology import Topology
 from hvdtrain.train.options import TrainOptions
@@ -11,10 +12,10 @@ from hvdtrain.train.options import TrainOptions
 __all__ = ["prepare"]
 
 
-def prepare(topology: Topology, options: TrainOptions, most_threads: int) -> str:
-    """Pin a device and name it; JAX takes no share of the cores (local)."""
-    index = pin_device(topology, options.device)
+def prepare(topology: Topology, options: TrainOptions, most_threads: int) -> Device:
+    """Pin a device and tell which; JAX takes no share of the cores (local)."""
+    index = pin_device(topology, options.device_wish)
     if options.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     (device, *_) = jax.local_devices()
-    return device.platform if index is None else f"cuda:{index} ({device.device_kind})"
+    return Device(device.platform if index is None else f"cuda:{index} ({device.device_kind})")

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import keras
 
 from hvdtrain.data.dataset import Dataset
+from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
 from hvdtrain.train.course import Course
 from hvdtrain.train.frameworks.keras_loop import KerasLoop
@@ -20,8 +21,8 @@ __all__ = ["KerasFramework"]
 class _Place(Protocol):
     """Where a rank computes, on one of Keras's backends; a module."""
 
-    def prepare(self, topology: Topology, options: TrainOptions, most_threads: int) -> str:
-        """Pin a device or take a share of the cores; name the device (local)."""
+    def prepare(self, topology: Topology, options: TrainOptions, most_threads: int) -> Device:
+        """Pin a device or take a share of the cores; tell which device (local)."""
 
 
 class KerasFramework:
@@ -37,8 +38,8 @@ class KerasFramework:
         self.title = f"keras on {self._backend}"
         self.recipe: KerasRecipe = load_recipe(options.recipe)
 
-    def prepare(self, topology: Topology) -> str:
-        """Pin one GPU per local rank or take a share of the cores; name the device (local).
+    def prepare(self, topology: Topology) -> Device:
+        """Pin one GPU per local rank or take a share of the cores; tell which device (local).
 
         Raises:
             UsageError: there is no such device.

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from hvdtrain.data.dataset import Dataset
+from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
 from hvdtrain.train.course import Course
 from hvdtrain.train.results import Score, Sums
@@ -89,8 +90,8 @@ class Framework(Protocol):
     def recipe(self) -> Recipe:
         """What is trained."""
 
-    def prepare(self, topology: Topology) -> str:
-        """Pin one GPU per local rank or take a share of the cores; name the device (local).
+    def prepare(self, topology: Topology) -> Device:
+        """Pin one GPU per local rank or take a share of the cores; tell which device (local).
 
         Raises:
             UsageError: what was asked for is not there, or does not fit the world.

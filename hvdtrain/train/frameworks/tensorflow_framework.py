@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hvdtrain.data.dataset import Dataset
+from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
 from hvdtrain.train.course import Course
 from hvdtrain.train.frameworks.tensorflow_loop import TensorFlowLoop
@@ -26,8 +27,8 @@ class TensorFlowFramework:
         self._options = options
         self.recipe: KerasRecipe = load_recipe(options.recipe)
 
-    def prepare(self, topology: Topology) -> str:
-        """Pin one GPU per local rank or take a share of the cores; name the device (local).
+    def prepare(self, topology: Topology) -> Device:
+        """Pin one GPU per local rank or take a share of the cores; tell which device (local).
 
         Raises:
             UsageError: there is no such device.

@@ -6,6 +6,7 @@ import os
 
 import tensorflow as tf
 
+from hvdtrain.devices import Device
 from hvdtrain.tensors.tensorflow import pin_device
 from hvdtrain.topology import Topology
 from hvdtrain.train.frameworks.threads import share_of_threads, threads_text
@@ -14,9 +15,9 @@ from hvdtrain.train.options import TrainOptions
 __all__ = ["prepare"]
 
 
-def prepare(topology: Topology, options: TrainOptions, most_threads: int) -> str:
-    """Pin a device or take a share of the cores; name the device (local)."""
-    index = pin_device(topology, options.device)
+def prepare(topology: Topology, options: TrainOptions, most_threads: int) -> Device:
+    """Pin a device or take a share of the cores; tell which device (local)."""
+    index = pin_device(topology, options.device_wish)
     threads = share_of_threads(topology, most_threads)
     if threads is None:  # the user has set it for libraries that know the variable
         given = os.environ["OMP_NUM_THREADS"]
@@ -25,7 +26,7 @@ def prepare(topology: Topology, options: TrainOptions, most_threads: int) -> str
     if threads and threads != threading.get_intra_op_parallelism_threads():
         threading.set_intra_op_parallelism_threads(threads)
     if index is None:
-        return threads_text(threads or len(os.sched_getaffinity(0)))
+        return Device(threads_text(threads or len(os.sched_getaffinity(0))))
     (gpu,) = tf.config.get_visible_devices("GPU")
     name = tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
-    return f"cuda:{index} ({name})"
+    return Device(f"cuda:{index} ({name})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hvdtrain.data.dataset import Dataset
+from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
 from hvdtrain.torch.shards import own_shards
 from hvdtrain.train.course import Course
@@ -30,8 +31,8 @@ class TorchFramework:
         self.recipe: TorchRecipe = load_recipe(options.recipe)
         self._device = torch.device("cpu")
 
-    def prepare(self, topology: Topology) -> str:
-        """Pin one GPU per local rank or take a share of the cores; name the device (local).
+    def prepare(self, topology: Topology) -> Device:
+        """Pin one GPU per local rank or take a share of the cores; tell which device (local).
 
         Raises:
             UsageError: there is no such device, or virtual shards do not fit the world.

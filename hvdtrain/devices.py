@@ -1,0 +1,107 @@
+"""Which accelerator a rank takes, and whether two ranks have taken the same one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdtrain.errors import UsageError
+from hvdtrain.topology import Topology
+
+__all__ = ["Device", "DeviceWish", "device_index", "parse_gpu_map", "require_own_devices"]
+
+
+@dataclass(frozen=True)
+class DeviceWish:
+    """What a person wants ranks to compute on.
+
+    Attributes:
+        kind: "cpu", "cuda", or "auto" for a GPU where there is one.
+        gpu_map: by local rank, the index of its GPU among those it sees; empty: the local rank.
+        share: take GPUs in turn where there are fewer than local ranks.
+    """
+
+    kind: str = "auto"
+    gpu_map: tuple[int, ...] = ()
+    share: bool = False
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a rank has taken.
+
+    Attributes:
+        name: for people.
+        uuid: of a GPU, the same whatever a rank calls it; "" where that is not known.
+    """
+
+    name: str
+    uuid: str = ""
+
+
+def device_index(topology: Topology, visible: int, wish: DeviceWish | None = None) -> int:
+    """Return the index of the GPU that this rank takes.
+
+    One visible GPU is index 0 (the scheduler has masked the others); at least one for each local
+    rank is the local rank. Anything else would put two ranks on one GPU, and they must want that.
+
+    Raises:
+        UsageError: fewer GPUs than local ranks, or the map names none for this rank.
+    """
+    wish = wish or DeviceWish()
+    local, host = topology.local_rank, topology.hostnames[topology.rank]
+    if wish.gpu_map:
+        if len(wish.gpu_map) < topology.local_size:
+            raise UsageError(
+                f"--gpu-map names {len(wish.gpu_map)} GPUs, but {host} has {topology.local_size} "
+                "ranks: name one for each"
+            )
+        index = wish.gpu_map[local]
+        if index >= visible:
+            raise UsageError(
+                f"--gpu-map gives local rank {local} GPU {index}, but {host} has {visible} here: "
+                f"name 0 to {visible - 1}"
+            )
+        return index
+    if visible == 1:
+        return 0
+    if visible >= topology.local_size:
+        return local
+    if wish.share:
+        return local % visible
+    raise UsageError(
+        f"{topology.local_size} ranks on {host} but {visible} GPUs: start one rank for each GPU, "
+        "or use --share-gpus or --device cpu"
+    )
+
+
+def parse_gpu_map(text: str | None) -> tuple[int, ...]:
+    """Read "3,2,1,0".
+
+    Raises:
+        UsageError: it is no such list.
+    """
+    if text is None:
+        return ()
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() for word in words):
+        raise UsageError(f"--gpu-map {text!r}: give a GPU's index for each local rank, as 3,2,1,0")
+    return tuple(map(int, words))
+
+
+def require_own_devices(devices: Sequence[Device]) -> None:
+    """Raise if two ranks have taken the same GPU.
+
+    Args:
+        devices: by rank.
+
+    Raises:
+        UsageError: names the first two ranks that have.
+    """
+    seen: dict[str, int] = {}
+    for rank, device in enumerate(devices):
+        if device.uuid and (first := seen.setdefault(device.uuid, rank)) != rank:
+            raise UsageError(
+                f"ranks {first} and {rank} have the same GPU, {device.name}, {device.uuid}: start "
+                "one rank for each GPU, let each rank see all GPUs of its host, or use --share-gpus"
+            )
