@@ -40,7 +40,7 @@ def test_operations_training_and_graphs(size: int, cases: list[str], count: int)
     first = done.results[0]
     assert done.results == [first] * size
     assert first["cases"] == count
-    assert len(first["digests"]) == (2 if cases else 11)
+    assert len(first["digests"]) == (2 if cases else 9)
 
 
 def test_training_on_horovod() -> None:
