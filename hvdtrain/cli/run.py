@@ -129,11 +129,13 @@ def _run(line: LaunchCommand) -> int:
     try:
         if line.folder is not None:
             os.makedirs(line.folder, exist_ok=True)
-        place = session_folder(os.environ)
     except OSError as error:
         raise UsageError(f"cannot make a folder: {error}") from None
-    with place as folder:
-        code = run_to_the_end(line.argv, {SESSION: folder, **os.environ, **line.variables})
+    with session_folder(os.environ) as folder:
+        try:
+            code = run_to_the_end(line.argv, {SESSION: folder, **os.environ, **line.variables})
+        except OSError as error:
+            raise UsageError(f"{line.argv[0]} cannot be started: {error}") from None
     if code != 0 and line.folder is not None:
         click.echo(f"hvdtrain: exit code {code}: see {line.folder}/rank.*.log", err=True)
     return code

@@ -39,9 +39,10 @@ def keep_large_memory(nbytes: int, environ: Mapping[str, str]) -> bool:
     """Have glibc keep freed memory of any piece's size, `nbytes` more of it (local, for good).
 
     XLA takes the memory of a whole step in one piece, which keep_freed_memory() alone gives back.
+    Its price: large pieces of others, too, go back to the system only when nothing lies above them.
 
     Args:
-        nbytes: how much a step uses; glibc keeps no more than 2 GiB in all.
+        nbytes: how much a step uses; more than 2 GiB at the end of the heap always go back.
         environ: where the user has set malloc there, it stays as it is.
 
     Returns:

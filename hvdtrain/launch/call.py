@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch.called_rank import ADDRESS, KEY, Answer
+from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.mpirun import mpirun_command
 from hvdtrain.launch.session_folder import SESSION, session_folder
@@ -72,9 +73,14 @@ def run(
                 talks = [pool.submit(_talk, listener, request, arrived) for _ in range(np)]
                 try:
                     _show_output(process)
+                except BaseException:  # Ctrl-C, for example
+                    process.terminate()
+                    raise
                 finally:
-                    _end(process)
-                    _release(talks, address)
+                    try:
+                        _end(process)
+                    finally:
+                        _release(talks, address)
     return _results(arrived, np, process.returncode)
 
 
@@ -106,18 +112,19 @@ def _listen(address: str, np: int, key: bytes) -> Listener:
 
 def _start(np: int, variables: Mapping[str, str]) -> subprocess.Popen[str]:
     library = loaded_library()
+    environ = without_allocation(os.environ)  # whose other hosts do not have the socket
     line = mpirun_command(
         str(find_mpirun(library)),
         library.vendor,
         [sys.executable, "-c", _RANK],
         ranks=np,
         hostfile=None,
-        environ=os.environ,
+        environ=environ,
         root=os.geteuid() == 0,
     )
     return subprocess.Popen(
         line.argv,
-        env={**os.environ, **line.variables, **variables},
+        env={**environ, **line.variables, **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -146,9 +153,7 @@ def _show_output(process: subprocess.Popen[str]) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Wait for the launcher, and end it where an exception, as Ctrl-C, has come between."""
-    if sys.exc_info()[0] is not None:
-        process.terminate()
+    """Wait for the launcher, which has not much left to do."""
     try:
         process.wait(_GRACE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -178,12 +183,13 @@ def _results(arrived: Sequence[Answer], np: int, code: int) -> list[Any]:
     return [results[rank] for rank in range(np)]
 
 
-def _error(answer: Answer, np: int) -> BaseException:
+def _error(answer: Answer, np: int) -> Exception:
     where = f"on rank {answer.rank} of {np}"
     try:
         error = pickle.loads(answer.content)
-        error.add_note(f"{where}:\n{answer.failure}")
     except Exception:  # of a class that cannot be pickled, or that is not here
-        error = HvdtrainError(f"run(): {where}:\n{answer.failure}")
-    found: BaseException = error
-    return found
+        error = None
+    if not isinstance(error, Exception):  # nor is a rank's SystemExit one of this process
+        return HvdtrainError(f"run(): {where}:\n{answer.failure}")
+    error.add_note(f"{where}:\n{answer.failure}")
+    return error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 
+from hvdtrain.errors import UsageError
+
 __all__ = ["SESSION", "session_folder"]
 
 # Where Open MPI 5 keeps the files of its jobs, and those of one on this host.
@@ -18,8 +20,11 @@ def session_folder(environ: Mapping[str, str]) -> tempfile.TemporaryDirectory[st
     that number fails: each has its own place.
 
     Raises:
-        OSError: it cannot be made.
+        UsageError: it cannot be made.
     """
-    return tempfile.TemporaryDirectory(
-        prefix="hvdtrain-run-", dir=environ.get(_SESSIONS), ignore_cleanup_errors=True
-    )
+    try:
+        return tempfile.TemporaryDirectory(
+            prefix="hvdtrain-run-", dir=environ.get(_SESSIONS), ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise UsageError(f"cannot make a folder: {error}") from None

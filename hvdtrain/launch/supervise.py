@@ -28,6 +28,8 @@ def run_to_the_end(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     # What is ignored here, as under nohup, stays so.
     passed_on = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
+    # It would wait for ever where its own parent has it ignored: then none is sent.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     begin = bound_to_this_process(before)

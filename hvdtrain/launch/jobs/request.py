@@ -82,6 +82,8 @@ class Request:
                 f"{self.gpus_per_node} GPUs cannot be shared out to {self.ranks_per_node} ranks: "
                 "give a rank one GPU, or the same number to each"
             )
+        if self.seconds < 1:
+            raise UsageError("--time must be longer than nothing")
         if not 0 < self.notice_seconds < self.seconds:
             raise UsageError("--notice must be longer than nothing and shorter than --time")
         if self.mpi and self.launcher != "srun":

@@ -20,6 +20,7 @@ __all__ = [
     "interface_variables",
     "logged",
     "total_ranks",
+    "without_allocation",
 ]
 
 BINDINGS = ("none", "hwthread", "core", "numa", "socket")
@@ -103,6 +104,15 @@ Builder = Callable[[Request, Site], LaunchCommand]
 def has_allocation(environ: Mapping[str, str]) -> bool:
     """Tell whether a scheduler has given hosts."""
     return any(name in environ for name in _ALLOCATIONS)
+
+
+def without_allocation(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which ranks start here, whatever hosts a scheduler has given."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _ALLOCATIONS and not name.startswith("SLURM_")
+    }
 
 
 def total_ranks(request: Request, site: Site) -> int | None:

@@ -20,7 +20,7 @@ export OUT=runs/digits
 rm -f "$OUT/requeue"
 
 timeout --preserve-status --signal=USR1 95310 \
-  '/opt/py 3/python' -m hvdtrain run -np 6 -hostfile "$hosts" -- script train.py --lr 0.1 'it'"'"'s'
+  '/opt/py 3/python' -m hvdtrain run -np 6 -x OUT -hostfile "$hosts" -- script train.py --lr 0.1 'it'"'"'s'
 code=$?
 
 if [[ -e $OUT/requeue ]]; then
