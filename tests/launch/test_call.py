@@ -27,8 +27,9 @@ def test_results_come_by_rank(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="hvd-") as folder:  # sockets have short names
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        found = hvdtrain.run(summed, args=(2.0,), kwargs={"name": "x"}, np=RANKS)
+        with monkeypatch.context() as patches:
+            patches.setattr(tempfile, "tempdir", folder)
+            found = hvdtrain.run(summed, args=(2.0,), kwargs={"name": "x"}, np=RANKS)
         assert list(Path(folder).iterdir()) == []
     total = 2.0 * sum(range(1, RANKS + 1))
     assert found == [(rank, [total] * 3, "x") for rank in range(RANKS)]
