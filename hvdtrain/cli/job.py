@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.jobs.kubernetes import KUBERNETES, mpi_job
 from hvdtrain.launch.jobs.request import Request, parse_seconds
 from hvdtrain.launch.jobs.schedulers import SCHEDULERS
 from hvdtrain.launch.jobs.script import job_script
-from hvdtrain.launch.program import is_script, rank_words
+from hvdtrain.launch.program import is_script, rank_words, require_program
 
 __all__ = ["command"]
 
@@ -47,7 +50,20 @@ def command(scheduler: str, arguments: tuple[str, ...], **options: Any) -> None:
     What `train` is told gets a fixed --out, by default in runs/, and --resume auto.
     """
     request = _request(scheduler, list(arguments), **options)
+    for note in _notes(scheduler, request):
+        click.echo(f"hvdtrain: {note}", err=True)
+    if is_script(arguments) and scheduler != "k8s" and not Path(arguments[0]).is_file():
+        click.echo(f"hvdtrain: no {arguments[0]} here: submit the job where it is", err=True)
     click.echo(mpi_job(request) if scheduler == "k8s" else job_script(scheduler, request), nl=False)
+
+
+def _notes(scheduler: str, request: Request) -> Iterator[str]:
+    """Yield what a person has said and the script does not."""
+    context = click.get_current_context()
+    for name, instead in _KINDS[scheduler].unsaid(request).items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = "--" + name.replace("_", "-")
+            yield f"{option} is not in this script for {scheduler}: {instead}"
 
 
 def _request(
@@ -70,11 +86,14 @@ def _request(
         raise UsageError(f"--launcher {launcher} is none of {scheduler}: use {usable}")
     if plain["array"] and not kind.array:
         raise UsageError(f"--array: scripts for {scheduler} cannot have one")
+    if plain["array"].partition("-")[0] == "0" and kind.first > 0:
+        raise UsageError(f"--array {plain['array']}: {scheduler} counts from {kind.first}")
     seconds = parse_seconds(time, "--time")
     if notice is None:
         notice_seconds = min(_LONGEST_NOTICE_SECONDS, seconds // 4)
     else:
         notice_seconds = parse_seconds(notice, "--notice")
+    require_program(arguments)
     if not arguments or arguments[0].startswith("-"):
         arguments = ["train", "digits", *arguments]
     out, arguments = _take_out(arguments) if arguments[0] == "train" else ("", arguments)

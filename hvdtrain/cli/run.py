@@ -20,7 +20,7 @@ from hvdtrain.launch.launchers.options import (
 )
 from hvdtrain.launch.launchers.request import BINDINGS, LaunchCommand, Request, Site
 from hvdtrain.launch.mpi_library import loaded_library
-from hvdtrain.launch.program import OF_RANKS, is_script, rank_words
+from hvdtrain.launch.program import is_script, rank_words, require_program
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import run_to_the_end
 from hvdtrain.world import promised_world
@@ -80,7 +80,11 @@ def command(
         timestamps=timestamps,
     )
     _require_sense(request)
-    _require_ranks_work(arguments, as_horovod)
+    require_program(arguments)
+    if is_script(arguments) and not Path(arguments[0]).is_file():
+        raise UsageError(f"no script {arguments[0]} here: name an existing file")
+    if as_horovod and not is_script(arguments):
+        raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
     library = loaded_library()
     launcher = choose_launcher(launcher_name, library, os.environ, missing_ok=dry_run)
     site = Site(launcher.path, library.vendor, os.environ, os.geteuid() == 0)
@@ -106,23 +110,6 @@ def _require_sense(request: Request) -> None:
     if request.hostfile is not None:
         read_file(request.hostfile)
     check_interface(request.interface)
-
-
-def _require_ranks_work(arguments: tuple[str, ...], as_horovod: bool) -> None:
-    """Raise UsageError if ranks cannot run that."""
-    if is_script(arguments) and not Path(arguments[0]).is_file():
-        raise UsageError(f"no script {arguments[0]} here: name an existing file")
-    word = arguments[0] if arguments else "train"
-    if not (word.startswith("-") or word in OF_RANKS or is_script(arguments)):
-        raise UsageError(_not_for_ranks(word))
-    if as_horovod and not is_script(arguments):
-        raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
-
-
-def _not_for_ranks(word: str) -> str:
-    if Path(word).name.startswith("python"):
-        return f"'run' starts Python itself: leave out '{word}', as in run -np 2 script.py"
-    return f"'{word}' is nothing that ranks run: name a script, or one of {', '.join(OF_RANKS)}"
 
 
 def _run(line: LaunchCommand) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["OF_RANKS", "is_script", "rank_words"]
+from hvdtrain.errors import UsageError
+
+__all__ = ["OF_RANKS", "is_script", "rank_words", "require_program"]
 
 # The subcommands that ranks run.
 OF_RANKS = ("train", "script")
@@ -15,6 +17,18 @@ def is_script(arguments: Sequence[str]) -> bool:
     """Tell whether it names a script: a file of any name, or what looks like one."""
     word = arguments[0] if arguments else ""
     return word.endswith(".py") or (word not in OF_RANKS and Path(word).is_file())
+
+
+def require_program(arguments: Sequence[str]) -> None:
+    """Raise UsageError if these words are nothing that ranks run."""
+    word = arguments[0] if arguments else "train"
+    if word.startswith("-") or word in OF_RANKS or is_script(arguments):
+        return
+    if Path(word).name.startswith("python"):
+        raise UsageError(f"ranks run Python already: leave out '{word}', and begin with the script")
+    raise UsageError(
+        f"'{word}' is nothing that ranks run: name a script, or one of {', '.join(OF_RANKS)}"
+    )
 
 
 def rank_words(arguments: Sequence[str], as_horovod: bool = False) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -71,11 +72,21 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 def _end_orphans() -> None:
     """Kill what a killed launcher has left behind on this host, and all that descends from it."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while pids := children.read_text().split():
-        for pid in map(int, pids):
+    while pids := _children():
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    # Not every kernel lists them in /proc/self/task/*/children.
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it is gone meanwhile
+            after_name = path.read_text(errors="replace").rpartition(")")[2].split()
+            if int(after_name[1]) == os.getpid():
+                found.append(int(path.parent.name))
+    return found
 
 
 def bound_to_this_process(mask: set[int | signal.Signals]) -> Callable[[], None]:

@@ -67,7 +67,10 @@ class StopSignals:
             self._give_back(number)  # a second one means at once
 
     def _give_back(self, number: int) -> None:
-        before = self._before.pop(number)
+        try:
+            before = self._before.pop(number)
+        except KeyError:  # a signal in the middle of __exit__ has given it back
+            return
         signal.signal(number, signal.SIG_DFL if before is None else before)
 
 

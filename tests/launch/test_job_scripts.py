@@ -50,7 +50,7 @@ def written(words: list[str]) -> str:
     """Return the script for these arguments."""
     done = CliRunner().invoke(command, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -100,6 +100,9 @@ def test_directives_stand_before_all_else_and_alone() -> None:
         (["--gpus-per-node", "1", "--launcher", "mpirun", "--mpi", "pmi2"], "goes with --launcher"),
         (["--gpus-per-node", "1", "--name", "a b"], "--name 'a b': write letters"),
         (["--gpus-per-node", "1", "--array", "1,2"], "--array '1,2': write it as 1-4"),
+        (["--gpus-per-node", "1", "--array", "3-1"], "--array '3-1': write it as 1-4"),
+        (["--gpus-per-node", "1", "--", "check"], "'check' is nothing that ranks run"),
+        (["--gpus-per-node", "1", "--", "python", "train.py"], "leave out 'python'"),
         (["--gpus-per-node", "1", "--", "--resume", "auto"], "leave out --resume"),
     ],
 )
@@ -111,10 +114,32 @@ def test_bad_input(words: list[str], reason: str) -> None:
 def test_bad_input_of_single_schedulers() -> None:
     with pytest.raises(UsageError, match="scripts for flux cannot have one"):
         written(["flux", *PLAIN, "--array", "1-2"])
+    for name in ("lsf", "sge"):
+        with pytest.raises(UsageError, match=f"--array 0-3: {name} counts from 1"):
+            written([name, *PLAIN, "--array", "0-3"])
     with pytest.raises(UsageError, match="small letters"):
         written(["k8s", *PLAIN, "--name", "Digits"])
     with pytest.raises(UsageError, match="no name of an image"):
         written(["k8s", *PLAIN, "--image", "a b"])
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        (["slurm", *FULL], []),
+        (["sge", *FULL], ["--nodes is not in this script for sge", "--cpus-per-rank is not"]),
+        (["sge", "--gpus-per-node", "4", "--time", "4h"], ["--gpus-per-node is not"]),
+        (["pjm", *FULL], ["--cpus-per-rank is not in this script for pjm"]),
+        (["lsf", *FULL], []),
+        (["lsf", *FULL, "--launcher", "mpirun"], ["--cpus-per-rank is not"]),
+        (["k8s", *FULL], ["--account is not in this script for k8s", "--queue is not"]),
+        (["slurm", *FULL, "--", "nowhere.py"], ["no nowhere.py here: submit the job where it is"]),
+    ],
+)
+def test_what_a_script_leaves_out_is_said(words: list[str], notes: list[str]) -> None:
+    said = CliRunner().invoke(command, words, catch_exceptions=False).stderr.splitlines()
+    assert len(said) == len(notes)
+    assert all(note in line for note, line in zip(notes, said, strict=True))
 
 
 # A rank that trains until it is told to stop, and one that fails.

@@ -171,7 +171,7 @@ def test_open_mpi_lets_more_ranks_run_than_there_are_cores() -> None:
         (["-np", "2", "--output-dir", "empty"], "cannot make a folder: [Errno 17] File exists: '"),
         (["-np", "2", "--output-dir", "logs", "--prefix"], "are not for --output-dir"),
         (["-np", "2", "--", "missing.py"], "no script missing.py"),
-        (["-np", "2", "python", "script.py"], "'run' starts Python itself: leave out 'python'"),
+        (["-np", "2", "python", "script.py"], "ranks run Python already: leave out 'python'"),
         (["-np", "2", "check"], "'check' is nothing that ranks run"),
     ],
 )

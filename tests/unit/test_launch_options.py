@@ -32,7 +32,7 @@ def test_what_a_person_writes() -> None:
     assert parse_exports(["A", "B=1=2", "C="], {"A": ""}) == {"A": None, "B": "1=2", "C": ""}
     assert parse_folder(None) is None
     assert parse_folder("logs") == str(Path("logs").absolute())
-    for wrong in ("a:x", "a b", "a slots=2", "", ",", "name_of_node1:2"):
+    for wrong in ("a:x", "a b", "a slots=2", "a:2 user=me", "", ",", "name_of_node1:2"):
         with pytest.raises(UsageError, match="-H"):
             parse_hosts(wrong)
     for wrong in ("1A=2", "", "=1", "UNSET"):

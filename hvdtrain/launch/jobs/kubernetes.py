@@ -16,6 +16,10 @@ KUBERNETES = Scheduler(
     directives=lambda request: [],
     again=lambda request: [f"exit {AGAIN}"],
     hostfile="/etc/mpi/hostfile",
+    unsaid=lambda request: {
+        "account": "there is none",
+        "queue": "add the labels of the site's queues",
+    },
 )
 
 # Hosts are named in full there, and Open MPI 4 would cut the names.

@@ -12,7 +12,7 @@ __all__ = ["Request", "clock_text", "parse_seconds"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TIME = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
-_ARRAY = re.compile(r"\d+-\d+")
+_ARRAY = re.compile(r"(\d+)-(\d+)")
 _UNITS = (86400, 3600, 60, 1)
 
 
@@ -88,7 +88,7 @@ class Request:
             raise UsageError("--notice must be longer than nothing and shorter than --time")
         if self.mpi and self.launcher != "srun":
             raise UsageError(f"--mpi {self.mpi} goes with --launcher srun only")
-        if self.array and not _ARRAY.fullmatch(self.array):
+        if self.array and not _counts_up(self.array):
             raise UsageError(f"--array {self.array!r}: write it as 1-4")
 
     @property
@@ -100,6 +100,11 @@ class Request:
     def cpus_per_node(self) -> int:
         """For all ranks of a node."""
         return self.ranks_per_node * self.cpus_per_rank
+
+
+def _counts_up(array: str) -> bool:
+    match = _ARRAY.fullmatch(array)
+    return match is not None and int(match[1]) < int(match[2])
 
 
 def parse_seconds(text: str, option: str) -> int:

@@ -28,19 +28,24 @@ class Scheduler:
         directives: returns what it reads in the script.
         again: returns the lines that have the job start again.
         array: the variable that counts the jobs of an array; empty: there are none.
+        first: the lowest number in an array.
         warns: to whom it sends the signal before the time limit: to the "shell" of the job or to
             "all"; empty: to nobody.
         setup: lines before the launch.
         hostfile: of its hosts, as a word of bash, where mpirun cannot ask for them.
+        unsaid: returns what of the request its scripts cannot say, by the name in Request, and what
+            a person can do.
     """
 
     launchers: Sequence[str]
     directives: Callable[[Request], list[str]]
     again: Callable[[Request], list[str]]
     array: str = ""
+    first: int = 0
     warns: str = ""
     setup: Callable[[Request], list[str]] = _nothing
     hostfile: str = ""
+    unsaid: Callable[[Request], Mapping[str, str]] = lambda request: {}
 
 
 def _slurm(request: Request) -> list[str]:
@@ -110,6 +115,12 @@ def _lsf(request: Request) -> list[str]:
     return [f"#BSUB {option}" for option in options if option]
 
 
+def _unsaid_lsf(request: Request) -> dict[str, str]:
+    if request.launcher == "jsrun":
+        return {}
+    return {"cpus_per_rank": "a rank has one slot, of as many cores as the site says"}
+
+
 def _sge(request: Request) -> list[str]:
     options = [
         f"-N {request.name}",
@@ -125,6 +136,14 @@ def _sge(request: Request) -> list[str]:
     return [f"#$ {option}" for option in options if option]
 
 
+def _unsaid_sge(request: Request) -> dict[str, str]:
+    return {
+        "nodes": "in '-pe mpi' name an environment of the site that puts as many ranks on a host",
+        "gpus_per_node": "add the site's line for them, such as '#$ -l gpu=4'",
+        "cpus_per_rank": "in '-pe mpi' name an environment of the site that gives a rank its cores",
+    }
+
+
 def _pjm(request: Request) -> list[str]:
     options = [
         f"-N {request.name}",
@@ -137,6 +156,13 @@ def _pjm(request: Request) -> list[str]:
         "-S",
     ]
     return [f"#PJM {option}" for option in options if option]
+
+
+def _unsaid_pjm(request: Request) -> dict[str, str]:
+    return {
+        "gpus_per_node": "name a resource group with as many in --queue",
+        "cpus_per_rank": "ranks share the cores of a node",
+    }
 
 
 def _pjm_setup(request: Request) -> list[str]:
@@ -184,8 +210,29 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         array="PBS_ARRAY_INDEX",
         setup=lambda request: ['cd "$PBS_O_WORKDIR" || exit'],
     ),
-    "lsf": Scheduler(("jsrun", "mpirun"), _lsf, _exit(AGAIN), array="LSB_JOBINDEX"),
-    "sge": Scheduler(("mpirun",), _sge, _exit(_SGE_AGAIN), array="SGE_TASK_ID"),
-    "pjm": Scheduler(("mpirun",), _pjm, _submit("pjsub"), setup=_pjm_setup, hostfile='"$hosts"'),
+    "lsf": Scheduler(
+        ("jsrun", "mpirun"),
+        _lsf,
+        _exit(AGAIN),
+        array="LSB_JOBINDEX",
+        first=1,
+        unsaid=_unsaid_lsf,
+    ),
+    "sge": Scheduler(
+        ("mpirun",),
+        _sge,
+        _exit(_SGE_AGAIN),
+        array="SGE_TASK_ID",
+        first=1,
+        unsaid=_unsaid_sge,
+    ),
+    "pjm": Scheduler(
+        ("mpirun",),
+        _pjm,
+        _submit("pjsub"),
+        setup=_pjm_setup,
+        hostfile='"$hosts"',
+        unsaid=_unsaid_pjm,
+    ),
     "flux": Scheduler(("flux", "mpirun"), _flux, _submit("flux batch"), warns="all"),
 }

@@ -12,9 +12,9 @@ __all__ = ["body", "job_script"]
 
 # The scheduler sends USR1 to this shell. The trap interrupts `wait`, which then starts again.
 _PASSED_ON = """\
+trap 'kill -USR1 "$pid"' USR1
 {launch} &
 pid=$!
-trap 'kill -USR1 "$pid"' USR1
 while kill -0 "$pid" 2> /dev/null; do wait "$pid"; done
 wait "$pid"
 code=$?

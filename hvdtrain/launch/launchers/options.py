@@ -29,6 +29,9 @@ def parse_hosts(text: str | None) -> tuple[Host, ...]:
     """
     if text is None:
         return ()
+    for word in text.split(","):
+        if len(word.split()) > 1:  # what a line of a hostfile may say further on
+            raise HostfileError("-H", word, "write hosts as in node1:4,node2:4")
     hosts = FORMATS["mpich"].read(Source("-H", text.replace(",", "\n")))
     if not hosts:
         raise HostfileError("-H", text, "names no host: write them as in node1:4,node2:4")

@@ -16,9 +16,9 @@ export OMP_NUM_THREADS=8
 export OUT=runs/hvdtrain
 rm -f "$OUT/requeue"
 
+trap 'kill -USR1 "$pid"' USR1
 srun --kill-on-bad-exit=1 --cpus-per-task=8 --gpu-bind=none python -m hvdtrain train digits --out "$OUT" --resume auto &
 pid=$!
-trap 'kill -USR1 "$pid"' USR1
 while kill -0 "$pid" 2> /dev/null; do wait "$pid"; done
 wait "$pid"
 code=$?
