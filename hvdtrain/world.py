@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["OPEN_MPI", "TORCHRUN", "PromisedWorld", "promised_world", "under_launcher"]
+__all__ = [
+    "OPEN_MPI",
+    "SRUN",
+    "TORCHRUN",
+    "PromisedWorld",
+    "idle_tasks",
+    "promised_world",
+    "under_launcher",
+]
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,8 @@ class PromisedWorld:
 
 
 OPEN_MPI = "Open MPI's mpirun"
+SRUN = "srun"
+_HYDRA = "MPICH's or Intel's mpiexec"
 # Trusted in this order: mpirun inside an sbatch job passes on the SLURM_* of its daemon.
 _SOURCES = (
     (OPEN_MPI, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -26,8 +36,8 @@ _SOURCES = (
     ("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
     ("PALS mpiexec", "PALS_RANKID", "PMI_SIZE"),
     ("flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
-    ("MPICH's or Intel's mpiexec", "PMI_RANK", "PMI_SIZE"),
-    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    (_HYDRA, "PMI_RANK", "PMI_SIZE"),
+    (SRUN, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 TORCHRUN = "torchrun"
 _TORCHRUN = (TORCHRUN, "RANK", "WORLD_SIZE")
@@ -43,8 +53,26 @@ def promised_world(environ: Mapping[str, str]) -> PromisedWorld | None:
     for launcher, rank_variable, size_variable in sources:
         rank, size = environ.get(rank_variable, ""), environ.get(size_variable, "")
         if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
+            if launcher == _HYDRA and _srun_speaks_pmi(environ):
+                launcher = SRUN
             return PromisedWorld(launcher, int(rank), int(size), size_variable)
     return None
+
+
+def _srun_speaks_pmi(environ: Mapping[str, str]) -> bool:
+    # The daemons of mpiexec are tasks of srun, too, but tell ranks their number on the host.
+    return "SLURM_STEP_ID" in environ and "MPI_LOCALRANKID" not in environ
+
+
+def idle_tasks(environ: Mapping[str, str]) -> int:
+    """Return how many tasks Slurm has room for beside this process, in the shell of a batch job.
+
+    SLURM_PROCID is 0 there, as if this were the first of them; but nobody starts the others.
+    """
+    tasks = environ.get("SLURM_NTASKS", "")
+    if not tasks.isdecimal() or "SLURM_STEP_ID" in environ or under_launcher(environ):
+        return 0
+    return int(tasks) - 1
 
 
 def under_launcher(environ: Mapping[str, str]) -> bool:

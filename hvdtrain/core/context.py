@@ -18,7 +18,7 @@ from hvdtrain.core.binding import warn_of_binding
 from hvdtrain.core.bucket_size import BucketSize
 from hvdtrain.core.channel import Channel
 from hvdtrain.core.collectives.split import Split
-from hvdtrain.core.exits import ExitGuard, speak_plainly
+from hvdtrain.core.exits import ExitGuard, say, speak_plainly
 from hvdtrain.core.malloc import keep_freed_memory
 from hvdtrain.core.operation import Operation
 from hvdtrain.core.ordered import OrderedCommunicator
@@ -39,7 +39,7 @@ from hvdtrain.errors import (
 )
 from hvdtrain.patience import wait_patiently
 from hvdtrain.topology import Topology
-from hvdtrain.world import promised_world
+from hvdtrain.world import SRUN, idle_tasks, promised_world
 
 __all__ = ["Context", "current", "init", "is_initialized", "shutdown"]
 
@@ -209,6 +209,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         raise
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
     warn_of_binding(world, topology)
+    _warn_of_idle_tasks(topology)
     if topology.size > 1:
         keep_freed_memory(os.environ)
     communicator = world.communicator
@@ -252,12 +253,23 @@ def _check_promise(world: EngineWorld) -> None:
             f"engine local is for one rank, but {promised.launcher} started {promised.size}: "
             "use engine mpi or auto"
         )
+    by_srun = promised.launcher == SRUN
+    instead = ", or name its way in: srun --mpi=pmix, or pmi2 for MPICH" if by_srun else ""
     raise LauncherMismatchError(
         f"{promised.launcher} promised {promised.size} ranks "
         f"({promised.variable}={promised.size}), but engine {world.engine} with "
         f"{world.library} formed a world of {size}: they do not belong together. Start the "
-        "ranks with the mpirun of the MPI that is loaded"
+        f"ranks with the mpirun of the MPI that is loaded{instead}"
     )
+
+
+def _warn_of_idle_tasks(topology: Topology) -> None:
+    if idle := idle_tasks(os.environ):
+        say(
+            topology.title,
+            f"this job of Slurm has {idle + 1} tasks, and this is one rank alone: start all of "
+            "them with srun, or with `python -m hvdtrain run`",
+        )
 
 
 def shutdown() -> None:

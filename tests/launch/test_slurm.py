@@ -20,6 +20,17 @@ HOW = {
     "mpich": ["--launcher", "srun", "--mpi", "pmi2"],
 }
 LIMIT_SECONDS = 120
+# Where a rank does not find its world: in the shell of a job, and where srun speaks no MPI.
+TRAPS = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --output=traps.out
+init='from hvdtrain.core import context as c; c.init(); print("ranks:", c.current().topology.size)'
+for launcher in "" "srun --mpi=none" "srun --mpi=pmi2"; do
+  echo "## $launcher"
+  $launcher {python} -c "$init"
+done
+echo "## end"
+"""
 
 
 class Site:
@@ -57,8 +68,12 @@ def test_generated_scripts(tmp_path: Path) -> None:
     with Slurm(tmp_path / "slurm") as slurm:
         site = Site(slurm, tmp_path)
         limited = site.submit("limited", "openmpi", "--", WORKER, "slow")
+        traps = tmp_path / "traps.sh"
+        traps.write_text(TRAPS.format(python=mpi_python("mpich")))
+        slurm.submit(traps, {"PYTHONPATH": _python_path()})
         a_job_that_is_told_to_stop(site)
         ranks_that_die(site)
+        ranks_without_their_world(site)
         slurm.wait_for_state(limited, ["COMPLETED", "FAILED"], LIMIT_SECONDS)
         a_job_that_met_its_time_limit(site, limited)
 
@@ -88,6 +103,19 @@ def ranks_that_die(site: Site) -> None:
         about = site.slurm.about(job)
         assert (about["JobState"], about["Restarts"]) == ("FAILED", "0")
         assert "nodes n1 n2" in site.output(f"dies-{mpi}", job).read_text()
+
+
+def ranks_without_their_world(site: Site) -> None:
+    """One alone in the shell of a job is told so; ranks that do not find each other, refused."""
+    output = site.directory / "traps.out"
+    site.slurm.wait_for_text(output, "## end", LIMIT_SECONDS)
+    shell, without, with_pmi, _ = output.read_text().split("##")[1:]
+    assert "this job of Slurm has 2 tasks, and this is one rank alone" in shell
+    assert "ranks: 1" in shell
+    assert "srun promised 2 ranks" in without
+    assert "srun --mpi=pmix, or pmi2 for MPICH" in without
+    assert "ranks:" not in without
+    assert with_pmi.count("ranks: 2") == 2
 
 
 def a_job_that_met_its_time_limit(site: Site, job: str) -> None:

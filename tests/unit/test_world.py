@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from hvdtrain.world import PromisedWorld, promised_world, under_launcher
+from hvdtrain.world import PromisedWorld, idle_tasks, promised_world, under_launcher
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -125,10 +130,28 @@ def test_promise(environ: dict[str, str], promised: PromisedWorld | None) -> Non
     assert under_launcher(environ) == (promised is not None)
 
 
+RECORDED = json.loads(Path(__file__).with_name("launcher_environments.json").read_text())
+
+
+@pytest.mark.parametrize("record", RECORDED, ids=lambda record: record["launcher"])
+def test_recorded_environments(record: dict[str, Any]) -> None:
+    """What is about ranks in the environment of one of them, or of a shell that is none."""
+    promised = promised_world(record["environ"])
+    found = None if promised is None else list(astuple(promised))
+    assert found == record["promised"]
+    assert idle_tasks(record["environ"]) == record["idle_tasks"]
+
+
+def test_no_tasks_are_idle_where_none_were_asked_for() -> None:
+    assert idle_tasks({"SLURM_JOB_ID": "7"}) == 0
+    assert idle_tasks({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}) == 0
+    interactive = {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
+    assert idle_tasks(BATCH | interactive) == 0
+
+
 def test_srun_with_pmi2_promises_what_pmi_says() -> None:
     promised = promised_world(STEP | {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "3"})
-    assert promised is not None
-    assert (promised.rank, promised.size) == (5, 8)
+    assert promised == PromisedWorld("srun", 5, 8, "PMI_SIZE")
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ class Request:
 
 def _counts_up(array: str) -> bool:
     match = _ARRAY.fullmatch(array)
-    return match is not None and int(match[1]) < int(match[2])
+    return match is not None and int(match[1]) <= int(match[2])
 
 
 def parse_seconds(text: str, option: str) -> int:
