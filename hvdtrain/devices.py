@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 
-__all__ = ["Device", "DeviceWish", "device_index", "parse_gpu_map", "require_own_devices"]
+__all__ = [
+    "Device",
+    "DeviceWish",
+    "device_index",
+    "no_gpus",
+    "parse_gpu_map",
+    "require_own_devices",
+]
+
+# Each layer of a GPU's software has its own, and counts among what the one below has left over.
+_MASKS = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "ZE_AFFINITY_MASK",
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +88,20 @@ def device_index(topology: Topology, visible: int, wish: DeviceWish | None = Non
     raise UsageError(
         f"{topology.local_size} ranks on {host} but {visible} GPUs: start one rank for each GPU, "
         "or use --share-gpus or --device cpu"
+    )
+
+
+def no_gpus(framework: str, environ: Mapping[str, str]) -> UsageError:
+    """Return the error for a rank that is to take a GPU and sees none.
+
+    Args:
+        framework: that looked for them.
+        environ: may have masks that hide them.
+    """
+    masks = [f"{name}={environ[name]}" for name in _MASKS if name in environ]
+    hidden = f" ({', '.join(masks)})" if masks else ""
+    return UsageError(
+        f"--device cuda: {framework} sees no GPU here{hidden}: use --device cpu or auto"
     )
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import jax
 
-from hvdtrain.devices import DeviceWish, device_index
-from hvdtrain.errors import UsageError
+from hvdtrain.devices import DeviceWish, device_index, no_gpus
 from hvdtrain.topology import Topology
 
 __all__ = ["pin_device"]
@@ -41,7 +40,7 @@ def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
         jax.config.update("jax_cuda_visible_devices", str(index))
         return index
     if wish.kind == "cuda":
-        raise UsageError("--device cuda: JAX sees no GPU here; use --device cpu or auto")
+        raise no_gpus("JAX", os.environ)
     return None
 
 

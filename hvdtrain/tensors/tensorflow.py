@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.devices import DeviceWish, device_index
-from hvdtrain.errors import UsageError
+from hvdtrain.devices import DeviceWish, device_index, no_gpus
 from hvdtrain.tensors.arrays.memory import Array
 from hvdtrain.topology import Topology
 
@@ -40,7 +40,7 @@ def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
         tf.config.set_visible_devices([], "GPU")
         return None
     if not gpus:
-        raise UsageError("--device cuda: TensorFlow sees no GPU here; use --device cpu or auto")
+        raise no_gpus("TensorFlow", os.environ)
     index = device_index(topology, len(gpus), wish)
     tf.config.set_visible_devices(gpus[index], "GPU")
     return index

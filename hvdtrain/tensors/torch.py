@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 import torch
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.devices import DeviceWish, device_index
-from hvdtrain.errors import UsageError
+from hvdtrain.devices import DeviceWish, device_index, no_gpus
 from hvdtrain.topology import Topology
 from hvdtrain.types import DType
 
@@ -122,7 +122,7 @@ def pin_device(topology: Topology, wish: DeviceWish) -> torch.device:
     if wish.kind == "cpu" or (wish.kind == "auto" and visible == 0):
         return torch.device("cpu")
     if visible == 0:
-        raise UsageError("--device cuda: torch sees no GPU here; use --device cpu or auto")
+        raise no_gpus("torch", os.environ)
     device = torch.device("cuda", device_index(topology, visible, wish))
     torch.cuda.set_device(device)
     return device

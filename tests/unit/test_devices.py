@@ -8,6 +8,7 @@ from hvdtrain.devices import (
     Device,
     DeviceWish,
     device_index,
+    no_gpus,
     parse_gpu_map,
     require_own_devices,
 )
@@ -47,6 +48,15 @@ def test_indices(visible: int, wish: DeviceWish, indices: list[int]) -> None:
 def test_what_cannot_be(visible: int, wish: DeviceWish, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         device_index(places(0, 0, 0, 1)[2], visible, wish)
+
+
+def test_masks_that_hide_all_gpus() -> None:
+    assert "torch sees no GPU here: use --device cpu" in str(no_gpus("torch", {"PATH": "/bin"}))
+    masks = {"ROCR_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "3", "ZE_AFFINITY_MASK": ""}
+    said = (
+        "JAX sees no GPU here (CUDA_VISIBLE_DEVICES=3, ROCR_VISIBLE_DEVICES=3, ZE_AFFINITY_MASK=)"
+    )
+    assert said in str(no_gpus("JAX", masks))
 
 
 def test_maps() -> None:
