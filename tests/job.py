@@ -181,7 +181,9 @@ class Job:
 def _environment(env: Mapping[str, object]) -> dict[str, str]:
     """Return this process's environment with `env` over it, fit for a launcher and its ranks."""
     path = os.pathsep.join(filter(None, [str(_TESTS), os.environ.get("PYTHONPATH")]))
-    merged: dict[str, object] = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+    # Open MPI yields by itself only to ranks of one job on one host, and others run beside it.
+    kind = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    merged: dict[str, object] = {**kind, **os.environ, "PYTHONPATH": path}
     if os.geteuid() == 0:
         merged |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     merged |= env

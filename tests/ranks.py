@@ -113,12 +113,7 @@ def launch(
     elif open_mpi:
         flags.append("--oversubscribe")
         # Probing OFI costs a second per launch, and one host has no network between its ranks.
-        # Other tests run beside this one: Open MPI yields by itself only to ranks of its own.
-        quick = {
-            "OMPI_MCA_btl": "^ofi",
-            "OMPI_MCA_mtl": "^ofi",
-            "OMPI_MCA_mpi_yield_when_idle": 1,
-        }
+        quick = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
     words = [target] if isinstance(target, (str, Path)) else target
     return start(
         [mpirun, *flags, "-np", np, *launcher_args, python, *words, *args],
