@@ -19,6 +19,8 @@ COMPILERS := c++ g++ clang++
 HOROVOD ?= $(if $(shell command -v $(COMPILERS)),.venv-horovod)
 # Without it, as with `make test TENSORFLOW=`, the tests of TensorFlow and Keras are skipped.
 TENSORFLOW ?= .venv-tensorflow
+# Where Debian's Open MPI 4 is installed, its launcher and hostfiles are tested, too.
+OPENMPI4 ?= $(if $(shell mpirun.openmpi --version 2> /dev/null | grep ') 4[.]'),.venv-openmpi4)
 # Of `make bench`: its options, for example make bench ARGS=--quick
 ARGS ?=
 
@@ -29,11 +31,12 @@ train: .venv/installed ## install into .venv and train the digits network on two
 	.venv/bin/python -m hvdtrain run -np 2
 
 environments: .venv-test/installed .venv-mpich/installed ## all that the tests need
-environments: $(HOROVOD:%=%/installed) $(TENSORFLOW:%=%/installed)
+environments: $(HOROVOD:%=%/installed) $(TENSORFLOW:%=%/installed) $(OPENMPI4:%=%/installed)
 
 # Two files at a time: much of what tests do is to wait.
 test: environments ## build the wheel, install it and run all tests
 	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
+	  HVDTRAIN_OPENMPI4_PYTHON=$(OPENMPI4:%=$(CURDIR)/%/bin/python) \
 	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
 	  HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
 	  .venv-test/bin/pytest -n 2 --dist loadfile --durations=20
@@ -49,7 +52,7 @@ lint: .venv-test/installed ## ruff check, ruff format --check, mypy
 	.venv-test/bin/mypy
 
 clean: ## remove the environments, the wheel and the caches
-	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich .venv-horovod .venv-tensorflow
+	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich .venv-openmpi4 .venv-horovod .venv-tensorflow
 	rm -rf build hvdtrain.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -80,13 +83,13 @@ $(WHEEL): $(MAKE_DIR)/sources | $(MAKE_DIR)/python
 	@rm -rf build hvdtrain.egg-info
 	@touch $@
 
-# $(call install,EXTRAS): the wheel with these extras into the environment of the target.
+# $(call install,EXTRAS): the wheel, with these extras if any, into the environment of the target.
 define install
-@echo "make: installing hvdtrain[$(1)] into $(@D): a minute or two the first time"
+@echo "make: installing hvdtrain$(if $(1),[$(1)]) into $(@D): a minute or two the first time"
 @test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
 @$(@D)/bin/pip uninstall --quiet --yes hvdtrain 2> /dev/null
 @$(@D)/bin/pip install --quiet --constraint constraints.txt \
-  "$$(echo $(MAKE_DIR)/wheel/*.whl)[$(1)]"
+  "$$(echo $(MAKE_DIR)/wheel/*.whl)$(if $(1),[$(1)])"
 @touch $@
 endef
 
@@ -98,6 +101,10 @@ endef
 
 .venv-mpich/installed: $(WHEEL) constraints.txt
 	$(call install,mpich)
+
+# mpi4py finds the MPI of the system where the environment has none.
+.venv-openmpi4/installed: $(WHEEL) constraints.txt
+	$(call install)
 
 # An environment with an MPI of its own that sees all else where .venv-test has it.
 define beside_test

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ranks import packages_of
 
 from hvdtrain.launch.horovod_build.toolchain import COMPILERS
 
@@ -33,10 +34,7 @@ def beside_horovod() -> dict[str, str]:
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     asked = [str(horovod_python()), "-c", code]
     found = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
-    before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    tests = str(Path(__file__).parent)
-    path = os.pathsep.join([tests, *before, found.stdout.strip()])
-    return {"HVDTRAIN_ENGINE": "horovod", "PYTHONPATH": path}
+    return {"HVDTRAIN_ENGINE": "horovod", **packages_of(found.stdout.strip())}
 
 
 def require_compiler() -> None:

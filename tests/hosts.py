@@ -16,6 +16,7 @@ AGENT = Path(__file__).resolve().with_name("agent.sh")
 AGENT_ARGS = {
     # Like any user of ssh, the test has to say which variables the ranks need.
     "openmpi": ["--prtemca", "plm_ssh_agent", AGENT, "-x", "PYTHONPATH"],
+    "openmpi4": ["--mca", "plm_rsh_agent", AGENT, "-x", "PYTHONPATH"],
     "mpich": ["-launcher", "ssh", "-launcher-exec", AGENT],
 }
 
@@ -31,6 +32,6 @@ def require_hosts() -> None:
 
 def write_hostfile(path: Path, mpi: str, slots: Sequence[int]) -> Path:
     """Write a hostfile with so many ranks on node0, node1, ..."""
-    form = "node{} slots={}\n" if mpi == "openmpi" else "node{}:{}\n"
+    form = "node{}:{}\n" if mpi == "mpich" else "node{} slots={}\n"
     path.write_text("".join(form.format(node, count) for node, count in enumerate(slots)))
     return path

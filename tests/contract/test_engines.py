@@ -10,6 +10,7 @@ import pytest
 import torch
 from horovod_environment import horovod_python
 from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from open_mpi_4 import OPEN_MPI_4
 from ranks import launch, run_ranks, start
 
 WORKER = Path(__file__).parent / "contract_worker.py"
@@ -30,7 +31,7 @@ def test_local() -> None:
 
 
 @pytest.mark.parametrize("np", [1, 2, 3, 4])
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize("mpi", ["openmpi", OPEN_MPI_4, "mpich"])
 def test_mpi(mpi: str, np: int) -> None:
     done = run_ranks(WORKER, np, args=["mpi"], mpi=mpi, timeout_seconds=120)
     _check(done.results, "node" if np > 1 else "mpi")

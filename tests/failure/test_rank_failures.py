@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from hosts import AGENT_ARGS, require_hosts, write_hostfile
-from ranks import Completed, launch
+from ranks import Completed, launch, torch_beside
 
 WORKER = Path(__file__).parent / "failing_worker.py"
 LIMIT_SECONDS = 5.0
-
+MPIS = ("openmpi", "mpich")
 
 # What Open MPI and MPICH themselves leave behind when a rank is killed.
 OF_MPI = ("sm_segment.", "mpich_", "vader_", "psm2_", "ucx_")
@@ -36,9 +36,12 @@ def no_shared_memory_left() -> Iterator[None]:
     assert segments() <= before
 
 
-def fail(fault: str, env: Mapping[str, object] | None = None, **how: Any) -> Completed:
+def fail(
+    fault: str, env: Mapping[str, object] | None = None, mpi: str = "openmpi", **how: Any
+) -> Completed:
     """Run the worker until its fault, and return how the job ended, in seconds after it."""
-    with launch(WORKER, 3, args=[fault], env=env, **how) as job:
+    env = {**(env or {}), **torch_beside(mpi)}
+    with launch(WORKER, 3, args=[fault], env=env, mpi=mpi, **how) as job:
         job.wait_for_output("step 3", 90)
         started = time.monotonic()
         done = job.wait(60)
@@ -49,9 +52,12 @@ def fail(fault: str, env: Mapping[str, object] | None = None, **how: Any) -> Com
     return done
 
 
-@pytest.mark.parametrize("fault", ["raises", "raises_in_thread"])
-def test_an_exception(fault: str) -> None:
-    done = fail(fault)
+@pytest.mark.parametrize(
+    ("mpi", "fault"),
+    [("openmpi", "raises"), ("openmpi", "raises_in_thread"), ("mpich", "raises")],
+)
+def test_an_exception(mpi: str, fault: str) -> None:
+    done = fail(fault, mpi=mpi)
     assert done.returncode == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert "[rank 1/3] ValueError: boom" in done.stderr
@@ -59,10 +65,19 @@ def test_an_exception(fault: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "shared_memory"), [("mpi", "1"), ("mpi", "0"), ("mpi", "numpy"), ("gloo", "1")]
+    ("mpi", "engine", "shared_memory"),
+    [
+        ("openmpi", "mpi", "1"),
+        ("openmpi", "mpi", "0"),
+        ("openmpi", "mpi", "numpy"),
+        ("openmpi", "gloo", "1"),
+        ("mpich", "mpi", "1"),
+        ("mpich", "mpi", "0"),
+    ],
 )
-def test_a_rank_that_is_killed(engine: str, shared_memory: str) -> None:
-    done = fail("dies", {"HVDTRAIN_ENGINE": engine, "HVDTRAIN_SHARED_MEMORY": shared_memory})
+def test_a_rank_that_is_killed(mpi: str, engine: str, shared_memory: str) -> None:
+    env = {"HVDTRAIN_ENGINE": engine, "HVDTRAIN_SHARED_MEMORY": shared_memory}
+    done = fail("dies", env, mpi)
     assert "Traceback" not in done.stderr
     # Where this machine has fewer cores than ranks, rank 0 has said so at the start.
     told = re.findall(r"^\[rank (\d)/3\] (?!ranks 0-2 on )(.*)$", done.stderr, re.MULTILINE)
@@ -73,14 +88,16 @@ def test_a_rank_that_is_killed(engine: str, shared_memory: str) -> None:
     assert all(re.fullmatch(lost, line) for _, line in told), told
 
 
-def test_a_rank_that_is_terminated_alone() -> None:
-    done = fail("is_terminated")
-    assert done.returncode == 128 + signal.SIGTERM
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_rank_that_is_terminated_alone(mpi: str) -> None:
+    done = fail("is_terminated", mpi=mpi)
+    assert done.returncode == {"openmpi": 128 + signal.SIGTERM, "mpich": signal.SIGTERM}[mpi]
     assert "Traceback" not in done.stderr
 
 
-def test_a_rank_that_leaves_while_others_wait() -> None:
-    done = fail("leaves")
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_rank_that_leaves_while_others_wait(mpi: str) -> None:
+    done = fail("leaves", mpi=mpi)
     assert done.returncode == 1
     assert re.search(r"rank 1 left the job while others were in optimizer step", done.stderr)
 
@@ -159,11 +176,15 @@ if hvd.rank() == 0:
 """
 
 
-@pytest.mark.parametrize("slots", [[2, 1], [1, 1, 1]], ids=str)
-def test_a_rank_that_is_killed_on_one_of_several_hosts(slots: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mpi", "slots"), [("openmpi", [2, 1]), ("openmpi", [1, 1, 1]), ("mpich", [2, 1])], ids=str
+)
+def test_a_rank_that_is_killed_on_one_of_several_hosts(
+    mpi: str, slots: list[int], tmp_path: Path
+) -> None:
     require_hosts()
-    hostfile = write_hostfile(tmp_path / "hosts", "openmpi", slots)
-    fail("dies", hostfile=hostfile, launcher_args=AGENT_ARGS["openmpi"])
+    hostfile = write_hostfile(tmp_path / "hosts", mpi, slots)
+    fail("dies", mpi=mpi, hostfile=hostfile, launcher_args=AGENT_ARGS[mpi])
 
 
 @pytest.mark.parametrize("whom", ["rank", "launcher"])
@@ -179,19 +200,23 @@ def test_a_kill_at_any_moment(whom: str) -> None:
         job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("shared_memory", ["0", "1", "numpy"])
-def test_the_launcher_is_killed(shared_memory: str) -> None:
-    env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}
-    with launch(WORKER, 2, args=["goes_on"], env=env) as job:
+@pytest.mark.parametrize(
+    ("mpi", "shared_memory"),
+    [("openmpi", "0"), ("openmpi", "1"), ("openmpi", "numpy"), ("mpich", "1")],
+)
+def test_the_launcher_is_killed(mpi: str, shared_memory: str) -> None:
+    env = {"HVDTRAIN_SHARED_MEMORY": shared_memory, **torch_beside(mpi)}
+    with launch(WORKER, 2, args=["goes_on"], mpi=mpi, env=env) as job:
         job.wait_for_output("step 3", 90)
         job.process.kill()
         job.wait(10)
         job.assert_nothing_left()
 
 
+@pytest.mark.parametrize("mpi", MPIS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_launcher_is_told_to_stop(number: signal.Signals) -> None:
-    with launch(WORKER, 2, args=["waits"]) as job:
+def test_the_launcher_is_told_to_stop(number: signal.Signals, mpi: str) -> None:
+    with launch(WORKER, 2, args=["waits"], mpi=mpi, env=torch_beside(mpi)) as job:
         job.wait_for_output("step 3", 90)
         started = time.monotonic()
         if number == signal.SIGINT:
@@ -206,9 +231,10 @@ def test_the_launcher_is_told_to_stop(number: signal.Signals) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_exit_codes_of_all_ranks_together() -> None:
+@pytest.mark.parametrize("mpi", MPIS)
+def test_exit_codes_of_all_ranks_together(mpi: str) -> None:
     code = "import sys, hvdtrain.torch as hvd; hvd.init(); sys.exit(7)"
-    with launch(["-c", code], 2) as job:
+    with launch(["-c", code], 2, mpi=mpi, env=torch_beside(mpi)) as job:
         done = job.wait(60)
     assert done.returncode == 7
     assert "[rank" not in done.stderr

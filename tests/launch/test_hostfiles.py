@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hosts import AGENT, AGENT_ARGS, require_hosts
+from open_mpi_4 import OPEN_MPI_4
 from ranks import Completed, mpi_python, run_ranks, start
 
 from hvdtrain.launch.hosts.check import with_slots
@@ -19,14 +20,17 @@ from hvdtrain.launch.hosts.host import Host, HostfileError, Source
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTFILES = REPOSITORY / "hostfiles"
 WORKER = Path(__file__).with_name("topology_worker.py")
-MPIS = ("openmpi", "mpich")
+MPIS = ("openmpi", OPEN_MPI_4, "mpich")
+# The templates are named for grammars.
+GRAMMARS = {"openmpi": "openmpi", "openmpi4": "openmpi", "mpich": "mpich"}
 
 # How each MPI is told by variables to use another remote shell.
 AGENT_VARIABLES: dict[str, dict[str, object]] = {
     "openmpi": {"PRTE_MCA_plm_ssh_agent": AGENT},
+    "openmpi4": {"OMPI_MCA_plm_rsh_agent": AGENT},
     "mpich": {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": AGENT},
 }
-LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH"}
+LIBRARIES = {"openmpi": "Open MPI v5", "openmpi4": "Open MPI v4", "mpich": "MPICH"}
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def test_two_nodes_through_run(mpi: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mpi", MPIS)
 def test_localhost(mpi: str) -> None:
-    done = run_ranks(WORKER, 8, mpi=mpi, hostfile=HOSTFILES / f"localhost.{mpi}")
+    done = run_ranks(WORKER, 8, mpi=mpi, hostfile=HOSTFILES / f"localhost.{GRAMMARS[mpi]}")
     assert [r["local_rank"] for r in done.results] == list(range(8))
     assert {r["local_size"] for r in done.results} == {8}
     assert {r["cross_size"] for r in done.results} == {1}
@@ -84,12 +88,12 @@ def test_the_template_is_what_the_writer_writes(form: str) -> None:
 def test_every_template_is_tested() -> None:
     templates = {path.name for path in HOSTFILES.iterdir()} - {"README.md"}
     two_nodes = {f"two-nodes.{form}" for form in FORMATS}
-    assert templates == {f"localhost.{mpi}" for mpi in MPIS} | two_nodes
+    assert templates == {f"localhost.{name}" for name in GRAMMARS.values()} | two_nodes
 
 
 def two_nodes(mpi: str, folder: Path) -> Path:
     """Return the two-node template with names in it."""
-    text = (HOSTFILES / f"two-nodes.{mpi}").read_text()
+    text = (HOSTFILES / f"two-nodes.{GRAMMARS[mpi]}").read_text()
     named = text.replace("name_of_node1", "nodea").replace("name_of_node2", "nodeb")
     path = folder / "hosts"
     path.write_text(named)
@@ -113,7 +117,18 @@ def assert_two_nodes(done: Completed, mpi: str) -> None:
 @pytest.mark.parametrize("mpi", MPIS)
 def test_hosts_of_slurm_as_this_mpi_wants_them(mpi: str, tmp_path: Path) -> None:
     job = {"SLURM_JOB_NODELIST": "nodea,nodeb", "SLURM_TASKS_PER_NODE": "2(x2)"}
-    line = [sys.executable, "-m", "hvdtrain", "hosts", "--from", "slurm", "--to", mpi, "-np", "4"]
+    line = [
+        sys.executable,
+        "-m",
+        "hvdtrain",
+        "hosts",
+        "--from",
+        "slurm",
+        "--to",
+        GRAMMARS[mpi],
+        "-np",
+        "4",
+    ]
     done = subprocess.run(line, env=os.environ | job, capture_output=True, text=True, check=True)
     (tmp_path / "hosts").write_text(done.stdout)
     ran = run_ranks(WORKER, 4, mpi=mpi, hostfile=tmp_path / "hosts", launcher_args=AGENT_ARGS[mpi])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
-from ranks import mpi_python
+from ranks import mpi_python, torch_beside
 from run_files import both_splits, epochs_of, summary_of
 from slurm import Slurm, require_slurm
 
@@ -55,7 +53,7 @@ class Site:
         script = self.directory / f"{name}.sh"
         with script.open("w") as file:
             subprocess.run([str(word) for word in command], stdout=file, timeout=60, check=True)
-        return self.slurm.submit(script, {"PYTHONPATH": _python_path()})
+        return self.slurm.submit(script, torch_beside("mpich"))
 
     def output(self, name: str, job: str) -> Path:
         """Return the file into which a job writes."""
@@ -70,7 +68,7 @@ def test_generated_scripts(tmp_path: Path) -> None:
         limited = site.submit("limited", "openmpi", "--", WORKER, "slow")
         traps = tmp_path / "traps.sh"
         traps.write_text(TRAPS.format(python=mpi_python("mpich")))
-        slurm.submit(traps, {"PYTHONPATH": _python_path()})
+        slurm.submit(traps, torch_beside("mpich"))
         a_job_that_is_told_to_stop(site)
         ranks_that_die(site)
         ranks_without_their_world(site)
@@ -134,10 +132,3 @@ def a_job_that_met_its_time_limit(site: Site, job: str) -> None:
         used = [sample for of, samples in lines if of == epoch for sample in samples]
         assert sorted(used) == list(range(1437))
     assert summary_of(site.directory / "runs" / "limited")["samples"] == 2 * 1437
-
-
-def _python_path() -> str:
-    """The environment with MPICH has no torch, but sees that of this one."""
-    return os.pathsep.join(
-        filter(None, [os.environ.get("PYTHONPATH"), sysconfig.get_path("purelib")])
-    )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import run_ranks, torch_beside
 from run_files import summary_of
 
 from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
@@ -87,9 +87,14 @@ class Runs:
 
     def difference(self, one: tuple[int, str], other: tuple[int, str]) -> float:
         """Return the largest difference between the last weights of two (size, case)."""
-        mine, yours = (_weights(self.directory(*run)) for run in (one, other))
-        assert mine.keys() == yours.keys()
-        return max(float((mine[key] - yours[key]).abs().max()) for key in mine)
+        return gap(self.directory(*one), self.directory(*other))
+
+
+def gap(one: Path, other: Path) -> float:
+    """Return the largest difference between the last weights of two runs."""
+    mine, yours = _weights(one), _weights(other)
+    assert mine.keys() == yours.keys()
+    return max(float((mine[key] - yours[key]).abs().max()) for key in mine)
 
 
 def _weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -107,14 +112,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 )
 def test_ranks_give_the_weights_of_one_rank(runs: Runs, size: int, case: str) -> None:
     alone, together = runs.results(1, case)[0], runs.results(size, case)
-    gap = runs.difference((1, case), (size, case))
-    print(f"{case}, {size} ranks: largest difference {gap:.1e}")
-    assert gap <= LIMITS[case]
+    difference = runs.difference((1, case), (size, case))
+    print(f"{case}, {size} ranks: largest difference {difference:.1e}")
+    assert difference <= LIMITS[case]
     assert together[0]["world_size"] == size
     assert len(set(together[0]["weights_sha256"])) == 1
     assert len(together[0]["weights_sha256"]) == size
     assert together[0]["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-3)
     assert together[0]["samples"] == CASES[size][case]["epochs"] * 1437
+
+
+def test_ranks_of_mpich_give_the_weights_of_one_rank(runs: Runs, tmp_path: Path) -> None:
+    cases = [{**case, "out": str(tmp_path / name)} for name, case in EXACT.items()]
+    env = torch_beside("mpich")
+    run_ranks(WORKER, 3, args=[json.dumps(cases)], mpi="mpich", env=env, timeout_seconds=120)
+    for case in EXACT:
+        runs.results(1, case)
+        assert gap(runs.directory(1, case), tmp_path / case) <= LIMITS[case]
 
 
 def test_the_comparison_sees_a_difference(runs: Runs) -> None:
