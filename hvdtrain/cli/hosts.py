@@ -54,7 +54,9 @@ def command(
     if ranks is not None:
         require_slots(hosts, ranks, source.name)
     if check:
-        click.echo(f"{source.name}: {len(hosts)} hosts, {sum(h.slots or 0 for h in hosts)} slots")
+        many = "host" if len(hosts) == 1 else "hosts"
+        slots_found = sum(host.slots or 0 for host in hosts)
+        click.echo(f"{source.name}: {len(hosts)} {many}, {slots_found} slots")
     else:
         click.echo(FORMATS[to].write(hosts), nl=False)
 
