@@ -67,10 +67,11 @@ class Daemons:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def start(self, program: str, *words: str) -> None:
-        """Start one, in the foreground."""
+    def start(self, program: str, *words: str) -> Job:
+        """Start one, in the foreground; return what has been started."""
         daemon = start([find_program(program), *words], env=self._env)
         self._jobs.append(self._stack.enter_context(daemon))
+        return daemon
 
     def wait(self, test: Callable[[], bool], timeout_seconds: float) -> None:
         """Wait until something holds; a daemon that ends before fails the test."""

@@ -84,7 +84,8 @@ class GridEngine:
         with self._stack as stack:
             stack.enter_context(self._daemons)
             self._write_files()
-            self._daemons.start(str(_PROGRAMS / "sge_qmaster"))
+            master = self._daemons.start(str(_PROGRAMS / "sge_qmaster"))
+            stack.callback(master.process.kill)  # it would take nine seconds to end by itself
             self._daemons.wait(lambda: self.ask("qconf", "-sm") == "root", _START_SECONDS)
             self._configure()
             self._daemons.start(str(_PROGRAMS / "sge_execd"))
@@ -134,6 +135,7 @@ class GridEngine:
         text = (_SHARED / "default-configuration").read_text()
         changed = _changed(
             text,
+            administrator_mail="none",
             execd_spool_dir=self._directory / "execd",
             min_uid=0,
             min_gid=0,

@@ -13,8 +13,8 @@ from run_files import summary_of
 
 WORKER = Path(__file__).with_name("job_worker.py")
 LIMIT_SECONDS = 60
-# The time limit gives notice after 12 seconds, when steps of two seconds are under way.
-OPTIONS = ["--ranks-per-node", 2, "--cpus-per-rank", 1, "--time", "2m", "--notice", "108s"]
+# Notice is given after 18 seconds, when steps of two seconds are under way.
+OPTIONS = ["--ranks-per-node", 2, "--cpus-per-rank", 1, "--time", "2m", "--notice", "102s"]
 HOSTS = """\
 #$ -S /bin/bash
 #$ -N hosts
