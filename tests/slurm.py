@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
-import pytest
-from ranks import Job, start
+from daemons import Daemons, free_ports, require_programs
 
 __all__ = ["REQUIRED", "Slurm", "require_slurm"]
 
@@ -52,16 +49,8 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
 
 def require_slurm() -> None:
     """Skip the test where Slurm cannot be started; fail it where REQUIRED is set to 1."""
-    missing = [
-        name for name in ("slurmctld", "slurmd", "sbatch", "munged") if _program(name) is None
-    ]
-    reason = f"no {', '.join(missing)} here: apt-get install slurm-wlm" if missing else ""
-    if not reason and os.geteuid() != 0:
-        reason = "only root can start Slurm"
-    if reason and os.environ.get(REQUIRED) == "1":
-        pytest.fail(f"{REQUIRED}=1, but {reason}")
-    if reason:
-        pytest.skip(reason)
+    programs = ("slurmctld", "slurmd", "sbatch", "munged")
+    require_programs(programs, "slurm-wlm munge", REQUIRED)
 
 
 class Slurm:
@@ -73,12 +62,13 @@ class Slurm:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._daemons: list[Job] = []
         self._stack = ExitStack()
-        self._env = {**os.environ, "SLURM_CONF": str(directory / "slurm.conf")}
+        own = {"SLURM_CONF": str(directory / "slurm.conf")}
+        self._env = {**os.environ, **own}
+        self._daemons = Daemons(own, self._fail)
 
     def __enter__(self) -> Self:
-        host, ports = socket.gethostname().partition(".")[0], _free_ports(1 + len(_NODES))
+        host, ports = socket.gethostname().partition(".")[0], free_ports(1 + len(_NODES))
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4"
             for name, port in zip(_NODES, ports[1:], strict=True)
@@ -90,11 +80,14 @@ class Slurm:
         )
         (self._directory / "slurm.conf").write_text(configuration)
         with self._stack as stack:
+            stack.enter_context(self._daemons)
             self._start_munge()
-            self._start("slurmctld", "-D", "-c")
+            self._daemons.start("slurmctld", "-D", "-c")
             for node in _NODES:
-                self._start("slurmd", "-D", "-N", node)
-            self._wait(lambda: self.ask("sinfo", "-h", "-o", "%T %D") == "idle 2", _START_SECONDS)
+                self._daemons.start("slurmd", "-D", "-N", node)
+            self._daemons.wait(
+                lambda: self.ask("sinfo", "-h", "-o", "%T %D") == "idle 2", _START_SECONDS
+            )
             self._stack = stack.pop_all()
         return self
 
@@ -122,11 +115,11 @@ class Slurm:
 
     def wait_for_state(self, job: str, states: Sequence[str], timeout_seconds: float) -> None:
         """Wait until a job is in one of these states."""
-        self._wait(lambda: self.about(job).get("JobState") in states, timeout_seconds)
+        self._daemons.wait(lambda: self.about(job).get("JobState") in states, timeout_seconds)
 
     def wait_for_text(self, path: Path, text: str, timeout_seconds: float) -> None:
         """Wait until a file holds a text."""
-        self._wait(lambda: path.exists() and text in path.read_text(), timeout_seconds)
+        self._daemons.wait(lambda: path.exists() and text in path.read_text(), timeout_seconds)
 
     def _start_munge(self) -> None:
         """Start what proves who asks Slurm for something: a port is open to everybody."""
@@ -135,39 +128,14 @@ class Slurm:
         (folder / "key").touch(0o600)
         (folder / "key").write_bytes(os.urandom(64))
         files = [f"--{name}-file={folder / name}" for name in ("key", "pid", "log", "seed")]
-        self._start("munged", "--foreground", "--force", f"--socket={folder / 'socket'}", *files)
-        self._wait((folder / "socket").exists, _START_SECONDS)
+        self._daemons.start(
+            "munged", "--foreground", "--force", f"--socket={folder / 'socket'}", *files
+        )
+        self._daemons.wait((folder / "socket").exists, _START_SECONDS)
 
-    def _start(self, program: str, *words: str) -> None:
-        path = _program(program)
-        daemon = start([path, *words], env={"SLURM_CONF": self._env["SLURM_CONF"]})
-        self._daemons.append(self._stack.enter_context(daemon))
-
-    def _wait(self, test: Callable[[], bool], timeout_seconds: float) -> None:
-        deadline = time.monotonic() + timeout_seconds
-        while not test():
-            for daemon in self._daemons:
-                if daemon.process.poll() is not None:
-                    daemon.fail("a daemon of Slurm has ended")
-            if time.monotonic() > deadline:
-                self._fail(f"not after {timeout_seconds} s")
-            time.sleep(0.1)
-
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str) -> NoReturn:
         """Fail the test, with what Slurm and its jobs have said."""
         files = [*self._directory.parent.glob("*.out"), self._directory / "slurmctld.log"]
         tails = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files]
         jobs = self.ask("scontrol", "-o", "show", "jobs")
         raise AssertionError("\n".join([reason, jobs, *tails]))
-
-
-def _program(name: str) -> str | None:
-    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

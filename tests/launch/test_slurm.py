@@ -11,7 +11,7 @@ from ranks import mpi_python, torch_beside
 from run_files import both_splits, epochs_of, summary_of
 from slurm import Slurm, require_slurm
 
-WORKER = Path(__file__).with_name("slurm_worker.py")
+WORKER = Path(__file__).with_name("job_worker.py")
 # How mpirun and srun are each asked for, and whose MPI the ranks have.
 HOW = {
     "openmpi": ["--launcher", "mpirun"],
@@ -100,7 +100,7 @@ def ranks_that_die(site: Site) -> None:
         site.slurm.wait_for_state(job, ["FAILED", "COMPLETED"], LIMIT_SECONDS)
         about = site.slurm.about(job)
         assert (about["JobState"], about["Restarts"]) == ("FAILED", "0")
-        assert "nodes n1 n2" in site.output(f"dies-{mpi}", job).read_text()
+        assert "places n1 n2" in site.output(f"dies-{mpi}", job).read_text()
 
 
 def ranks_without_their_world(site: Site) -> None:

@@ -123,6 +123,8 @@ def _unsaid_lsf(request: Request) -> dict[str, str]:
 
 def _sge(request: Request) -> list[str]:
     options = [
+        # Many queues pay no heed to the first line of a script, and run it with sh or csh.
+        "-S /bin/bash",
         f"-N {request.name}",
         request.account and f"-P {request.account}",
         request.queue and f"-q {request.queue}",

@@ -1,4 +1,5 @@
 #!/bin/bash
+#$ -S /bin/bash
 #$ -N digits
 #$ -P lab1
 #$ -q short

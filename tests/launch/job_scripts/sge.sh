@@ -1,4 +1,5 @@
 #!/bin/bash
+#$ -S /bin/bash
 #$ -N hvdtrain
 #$ -pe mpi 8
 #$ -l h_rt=04:00:00

@@ -1,8 +1,8 @@
-"""What jobs of Slurm run: slurm_worker.py slow|dies.
+"""What jobs of a scheduler run: job_worker.py slow|dies.
 
 slow: the main job, with a step every two seconds in the first start. Each rank writes for each step
 the epoch and the samples that it takes.
-dies: says on which nodes the ranks are; then one is killed while the others wait for it.
+dies: says which node or queue each rank is in; then one is killed while the others wait for it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.session import train
 
 batches = Course.batches
+# Slurm sets one of them in later starts only, Grid Engine the other always.
+_FIRST_START = "SLURM_RESTART_COUNT" not in os.environ and os.environ.get("RESTARTED") != "1"
 
 
 def slow_batches(self: Course, epoch: int, done: int = 0) -> Iterator[tuple[int, Indices]]:
     with open(f"samples-{self.topology.rank}.jsonl", "a", encoding="utf-8") as file:
         for step, batch in batches(self, epoch, done):
-            if "SLURM_RESTART_COUNT" not in os.environ:
+            if _FIRST_START:
                 time.sleep(2)
             mine = batch[self.mine(len(batch))].tolist()
             print(json.dumps([epoch, mine]), file=file, flush=True)
@@ -43,9 +45,10 @@ def slow() -> None:
 
 def dies() -> None:
     context.init()
-    nodes = allgather_object(os.environ["SLURMD_NODENAME"], "nodes")
+    place = os.environ.get("SLURMD_NODENAME") or os.environ["QUEUE"]
+    places = allgather_object(place, "places")
     if context.current().topology.rank == 1:
-        print("nodes", *nodes, flush=True)
+        print("places", *places, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     allgather_object(None, "never")
 
