@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ __all__ = [
     "require_own_devices",
 ]
 
+_INDEX = re.compile("[0-9]{1,4}")
 # Each layer of a GPU's software has its own, and counts among what the one below has left over.
 _MASKS = (
     "CUDA_VISIBLE_DEVICES",
@@ -114,7 +116,7 @@ def parse_gpu_map(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdecimal() for word in words):
+    if not all(_INDEX.fullmatch(word) for word in words):
         raise UsageError(f"--gpu-map {text!r}: give a GPU's index for each local rank, as 3,2,1,0")
     return tuple(map(int, words))
 

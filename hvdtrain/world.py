@@ -72,7 +72,7 @@ def idle_tasks(environ: Mapping[str, str]) -> int:
     tasks = environ.get("SLURM_NTASKS", "")
     if not tasks.isdecimal() or "SLURM_STEP_ID" in environ or under_launcher(environ):
         return 0
-    return int(tasks) - 1
+    return max(0, int(tasks) - 1)
 
 
 def under_launcher(environ: Mapping[str, str]) -> bool:

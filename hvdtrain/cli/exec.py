@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -33,7 +32,7 @@ def command(
     """
     if script is None and not only_print:
         raise UsageError("which script? Name one, or say --print")
-    if script is not None and not Path(script).is_file():
+    if script is not None and not os.path.isfile(script):
         raise UsageError(f"no script {script} here: name an existing file")
     place = _roll_call()
     names = parse_roles(roles or f"worker:{place.size}", place.size)

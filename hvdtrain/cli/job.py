@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from hvdtrain.cli.train import command as train
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.jobs.kubernetes import KUBERNETES, mpi_job
 from hvdtrain.launch.jobs.request import Request, parse_seconds
 from hvdtrain.launch.jobs.schedulers import SCHEDULERS
 from hvdtrain.launch.jobs.script import job_script
 from hvdtrain.launch.program import is_script, rank_words, require_program
+from hvdtrain.train.options import TrainOptions
 
 __all__ = ["command"]
 
@@ -52,7 +54,7 @@ def command(scheduler: str, arguments: tuple[str, ...], **options: Any) -> None:
     request = _request(scheduler, list(arguments), **options)
     for note in _notes(scheduler, request):
         click.echo(f"hvdtrain: {note}", err=True)
-    if is_script(arguments) and scheduler != "k8s" and not Path(arguments[0]).is_file():
+    if is_script(arguments) and scheduler != "k8s" and not os.path.isfile(arguments[0]):
         click.echo(f"hvdtrain: no {arguments[0]} here: submit the job where it is", err=True)
     click.echo(mpi_job(request) if scheduler == "k8s" else job_script(scheduler, request), nl=False)
 
@@ -60,9 +62,13 @@ def command(scheduler: str, arguments: tuple[str, ...], **options: Any) -> None:
 def _notes(scheduler: str, request: Request) -> Iterator[str]:
     """Yield what a person has said and the script does not."""
     context = click.get_current_context()
-    for name, instead in _KINDS[scheduler].unsaid(request).items():
+    options = {param.name: param.opts[-1] for param in context.command.params}
+    unsaid = {**_KINDS[scheduler].unsaid(request)}
+    if scheduler != "k8s":
+        unsaid["image"] = "containers are for k8s"
+    for name, instead in unsaid.items():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = "--" + name.replace("_", "-")
+            option = options[name]
             yield f"{option} is not in this script for {scheduler}: {instead}"
 
 
@@ -86,17 +92,21 @@ def _request(
         raise UsageError(f"--launcher {launcher} is none of {scheduler}: use {usable}")
     if plain["array"] and not kind.array:
         raise UsageError(f"--array: scripts for {scheduler} cannot have one")
-    if plain["array"].partition("-")[0] == "0" and kind.first > 0:
+    first = plain["array"].partition("-")[0]
+    if first.isdecimal() and int(first[-9:]) < kind.first:
         raise UsageError(f"--array {plain['array']}: {scheduler} counts from {kind.first}")
     seconds = parse_seconds(time, "--time")
     if notice is None:
-        notice_seconds = min(_LONGEST_NOTICE_SECONDS, seconds // 4)
+        notice_seconds = max(1, min(_LONGEST_NOTICE_SECONDS, seconds // 4))
     else:
         notice_seconds = parse_seconds(notice, "--notice")
     require_program(arguments)
     if not arguments or arguments[0].startswith("-"):
         arguments = ["train", "digits", *arguments]
-    out, arguments = _take_out(arguments) if arguments[0] == "train" else ("", arguments)
+    out = ""
+    if arguments[0] == "train":
+        out, arguments = _take_out(arguments)
+        _require_train_takes(arguments[1:])
     runs = "/runs" if in_containers else "runs"
     return Request(
         ranks_per_node=plain["gpus_per_node"] if ranks_per_node is None else ranks_per_node,
@@ -112,12 +122,20 @@ def _request(
     )
 
 
+def _require_train_takes(arguments: list[str]) -> None:
+    """Raise what `train` would, an hour later."""
+    parsed = train.make_context("train", list(arguments), resilient_parsing=False)
+    TrainOptions(**parsed.params)
+
+
 def _take_out(arguments: list[str]) -> tuple[str, list[str]]:
     """Return the directory that --out names, empty without one, and the other arguments."""
     out, rest, words = "", [], iter(arguments)
     for word in words:
         if word == "--out":
             out = next(words, "")
+            if not out:
+                raise UsageError("--out requires an argument: a directory")
         elif word.startswith("--out="):
             out = word.removeprefix("--out=")
         elif word.split("=")[0] == "--resume":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import click
 
@@ -81,7 +80,7 @@ def command(
     )
     _require_sense(request)
     require_program(arguments)
-    if is_script(arguments) and not Path(arguments[0]).is_file():
+    if is_script(arguments) and not os.path.isfile(arguments[0]):
         raise UsageError(f"no script {arguments[0]} here: name an existing file")
     if as_horovod and not is_script(arguments):
         raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")

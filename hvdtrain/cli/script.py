@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 from importlib.machinery import PathFinder
-from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -34,7 +33,7 @@ def command(as_horovod: bool, script: str, arguments: tuple[str, ...]) -> None:
     Where Horovod is not installed, `import horovod.torch` gives hvdtrain.torch, in the script and
     in the Python processes that it starts.
     """
-    if not Path(script).exists():
+    if not os.path.exists(script):
         _refuse(f"no script {script} on {socket.gethostname()}: name an existing file")
     environ = dict(os.environ)
     if as_horovod or not _horovod_is_installed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ def _option(flag: str, text: str, **settings: Any) -> Any:
 @_option("--quiet", "Print nothing but errors.", is_flag=True)
 def command(**options: Any) -> None:
     """Train a recipe on all ranks; without mpirun, on one."""
+    # It would end a rank that has not come as far as to ask for it: that takes the imports first.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     from hvdtrain.train.session import train
 
     train(TrainOptions(**options))

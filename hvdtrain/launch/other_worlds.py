@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from hvdtrain.errors import UsageError
 
 __all__ = ["Place", "parse_roles", "tensorflow_config", "torch_variables"]
 
+_COUNT = re.compile("[0-9]{1,7}")
 _ROLES = ("chief", "worker", "ps", "evaluator")
 
 
@@ -66,7 +68,7 @@ def parse_roles(text: str, size: int) -> list[str]:
     roles: list[str] = []
     for part in text.split(","):
         role, _, count = part.strip().partition(":")
-        if role not in _ROLES or not count.isdecimal():
+        if role not in _ROLES or not _COUNT.fullmatch(count):
             known = ", ".join(_ROLES)
             raise UsageError(f"--roles: {part!r} must be one of {known}, a colon, and a number")
         roles += [role] * int(count)

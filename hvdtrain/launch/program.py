@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ OF_RANKS = ("train", "script")
 def is_script(arguments: Sequence[str]) -> bool:
     """Tell whether it names a script: a file of any name, or what looks like one."""
     word = arguments[0] if arguments else ""
-    return word.endswith(".py") or (word not in OF_RANKS and Path(word).is_file())
+    return word.endswith(".py") or (word not in OF_RANKS and os.path.isfile(word))
 
 
 def require_program(arguments: Sequence[str]) -> None:

@@ -50,6 +50,7 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals(os.environ):
                 self._before[number] = signal.signal(number, self._note)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         return self
 
     def __exit__(

@@ -93,6 +93,7 @@ def test_the_configuration_of_tensorflow() -> None:
         ("worker", "must be one of chief, worker, ps, evaluator, a colon, and a number"),
         ("boss:3", "'boss:3' must be one of"),
         ("chief:2,worker:1", "one chief"),
+        ("worker:99999999999", "must be one of"),
     ],
 )
 def test_roles_that_do_not_fit(text: str, reason: str) -> None:

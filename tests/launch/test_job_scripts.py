@@ -10,6 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from ranks import start
@@ -48,7 +49,7 @@ CASES: dict[str, list[str]] = {
 
 def written(words: list[str]) -> str:
     """Return the script for these arguments."""
-    done = CliRunner().invoke(command, words, catch_exceptions=False)
+    done = CliRunner().invoke(command, words, catch_exceptions=False, standalone_mode=False)
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -101,13 +102,18 @@ def test_directives_stand_before_all_else_and_alone() -> None:
         (["--gpus-per-node", "1", "--name", "a b"], "--name 'a b': write letters"),
         (["--gpus-per-node", "1", "--array", "1,2"], "--array '1,2': write it as 1-4"),
         (["--gpus-per-node", "1", "--array", "3-1"], "--array '3-1': write it as 1-4"),
+        (["--gpus-per-node", "1", "--name", ""], "--name '': write letters"),
+        (["--gpus-per-node", "1", "--", "--epoch", "3"], "No such option"),
+        (["--gpus-per-node", "1", "--", "train", "bogus"], "bogus"),
+        (["--gpus-per-node", "1", "--", "--epochs", "0"], "epochs"),
+        (["--gpus-per-node", "1", "--", "--out"], "requires an argument"),
         (["--gpus-per-node", "1", "--", "check"], "'check' is nothing that ranks run"),
         (["--gpus-per-node", "1", "--", "python", "train.py"], "leave out 'python'"),
         (["--gpus-per-node", "1", "--", "--resume", "auto"], "leave out --resume"),
     ],
 )
 def test_bad_input(words: list[str], reason: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(reason)):
+    with pytest.raises((UsageError, click.UsageError), match=re.escape(reason)):
         written(["slurm", "--time", "4h", *words])
 
 
@@ -132,7 +138,11 @@ def test_bad_input_of_single_schedulers() -> None:
         (["pjm", *FULL], ["--cpus-per-rank is not in this script for pjm"]),
         (["lsf", *FULL], []),
         (["lsf", *FULL, "--launcher", "mpirun"], ["--cpus-per-rank is not"]),
-        (["k8s", *FULL], ["--account is not in this script for k8s", "--queue is not"]),
+        (
+            ["k8s", *FULL],
+            ["--account is not in this script for k8s", "--module is not", "--queue is not"],
+        ),
+        (["slurm", *FULL, "--image", "x"], ["--image is not in this script for slurm"]),
         (["slurm", *FULL, "--", "nowhere.py"], ["no nowhere.py here: submit the job where it is"]),
     ],
 )

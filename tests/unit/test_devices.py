@@ -62,7 +62,7 @@ def test_masks_that_hide_all_gpus() -> None:
 def test_maps() -> None:
     assert parse_gpu_map(None) == ()
     assert parse_gpu_map("3, 2,1,0") == (3, 2, 1, 0)
-    for text in ("", "0,,1", "-1", "a", "0;1", "\u00b2"):
+    for text in ("", "0,,1", "-1", "a", "0;1", "\u00b2", "9" * 5000):
         with pytest.raises(UsageError, match="give a GPU's index for each local rank"):
             parse_gpu_map(text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,22 @@ def test_what_a_person_writes() -> None:
     check_interface("lo")
     with pytest.raises(UsageError, match="--interface nowhere0: this host has lo"):
         check_interface("lo,nowhere0")
+
+
+def test_hosts_of_a_job_that_open_mpi_does_not_know(tmp_path: Path) -> None:
+    own, two = Launcher("mpirun", "L", open_mpi_5), Request(("PROGRAM",), ranks=4)
+    (tmp_path / "pe").write_text("a 2 all.q@a UNDEFINED\nb 2 all.q@b UNDEFINED\n")
+    jobs = [
+        {"PE_HOSTFILE": str(tmp_path / "pe")},
+        {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 2 b 2"},
+    ]
+    for environ in jobs:
+        assert with_hosts(two, own, "openmpi", environ).hosts == TWO
+        assert with_hosts(two, own, "mpich", environ).hosts == ()
+        named = replace(two, hosts=TWO[:1], ranks=2)
+        assert with_hosts(named, own, "openmpi", environ).hosts == TWO[:1]
+    with pytest.raises(UsageError, match="this is no job of lsf"):
+        with_hosts(two, own, "openmpi", {"LSB_JOBID": "7"})
 
 
 def test_more_ranks_than_slots(tmp_path: Path) -> None:

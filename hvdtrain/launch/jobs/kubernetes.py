@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.jobs.request import Request
@@ -18,13 +19,14 @@ KUBERNETES = Scheduler(
     hostfile="/etc/mpi/hostfile",
     unsaid=lambda request: {
         "account": "there is none",
+        "modules": "put what they bring into the image",
         "queue": "add the labels of the site's queues",
     },
 )
 
 # Hosts are named in full there, and Open MPI 4 would cut the names.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
-_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
 _MANIFEST = """\
 apiVersion: kubeflow.org/v2beta1
 kind: MPIJob
@@ -44,7 +46,7 @@ spec:
         spec:
           containers:
             - name: launcher
-              image: {image}
+              image: "{image}"
               env:
                 - {{name: OMPI_MCA_orte_keep_fqdn_hostnames, value: "true"}}
                 - {{name: PRTE_MCA_prte_keep_fqdn_hostnames, value: "true"}}
@@ -63,7 +65,7 @@ spec:
         spec:
           containers:
             - name: worker
-              image: {image}
+              image: "{image}"
               resources:
                 limits: {limits}
               volumeMounts:
@@ -84,10 +86,12 @@ def mpi_job(request: Request) -> str:
         UsageError: the name of the job, or of the image, is none that Kubernetes takes.
     """
     if not _NAME.fullmatch(request.name):
-        raise UsageError(f"--name {request.name!r}: for k8s write small letters, digits and '-'")
+        raise UsageError(
+            f"--name {request.name!r}: for k8s write small letters, digits and '-', up to 52"
+        )
     if not _IMAGE.fullmatch(request.image):
         raise UsageError(f"--image {request.image!r} is no name of an image")
-    lines = body(request, KUBERNETES).splitlines()
+    lines = body(replace(request, modules=()), KUBERNETES).splitlines()
     gpus = f", nvidia.com/gpu: {request.gpus_per_node}" if request.gpus_per_node else ""
     return _MANIFEST.format(
         name=request.name,

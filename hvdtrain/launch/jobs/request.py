@@ -69,7 +69,8 @@ class Request:
         words = {"--name": self.name, "--script": self.script}
         words |= {"--account": self.account, "--queue": self.queue, "--mpi": self.mpi}
         for option, word in words.items():
-            if word and not _NAME.fullmatch(word):
+            optional = option not in ("--name", "--script")
+            if (word or not optional) and not _NAME.fullmatch(word):
                 raise UsageError(f"{option} {word!r}: write letters, digits, '.', '_' and '-'")
         counts = {"--nodes": self.nodes, "--cpus-per-rank": self.cpus_per_rank}
         for option, count in counts.items():

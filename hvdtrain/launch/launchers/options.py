@@ -10,7 +10,13 @@ from dataclasses import replace
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.check import require_slots
-from hvdtrain.launch.hosts.formats import FORMATS, guess_format, read_file, read_hostfile
+from hvdtrain.launch.hosts.formats import (
+    FORMATS,
+    guess_format,
+    read_file,
+    read_hostfile,
+    source_of_job,
+)
 from hvdtrain.launch.hosts.host import Host, HostfileError, Source
 from hvdtrain.launch.launchers.choice import Launcher
 from hvdtrain.launch.launchers.request import Request, has_allocation
@@ -18,6 +24,8 @@ from hvdtrain.launch.launchers.request import Request, has_allocation
 __all__ = ["check_interface", "parse_exports", "parse_folder", "parse_hosts", "with_hosts"]
 
 _EXPORT = re.compile(r"([A-Za-z_]\w*)(?:=(.*))?", re.DOTALL | re.ASCII)
+# Open MPI's wheel is built without these schedulers: without hosts all ranks would be here.
+_UNKNOWN_TO_OPEN_MPI = {"PE_HOSTFILE": "sge", "LSB_JOBID": "lsf", "FLUX_URI": "flux"}
 _OVERSUBSCRIBING = ("OMPI_MCA_rmaps_base_oversubscribe", "PRTE_MCA_rmaps_default_mapping_policy")
 
 
@@ -84,7 +92,7 @@ def check_interface(interface: str | None) -> None:
 def with_hosts(
     request: Request, launcher: Launcher, vendor: str, environ: Mapping[str, str]
 ) -> Request:
-    """Read the hosts of the hostfile, as the launcher will.
+    """Read the hosts of the hostfile, as the launcher will, or of a job that it does not know.
 
     Raises:
         UsageError: the launcher would not take it, or more ranks are asked for than there are
@@ -94,6 +102,8 @@ def with_hosts(
     if request.hostfile is not None:
         hosts = tuple(_hosts_of(request.hostfile, launcher, vendor))
     own = launcher.name == "mpirun"
+    if own and vendor == "openmpi" and not request.names_hosts:
+        hosts = _hosts_of_job(environ, request)
     # Hydra starts again at the first host.
     bounded = vendor == "openmpi" or not own
     if bounded and not any(name in environ for name in _OVERSUBSCRIBING):
@@ -122,6 +132,18 @@ def _require_hosts(request: Request, hosts: Sequence[Host], own: bool, allocatio
             raise HostfileError(
                 request.hostfile or "", host.name, f"--per-node {each} needs slots={each} there"
             )
+
+
+def _hosts_of_job(environ: Mapping[str, str], request: Request) -> tuple[Host, ...]:
+    names = (form for name, form in _UNKNOWN_TO_OPEN_MPI.items() if name in environ)
+    form = next(names, None)
+    if form is None:
+        return ()
+    hosts = FORMATS[form].read(source_of_job(form, environ))
+    if any(host.slots is None for host in hosts):  # of Flux
+        each = request.per_node or -(-(request.ranks or len(hosts)) // len(hosts))
+        hosts = [replace(host, slots=each) for host in hosts]
+    return tuple(hosts)
 
 
 def _hosts_of(path: str, launcher: Launcher, vendor: str) -> list[Host]:
