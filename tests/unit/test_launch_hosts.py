@@ -149,6 +149,7 @@ def test_open_mpi(text: str, hosts: list[Host]) -> None:
         ("slurm", "SLURM_JOB_NODELIST=a\nSLURM_TASKS_PER_NODE=two", "is no number of tasks"),
         ("slurm", "", "no SLURM_JOB_NODELIST: call it within a job of Slurm"),
         ("sge", "a", "lacks the number of slots"),
+        ("sge", "a 4 b 4", "hosts:1: '4': is another host's number, as in LSF's form"),
         ("lsf", "a 2 b", "'b': has no number behind it"),
         ("pbs", "a b", "'a b': is no host's name"),
     ],
@@ -220,10 +221,26 @@ def test_files_of_windows_and_others(tmp_path: Path) -> None:
         read_file(str(tmp_path / "none"))
 
 
-@pytest.mark.parametrize("form", ["openmpi", "mpich", "slurm", "sge"])
+@pytest.mark.parametrize("form", ["openmpi", "mpich", "slurm", "sge", "lsf", "flux"])
 def test_the_form_is_guessed(form: str) -> None:
     text = FORMATS[form].write([Host("node1", 2), Host("node2", 2)])
     assert guess_format(Source("hosts", text)) == form
+    assert guess_format(Source("hosts", f"# SLURM_X=1\n{text}#b 1 c 1\n#d:4\n")) == form
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node1 slots=4 # rack [3]\n",
+        "node1 slots=4 // rack [3], node[1-2]\n",
+        "# written from SLURM_JOB_NODELIST\nnode1 slots=4\n",
+        "SLURM_node slots=4 # a:4\n",
+        "node1 4\n",
+        "# nothing\n",
+    ],
+)
+def test_no_other_form_is_guessed_from_a_comment(text: str) -> None:
+    assert guess_format(Source("hosts", text)) == "openmpi"
 
 
 def test_what_would_go_wrong_in_silence() -> None:

@@ -61,6 +61,7 @@ _FILES = {
 FOREIGN = "has a byte-order mark, or lines that end as in Windows"
 _K8S_FILE = "/etc/mpi/hostfile"
 _HYDRA_LINE = re.compile(r"[^\s:#]+:\d+(\s.*)?")
+_SLURM_LINE = re.compile(r"(export\s+)?SLURM_\w+=.*")
 
 
 def source_of_job(name: str, environ: Mapping[str, str]) -> Source:
@@ -146,13 +147,21 @@ def read_hostfile(path: str, form: str) -> list[Host]:
 
 def guess_format(source: Source) -> str:
     """Tell in which form a file is written."""
-    lines = [line for _, line in source.lines()]
+    bare = [line.partition("#")[0].strip() for _, line in source.lines()]
+    lines = [line for line in bare if line]
     if any(_HYDRA_LINE.fullmatch(line) for line in lines):
         return "mpich"
-    if any("SLURM_" in line for line in lines):
+    if any(_SLURM_LINE.fullmatch(line) for line in lines):
         return "slurm"
-    if any("[" in line for line in lines):
+    if any("[" in line.split()[0] for line in lines):
         return "flux"
+    if lines and all(_is_lsf(line.split()) for line in lines):
+        return "lsf"
     if lines and all(len(line.split()) in (3, 4) and line.split()[1].isdecimal() for line in lines):
         return "sge"
     return "openmpi"
+
+
+def _is_lsf(words: Sequence[str]) -> bool:
+    """Tell whether hosts and numbers take turns, two hosts or more."""
+    return len(words) >= 4 and len(words) % 2 == 0 and all(word.isdecimal() for word in words[1::2])
