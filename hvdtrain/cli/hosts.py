@@ -7,7 +7,7 @@ import os
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hosts.check import objections, require_slots, with_slots
+from hvdtrain.launch.hosts.check import mixed_names, objections, require_slots, with_slots
 from hvdtrain.launch.hosts.formats import FOREIGN, FORMATS, guess_format, read_file, source_of_job
 from hvdtrain.launch.hosts.host import Source
 
@@ -58,6 +58,8 @@ def command(
         slots_found = sum(host.slots or 0 for host in hosts)
         click.echo(f"{source.name}: {len(hosts)} {many}, {slots_found} slots")
     else:
+        for line in mixed_names(hosts):
+            click.echo(f"{source.name}: {line}", err=True)
         click.echo(FORMATS[to].write(hosts), nl=False)
 
 

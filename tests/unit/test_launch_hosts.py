@@ -257,6 +257,15 @@ def test_no_other_form_is_guessed_from_a_comment(text: str) -> None:
     assert guess_format(Source("hosts", text)) == "openmpi"
 
 
+def test_one_host_under_two_names_is_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("node1 slots=2\nnode1.ex.com slots=2\n")
+    with pytest.raises(HostfileError, match=r"hosts: node1 and node1.ex.com: one host under two"):
+        read_hostfile(str(path), "openmpi")
+    path.write_text("node1\nnode2.ex.com slots=2\n")
+    assert len(read_hostfile(str(path), "openmpi")) == 2
+
+
 def test_what_would_go_wrong_in_silence() -> None:
     assert objections([Host("a", 2), Host("b.x", 2)], "hosts") == []
     assert objections([], "hosts") == ["hosts: names no host: write one host per line"]

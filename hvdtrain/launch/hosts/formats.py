@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.launch.hosts import hydra, openmpi, schedulers
+from hvdtrain.launch.hosts.check import mixed_names
 from hvdtrain.launch.hosts.host import Host, HostfileError, Source
 
 __all__ = [
@@ -133,7 +134,8 @@ def read_hostfile(path: str, form: str) -> list[Host]:
         form: of FORMATS.
 
     Raises:
-        HostfileError: it cannot be read, is not in this form, or names no host.
+        HostfileError: it cannot be read, is not in this form, names no host, or, in Open MPI's
+            form, one under two names.
     """
     source = read_file(path)
     hosts = FORMATS[form].read(source)
@@ -142,6 +144,8 @@ def read_hostfile(path: str, form: str) -> list[Host]:
         raise HostfileError(f"hostfile {path}", "", mend)
     if not hosts:
         raise HostfileError(f"hostfile {path}", "", "names no host: write one host per line")
+    if form == "openmpi" and (mixed := mixed_names(hosts)):
+        raise HostfileError(f"hostfile {path}", "", "; ".join(mixed))
     return hosts
 
 
