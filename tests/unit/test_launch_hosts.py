@@ -14,9 +14,11 @@ from hvdtrain.launch.hosts.check import objections, require_slots, with_slots
 from hvdtrain.launch.hosts.formats import (
     FORMATS,
     guess_format,
+    left_out,
     read_file,
     read_hostfile,
     source_of_job,
+    write_hosts,
 )
 from hvdtrain.launch.hosts.host import Host, HostfileError, Source
 
@@ -255,6 +257,26 @@ def test_the_form_is_guessed(form: str) -> None:
 )
 def test_no_other_form_is_guessed_from_a_comment(text: str) -> None:
     assert guess_format(Source("hosts", text)) == "openmpi"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_address_is_written_where_it_can_be_read_back(form: str) -> None:
+    hosts = [Host("node1", 2), Host("fe80::1", 2)]
+    if form in ("openmpi", "k8s"):
+        assert FORMATS[form].read(Source("hosts", write_hosts(hosts, form))) == hosts
+    else:
+        with pytest.raises(HostfileError, match=f"form {form}: 'fe80::1': an IPv6 address cannot"):
+            write_hosts(hosts, form)
+
+
+def test_what_a_form_has_no_place_for_is_known() -> None:
+    text = "me@node1 port=22\nnode1 max_slots=8\nnode2 slots=1 username=her\n"
+    hosts = with_slots(FORMATS["openmpi"].read(Source("hosts", text)), 1, "hosts")
+    others = ["port=22 of node1", "max_slots=8 of node1"]
+    assert left_out(hosts, "openmpi") == left_out(hosts, "mpich") == others
+    assert left_out(hosts, "slurm") == ["me@node1", *others, "her@node2"]
+    bound = FORMATS["mpich"].read(Source("hosts", "node1:2 binding=rr user=me"))
+    assert left_out(bound, "mpich") == ["binding=rr of node1"]
 
 
 def test_one_host_under_two_names_is_not_run(tmp_path: Path) -> None:

@@ -11,16 +11,18 @@ from pathlib import Path
 
 from hvdtrain.launch.hosts import hydra, openmpi, schedulers
 from hvdtrain.launch.hosts.check import mixed_names
-from hvdtrain.launch.hosts.host import Host, HostfileError, Source
+from hvdtrain.launch.hosts.host import Host, HostfileError, Source, check_name
 
 __all__ = [
     "FOREIGN",
     "FORMATS",
     "Format",
     "guess_format",
+    "left_out",
     "read_file",
     "read_hostfile",
     "source_of_job",
+    "write_hosts",
 ]
 
 
@@ -32,24 +34,28 @@ class Format:
         read: returns the hosts; raises HostfileError.
         write: returns the text.
         slots: whether it tells how many slots a host has.
+        users: whether it tells who logs in there.
+        ipv6: whether an address can stand for a name.
     """
 
     read: Callable[[Source], list[Host]]
     write: Callable[[Sequence[Host]], str]
     slots: bool = True
+    users: bool = False
+    ipv6: bool = False
 
 
 FORMATS: Mapping[str, Format] = {
-    "openmpi": Format(openmpi.read, openmpi.write),
-    "mpich": Format(hydra.read, hydra.write),
-    "intelmpi": Format(hydra.read, hydra.write),
+    "openmpi": Format(openmpi.read, openmpi.write, users=True, ipv6=True),
+    "mpich": Format(hydra.read, hydra.write, users=True),
+    "intelmpi": Format(hydra.read, hydra.write, users=True),
     "slurm": Format(schedulers.read_slurm, schedulers.write_slurm),
     "pbs": Format(schedulers.read_lines, schedulers.write_lines),
     "sge": Format(schedulers.read_sge, schedulers.write_sge),
     "lsf": Format(schedulers.read_lsf, schedulers.write_lsf),
     "pjm": Format(openmpi.read, schedulers.write_names, slots=False),
     "flux": Format(schedulers.read_flux, schedulers.write_flux, slots=False),
-    "k8s": Format(openmpi.read, openmpi.write),
+    "k8s": Format(openmpi.read, openmpi.write, users=True, ipv6=True),
 }
 
 # Where a job finds the file of its hosts.
@@ -147,6 +153,27 @@ def read_hostfile(path: str, form: str) -> list[Host]:
     if form == "openmpi" and (mixed := mixed_names(hosts)):
         raise HostfileError(f"hostfile {path}", "", "; ".join(mixed))
     return hosts
+
+
+def write_hosts(hosts: Sequence[Host], form: str) -> str:
+    """Return the text that names hosts in this form.
+
+    Raises:
+        HostfileError: it has no place for an IPv6 address.
+    """
+    for host in hosts:
+        check_name(host.name, f"form {form}", ipv6=FORMATS[form].ipv6)
+    return FORMATS[form].write(hosts)
+
+
+def left_out(hosts: Sequence[Host], form: str) -> list[str]:
+    """Return what was said of hosts that write_hosts() does not write in this form."""
+    words = []
+    for host in hosts:
+        if host.user and not FORMATS[form].users:
+            words.append(f"{host.user}@{host.name}")
+        words += [f"{other} of {host.name}" for other in host.others]
+    return words
 
 
 def guess_format(source: Source) -> str:
