@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hosts.check import objections, require_slots, with_slots
-from hvdtrain.launch.hosts.formats import FOREIGN, FORMATS, guess_format, read_file, source_of_job
-from hvdtrain.launch.hosts.host import Source
+from hvdtrain.launch.hosts.check import mixed_names, objections, require_slots, with_slots
+from hvdtrain.launch.hosts.formats import (
+    FOREIGN,
+    FORMATS,
+    guess_format,
+    left_out,
+    read_file,
+    source_of_job,
+    write_hosts,
+)
+from hvdtrain.launch.hosts.host import Host, Source
 
 __all__ = ["command"]
 
@@ -58,7 +67,19 @@ def command(
         slots_found = sum(host.slots or 0 for host in hosts)
         click.echo(f"{source.name}: {len(hosts)} {many}, {slots_found} slots")
     else:
-        click.echo(FORMATS[to].write(hosts), nl=False)
+        text = write_hosts(hosts, to)
+        _warn(hosts, to, source.name)
+        click.echo(text, nl=False)
+
+
+def _warn(hosts: Sequence[Host], to: str, where: str) -> None:
+    """Say on stderr what is doubtful or missing in the text that is written."""
+    for line in mixed_names(hosts):
+        click.echo(f"{where}: {line}", err=True)
+    missing = left_out(hosts, to)
+    if missing:
+        shown = ", ".join(missing[:5]) + " ..." * (len(missing) > 5)
+        click.echo(f"{where}: not written for {to}: {shown}", err=True)
 
 
 def _find(origin: str, form: str | None) -> tuple[Source, str]:

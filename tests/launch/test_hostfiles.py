@@ -154,3 +154,34 @@ def test_hosts_are_checked(text: str, words: list[str], message: str, tmp_path: 
     assert done.returncode == (0 if right else 2)
     assert message in (done.stdout if right else done.stderr)
     assert (done.stdout + done.stderr).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "to", "written", "said"),
+    [
+        ("me@a slots=2 port=22\n", "pbs", "a\na\n", "not written for pbs: me@a, port=22 of a"),
+        (
+            "a slots=1\na.x slots=1\n",
+            "mpich",
+            "a:1\na.x:1\n",
+            "a and a.x: one host under two names",
+        ),
+        ("me@a slots=1\n", "mpich", "a:1 user=me\n", ""),
+        (
+            "fe80::1 slots=1\n",
+            "slurm",
+            "",
+            "form slurm: 'fe80::1': an IPv6 address cannot stand here",
+        ),
+    ],
+)
+def test_what_a_conversion_loses_is_said(
+    text: str, to: str, written: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text(text)
+    line = [sys.executable, "-m", "hvdtrain", "hosts", "--from", "hosts", "--to", to]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == (0 if written else 2)
+    assert done.stdout == written
+    assert said in done.stderr
+    assert done.stderr.count("\n") == bool(said)

@@ -14,9 +14,11 @@ from hvdtrain.launch.hosts.check import objections, require_slots, with_slots
 from hvdtrain.launch.hosts.formats import (
     FORMATS,
     guess_format,
+    left_out,
     read_file,
     read_hostfile,
     source_of_job,
+    write_hosts,
 )
 from hvdtrain.launch.hosts.host import Host, HostfileError, Source
 
@@ -97,9 +99,13 @@ def test_the_line_that_comes_with_a_comment() -> None:
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [
-        ("node1\nnode2 slots = 2 max-slots=3", [Host("node1"), Host("node2", 2)]),
-        ("node1\n\n  node1 // again\n", [Host("node1", 2)]),
-        ("me@node1 slots=1 /* mine */ port=22", [Host("node1", 1, "me")]),
+        (
+            "node1\nnode2 slots = 2 max-slots=3",
+            [Host("node1"), Host("node2", 2, "", ("max-slots=3",))],
+        ),
+        ("node1\n\n  me@node1 // again\nnode1", [Host("node1", 3, "me")]),
+        ("node1 slots=1 # one\n  /* two */", [Host("node1", 1)]),
+        ("me@node1 slots=1 /* mine */ port=22", [Host("node1", 1, "me", ("port=22",))]),
         ("fe80::1 slots=2\n10.0.0.1 cpu=3", [Host("fe80::1", 2), Host("10.0.0.1", 3)]),
         ("node1 count=2 username=her\r\n", [Host("node1", 2, "her")]),
     ],
@@ -124,7 +130,17 @@ def test_open_mpi(text: str, hosts: list[Host]) -> None:
         ("openmpi", "a SLOTS=4", "'SLOTS=4': Open MPI wants it in small letters: slots="),
         ("openmpi", "a slots=4 max_slots=2", "'max_slots=2': is less than slots=4"),
         ("openmpi", "a slots=4 b", "'b': is left over: write 'a slots=N', one host per line"),
-        ("openmpi", "a slots=1\na slots=2", "hosts: 'a': is listed 2 times"),
+        ("openmpi", "a slots=2 slots=3", "hosts:1: 'slots=3': is a second number"),
+        ("openmpi", "a slots=2 cpu=2", "hosts:1: 'cpu=2': is a second number"),
+        ("openmpi", "a max_slots=2 max-slots=3", "'max-slots=3': is a second number"),
+        (
+            "openmpi",
+            "a slots=1\nb\n\na slots=2",
+            "hosts:4: 'a': is also in hosts:1, which goes only",
+        ),
+        ("openmpi", "a\na slots=2", "hosts:2: 'a': is also in hosts:1"),
+        ("openmpi", "a slots=1\nb slots=1 # two", "hosts:2: Open MPI wants a newline behind a"),
+        ("openmpi", "a slots=1\n// two", "hosts:2: Open MPI wants a newline behind a comment"),
         ("openmpi", "name_of_node1 slots=4", "'name_of_node1': is a placeholder"),
         ("openmpi", "a /* slots=4", "'/\\*': this comment does not end"),
         ("openmpi", "^a", "'\\^a': excluded and relative hosts"),
@@ -149,6 +165,7 @@ def test_open_mpi(text: str, hosts: list[Host]) -> None:
         ("slurm", "SLURM_JOB_NODELIST=a\nSLURM_TASKS_PER_NODE=two", "is no number of tasks"),
         ("slurm", "", "no SLURM_JOB_NODELIST: call it within a job of Slurm"),
         ("sge", "a", "lacks the number of slots"),
+        ("sge", "a 4 b 4", "hosts:1: '4': is another host's number, as in LSF's form"),
         ("lsf", "a 2 b", "'b': has no number behind it"),
         ("pbs", "a b", "'a b': is no host's name"),
     ],
@@ -220,10 +237,55 @@ def test_files_of_windows_and_others(tmp_path: Path) -> None:
         read_file(str(tmp_path / "none"))
 
 
-@pytest.mark.parametrize("form", ["openmpi", "mpich", "slurm", "sge"])
+@pytest.mark.parametrize("form", ["openmpi", "mpich", "slurm", "sge", "lsf", "flux"])
 def test_the_form_is_guessed(form: str) -> None:
     text = FORMATS[form].write([Host("node1", 2), Host("node2", 2)])
     assert guess_format(Source("hosts", text)) == form
+    assert guess_format(Source("hosts", f"# SLURM_X=1\n{text}#b 1 c 1\n#d:4\n")) == form
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node1 slots=4 # rack [3]\n",
+        "node1 slots=4 // rack [3], node[1-2]\n",
+        "# written from SLURM_JOB_NODELIST\nnode1 slots=4\n",
+        "SLURM_node slots=4 # a:4\n",
+        "node1 4\n",
+        "# nothing\n",
+    ],
+)
+def test_no_other_form_is_guessed_from_a_comment(text: str) -> None:
+    assert guess_format(Source("hosts", text)) == "openmpi"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_address_is_written_where_it_can_be_read_back(form: str) -> None:
+    hosts = [Host("node1", 2), Host("fe80::1", 2)]
+    if form in ("openmpi", "k8s"):
+        assert FORMATS[form].read(Source("hosts", write_hosts(hosts, form))) == hosts
+    else:
+        with pytest.raises(HostfileError, match=f"form {form}: 'fe80::1': an IPv6 address cannot"):
+            write_hosts(hosts, form)
+
+
+def test_what_a_form_has_no_place_for_is_known() -> None:
+    text = "me@node1 port=22\nnode1 max_slots=8\nnode2 slots=1 username=her\n"
+    hosts = with_slots(FORMATS["openmpi"].read(Source("hosts", text)), 1, "hosts")
+    others = ["port=22 of node1", "max_slots=8 of node1"]
+    assert left_out(hosts, "openmpi") == left_out(hosts, "mpich") == others
+    assert left_out(hosts, "slurm") == ["me@node1", *others, "her@node2"]
+    bound = FORMATS["mpich"].read(Source("hosts", "node1:2 binding=rr user=me"))
+    assert left_out(bound, "mpich") == ["binding=rr of node1"]
+
+
+def test_one_host_under_two_names_is_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("node1 slots=2\nnode1.ex.com slots=2\n")
+    with pytest.raises(HostfileError, match=r"hosts: node1 and node1.ex.com: one host under two"):
+        read_hostfile(str(path), "openmpi")
+    path.write_text("node1\nnode2.ex.com slots=2\n")
+    assert len(read_hostfile(str(path), "openmpi")) == 2
 
 
 def test_what_would_go_wrong_in_silence() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hvdtrain.launch.hosts.host import Host, HostfileError, total_slots
 
-__all__ = ["objections", "require_slots", "with_slots"]
+__all__ = ["mixed_names", "objections", "require_slots", "with_slots"]
 
 
 def objections(hosts: Sequence[Host], where: str) -> list[str]:
@@ -20,16 +21,17 @@ def objections(hosts: Sequence[Host], where: str) -> list[str]:
             "takes as many as the host has cores, so all ranks may land on the first host: write "
             "slots=N"
         )
-    return found + _mixed_names(hosts, where)
+    return found + [f"{where}: {line}" for line in mixed_names(hosts)]
 
 
-def _mixed_names(hosts: Sequence[Host], where: str) -> list[str]:
+def mixed_names(hosts: Sequence[Host]) -> list[str]:
+    """Return a line for each host that is named with its domain and without."""
     names = defaultdict(set)
     for host in hosts:
         if not host.name.replace(".", "").isdecimal():
             names[host.name.partition(".")[0]].add(host.name)
     return [
-        f"{where}: {' and '.join(sorted(several))}: one host under two names: write it in one way"
+        f"{' and '.join(sorted(several))}: one host under two names: write it in one way"
         for short, several in names.items()
         if short in several and len(several) > 1
     ]
@@ -56,4 +58,4 @@ def with_slots(hosts: Sequence[Host], slots: int | None, where: str) -> list[Hos
     for host in hosts:
         if host.slots is None and slots is None:
             raise HostfileError(where, host.name, "has no number of slots: say --slots N")
-    return [Host(h.name, slots if h.slots is None else h.slots, h.user) for h in hosts]
+    return [replace(host, slots=host.slots or slots) for host in hosts]

@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.launch.hosts import hydra, openmpi, schedulers
-from hvdtrain.launch.hosts.host import Host, HostfileError, Source
+from hvdtrain.launch.hosts.check import mixed_names
+from hvdtrain.launch.hosts.host import Host, HostfileError, Source, check_name
 
 __all__ = [
     "FOREIGN",
     "FORMATS",
     "Format",
     "guess_format",
+    "left_out",
     "read_file",
     "read_hostfile",
     "source_of_job",
+    "write_hosts",
 ]
 
 
@@ -31,24 +34,28 @@ class Format:
         read: returns the hosts; raises HostfileError.
         write: returns the text.
         slots: whether it tells how many slots a host has.
+        users: whether it tells who logs in there.
+        ipv6: whether an address can stand for a name.
     """
 
     read: Callable[[Source], list[Host]]
     write: Callable[[Sequence[Host]], str]
     slots: bool = True
+    users: bool = False
+    ipv6: bool = False
 
 
 FORMATS: Mapping[str, Format] = {
-    "openmpi": Format(openmpi.read, openmpi.write),
-    "mpich": Format(hydra.read, hydra.write),
-    "intelmpi": Format(hydra.read, hydra.write),
+    "openmpi": Format(openmpi.read, openmpi.write, users=True, ipv6=True),
+    "mpich": Format(hydra.read, hydra.write, users=True),
+    "intelmpi": Format(hydra.read, hydra.write, users=True),
     "slurm": Format(schedulers.read_slurm, schedulers.write_slurm),
     "pbs": Format(schedulers.read_lines, schedulers.write_lines),
     "sge": Format(schedulers.read_sge, schedulers.write_sge),
     "lsf": Format(schedulers.read_lsf, schedulers.write_lsf),
     "pjm": Format(openmpi.read, schedulers.write_names, slots=False),
     "flux": Format(schedulers.read_flux, schedulers.write_flux, slots=False),
-    "k8s": Format(openmpi.read, openmpi.write),
+    "k8s": Format(openmpi.read, openmpi.write, users=True, ipv6=True),
 }
 
 # Where a job finds the file of its hosts.
@@ -61,6 +68,7 @@ _FILES = {
 FOREIGN = "has a byte-order mark, or lines that end as in Windows"
 _K8S_FILE = "/etc/mpi/hostfile"
 _HYDRA_LINE = re.compile(r"[^\s:#]+:\d+(\s.*)?")
+_SLURM_LINE = re.compile(r"(export\s+)?SLURM_\w+=.*")
 
 
 def source_of_job(name: str, environ: Mapping[str, str]) -> Source:
@@ -132,7 +140,8 @@ def read_hostfile(path: str, form: str) -> list[Host]:
         form: of FORMATS.
 
     Raises:
-        HostfileError: it cannot be read, is not in this form, or names no host.
+        HostfileError: it cannot be read, is not in this form, names no host, or, in Open MPI's
+            form, one under two names.
     """
     source = read_file(path)
     hosts = FORMATS[form].read(source)
@@ -141,18 +150,49 @@ def read_hostfile(path: str, form: str) -> list[Host]:
         raise HostfileError(f"hostfile {path}", "", mend)
     if not hosts:
         raise HostfileError(f"hostfile {path}", "", "names no host: write one host per line")
+    if form == "openmpi" and (mixed := mixed_names(hosts)):
+        raise HostfileError(f"hostfile {path}", "", "; ".join(mixed))
     return hosts
+
+
+def write_hosts(hosts: Sequence[Host], form: str) -> str:
+    """Return the text that names hosts in this form.
+
+    Raises:
+        HostfileError: it has no place for an IPv6 address.
+    """
+    for host in hosts:
+        check_name(host.name, f"form {form}", ipv6=FORMATS[form].ipv6)
+    return FORMATS[form].write(hosts)
+
+
+def left_out(hosts: Sequence[Host], form: str) -> list[str]:
+    """Return what was said of hosts that write_hosts() does not write in this form."""
+    words = []
+    for host in hosts:
+        if host.user and not FORMATS[form].users:
+            words.append(f"{host.user}@{host.name}")
+        words += [f"{other} of {host.name}" for other in host.others]
+    return words
 
 
 def guess_format(source: Source) -> str:
     """Tell in which form a file is written."""
-    lines = [line for _, line in source.lines()]
+    bare = [line.partition("#")[0].strip() for _, line in source.lines()]
+    lines = [line for line in bare if line]
     if any(_HYDRA_LINE.fullmatch(line) for line in lines):
         return "mpich"
-    if any("SLURM_" in line for line in lines):
+    if any(_SLURM_LINE.fullmatch(line) for line in lines):
         return "slurm"
-    if any("[" in line for line in lines):
+    if any("[" in line.split()[0] for line in lines):
         return "flux"
+    if lines and all(_is_lsf(line.split()) for line in lines):
+        return "lsf"
     if lines and all(len(line.split()) in (3, 4) and line.split()[1].isdecimal() for line in lines):
         return "sge"
     return "openmpi"
+
+
+def _is_lsf(words: Sequence[str]) -> bool:
+    """Tell whether hosts and numbers take turns, two hosts or more."""
+    return len(words) >= 4 and len(words) % 2 == 0 and all(word.isdecimal() for word in words[1::2])

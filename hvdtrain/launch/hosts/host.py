@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvdtrain.errors import UsageError
 
@@ -38,11 +38,13 @@ class Host:
         name: as the launcher is told it.
         slots: how many ranks it takes; None where nobody has said.
         user: who logs in there; empty for who starts the job.
+        others: what its line says besides, as in `port=22`; no form is written with it.
     """
 
     name: str
     slots: int | None = None
     user: str = ""
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,5 +115,6 @@ def add_up(hosts: Sequence[Host]) -> list[Host]:
             found[host.name] = host
         else:
             slots = (before.slots or 0) + (host.slots or 0)
-            found[host.name] = Host(host.name, slots, before.user or host.user)
+            user, others = before.user or host.user, before.others + host.others
+            found[host.name] = replace(before, slots=slots, user=user, others=others)
     return list(found.values())

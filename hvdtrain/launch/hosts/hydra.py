@@ -29,17 +29,19 @@ def write(hosts: Sequence[Host]) -> str:
 def _host(line: str, where: str) -> Host:
     first, *rest = line.split()
     name, colon, count = first.partition(":")
-    user = ""
+    user, others = "", []
     for token in rest:
         key, _, value = token.partition("=")
         if key == "user" and value:
             user = value
-        elif key != "binding" or not value:
+        elif key == "binding" and value:
+            others.append(token)
+        else:
             raise HostfileError(where, token, _mend(token, name))
     if first.count(":") > 1:
         raise HostfileError(where, first, "an IPv6 address cannot stand here: use a host's name")
     slots = check_slots(count, where, first) if colon else 1
-    return Host(check_name(name, where), slots, user)
+    return Host(check_name(name, where), slots, user, tuple(others))
 
 
 def _mend(token: str, name: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from hvdtrain.launch.hosts.host import Host, HostfileError, Source, check_name, check_slots
+from hvdtrain.launch.hosts.host import Host, HostfileError, Source, add_up, check_name, check_slots
 
 __all__ = ["read", "write"]
 
@@ -29,15 +29,16 @@ def read(source: Source) -> list[Host]:
     Raises:
         HostfileError: Open MPI would refuse a line, or take it for something else.
     """
-    hosts: list[Host] = []
+    _refuse_open_comment(source)
+    listed: list[tuple[str, Host]] = []
     for where, line in source.lines():
         text = _COMMENT.sub(" ", line)
         if "/*" in text:
             raise HostfileError(where, "/*", "this comment does not end: write */ in the same line")
         tokens = re.sub(r"\s*=\s*", "=", text).split()
         if tokens:
-            hosts.append(_host(tokens, where))
-    return _once(hosts, source)
+            listed.append((where, _host(tokens, where)))
+    return _once(listed)
 
 
 def write(hosts: Sequence[Host]) -> str:
@@ -50,11 +51,20 @@ def write(hosts: Sequence[Host]) -> str:
     )
 
 
+def _refuse_open_comment(source: Source) -> None:
+    last = source.text.rpartition("\n")[2]
+    if any(comment[1] for comment in _COMMENT.finditer(last)):
+        where = f"{source.name}:{len(source.text.splitlines())}"
+        mend = "Open MPI wants a newline behind a comment: end this line with one"
+        raise HostfileError(where, "", mend)
+
+
 def _host(tokens: Sequence[str], where: str) -> Host:
     first, *rest = tokens
     _refuse_foreign(first, where)
     user, _, name = first.rpartition("@")
     numbers: dict[str, int] = {}
+    others = []
     for token in rest:
         key, sign, value = token.partition("=")
         if not sign:
@@ -62,13 +72,18 @@ def _host(tokens: Sequence[str], where: str) -> Host:
         if key in _OTHERS:
             user = value if key == "username" else user
         elif key in _SLOTS | _MOST:
-            numbers["most" if key in _MOST else "slots"] = check_slots(value, where, token)
+            kind = "most" if key in _MOST else "slots"
+            if kind in numbers:
+                raise HostfileError(where, token, "is a second number: Open MPI takes one")
+            numbers[kind] = check_slots(value, where, token)
         else:
             _refuse_key(key, token, where)
+        if key == "port" or key in _MOST:
+            others.append(token)
     slots, most = numbers.get("slots"), numbers.get("most")
     if slots is not None and most is not None and most < slots:
         raise HostfileError(where, f"max_slots={most}", f"is less than slots={slots}: raise it")
-    return Host(check_name(name, where, ipv6=True), slots, user)
+    return Host(check_name(name, where, ipv6=True), slots, user, tuple(others))
 
 
 def _refuse_foreign(first: str, where: str) -> None:
@@ -101,18 +116,16 @@ def _refuse_key(key: str, token: str, where: str) -> None:
     raise HostfileError(where, token, "Open MPI knows slots=, max_slots=, port= and username=")
 
 
-def _once(hosts: Sequence[Host], source: Source) -> list[Host]:
+def _once(listed: Sequence[tuple[str, Host]]) -> list[Host]:
     """Count a slot for each listing of a host without a number, as Open MPI does."""
-    listed = Counter(host.name for host in hosts)
-    found: dict[str, Host] = {}
-    for host in hosts:
-        if listed[host.name] == 1:
-            found[host.name] = host
-            continue
-        if host.slots is not None:
-            mend = (
-                f"is listed {listed[host.name]} times, which goes only without slots=: list it once"
-            )
-            raise HostfileError(source.name, host.name, mend)
-        found[host.name] = Host(host.name, listed[host.name], host.user)
-    return list(found.values())
+    lines: dict[str, list[str]] = {}
+    for where, host in listed:
+        lines.setdefault(host.name, []).append(where)
+    hosts = []
+    for _, host in listed:
+        first, *again = lines[host.name]
+        if again and host.slots is not None:
+            mend = f"is also in {first}, which goes only without slots=: list it once"
+            raise HostfileError(again[0], host.name, mend)
+        hosts.append(replace(host, slots=1) if again else host)
+    return add_up(hosts)

@@ -84,6 +84,8 @@ def read_sge(source: Source) -> list[Host]:
         name, *rest = line.split()
         if not rest:
             raise HostfileError(where, line, "lacks the number of slots: host slots queue")
+        if len(rest) > 2 and rest[2].isdecimal():
+            raise HostfileError(where, rest[2], "is another host's number, as in LSF's form")
         hosts.append(Host(check_name(name, where), check_slots(rest[0], where, rest[0])))
     return add_up(hosts)
 
