@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -113,9 +114,9 @@ def read_file(path: str) -> Source:
     """
     file = Path(path)
     where = f"hostfile {path}"
-    if not file.exists():
+    if not os.path.exists(path):
         raise HostfileError(where, "", "does not exist: see hostfiles/ for templates")
-    if not file.is_file():
+    if not os.path.isfile(path):
         raise HostfileError(where, "", "is not a file: name a text file, one host per line")
     try:
         raw = file.read_bytes()
