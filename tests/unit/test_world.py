@@ -130,6 +130,7 @@ def test_promise(environ: dict[str, str], promised: PromisedWorld | None) -> Non
     assert under_launcher(environ) == (promised is not None)
 
 
+# Those of MVAPICH2, jsrun, PALS and Flux, above, are after their documentation.
 RECORDED = json.loads(Path(__file__).with_name("launcher_environments.json").read_text())
 
 
