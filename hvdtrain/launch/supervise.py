@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ __all__ = ["bound_to_this_process", "run_to_the_end"]
 
 _PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+# For orphans that clear up by themselves: those that watch over shared memory, for example.
+_GRACE_SECONDS = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -34,11 +37,12 @@ def run_to_the_end(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     begin = bound_to_this_process(before)
+    others = _children()  # of the shell whose place this process has taken
     process = subprocess.Popen(argv, env=environ, preexec_fn=begin)
     asked = _wait(process, passed_on)
     code = process.returncode
-    if code < 0:
-        _end_orphans()
+    if code != 0:
+        _end_orphans(others)
     if code != 0 and asked is not None:
         return 128 + asked
     return code if code >= 0 else 128 - code
@@ -70,22 +74,31 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _end_orphans() -> None:
-    """Kill what a killed launcher has left behind on this host, and all that descends from it."""
-    while pids := _children():
+def _end_orphans(others: set[int]) -> None:
+    """End what a launcher has left behind on this host, and all that descends from it.
+
+    Mostly nothing is left. A launcher that is killed, or that fails while it ends, leaves ranks.
+    """
+    for pid in _children() - others:
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while pids := _children() - others:
+        late = time.monotonic() > deadline
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            if late:
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0 if late else os.WNOHANG)
+        time.sleep(0.02)
 
 
-def _children() -> list[int]:
+def _children() -> set[int]:
     # Not every kernel lists them in /proc/self/task/*/children.
-    found = []
+    found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it is gone meanwhile
             after_name = path.read_text(errors="replace").rpartition(")")[2].split()
             if int(after_name[1]) == os.getpid():
-                found.append(int(path.parent.name))
+                found.add(int(path.parent.name))
     return found
 
 

@@ -23,8 +23,6 @@ def main() -> None:
 
 def misbehave(behaviour: str) -> None:
     """Break one promise that run_ranks must watch."""
-    if behaviour == "exits 3":
-        sys.exit(3)
     if behaviour == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "reports nothing":
@@ -37,13 +35,16 @@ def misbehave(behaviour: str) -> None:
     if behaviour == "sleeps through SIGTERM":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(3600)
-    if behaviour == "leaves a child" and os.fork() == 0:
+    if behaviour.startswith("leaves a child") and os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
             os.dup2(null, descriptor)
         os.closerange(3, 256)  # Hydra waits for the end of its own pipe
         time.sleep(3600)
+    if behaviour.endswith("exits 3"):
+        sys.exit(3)
 
 
 main()

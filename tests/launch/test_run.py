@@ -46,7 +46,7 @@ def test_a_script_runs_on_all_ranks(mpi: str, count: str) -> None:
 
 def test_the_exit_code_is_that_of_mpirun(tmp_path: Path) -> None:
     logs = tmp_path / "new" / "logs"
-    done = finish(run("-np", 2, "--output-dir", logs, WORKER, "exits 3"))
+    done = finish(run("-np", 2, "--output-dir", logs, WORKER, "leaves a child, exits 3"))
     assert done.returncode == 3
     assert f"hvdtrain: exit code 3: see {logs}/rank.*.log\n" in done.stderr
     assert "is here" not in done.stdout
@@ -105,6 +105,17 @@ def test_a_signal_ends_all_ranks(mpi: str, number: signal.Signals) -> None:
         code = job.wait(10).returncode
         job.assert_nothing_left()
     assert code == (-number if number == signal.SIGKILL else 128 + number)
+
+
+def test_a_signal_to_all_ends_ranks_though_nobody_reads_what_mpirun_says() -> None:
+    pipe = '"$@" 2>&1 | head -n 2 >&2'  # the launcher writes on, and fails as it ends
+    words = [mpi_python("openmpi"), "-m", "hvdtrain", "run", "-np", 2, OPTIONS_WORKER, "sleeps"]
+    with start(["bash", "-c", pipe, "-", *words]) as job:
+        for rank in range(2):
+            job.wait_for_output(f"rank {rank} sleeps")
+        os.killpg(job.process.pid, signal.SIGTERM)
+        job.wait(10)
+        job.assert_nothing_left()
 
 
 def test_an_mpirun_that_is_killed_leaves_no_files(tmp_path: Path) -> None:
