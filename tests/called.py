@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 
 class BoomError(Exception):
     """An exception of this module, which others do not know."""
@@ -23,3 +25,8 @@ def summed(base: float, name: str) -> tuple[int, list[float], str]:
     array = hvd.allreduce(torch.full([3], base * (hvd.rank() + 1)), op=hvd.Sum)
     print(f"hello from rank {hvd.rank()}")
     return hvd.rank(), array.tolist(), name
+
+
+def sleeps() -> None:
+    print("sleeps", flush=True)
+    time.sleep(3600)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,13 +64,14 @@ def run(
     request = _dumps((function, tuple(args), dict(kwargs or {})))
     key = secrets.token_bytes(_KEY_BYTES)
     arrived: list[Answer] = []
+    ranks: list[Connection] = []
     with session_folder(os.environ) as folder:
         # Only this user may reach the socket, and only those who have the key are believed.
         address = str(Path(folder) / "call")
         with _listen(address, np, key) as listener:
             process = _start(np, {SESSION: folder, ADDRESS: address, KEY: key.hex()})
             with ThreadPoolExecutor(np) as pool:
-                talks = [pool.submit(_talk, listener, request, arrived) for _ in range(np)]
+                talks = [pool.submit(_talk, listener, request, ranks, arrived) for _ in range(np)]
                 try:
                     _show_output(process)
                 except BaseException:  # Ctrl-C, for example
@@ -80,7 +81,7 @@ def run(
                     try:
                         _end(process)
                     finally:
-                        _release(talks, address)
+                        _release(talks, ranks, address)
     return _results(arrived, np, process.returncode)
 
 
@@ -134,12 +135,15 @@ def _start(np: int, variables: Mapping[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def _talk(listener: Listener, request: bytes, arrived: list[Answer]) -> None:
+def _talk(
+    listener: Listener, request: bytes, ranks: list[Connection], arrived: list[Answer]
+) -> None:
     """Give one rank its call, and wait for the answer."""
     try:
-        with listener.accept() as rank:
-            rank.send_bytes(request)
-            arrived.append(rank.recv())
+        rank = listener.accept()
+        ranks.append(rank)  # it ends when its connection does, which is for _release()
+        rank.send_bytes(request)
+        arrived.append(rank.recv())
     except (EOFError, OSError):  # it has ended, or was _release()
         pass
 
@@ -161,8 +165,11 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _release(talks: Sequence[Future[None]], address: str) -> None:
-    """Let go of those who still wait for a rank, which will not come any more."""
+def _release(talks: Sequence[Future[None]], ranks: Sequence[Connection], address: str) -> None:
+    """Let go of ranks, and of those who still wait for one, which will not come any more."""
+    for rank in ranks:
+        with socket.socket(fileno=os.dup(rank.fileno())) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
     for talk in talks:
         if not talk.done():
             with socket.socket(socket.AF_UNIX) as visitor:

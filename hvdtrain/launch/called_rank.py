@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Connection
 from typing import Any
 
 from hvdtrain.errors import EXIT_CRASH
@@ -39,15 +41,25 @@ def main() -> None:
     key = bytes.fromhex(os.environ.pop(KEY))
     world = promised_world(os.environ)
     rank = 0 if world is None else world.rank
-    with Client(os.environ.pop(ADDRESS), "AF_UNIX", authkey=key) as caller:
-        sys.path[:], call = pickle.loads(caller.recv_bytes())
-        answer = _called(call, rank)
-        caller.send(answer)
+    # Open to the end of this process: so is the caller's end, whose closing says that it has ended.
+    caller = Client(os.environ.pop(ADDRESS), "AF_UNIX", authkey=key)
+    threading.Thread(target=_end_with, args=[caller], daemon=True).start()
+    sys.path[:], call = pickle.loads(caller.recv_bytes())
+    answer = _called(call, rank)
+    caller.send(answer)
     if answer.failure:
         sys.stdout.flush()
         sys.stderr.flush()
         # Leaving in good order would wait for the other ranks, which the launcher ends now.
         os._exit(EXIT_CRASH)
+
+
+def _end_with(caller: Connection) -> None:
+    """End this process when the caller ends: a launcher that fails on its way out does not."""
+    closing = select.poll()
+    closing.register(caller.fileno(), select.POLLRDHUP)  # what there is to read is for others
+    closing.poll()
+    os._exit(EXIT_CRASH)
 
 
 def _called(call: bytes, rank: int) -> Answer:

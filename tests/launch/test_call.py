@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import tempfile
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from called import BoomError, UnpicklableError, summed
-from ranks import start
+from ranks import Job, start
 
 import hvdtrain
 from hvdtrain.errors import HvdtrainError, UsageError
@@ -99,6 +100,44 @@ def test_a_rank_that_ends_without_a_word() -> None:
 
     with pytest.raises(HvdtrainError, match=r"rank 0, 1 of 2 ended without a result .*exit code"):
         hvdtrain.run(leaves, np=2)
+
+
+def test_ranks_end_with_the_caller_without_the_launcher() -> None:
+    with _called_to_sleep() as job:
+        ranks = set(job.rank_pids(2).values())
+        launcher = _launcher(job)
+        os.kill(launcher, signal.SIGSTOP)  # it does not end them
+        job.process.terminate()
+        assert job.wait(10).returncode == -signal.SIGTERM
+        deadline = time.monotonic() + 10
+        while left := ranks & set(job.pids()):
+            assert time.monotonic() < deadline, f"ranks {left} outlived the caller"
+            time.sleep(0.02)
+        os.kill(launcher, signal.SIGKILL)
+        job.assert_nothing_left()
+
+
+def test_a_launcher_that_is_killed_leaves_no_ranks() -> None:
+    with _called_to_sleep() as job:
+        os.kill(_launcher(job), signal.SIGKILL)
+        done = job.wait(20)
+        job.assert_nothing_left()
+    assert done.returncode == 1
+    assert "rank 0, 1 of 2 ended without a result (mpirun's exit code is -9)" in done.stderr
+
+
+def _called_to_sleep() -> Job:
+    """Start a caller, and wait until both ranks sleep."""
+    code = "import called, hvdtrain; hvdtrain.run(called.sleeps, np=2)"
+    job = start([sys.executable, "-u", "-c", code])
+    job.wait_for_output("sleeps\nsleeps\n")
+    return job
+
+
+def _launcher(job: Job) -> int:
+    pid = job.process.pid
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
 
 
 def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
