@@ -20,7 +20,7 @@ HOROVOD ?= $(if $(shell command -v $(COMPILERS)),.venv-horovod)
 # Without it, as with `make test TENSORFLOW=`, the tests of TensorFlow and Keras are skipped.
 TENSORFLOW ?= .venv-tensorflow
 # Where Debian's Open MPI 4 is installed, its launcher and hostfiles are tested, too.
-OPENMPI4 ?= $(if $(shell mpirun.openmpi --version 2> /dev/null | grep ') 4[.]'),.venv-openmpi4)
+OPENMPI4 ?= $(if $(shell mpirun.openmpi --version 2> /dev/null | grep ' 4[.]'),.venv-openmpi4)
 # Of `make bench`: its options, for example make bench ARGS=--quick
 ARGS ?=
 
