@@ -63,13 +63,12 @@ def _notes(scheduler: str, request: Request) -> Iterator[str]:
     """Yield what a person has said and the script does not."""
     context = click.get_current_context()
     options = {param.name: param.opts[-1] for param in context.command.params}
-    unsaid = {**_KINDS[scheduler].unsaid(request)}
+    unsaid = dict(_KINDS[scheduler].unsaid(request))
     if scheduler != "k8s":
         unsaid["image"] = "containers are for k8s"
     for name, instead in unsaid.items():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = options[name]
-            yield f"{option} is not in this script for {scheduler}: {instead}"
+            yield f"{options[name]} is not in this script for {scheduler}: {instead}"
 
 
 def _request(
@@ -124,7 +123,7 @@ def _request(
 
 def _require_train_takes(arguments: list[str]) -> None:
     """Raise what `train` would, an hour later."""
-    parsed = train.make_context("train", list(arguments), resilient_parsing=False)
+    parsed = train.make_context("train", list(arguments))
     TrainOptions(**parsed.params)
 
 

@@ -67,8 +67,9 @@ def _option(flag: str, text: str, **settings: Any) -> Any:
 @_option("--quiet", "Print nothing but errors.", is_flag=True)
 def command(**options: Any) -> None:
     """Train a recipe on all ranks; without mpirun, on one."""
-    # It would end a rank that has not come as far as to ask for it: that takes the imports first.
+    asked = TrainOptions(**options)
+    # It would end a rank that has not come as far as to wait for it: train() lets it through.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     from hvdtrain.train.session import train
 
-    train(TrainOptions(**options))
+    train(asked)

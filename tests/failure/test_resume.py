@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
-from ranks import launch, run_ranks
+from ranks import launch, run_ranks, start
 from run_files import both_splits, epochs_of, metrics_of, summary_of
 
 from hvdtrain.train.checkpoint import checkpoint_epoch, checkpoint_files, checkpoint_position
@@ -101,3 +102,25 @@ def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path)
     files = checkpoint_files(tmp_path)
     assert [checkpoint_epoch(path) for path in files] == list(range(epochs, 0, -1))
     assert not leftover.exists()
+
+
+# Sends it when `train` imports what trains, which takes seconds.
+SIGNALLED_EARLY = """
+import os, signal, sys
+
+class Early:
+    def find_spec(self, name, path=None, target=None):
+        if name == "hvdtrain.train.session":
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+sys.meta_path.insert(0, Early())
+from hvdtrain.cli.main import main
+main(["train", "digits", "--epochs", "100", "--quiet", "--out", "out"])
+"""
+
+
+def test_a_signal_before_the_first_step_is_not_lost(tmp_path: Path) -> None:
+    with start([sys.executable, "-c", SIGNALLED_EARLY], cwd=tmp_path) as job:
+        done = job.wait(60)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / MARKER).exists()
