@@ -1,1 +1,43 @@
-"""Data sets and exact sharding. Imports no framework."""
+"""Data sets, exact sharding and seeds. Imports no framework, and nothing before it is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hvdtrain.data.augment import center_crop, random_crop, random_flip
+    from hvdtrain.data.dataset import Dataset, Samples
+    from hvdtrain.data.iterable import StreamBatches
+    from hvdtrain.data.samplers import EvaluationSampler, GlobalBatchSampler
+    from hvdtrain.data.seeds import sample_generator, sample_seed, seed_generators, step_seed
+
+__all__ = [
+    "Dataset",
+    "EvaluationSampler",
+    "GlobalBatchSampler",
+    "Samples",
+    "StreamBatches",
+    "center_crop",
+    "random_crop",
+    "random_flip",
+    "sample_generator",
+    "sample_seed",
+    "seed_generators",
+    "step_seed",
+]
+
+_MODULES = {
+    **dict.fromkeys(["Dataset", "Samples"], "dataset"),
+    **dict.fromkeys(["EvaluationSampler", "GlobalBatchSampler"], "samplers"),
+    **dict.fromkeys(["center_crop", "random_crop", "random_flip"], "augment"),
+    **dict.fromkeys(["sample_generator", "sample_seed", "seed_generators", "step_seed"], "seeds"),
+    "StreamBatches": "iterable",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module of a name when it is first asked for."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Dataset", "Samples"]
+__all__ = ["Dataset", "Samples", "is_stream"]
 
 
 @dataclass(frozen=True)
@@ -32,3 +33,14 @@ class Dataset:
 
     train: Samples
     test: Samples
+
+
+def is_stream(data: Any) -> bool:
+    """Tell whether samples only come one after the other, and cannot be asked for by number.
+
+    torch's IterableDataset, and those that are named after it, have an [index] that only raises.
+    """
+    if isinstance(data, Samples):
+        return False
+    named = {kind.__name__ for kind in type(data).__mro__}
+    return "IterableDataset" in named or not hasattr(data, "__getitem__")

@@ -1,0 +1,95 @@
+"""CIFAR-10: 60,000 colour images of 32 x 32 pixels, as binary or as Python batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.data.cifar10_pickle import read_python_batch
+from hvdtrain.data.dataset import Dataset, Samples
+from hvdtrain.data.files import data_folder, missing_files, read_bytes
+from hvdtrain.data.pixels import standardised_colours
+from hvdtrain.errors import UsageError
+
+__all__ = ["CLASSES", "load_cifar10"]
+
+CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+
+_IMAGE_BYTES = 3 * 32 * 32
+_LAYOUT = (
+    "data_batch_1.bin to data_batch_5.bin and test_batch.bin (the binary version), or data_batch_1 "
+    "to data_batch_5 and test_batch (the Python version), there or in cifar-10-batches-bin or "
+    "cifar-10-batches-py"
+)
+_Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
+
+
+def load_cifar10(data_dir: Path | None) -> Dataset:
+    """Load images, [n, 3, 32, 32], with mean 0 and deviation 1, and labels from 0 to 9.
+
+    Where both versions are there, the binary one is taken.
+
+    Raises:
+        UsageError: a file is not there, or damaged.
+    """
+    folder = data_folder(data_dir, "cifar10", _LAYOUT)
+    stems = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    paths, read = _version(folder, stems)
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise missing_files("cifar10", paths[0].parent, missing, _LAYOUT)
+    batches = [_checked(path, *read(path)) for path in paths]
+    return Dataset(_samples(batches[:-1]), _samples(batches[-1:]))
+
+
+def read_binary_batch(path: Path) -> _Batch:
+    """Return the images, [n, 3072], and the labels, [n], of a binary batch.
+
+    Raises:
+        UsageError: its size is not that of whole records.
+    """
+    content = read_bytes(path)
+    record = 1 + _IMAGE_BYTES
+    if len(content) % record:
+        raise UsageError(
+            f"{path} is truncated or not a binary batch of cifar10: its {len(content)} bytes are "
+            f"not a multiple of {record}"
+        )
+    rows = np.frombuffer(content, np.uint8).reshape(-1, record)
+    return rows[:, 1:], rows[:, 0]
+
+
+def _version(folder: Path, stems: list[str]) -> tuple[list[Path], Callable[[Path], _Batch]]:
+    """Return the files of the version that is there, and what reads one of them."""
+    for inner, ending, read in (
+        ("cifar-10-batches-bin", ".bin", read_binary_batch),
+        ("cifar-10-batches-py", "", read_python_batch),
+    ):
+        for place in (folder, folder / inner):
+            paths = [place / f"{stem}{ending}" for stem in stems]
+            if any(path.is_file() for path in paths):
+                return paths, read
+    raise missing_files("cifar10", folder, [f"{stems[0]}.bin", stems[0]], _LAYOUT)
+
+
+def _checked(path: Path, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> _Batch:
+    if not len(labels):
+        raise UsageError(f"{path} has no images")
+    if labels.max() >= len(CLASSES):
+        row = int(np.argmax(labels >= len(CLASSES)))
+        raise UsageError(f"{path}: label {labels[row]} of image {row} is not from 0 to 9")
+    return images, labels
+
+
+def _samples(batches: list[_Batch]) -> Samples:
+    images = np.concatenate([images for images, _ in batches]).reshape(-1, 3, 32, 32)
+    return Samples(
+        standardised_colours(images),
+        np.concatenate([labels for _, labels in batches]).astype(np.int64),
+    )

@@ -1,0 +1,88 @@
+"""The Python version of CIFAR-10, read without running anything that its files may name.
+
+Its batches are pickles, which can call any function by its name. Of all names only those that these
+files need are known here, and each means a plain holder of this module: not even numpy's
+own functions are handed what a file says.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.data.files import read_bytes
+from hvdtrain.errors import UsageError
+
+__all__ = ["read_python_batch"]
+
+_IMAGE_BYTES = 3 * 32 * 32
+
+
+def read_python_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Return the images, [n, 3072], and the labels, [n], of a batch of the Python version.
+
+    Raises:
+        UsageError: it holds something else, or names what such a batch does not need.
+    """
+    content = read_bytes(path)
+    try:
+        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        data, labels = batch[b"data"], batch[b"labels"]
+        images = np.frombuffer(data.content, np.uint8).reshape(len(labels), _IMAGE_BYTES)
+        return images, np.array(labels, np.uint8).reshape(len(images))
+    # A damaged pickle may raise anything.
+    except Exception as error:
+        raise UsageError(
+            f"{path} is damaged or not a Python batch of cifar10 "
+            f"({type(error).__name__}: {error}); the binary version "
+            "does as well"
+        ) from None
+
+
+class _Array:
+    """What stands for a numpy array: its bytes."""
+
+    content: bytes = b""
+
+    def __init__(self, *_: Any) -> None:
+        """Take the arguments of numpy's _reconstruct, which say nothing yet."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Take numpy's (version, shape, dtype, whether it is in Fortran's order, bytes)."""
+        _, _, dtype, in_fortrans_order, content = state
+        if dtype.name not in (b"u1", "u1") or in_fortrans_order or type(content) is not bytes:
+            raise pickle.UnpicklingError("its data are not rows of unsigned bytes")
+        self.content = content
+
+
+class _Dtype:
+    """What stands for a numpy dtype: its name."""
+
+    def __init__(self, name: bytes | str, *_: Any) -> None:
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        """Take the byte order and more, which unsigned bytes do not have."""
+
+
+_KNOWN = {
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows the names that a batch needs, and refuses all others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what stands for a name."""
+        if (module, name) not in _KNOWN:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no such batch needs")
+        return _KNOWN[module, name]

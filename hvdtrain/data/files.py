@@ -1,0 +1,77 @@
+"""Reading files that a person has put somewhere, with one line for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+
+__all__ = ["data_folder", "missing_files", "read_bytes", "read_text"]
+
+
+def data_folder(data_dir: Path | None, data_set: str, layout: str) -> Path:
+    """Return the folder of a data set, once it is known to be one.
+
+    Args:
+        data_dir: where a person says that it is.
+        data_set: its name, for people.
+        layout: what is expected in the folder, for people.
+
+    Raises:
+        UsageError: none was named, or there is none.
+    """
+    if data_dir is None:
+        raise UsageError(f"{data_set} needs --data-dir DIR, with {layout}; nothing is downloaded")
+    if not data_dir.is_dir():
+        raise UsageError(
+            f"{data_set}: there is no folder {data_dir}; expected is one with {layout}; nothing is "
+            "downloaded"
+        )
+    return data_dir
+
+
+def missing_files(data_set: str, folder: Path, names: Sequence[str], layout: str) -> UsageError:
+    """Return what to raise where files of a data set are not there.
+
+    Args:
+        data_set: its name, for people.
+        folder: where they should be.
+        names: of those that are not there.
+        layout: what is expected in the folder, for people.
+    """
+    return UsageError(
+        f"{data_set}: {', '.join(names)} not found in {folder}; expected are {layout}; nothing is "
+        "downloaded"
+    )
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return what a file holds, unpacked where its name ends in .gz.
+
+    Raises:
+        UsageError: it cannot be read, or is not a whole gzip file.
+    """
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as stream:
+                return stream.read()
+        return path.read_bytes()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"{path} is damaged or not a gzip file: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def read_text(path: Path) -> str:
+    """Return what a text file holds, in UTF-8.
+
+    Raises:
+        UsageError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not text in UTF-8: byte {error.start} is wrong") from None

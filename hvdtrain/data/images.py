@@ -1,0 +1,94 @@
+"""Image files with labels, read one by one when they are needed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.data.augment import center_crop
+from hvdtrain.data.pixels import standardised_colours
+from hvdtrain.errors import UsageError
+
+__all__ = ["ENDINGS", "ImageFiles", "read_image", "require_pillow"]
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """A map-style data set of image files: [index] gives (image, label).
+
+    Attributes:
+        paths: of the files.
+        labels: their classes, from 0.
+        classes: names of the classes.
+        size: images are resized so that their shorter side has so many pixels, and cut to a
+            square around their middle.
+        crop: the square of so many pixels in the middle of it is given; None: all of it.
+    """
+
+    paths: Sequence[Path]
+    labels: Sequence[int]
+    classes: Sequence[str]
+    size: int
+    crop: int | None = None
+
+    def __len__(self) -> int:
+        """Return how many images there are."""
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[npt.NDArray[np.float32], int]:
+        """Return the image, as of read_image(), and the label of a sample."""
+        return read_image(self.paths[index], self.size, self.crop), self.labels[index]
+
+
+def read_image(path: Path, size: int, crop: int | None = None) -> npt.NDArray[np.float32]:
+    """Return an image in three colours, [3, pixels, pixels], with mean 0 and deviation 1.
+
+    Args:
+        path: of a file that Pillow can read.
+        size: pixels of the shorter side after resizing; a square is cut around the middle.
+        crop: pixels of the square that is cut out of that; None: all of it.
+
+    Raises:
+        UsageError: it cannot be read, or Pillow is not installed.
+    """
+    pillow = require_pillow()
+    try:
+        with pillow.open(path) as image:
+            pixels = np.asarray(_square(image.convert("RGB"), size, pillow.Resampling.BILINEAR))
+    # Pillow's readers raise whatever their format's parser does.
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UsageError(f"cannot read the image {path}: {reason}") from None
+    scaled = standardised_colours(pixels.transpose(2, 0, 1))
+    return scaled if crop is None else center_crop(scaled, crop)
+
+
+def require_pillow() -> Any:
+    """Import PIL.Image.
+
+    Raises:
+        UsageError: Pillow is not installed.
+    """
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError:
+        raise UsageError(
+            "images are read by Pillow, which is not installed: pip install pillow"
+        ) from None
+
+
+def _square(image: Any, size: int, filter_: Any) -> Any:
+    width, height = image.size
+    shorter = min(width, height)
+    left, top = (width - shorter) // 2, (height - shorter) // 2
+    # Resized and cut in one step, from the part that is kept.
+    kept = (left, top, left + shorter, top + shorter)
+    return image.resize((size, size), filter_, box=kept)

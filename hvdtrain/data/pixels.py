@@ -1,0 +1,35 @@
+"""Pixels as networks like them: of mean 0 and deviation 1."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["standardised", "standardised_colours"]
+
+# Of ImageNet's training images, between 0 and 1, by colour: what most networks are used to.
+_MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
+_DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
+
+Pixels = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+
+def standardised(pixels: Pixels, mean: float | Floats, deviation: float | Floats) -> Floats:
+    """Return (pixels / 255 - mean) / deviation, float32, in C's order.
+
+    Args:
+        pixels: from 0 to 255, of any shape.
+        mean: of pixels between 0 and 1; a number, or what fits the shape.
+        deviation: likewise.
+    """
+    scaled = pixels.astype(np.float32, order="C")
+    scaled /= 255
+    scaled -= mean
+    scaled /= deviation
+    return scaled
+
+
+def standardised_colours(pixels: Pixels) -> Floats:
+    """Return pixels in red, green and blue, [..., 3, height, width], by ImageNet's deviation."""
+    return standardised(pixels, _MEAN, _DEVIATION)

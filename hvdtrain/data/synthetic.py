@@ -1,0 +1,52 @@
+"""Data of any shape that are made up, to measure with or to try a model on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from hvdtrain.data.dataset import Dataset, Samples
+from hvdtrain.errors import UsageError
+
+__all__ = ["make_synthetic"]
+
+
+def make_synthetic(
+    samples: int, shape: Sequence[int], classes: int, seed: int = 0, test_samples: int = 0
+) -> Dataset:
+    """Make inputs, [n, *shape], and labels of which a network can learn something.
+
+    An input is noise of deviation 1, with 1 added where its place, counted over the whole shape, is
+    the label, up to multiples of the number of classes.
+
+    Args:
+        samples: to train on.
+        shape: of one input.
+        classes: labels are below.
+        seed: of the noise and the labels.
+        test_samples: to test on; 0: a tenth as many, at least one.
+
+    Raises:
+        UsageError: a number is not at least 1.
+    """
+    for name, value in (
+        ("samples", samples),
+        ("classes", classes),
+        ("shape", min(shape, default=0)),
+    ):
+        if value < 1:
+            raise UsageError(f"synthetic data: {name} must be at least 1, got {value}")
+    generator = np.random.Generator(np.random.PCG64(seed))
+    tests = test_samples or max(1, samples // 10)
+    return Dataset(*(_made(count, shape, classes, generator) for count in (samples, tests)))
+
+
+def _made(
+    count: int, shape: Sequence[int], classes: int, generator: np.random.Generator
+) -> Samples:
+    labels = generator.integers(classes, size=count)
+    inputs = generator.standard_normal((count, math.prod(shape)), dtype=np.float32)
+    inputs += np.arange(inputs.shape[1]) % classes == labels[:, None]
+    return Samples(inputs.reshape(count, *shape), labels)
