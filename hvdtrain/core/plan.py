@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import prod
+from typing import Any
 
 from hvdtrain.types import DType
 
-__all__ = ["Bucket", "ParameterSpec", "Plan", "first_difference", "make_plan"]
+__all__ = ["Bucket", "ParameterSpec", "Plan", "first_difference", "make_plan", "plan_of_layout"]
 
 
 _CALLED = {"kind": "dtype"}
@@ -85,6 +86,15 @@ class Plan:
         """A hash that is equal exactly for equal plans."""
         return blake2b(repr(self).encode(), digest_size=8).hexdigest()
 
+    @property
+    def layout(self) -> dict[str, Any]:
+        """What else than the parameters makes the plan, as plain data; see plan_of_layout()."""
+        return {
+            "buckets": [list(bucket.parameters) for bucket in self.buckets],
+            "bucket_bytes": self.bucket_bytes,
+            "first_bucket_bytes": self.first_bucket_bytes,
+        }
+
 
 def make_plan(
     specs: Sequence[ParameterSpec],
@@ -132,6 +142,26 @@ def make_plan(
     buckets = tuple(_bucket(specs, members) for members in closed)
     kept = tuple(tuple(members) for members in groups)
     return Plan(tuple(specs), buckets, bucket_bytes, first_bucket_bytes, kept)
+
+
+def plan_of_layout(plan: Plan, layout: Mapping[str, Any]) -> Plan:
+    """Make the plan of a layout for the parameters of another plan.
+
+    Raises:
+        ValueError: the layout is not one of these parameters.
+    """
+    try:
+        buckets, limits = layout["buckets"], (layout["bucket_bytes"], layout["first_bucket_bytes"])
+        indices = sorted(index for members in buckets for index in members)
+        kinds = [_by_kind(plan.specs, members) for members in buckets]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"this is no bucket plan of these parameters: {error!r}") from error
+    if indices != list(range(len(plan.specs))) or any(len(kind) != 1 for kind in kinds):
+        raise ValueError(
+            f"this bucket plan does not hold each of {len(plan.specs)} parameters once, with those "
+            "of one type in a bucket: it belongs to another model"
+        )
+    return Plan(plan.specs, tuple(_bucket(plan.specs, m) for m in buckets), *limits, plan.groups)
 
 
 def _by_kind(specs: Sequence[ParameterSpec], members: Sequence[int]) -> list[list[int]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from hvdtrain.core.channel import Channel
 from hvdtrain.core.collectives.measure import MeasureAllreduce
 from hvdtrain.core.collectives.step import Step, StepState, step_request
 from hvdtrain.core.objects import allgather_object, broadcast_object
-from hvdtrain.core.plan import ParameterSpec, Plan, first_difference, make_plan
+from hvdtrain.core.plan import ParameterSpec, Plan, first_difference, make_plan, plan_of_layout
 from hvdtrain.core.stopwatch import Stopwatch
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.types import ReduceOp
@@ -31,12 +32,17 @@ __all__ = [
     "close_unused_plans",
     "open_plan_channel",
     "replan",
+    "take_layout",
+    "use_bucket_size",
 ]
 
 _logger = logging.getLogger("hvdtrain")
 
 # Buckets begin on lines of the cache, which two of them never share.
 _ALIGNMENT_BYTES = 128
+
+# Why buckets are as large as they are, where a checkpoint says so.
+_AS_BEFORE = "as before the run went on"
 
 # Ranks are nearly always closer together than this.
 _LISTEN_AFTER_SECONDS = 0.02
@@ -61,6 +67,17 @@ def agree_on_bucket_size(channel: Channel) -> BucketSize:
         size = choose_bucket_size(operations.Submitted(channel, MeasureAllreduce()).run())
     here.bucket_sizes[channel] = size
     return size
+
+
+def use_bucket_size(nbytes: int | None, channel: Channel) -> None:
+    """Cut buckets as large as those of an earlier run were, whatever is set or measured now.
+
+    Collective over the channel's ranks, before their first reduction; the first rank's size counts,
+    and None changes nothing. What the size was: `context.current().bucket_sizes[channel].nbytes`.
+    """
+    nbytes = broadcast_object(nbytes, channel.ranks[0], "bucket size", channel)
+    if nbytes is not None:
+        context.current().bucket_sizes[channel] = BucketSize(nbytes, _AS_BEFORE)
 
 
 def agree_on_plan(
@@ -94,13 +111,36 @@ def agree_on_plan(
                 f"[rank {rank}/{here.topology.size}] DistributedOptimizer: {difference}. Build "
                 "the same model on every rank"
             )
-    here.buckets = (
-        f"{len(plan.buckets)} for {size_text(plan.nbytes)} of gradients, at most "
-        f"{size_text(plan.bucket_bytes)} each ({limit.reason})"
-    )
+    here.buckets = _description(plan, limit.reason)
     if here.topology.rank == root_rank:
         _logger.info("buckets: %s", here.buckets)
     return plan
+
+
+def take_layout(plan: Plan, layout: Mapping[str, Any] | None, channel: Channel) -> Plan:
+    """Return the plan with the layout that the channel's first rank has (collective).
+
+    Args:
+        plan: of the parameters.
+        layout: of an earlier plan; None, on that rank, leaves the plan as it is.
+        channel: of the ranks that share the plan.
+
+    Raises:
+        ValueError: it is a layout of other parameters.
+    """
+    taken = broadcast_object(layout, channel.ranks[0], "bucket plan", channel)
+    if taken is None:
+        return plan
+    plan = plan_of_layout(plan, taken)
+    context.current().buckets = _description(plan, _AS_BEFORE)
+    return plan
+
+
+def _description(plan: Plan, reason: str) -> str:
+    return (
+        f"{len(plan.buckets)} for {size_text(plan.nbytes)} of gradients, at most "
+        f"{size_text(plan.bucket_bytes)} each ({reason})"
+    )
 
 
 def replan(plan: Plan, places: Sequence[int]) -> Plan:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +15,15 @@ from torch.utils.hooks import RemovableHandle
 
 from hvdtrain.core import context
 from hvdtrain.core.channel import Channel
-from hvdtrain.core.plan import ParameterSpec
+from hvdtrain.core.plan import ParameterSpec, Plan
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.core.reducer import GradientReducer, agree_on_plan, open_plan_channel, replan
+from hvdtrain.core.reducer import (
+    GradientReducer,
+    agree_on_plan,
+    open_plan_channel,
+    replan,
+    take_layout,
+)
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.tensors.torch import as_buffer, dtype_of, from_buffer, is_plain, wire_type
 from hvdtrain.torch.compression import Compression, Compressor
@@ -131,6 +138,25 @@ class Gradients:
     def open(self) -> bool:
         """Whether a gradient has come since the last finish()."""
         return bool(self._passes)
+
+    @property
+    def layout(self) -> dict[str, Any] | None:
+        """The layout of the plan that stays; None before the first step has shown it."""
+        return None if self._arrivals is not None else self._plan.layout
+
+    def use_layout(self, layout: Mapping[str, Any] | None) -> None:
+        """Take the layout that the first rank has for the plan that stays (collective).
+
+        Raises:
+            ValueError: it is a layout of other parameters.
+            RuntimeError: a step has begun.
+        """
+        if self.open:
+            raise RuntimeError("a bucket plan cannot be taken between backward() and step()")
+        plan = take_layout(self._plan, layout, self._settings.process_set.channel())
+        if plan is not self._plan:
+            self._use_plan(plan)
+            self._reset()
 
     def check_covers(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Raise RuntimeError if one of `parameters` needs a gradient that nobody reduces."""
@@ -297,8 +323,12 @@ class Gradients:
         """Follow the order in which gradients really came, once, if all ranks are there."""
         if self._arrivals is None or places[-1] != len(self._settings.process_set.channel().ranks):
             return
+        self._use_plan(replan(self._plan, places[:-1]))
+
+    def _use_plan(self, plan: Plan) -> None:
+        """Reduce by a plan that stays, from the next step on."""
         self._arrivals = None
-        self._plan = replan(self._plan, places[:-1])
+        self._plan = plan
         kept = {
             index: view.clone() for index, view in self._views.items() if self._holds(index, view)
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -137,9 +137,32 @@ class DistributedOptimizer(WrappedOptimizer):
         if self._gradients is not None:
             self._gradients.passes = passes
 
+    def bucket_plan(self) -> dict[str, Any] | None:
+        """Return how gradients are cut into buckets, as plain data for a checkpoint (local).
+
+        The rounding of sums of three ranks and more depends on it where MPI adds. The plan is made
+        from the order in which the gradients of the first step come: None before.
+        """
+        return None if self._gradients is None else self._gradients.layout
+
+    def use_bucket_plan(self, plan: Mapping[str, Any] | None) -> None:
+        """Cut gradients into buckets as an earlier run did (collective, before the first step).
+
+        Args:
+            plan: what bucket_plan() returned; that of the process set's first rank counts, and
+                where it is None nothing changes.
+
+        Raises:
+            ValueError: it is a plan for other parameters.
+            RuntimeError: a step has begun.
+        """
+        if self._gradients is not None:
+            self._gradients.use_layout(plan)
+
     def synchronize(self) -> None:
         """Reduce every gradient that is not reduced yet (collective); step() then does not."""
         if self._gradients is not None:
+            self._gradients.check_covers(owned(self._optimizer))
             self._gradients.finish()
         self._synchronized = True
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.core.plan import ParameterSpec, first_difference, make_plan
+from hvdtrain.core.plan import ParameterSpec, first_difference, make_plan, plan_of_layout
 from hvdtrain.types import DType
 
 MIB = 1 << 20
@@ -77,6 +79,31 @@ def test_every_gradient_is_in_one_bucket_in_one_place(
         ]
         assert [0, *ends] == [*bucket.starts, bucket.count]
     assert make_plan(specs, cap, first).digest == plan.digest
+
+
+def test_a_layout_gives_the_plan_again() -> None:
+    specs = [spec("w", 4 * MIB), spec("b", MIB), spec("i", 8, DType.FLOAT64), spec("v", 3 * MIB)]
+    before = make_plan(specs, 5 * MIB, MIB, order=[1, 3, 0, 2])
+    assert plan_of_layout(make_plan(specs, 9, 9), before.layout) == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"buckets": [[0]]},
+        {"buckets": [[0, 1], [1, 2]]},
+        {"buckets": [[0, 1], [2], [7]]},
+        {"buckets": [[0, 2], [1]]},
+        {"buckets": [0, 1]},
+        {"buckets": None},
+    ],
+)
+def test_a_layout_of_other_parameters_is_refused(wrong: dict[str, Any]) -> None:
+    plan = make_plan([spec("w", 4), spec("b", 4), spec("i", 8, DType.FLOAT64)], MIB, MIB)
+    with pytest.raises(ValueError, match=r"this (is no|bucket plan)"):
+        plan_of_layout(plan, {**plan.layout, **wrong})
+    with pytest.raises(ValueError, match="this is no bucket plan"):
+        plan_of_layout(plan, {"buckets": plan.layout["buckets"]})
 
 
 def test_the_first_difference_is_named() -> None:
