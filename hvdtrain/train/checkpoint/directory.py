@@ -1,0 +1,123 @@
+"""The checkpoints of a run: which there are, the newest good one, and which are kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.checkpoint.file import load_checkpoint
+from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, Name
+from hvdtrain.train.checkpoint.tensor_file import Framework
+from hvdtrain.train.files import publish, unfinished_file
+
+__all__ = ["Found", "best_file", "checkpoint_files", "mark_best", "newest_good", "remove_old"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What newest_good() found.
+
+    Attributes:
+        path: of the newest good checkpoint; None where there is none.
+        content: of it.
+        bad: a message for each newer one that is damaged; it names the file.
+    """
+
+    path: Path | None = None
+    content: dict[str, Any] = field(default_factory=dict)
+    bad: list[str] = field(default_factory=list)
+
+
+def checkpoint_files(directory: Path) -> list[Path]:
+    """Return the checkpoints of a run but the best, newest first; none where no directory is.
+
+    Raises:
+        OSError: the directory cannot be looked at.
+    """
+    return [path for path, name in _files(directory) if name.kind == CHECKPOINT]
+
+
+def best_file(directory: Path) -> Path | None:
+    """Return the best checkpoint of a run, if there is one.
+
+    Raises:
+        OSError: the directory cannot be looked at.
+    """
+    return next((path for path, name in _files(directory) if name.kind == BEST), None)
+
+
+def newest_good(directory: Path, framework: Framework) -> Found:
+    """Read the newest checkpoint that is whole; the best one is one of them (rank 0 only).
+
+    Raises:
+        OSError: the directory cannot be looked at.
+    """
+    found = Found()
+    for path, _ in _files(directory):
+        try:
+            return replace(found, path=path, content=load_checkpoint(path, framework))
+        except UsageError as error:
+            found.bad.append(str(error))
+    return found
+
+
+def mark_best(path: Path) -> Path:
+    """Give a checkpoint the name of the best one, too, in place of the one before.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    name = Name.of(path)
+    assert name is not None
+    best = path.with_name(str(replace(name, kind=BEST)))
+    try:
+        os.link(path, best)
+    except FileExistsError:
+        pass
+    except OSError:  # not every file system has links
+        with unfinished_file(path.parent) as copy, open(path, "rb") as source:
+            shutil.copyfileobj(source, copy)
+            publish(copy, best)
+    for other, named in _files(path.parent):
+        if named.kind == BEST and other != best:
+            other.unlink()
+    return best
+
+
+def remove_old(written: Path, keep: int) -> None:
+    """Remove all but the last checkpoints, once a new one is on the disk.
+
+    What is later than the new one goes as well: the run has gone on from before it, because it
+    was damaged.
+
+    Args:
+        written: the new one, which stays.
+        keep: how many stay, the new one included; the best one stays beside them.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    name = Name.of(written)
+    assert name is not None
+    files = _files(written.parent)
+    before = [
+        path for path, other in files if other.kind == CHECKPOINT and other.place < name.place
+    ]
+    kept = {written, *before[: keep - 1]}
+    for path, other in files:
+        if path not in kept and (other.kind == CHECKPOINT or other.place > name.place):
+            path.unlink()
+
+
+def _files(directory: Path) -> list[tuple[Path, Name]]:
+    """Return all checkpoints, newest first, and the best behind one of the same place."""
+    try:
+        named = [(path, Name.of(path)) for path in directory.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [(path, name) for path, name in named if name is not None]
+    return sorted(found, key=lambda item: (item[1].place, item[1].kind, str(item[0])), reverse=True)

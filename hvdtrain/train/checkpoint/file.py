@@ -1,0 +1,108 @@
+"""One checkpoint: written whole or not at all, and proved whole before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.checkpoint.names import CHECKPOINT, DIGEST_LENGTH, Name
+from hvdtrain.train.checkpoint.tensor_file import Framework, read, write
+from hvdtrain.train.checkpoint.tree import join, split
+from hvdtrain.train.files import publish, unfinished_file
+
+__all__ = ["load_checkpoint", "write_checkpoint"]
+
+# In the metadata of the file: what is not a tensor.
+_ABOUT, _VERSION = "hvdtrain", 1
+
+
+def write_checkpoint(
+    directory: Path, epoch: int, samples: int, content: Mapping[str, Any], framework: Framework
+) -> Path:
+    """Write a checkpoint and bring it to the disk; whatever ends this, no part of it stays.
+
+    Args:
+        directory: of the run.
+        epoch: epochs done.
+        samples: done of the next one.
+        content: tensors, numbers, strings, and lists and dicts of them; "model" has tensors by
+            name, and "epoch" is a number.
+        framework: whose tensors they are.
+
+    Raises:
+        OSError: it cannot be written.
+        TypeError: there is something else in it.
+    """
+    tensors, skeleton = split(content)
+    about = json.dumps({"version": _VERSION, "content": skeleton}, allow_nan=False)
+    with unfinished_file(directory) as file:
+        digest = write(file, tensors, {"format": framework, _ABOUT: about})
+        path = directory / str(Name(CHECKPOINT, epoch, samples, digest[:DIGEST_LENGTH]))
+        publish(file, path)
+    return path
+
+
+def load_checkpoint(path: Path, framework: Framework) -> dict[str, Any]:
+    """Read a checkpoint into CPU memory; no code in it is run (rank 0 only).
+
+    Args:
+        path: of the file; under another name its digest is not known, only its form is proved.
+        framework: whose tensors are wanted.
+
+    Raises:
+        UsageError: it is missing, unreadable, damaged, or no checkpoint; the message names it.
+    """
+    try:
+        if not path.is_file():
+            raise UsageError(f"there is no checkpoint {path}: name an existing file")
+        name = Name.of(path)
+        if name is not None and _digest(path) != name.digest:
+            raise ValueError("its content is not what was written")
+        content = _content(path, framework)
+    except UsageError:
+        raise
+    except ModuleNotFoundError as error:
+        raise UsageError(f"checkpoint {path} needs {error.name}, which is not installed") from error
+    except OSError as error:
+        raise UsageError(
+            f"checkpoint {path} cannot be read ({error.strerror or error}): name another with "
+            "--resume"
+        ) from error
+    except Exception as error:  # reading raises a dozen types for damaged files
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise UsageError(f"checkpoint {path} is damaged: {reason}") from error
+    if not _is_checkpoint(content):
+        raise UsageError(f"{path} is not a checkpoint of hvdtrain")
+    checkpoint: dict[str, Any] = content
+    return checkpoint
+
+
+def _content(path: Path, framework: Framework) -> Any:
+    tensors, metadata = read(path, framework)
+    if _ABOUT not in metadata:
+        return None
+    about = json.loads(metadata[_ABOUT])
+    if about["version"] != _VERSION:
+        raise UsageError(
+            f"checkpoint {path} has version {about['version']} of its form, and this hvdtrain "
+            f"knows version {_VERSION}: go on with the hvdtrain that wrote it"
+        )
+    return join(about["content"], tensors)
+
+
+def _is_checkpoint(content: object) -> bool:
+    return (
+        isinstance(content, dict)
+        and "epoch" in content
+        and isinstance(content.get("model"), dict)
+        and all(hasattr(tensor, "shape") for tensor in content["model"].values())
+    )
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:DIGEST_LENGTH]

@@ -1,0 +1,61 @@
+"""The names of checkpoint files: which place of the run is in one, and what its bytes must be.
+
+checkpoint-EPOCH-DIGEST.safetensors, and checkpoint-EPOCH+SAMPLES-DIGEST.safetensors within an
+epoch, where DIGEST is the start of the SHA-256 of the file; best-... for the best one so far.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+__all__ = ["BEST", "CHECKPOINT", "DIGEST_LENGTH", "Name", "place_of"]
+
+CHECKPOINT, BEST = "checkpoint", "best"
+DIGEST_LENGTH = 16
+
+_PATTERN = re.compile(
+    rf"({CHECKPOINT}|{BEST})-(\d+)(?:\+(\d+))?-([0-9a-f]{{{DIGEST_LENGTH}}})\.safetensors"
+)
+
+
+@dataclass(frozen=True)
+class Name:
+    """What the name of a checkpoint says.
+
+    Attributes:
+        kind: CHECKPOINT or BEST.
+        epoch: epochs done.
+        samples: done of the next one.
+        digest: the start of the SHA-256 of the file.
+    """
+
+    kind: str
+    epoch: int
+    samples: int
+    digest: str
+
+    @classmethod
+    def of(cls, path: Path) -> Self | None:
+        """Read a path's name; None where it is not a checkpoint's."""
+        found = _PATTERN.fullmatch(path.name)
+        if found is None:
+            return None
+        return cls(found[1], int(found[2]), int(found[3] or 0), found[4])
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epochs and samples, by which checkpoints are ordered."""
+        return self.epoch, self.samples
+
+    def __str__(self) -> str:
+        place = f"{self.epoch:04d}+{self.samples}" if self.samples else f"{self.epoch:04d}"
+        return f"{self.kind}-{place}-{self.digest}.safetensors"
+
+
+def place_of(path: Path) -> tuple[int, int]:
+    """Return the epochs and samples in a checkpoint's name; -1 epochs where it has no such name."""
+    name = Name.of(path)
+    return (-1, 0) if name is None else name.place

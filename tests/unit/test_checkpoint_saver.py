@@ -1,0 +1,220 @@
+"""Saving in the background: killed, stopped, on a full disk; nothing half done is ever used."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files, newest_good
+from hvdtrain.train.checkpoint.saver import Saver
+from hvdtrain.train.checkpoint.tensor_file import Framework
+from hvdtrain.train.files import prepare_directory
+
+
+@dataclass
+class Snapshot:
+    """Is complete when the test says so."""
+
+    value: Any
+    ready: threading.Event
+
+    def content(self) -> dict[str, Any]:
+        assert self.ready.wait(20)
+        return {"model": {"w": self.value}}
+
+
+@dataclass
+class State:
+    """A state of one array."""
+
+    value: Any
+    ready: threading.Event = field(default_factory=threading.Event)
+    framework: Framework = "np"
+
+    def __post_init__(self) -> None:
+        self.ready.set()
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.value, self.ready)
+
+
+def test_it_returns_at_once_and_writes_in_the_background(tmp_path: Path) -> None:
+    state = State(np.arange(3))
+    state.ready.clear()
+    saver = Saver(tmp_path, keep=2)
+    about = {"epoch": 1, "part": [1]}
+    saver.save(1, 0, state, about, best=True)
+    about["part"].append(2)  # type: ignore[attr-defined]
+    assert saver.newest is None
+    state.ready.set()
+    newest = saver.finish()
+    assert checkpoint_files(tmp_path) == [newest]
+    assert best_file(tmp_path) is not None
+    content = newest_good(tmp_path, "np").content
+    assert (content["epoch"], content["part"]) == (1, [1])
+    assert content["model"]["w"].tolist() == [0, 1, 2]
+    assert saver.problems() == []
+
+
+def test_the_next_one_waits_for_the_last_one(tmp_path: Path) -> None:
+    """The memory of a snapshot is used again: the next may not be taken before it is written."""
+    seen = []
+
+    class Looking(State):
+        def snapshot(self) -> Snapshot:
+            seen.append(len(checkpoint_files(tmp_path)))
+            return super().snapshot()
+
+    with Saver(tmp_path, keep=2) as saver:
+        for epoch in range(1, 5):
+            saver.save(epoch, 0, Looking(np.zeros(100_000)), {"epoch": epoch})
+    assert seen == [0, 1, 2, 2]
+    assert newest_good(tmp_path, "np").content["epoch"] == 4
+
+
+def test_a_failure_is_told_once_and_training_goes_on(tmp_path: Path) -> None:
+    directory, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    directory.mkdir()
+    saver = Saver(directory, keep=2)
+    saver.save(1, 0, State(np.zeros(3)), {"epoch": 1})
+    first = saver.finish()
+    assert first is not None
+    directory.rename(elsewhere)
+    saver.save(2, 0, State(np.zeros(3)), {"epoch": 2})
+    saver.wait()
+    (problem,) = saver.problems()
+    assert str(directory) in problem
+    assert "could not be written (No such file or directory)" in problem
+    assert first.name in problem
+    assert saver.problems() == []
+    with pytest.raises(UsageError, match="could not be written"):
+        saver.finish()
+    elsewhere.rename(directory)
+    saver.save(3, 0, State(np.zeros(3)), {"epoch": 3})
+    assert saver.finish() in checkpoint_files(directory)
+
+
+def test_what_cannot_be_kept_is_an_error_of_the_program(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, keep=2)
+    saver.save(1, 0, State({1, 2}), {"epoch": 1})
+    with pytest.raises(TypeError, match="model/w is a set"):
+        saver.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+# Saves one epoch after the other until it is killed.
+SAVING = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_checkpoint_saver import Saver, State, np
+
+if sys.argv[3:] == ["limited"]:
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+saver = Saver(Path(sys.argv[1]), keep=2)
+"""
+
+
+def script(directory: Path, text: str, *words: str) -> subprocess.Popen[str]:
+    paths = str(directory), str(Path(__file__).parent)
+    arguments = [sys.executable, "-c", SAVING + text, *paths, *words]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+
+
+def unfinished(directory: Path) -> list[Path]:
+    return list(directory.glob(".unfinished-*"))
+
+
+def test_sigkill_inside_a_save(tmp_path: Path) -> None:
+    """What was whole before is whole, and the next start removes what was not finished."""
+    endless = """
+state = State(np.zeros(4 << 20))
+for epoch in range(1, 10_000):
+    saver.save(epoch, 0, state, {"epoch": epoch})
+"""
+    killed = False
+    while not killed:
+        with script(tmp_path, endless) as process:
+            deadline = time.monotonic() + 30
+            while not (len(checkpoint_files(tmp_path)) > 1 and unfinished(tmp_path)):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+            process.send_signal(signal.SIGKILL)
+        killed = bool(unfinished(tmp_path))
+        found = newest_good(tmp_path, "np")
+        assert found.path == checkpoint_files(tmp_path)[0]
+        assert found.bad == []
+        prepare_directory(tmp_path)
+        assert unfinished(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("sys.exit(7)", 7),
+        ("import signal; signal.signal(15, lambda *_: sys.exit(9)); signal.raise_signal(15)", 9),
+    ],
+)
+def test_an_exit_while_it_writes_ends_with_a_whole_file(
+    tmp_path: Path, end: str, code: int
+) -> None:
+    text = f'saver.save(1, 0, State(np.zeros(8 << 20)), {{"epoch": 1}})\n{end}'
+    with script(tmp_path, text) as process:
+        assert process.wait(30) == code
+    found = newest_good(tmp_path, "np")
+    assert (found.bad, found.content["model"]["w"].shape) == ([], (8 << 20,))
+    assert unfinished(tmp_path) == []
+
+
+FULL = """
+saver.save(1, 0, State(np.zeros(1000)), {"epoch": 1})
+saver.save(2, 0, State(np.zeros(1 << 20)), {"epoch": 2})
+saver.wait()
+print(*saver.problems())
+saver.save(3, 0, State(np.zeros(1000)), {"epoch": 3})
+print(saver.finish().name)
+"""
+
+
+def check_full(directory: Path, reason: str, *words: str) -> None:
+    with script(directory, FULL, *words) as process:
+        told, newest = process.communicate(timeout=30)[0].splitlines()
+    assert process.returncode == 0
+    assert f"a checkpoint of {directory} could not be written ({reason})" in told
+    assert "the newest is checkpoint-0001-" in told
+    first, second = checkpoint_files(directory)
+    assert (first.name, second.name[:16]) == (newest, "checkpoint-0001-")
+    assert newest_good(directory, "np").content["epoch"] == 3
+    assert sorted(directory.iterdir()) == sorted([first, second])
+
+
+def test_a_limit_of_files(tmp_path: Path) -> None:
+    check_full(tmp_path, "File too large", "limited")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of 1 MiB."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "hvdtrain-test", str(tmp_path)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("only root may mount")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_disk(small_disk: Path) -> None:
+    check_full(small_disk, "No space left on device")
