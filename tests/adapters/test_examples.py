@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+import torch
 from ranks import run_ranks
 from tensorflow_environment import tensorflow_python
 
@@ -15,7 +17,7 @@ LAST = "tensorflow_session.py"
 
 def test_examples(tmp_path: Path) -> None:
     programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert len(programs) == 5
+    assert len(programs) == 6
     assert all(f"[{program}]" in (EXAMPLES / "README.md").read_text() for program in programs)
     done = run_ranks(
         HERE / "examples_worker.py",
@@ -40,3 +42,34 @@ def test_examples(tmp_path: Path) -> None:
     assert done.stdout.count("on 2 ranks") == len(programs)  # one rank speaks
     assert (tmp_path / "checkpoints" / "digits-5.keras").exists()
     assert list((tmp_path / "checkpoints-session").glob("model.ckpt-200.*"))
+    _check_mlflow(tmp_path, first["mlflow_mnist.py"]["accuracy"])
+
+
+def _check_mlflow(directory: Path, accuracy: float) -> None:
+    """See one run in the store, with parameters, metrics by step, and the model that was tested."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{directory}/mlflow.db")
+    experiment = client.get_experiment_by_name("mnist")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    expected = {"epochs": "5", "batch_size": "64", "lr": "0.05", "momentum": "0.9", "ranks": "2"}
+    assert run.data.params == expected
+    # 719 samples a rank in batches of 32 are 23 steps an epoch; every tenth is logged.
+    steps = [epoch * 23 + step for epoch in range(5) for step in (0, 10, 20)]
+    losses = sorted(
+        (m.step, m.value) for m in client.get_metric_history(run.info.run_id, "train_loss")
+    )
+    assert [step for step, _ in losses] == steps
+    assert losses[0][1] > 2.2  # ten classes at random: 2.3
+    assert run.data.metrics["test_accuracy"] == pytest.approx(accuracy)
+    assert run.data.metrics["test_loss"] < losses[0][1]
+    assert run.outputs is not None
+    (output,) = run.outputs.model_outputs
+    files = [file.path for file in client.list_logged_model_artifacts(output.model_id, "data")]
+    assert files == ["data/model.pt2"]
+    (checkpoint,) = directory.glob("mnist-*/checkpoint-5.pt")
+    weights = torch.load(checkpoint, weights_only=True)["model"]
+    model = torch.export.load(next((directory / "mlruns").rglob("model.pt2")))
+    assert all(torch.equal(model.state_dict[name], weights[name]) for name in weights)

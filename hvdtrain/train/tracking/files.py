@@ -1,0 +1,53 @@
+"""Files that a killed process leaves whole, or torn in their last record at most."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["AppendFile", "replace_file"]
+
+
+class AppendFile:
+    """A file that records are added to, each in one write, so that a kill tears the last at most.
+
+    A record that does not fit on the disk leaves nothing behind: others may follow.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._bytes = os.fstat(self._file.fileno()).st_size
+
+    def write(self, record: bytes) -> None:
+        """Add a record (local).
+
+        Raises:
+            OSError: it could not be written.
+        """
+        try:
+            written = self._file.write(record)
+            while written < len(record):  # the disk took a part
+                written += self._file.write(record[written:])
+        except OSError:
+            os.ftruncate(self._file.fileno(), self._bytes)
+            raise
+        self._bytes += len(record)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._file.close()
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Give a file another content in one step: whoever reads it sees the old or the new.
+
+    Raises:
+        OSError: it could not be written, and is as it was.
+    """
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.write_bytes(content)
+        os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,227 @@
+"""MLflow: one run of its own for each training run, on a server, in a database or in files."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import mlflow
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.tracking.kept import keep, kept
+from hvdtrain.train.tracking.masking import one_line
+from hvdtrain.train.tracking.mlflow_store import Store, open_store
+from hvdtrain.train.tracking.sender import Sender
+from hvdtrain.train.tracking.tracker import RunFacts, Status
+
+__all__ = ["KEPT", "Mlflow"]
+
+KEPT = "mlflow.json"
+_EXPERIMENT = "hvdtrain"
+_STATUS: Mapping[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+# MLflow's limits.
+_NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
+_LONGEST_NAME = 250
+_LONGEST_VALUE = 6000
+_MOST_PARAMETERS = 100
+_MOST_METRICS = 1000
+
+_MOST_WAITING_METRICS = 100_000
+_PATIENCE_SECONDS = 300.0
+_SHORT_PATIENCE_SECONDS = 10.0
+
+
+class Mlflow:
+    """Tracker that writes to an MLflow run, on a thread of its own.
+
+    The run is a child of the active run of this process, or else of the one that MLFLOW_RUN_ID
+    names. Its id is kept in the directory, where a resume finds it. Values that a server refuses
+    to take are tried again with the next ones.
+
+    Args:
+        facts: of the training run.
+        uri: of the store; None: what MLFLOW_TRACKING_URI says, or MLflow's default.
+        experiment: name; None: the parent's, or what MLflow's variables say, or "hvdtrain".
+        run_name: None: that of the facts.
+
+    Raises:
+        UsageError: the store cannot be opened, or lacks the run to go on with or its parent.
+    """
+
+    def __init__(
+        self, facts: RunFacts, uri: str | None, experiment: str | None, run_name: str | None
+    ) -> None:
+        self._store = open_store(uri)
+        try:
+            self._run_id = _go_on(self._store, facts) or _begin(
+                self._store, facts, experiment, run_name or facts.name
+            )
+            _log_parameters(self._store, self._run_id, facts)
+        except MlflowException as error:
+            self._store.close()
+            raise UsageError(f"--track mlflow: {self._store.uri}: {one_line(error)}") from error
+        except BaseException:
+            self._store.close()
+            raise
+        self._waiting: deque[Metric] = deque(maxlen=_MOST_WAITING_METRICS)
+        self._refusal: Exception | None = None  # of the values that wait
+        self._sender = Sender("mlflow")
+
+    @property
+    def place(self) -> str:
+        """The run and its store."""
+        return f"run {self._run_id} in {self._store.uri}"
+
+    def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
+        """Have values sent, with the time of this call."""
+        now = int(time.time() * 1000)
+        self._waiting.extend(Metric(_name(key), value, now, step) for key, value in values.items())
+        self._sender.put(self._send_metrics)
+        self._raise_trouble()
+
+    def artifact(self, path: Path) -> None:
+        """Have a file sent."""
+        self._sender.put(
+            partial(self._store.client.log_artifact, self._run_id, str(path.absolute()))
+        )
+        self._raise_trouble()
+
+    def end(self, status: Status) -> None:
+        """Wait for what is to be sent: minutes at most, seconds where there is no hurry to take."""
+        client = self._store.client
+        self._sender.put(self._send_metrics)
+        self._sender.put(partial(client.set_terminated, self._run_id, _STATUS[status]))
+        patient = status == "finished" and self._store.answers()
+        done = self._sender.close(_PATIENCE_SECONDS if patient else _SHORT_PATIENCE_SECONDS)
+        self._store.close()
+        if self._waiting or not done:
+            raise RuntimeError(
+                f"{len(self._waiting)} values, files or the end of the run were not taken by "
+                f"{self._store.uri} in time"
+            )
+        self._raise_trouble()
+
+    def _send_metrics(self) -> None:
+        while self._waiting:
+            count = min(len(self._waiting), _MOST_METRICS)
+            batch = [self._waiting.popleft() for _ in range(count)]
+            try:
+                self._store.client.log_batch(self._run_id, metrics=batch)
+            except Exception as error:
+                self._waiting.extendleft(reversed(batch))
+                self._refusal = error
+                return
+        self._refusal = None
+
+    def _raise_trouble(self) -> None:
+        error = self._sender.take_error() or self._refusal
+        if error is not None:
+            raise error
+
+
+def _go_on(store: Store, facts: RunFacts) -> str | None:
+    """Open the run again that is kept in the directory; None: there is none."""
+    path = facts.directory / KEPT
+    old = kept(path, "run_id")
+    if old is None:
+        return None
+    run_id = old["run_id"]
+    try:
+        run = store.client.get_run(run_id)
+    except MlflowException as error:
+        raise UsageError(
+            f"run {run_id} of {path} was in {old.get('tracking_uri')}, and is not in {store.uri}: "
+            "give the --tracking-uri of then, or remove that file to begin a new run"
+        ) from error
+    if run.info.lifecycle_stage != "active":
+        raise UsageError(
+            f"run {run_id} of {path} was deleted in {store.uri}: restore it, or remove that file "
+            "to begin a new run"
+        )
+    store.client.update_run(run_id, status="RUNNING")
+    return run_id
+
+
+def _begin(store: Store, facts: RunFacts, experiment: str | None, run_name: str) -> str:
+    client = store.client
+    tags = {
+        "mlflow.user": _user(),
+        "mlflow.source.name": "hvdtrain",
+        "hvdtrain.directory": str(facts.directory.absolute()),
+    }
+    parent_id = _parent_id()
+    if parent_id is not None:
+        try:
+            parent = client.get_run(parent_id)
+        except MlflowException as error:
+            raise UsageError(
+                f"the parent run {parent_id} (active, or named by MLFLOW_RUN_ID) is not in "
+                f"{store.uri}: give its --tracking-uri, or unset MLFLOW_RUN_ID"
+            ) from error
+        tags["mlflow.parentRunId"] = parent_id
+    if experiment is None and parent_id is not None:
+        experiment_id = parent.info.experiment_id
+    else:
+        experiment_id = _experiment_id(store, experiment)
+    run_id: str = client.create_run(experiment_id, tags=tags, run_name=run_name).info.run_id
+    keep(facts.directory / KEPT, {"run_id": run_id, "tracking_uri": store.uri})
+    return run_id
+
+
+def _parent_id() -> str | None:
+    active = mlflow.active_run()
+    run_id: str | None = active.info.run_id if active else os.environ.get("MLFLOW_RUN_ID")
+    return run_id or None
+
+
+def _experiment_id(store: Store, name: str | None) -> str:
+    if name is None and (experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID")):
+        return experiment_id
+    name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
+    found = store.client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(store.client.create_experiment(name))
+        except MlflowException:  # another job was faster
+            found = store.client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    return str(found.experiment_id)
+
+
+def _log_parameters(store: Store, run_id: str, facts: RunFacts) -> None:
+    """Log parameters; those that a resume has changed, which MLflow refuses, go into a tag."""
+    old: Mapping[str, str] = store.client.get_run(run_id).data.params
+    new = {_name(key): _text(value) for key, value in facts.parameters.items()}
+    added = [Param(key, value) for key, value in new.items() if key not in old]
+    for start in range(0, len(added), _MOST_PARAMETERS):
+        store.client.log_batch(run_id, params=added[start : start + _MOST_PARAMETERS])
+    changed = {key: value for key, value in new.items() if old.get(key, value) != value}
+    if changed:
+        key = f"hvdtrain.changed_at_step_{facts.resumed_step or 0}"
+        tag = RunTag(key, json.dumps(changed)[:_LONGEST_VALUE])
+        store.client.log_batch(run_id, tags=[tag])
+
+
+def _name(name: str) -> str:
+    return _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME]
+
+
+def _text(value: object) -> str:
+    return str(value)[:_LONGEST_VALUE]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for it
+        return str(os.getuid())

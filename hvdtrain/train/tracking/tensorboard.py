@@ -1,0 +1,81 @@
+"""Event files for TensorBoard, by the classes of the package `tensorboard` itself.
+
+torch.utils.tensorboard would need torch, and tensorboard's EventFileWriter loads TensorFlow where
+that is installed. RecordWriter needs neither and has no thread: what was logged is in the file.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from hvdtrain.train.tracking.files import AppendFile
+from hvdtrain.train.tracking.tracker import RunFacts, Status
+
+__all__ = ["FOLDER", "TensorBoard"]
+
+FOLDER = "tensorboard"
+
+
+class TensorBoard:
+    """Tracker that writes an event file in the run's folder `tensorboard`; a resume adds another.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, facts: RunFacts) -> None:
+        self._folder = facts.directory / FOLDER
+        self._folder.mkdir(exist_ok=True)
+        self._file = AppendFile(self._folder / _file_name())
+        self._writer = RecordWriter(self._file)
+        self._add(file_version="brain.Event:2")
+        # TensorBoard forgets what earlier files say of this step and those after it.
+        first_step = 0 if facts.resumed_step is None else facts.resumed_step + 1
+        self._add(step=first_step, session_log=SessionLog(status=SessionLog.START))
+        self._add(summary=_hyperparameters(facts))
+
+    @property
+    def place(self) -> str:
+        """The command that shows them."""
+        return f"tensorboard --logdir {self._folder}"
+
+    def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
+        """Add one event with all values."""
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._add(step=step, summary=Summary(value=scalars))
+
+    def artifact(self, path: Path) -> None:
+        """Do nothing: TensorBoard shows no files."""
+
+    def end(self, status: Status) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _add(self, **content: Any) -> None:
+        self._writer.write(Event(wall_time=time.time(), **content).SerializeToString())
+
+
+def _file_name() -> str:
+    # TensorBoard reads the files of a folder in the order of their names.
+    nanoseconds = time.time_ns()
+    return f"events.out.tfevents.{nanoseconds // 10**9:010d}.{nanoseconds % 10**9:09d}" + (
+        f".{socket.gethostname()}.{os.getpid()}"
+    )
+
+
+def _hyperparameters(facts: RunFacts) -> Summary:
+    plain = {
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in facts.parameters.items()
+    }
+    return hparams_pb(plain, trial_id=facts.name, start_time_secs=time.time())

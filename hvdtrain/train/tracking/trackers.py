@@ -1,0 +1,150 @@
+"""All trackers of a run, as one."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.tracking.csv_file import CsvFile
+from hvdtrain.train.tracking.masking import masked, one_line
+from hvdtrain.train.tracking.tracker import RunFacts, Status, Tracker
+
+__all__ = ["TRACKERS", "Trackers", "open_trackers", "tracker_names"]
+
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+
+Warn = Callable[[str], None]
+
+
+def tracker_names(names: str) -> tuple[str, ...]:
+    """Return the trackers that a comma list names, each once.
+
+    Raises:
+        UsageError: one is not known.
+    """
+    found = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    for name in found:
+        if name not in TRACKERS:
+            raise UsageError(f"unknown --track {name!r}: choose from {', '.join(TRACKERS)}")
+    return found
+
+
+class Trackers:
+    """The trackers of a run; used on rank 0 alone.
+
+    Nothing is raised: a tracker that fails is told of once, and tried again the next time.
+    """
+
+    def __init__(self, trackers: Mapping[str, Tracker], warn: Warn) -> None:
+        self._trackers = dict(trackers)
+        self._warn = warn
+        self._warned: set[str] = set()
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where each tracker's figures are to be found, without passwords."""
+        return {name: tracker.place for name, tracker in self._trackers.items()}
+
+    def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
+        """Hand values to all; see Tracker.log."""
+        plain = {name: float(value) for name, value in values.items()}
+        self._each(lambda tracker: tracker.log(plain, int(step), float(seconds)))
+
+    def artifact(self, path: Path) -> None:
+        """Hand a file to all; see Tracker.artifact."""
+        self._each(lambda tracker: tracker.artifact(path))
+
+    def end(self, status: Status) -> None:
+        """End all; a second call does nothing."""
+        trackers, self._trackers = self._trackers, {}
+        for name, tracker in trackers.items():
+            try:
+                tracker.end(status)
+            except Exception as error:
+                self._warn(f"{name}: {one_line(error)}")
+
+    def _each(self, call: Callable[[Tracker], None]) -> None:
+        for name, tracker in self._trackers.items():
+            try:
+                call(tracker)
+            except Exception as error:  # whatever a tracker raises, training is worth more
+                if name not in self._warned:
+                    self._warned.add(name)
+                    self._warn(f"{name}: {one_line(error)}; training goes on")
+
+
+def open_trackers(
+    names: str,
+    facts: RunFacts,
+    tracking_uri: str | None = None,
+    experiment: str | None = None,
+    run_name: str | None = None,
+    warn: Warn | None = None,
+) -> Trackers:
+    """Open metrics.csv and the trackers that a comma list names (rank 0 only).
+
+    Args:
+        names: of TRACKERS.
+        facts: of the run.
+        tracking_uri: of MLflow.
+        experiment: MLflow's experiment, and the project of wandb.
+        run_name: None: facts.name.
+        warn: takes a line when a tracker fails later; None: prints it on stderr.
+
+    Raises:
+        UsageError: a name is not known, a package is missing, or a tracker cannot be opened.
+        OSError: metrics.csv cannot be written.
+    """
+    wanted = tracker_names(names)
+    for name in wanted:
+        _require_package(name)
+    parameters = {
+        key: value if isinstance(value, bool | int | float | None) else masked(str(value))
+        for key, value in facts.parameters.items()
+    }
+    facts = replace(facts, parameters=parameters)
+    opened: dict[str, Tracker] = {"csv": CsvFile(facts)}
+    try:
+        for name in wanted:
+            opened[name] = _open(name, facts, tracking_uri, experiment, run_name)
+    except BaseException:
+        Trackers(opened, warn or _print).end("failed")
+        raise
+    return Trackers(opened, warn or _print)
+
+
+def _open(
+    name: str, facts: RunFacts, uri: str | None, experiment: str | None, run_name: str | None
+) -> Tracker:
+    try:
+        if name == "tensorboard":
+            from hvdtrain.train.tracking.tensorboard import TensorBoard
+
+            return TensorBoard(facts)
+        if name == "mlflow":
+            from hvdtrain.train.tracking.mlflow import Mlflow
+
+            return Mlflow(facts, uri, experiment, run_name)
+        from hvdtrain.train.tracking.wandb import Wandb
+
+        return Wandb(facts, experiment, run_name)
+    except ImportError as error:
+        raise UsageError(
+            f"--track {name}: the package {name} is installed, but does not load "
+            f"({one_line(error)}): pip install --force-reinstall {name}"
+        ) from error
+
+
+def _require_package(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        raise UsageError(
+            f"--track {name} needs the package {name}, which is not installed: pip install {name}"
+        )
+
+
+def _print(line: str) -> None:
+    print(f"hvdtrain: {line}", file=sys.stderr, flush=True)

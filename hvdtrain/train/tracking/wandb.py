@@ -1,0 +1,80 @@
+"""Weights & Biases: one run, resumed by its id; WANDB_MODE=offline writes it into the directory."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import wandb
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.tracking.kept import keep, kept
+from hvdtrain.train.tracking.masking import one_line
+from hvdtrain.train.tracking.tracker import RunFacts, Status
+
+__all__ = ["KEPT", "Wandb"]
+
+KEPT = "wandb.json"
+_PROJECT = "hvdtrain"
+
+
+class Wandb:
+    """Tracker that hands values to the process that wandb starts beside this one.
+
+    Raises:
+        UsageError: nobody is logged in and it is not offline, or the run cannot be opened.
+    """
+
+    def __init__(self, facts: RunFacts, project: str | None, run_name: str | None) -> None:
+        path = facts.directory / KEPT
+        run_id = (kept(path, "id") or {"id": secrets.token_hex(4)})["id"]
+        try:
+            _require_login()
+            self._run = wandb.init(
+                project=project or _PROJECT,
+                name=run_name or facts.name,
+                id=run_id,
+                resume="allow",
+                dir=facts.directory,
+                config=dict(facts.parameters),
+                # The terminal is the live view's, and `resume` may change options.
+                settings=wandb.Settings(console="off", silent=True),
+                allow_val_change=True,
+            )
+        except wandb.Error as error:
+            raise UsageError(f"--track wandb: {one_line(error)}") from error
+        # A resume goes back to steps that wandb would drop as too old.
+        self._run.define_metric("*", step_metric="step")
+        keep(path, {"id": run_id})
+
+    @property
+    def place(self) -> str:
+        """The run's page, or its local folder."""
+        return str(Path(self._run.dir).parent) if self._run.offline else str(self._run.url)
+
+    def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
+        """Hand values on."""
+        self._run.log({**values, "step": step, "seconds": seconds})
+
+    def artifact(self, path: Path) -> None:
+        """Have a file uploaded; offline it is linked to."""
+        with contextlib.redirect_stderr(io.StringIO()):  # it says that it links
+            self._run.save(path.absolute(), base_path=path.absolute().parent, policy="now")
+
+    def end(self, status: Status) -> None:
+        """Wait until all is sent, as long as wandb does."""
+        if status == "stopped":
+            self._run.mark_preempting()
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+
+
+def _require_login() -> None:
+    mode = wandb.setup().settings.mode
+    if mode == "online" and not wandb.login(prompt=False):
+        raise UsageError(
+            "--track wandb: nobody is logged in: run `wandb login`, set WANDB_API_KEY, or work "
+            "without a network with WANDB_MODE=offline"
+        )

@@ -1,0 +1,250 @@
+"""Trackers that need no server: metrics.csv, TensorBoard's files, and all of them together."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.system import SystemWatch
+from hvdtrain.train.tracking.figures import metric_values, rank_values
+from hvdtrain.train.tracking.masking import masked
+from hvdtrain.train.tracking.tracker import RunFacts
+from hvdtrain.train.tracking.trackers import Trackers, open_trackers, tracker_names
+
+# Logs rows, with one name more from row 500 on, until it is killed.
+ENDLESS = """
+import itertools, sys
+from pathlib import Path
+from hvdtrain.train.tracking.csv_file import CsvFile
+from hvdtrain.train.tracking.tracker import RunFacts
+file = CsvFile(RunFacts("run", Path(sys.argv[1]), {}))
+for step in itertools.count():
+    names = ["loss", "train/acc, top 5"] if step >= 500 else ["loss"]
+    file.log(dict.fromkeys(names, step / 3), step, step / 7)
+"""
+# Opens a tracker of TensorBoard.
+LIGHT = """
+import sys
+from pathlib import Path
+from hvdtrain.train.tracking.tracker import RunFacts
+from hvdtrain.train.tracking.trackers import open_trackers
+open_trackers("tensorboard", RunFacts("run", Path(sys.argv[1]), {"lr": 1.0})).end("failed")
+assert not {"torch", "tensorflow", "keras", "mpi4py"} & set(sys.modules)
+"""
+
+
+def facts(directory: Path, resumed_step: int | None = None) -> RunFacts:
+    """Return what trackers are told of a run."""
+    parameters = {"lr": 0.1, "epochs": 3, "device": None, "uri": "http://me:secret@host/x"}
+    return RunFacts("digits", directory, parameters, resumed_step)
+
+
+def rows(directory: Path) -> list[dict[str, str]]:
+    """Return the rows of metrics.csv, by column."""
+    with open(directory / "metrics.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def scalars(directory: Path, tag: str) -> list[tuple[int, float]]:
+    """Return step and value of a scalar as TensorBoard reads it."""
+    events = EventAccumulator(str(directory / "tensorboard"))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def test_columns_grow(tmp_path: Path) -> None:
+    trackers = open_trackers("", facts(tmp_path))
+    trackers.log({"train/loss": 0.1}, 10, 1.5)
+    trackers.log({"test/loss": math.nan, "a, b": 1 / 3}, 10, 2.0)
+    trackers.log({"train/loss": -math.inf}, 20, 3.0)
+    trackers.end("finished")
+    first, second, third = rows(tmp_path)
+    assert list(first) == ["step", "seconds", "train/loss", "test/loss", "a, b"]
+    assert list(first.values()) == ["10", "1.5", "0.1", "", ""]
+    assert list(second.values()) == ["10", "2.0", "", "nan", repr(1 / 3)]
+    assert list(third.values()) == ["20", "3.0", "-inf", "", ""]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_a_resume_drops_the_steps_that_come_again(tmp_path: Path) -> None:
+    trackers = open_trackers("tensorboard", facts(tmp_path))
+    for step in (10, 20, 30):
+        trackers.log({"loss": step / 2}, step, float(step))
+    # Without end(), as when killed, and with a torn last line.
+    with open(tmp_path / "metrics.csv", "ab") as file:
+        file.write(b"15,1")
+    again = open_trackers("tensorboard", facts(tmp_path, resumed_step=20))
+    again.log({"loss": 100.0, "accuracy": 0.5}, 30, 31.0)
+    again.end("finished")
+    trackers.end("failed")
+    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [
+        ("10", "5.0"),
+        ("20", "10.0"),
+        ("30", "100.0"),
+    ]
+    assert scalars(tmp_path, "loss") == [(10, 5.0), (20, 10.0), (30, 100.0)]
+    fresh = open_trackers("tensorboard", facts(tmp_path))
+    fresh.log({"loss": 1.0}, 10, 1.0)
+    fresh.end("finished")
+    assert [row["step"] for row in rows(tmp_path)] == ["10"]
+    assert scalars(tmp_path, "loss") == [(10, 1.0)]
+
+
+def test_tensorboard_files(tmp_path: Path) -> None:
+    before = time.time()
+    trackers = open_trackers("tensorboard", facts(tmp_path))
+    trackers.log({"train/loss": 0.25, "lr": math.inf}, 7, 1.0)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()  # before end(): nothing waits in a buffer
+    trackers.end("finished")
+    (event,) = events.Scalars("train/loss")
+    assert (event.step, event.value) == (7, 0.25)
+    assert before <= event.wall_time <= time.time()
+    assert events.Scalars("lr")[0].value == math.inf
+    content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    told = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert told["lr"].number_value == 0.1
+    assert told["device"].string_value == "None"
+    assert told["uri"].string_value == "http://***@host/x"
+    assert trackers.places == {}
+
+
+def test_tensorboard_loads_no_framework(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LIGHT, str(tmp_path)], check=True, timeout=60)
+
+
+def test_a_kill_tears_the_last_line_at_most(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path)])
+    deadline = time.monotonic() + 60
+    while not _has_bytes(tmp_path / "metrics.csv", 50_000) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
+    lines = (tmp_path / "metrics.csv").read_text().split("\n")[:-1]
+    assert lines[0] == 'step,seconds,loss,"train/acc, top 5"'
+    assert len(lines) > 600
+    for step, line in enumerate(lines[1:]):
+        value = repr(step / 3)
+        assert line == f"{step},{step / 7!r},{value},{value if step >= 500 else ''}"
+
+
+def _has_bytes(path: Path, size: int) -> bool:
+    return path.exists() and path.stat().st_size > size
+
+
+def test_a_full_disk_costs_whole_records_only(tmp_path: Path) -> None:
+    said: list[str] = []
+    trackers = open_trackers("tensorboard", facts(tmp_path), warn=said.append)
+    trackers.log({"loss": 1.0}, 1, 1.0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (tmp_path / "metrics.csv").stat().st_size
+    # A write stops at the limit, in the middle of the next record, as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, limits[1]))
+    try:
+        trackers.log({"loss": 2.0}, 2, 2.0)
+        trackers.log({"loss": 3.0}, 3, 3.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    trackers.log({"loss": 4.0}, 4, 4.0)
+    trackers.end("finished")
+    assert [line.partition(":")[0] for line in said] == ["csv", "tensorboard"]  # once each
+    assert all("File too large" in line and "training goes on" in line for line in said)
+    assert [row["step"] for row in rows(tmp_path)] == ["1", "4"]
+    assert scalars(tmp_path, "loss") == [(1, 1.0), (4, 4.0)]
+
+
+def test_bad_names_and_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tracker_names(" mlflow,,tensorboard , mlflow") == ("mlflow", "tensorboard")
+    assert tracker_names("") == ()
+    with pytest.raises(UsageError, match="unknown --track 'mlfow': choose from tensorboard, mlf"):
+        open_trackers("mlfow", facts(tmp_path))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UsageError, match=r"wandb needs .* not installed: pip install wandb$"):
+        open_trackers("tensorboard, wandb", facts(tmp_path))
+    assert list(tmp_path.iterdir()) == []  # found before anything was begun
+
+
+def test_a_second_end_does_nothing() -> None:
+    class Deaf:
+        place = "nowhere"
+
+        def log(self, values: object, step: int, seconds: float) -> None:
+            raise ValueError("no http://me:secret@host\nand more")
+
+        def artifact(self, path: Path) -> None:
+            raise ValueError("no file")
+
+        def end(self, status: str) -> None:
+            raise ValueError("no end")
+
+    said: list[str] = []
+    trackers = Trackers({"deaf": Deaf()}, said.append)
+    for step in range(3):
+        trackers.log({"loss": 1.0}, step, 0.0)
+    trackers.artifact(Path("x"))
+    trackers.end("failed")
+    trackers.end("finished")
+    assert said == ["deaf: no http://***@host; training goes on", "deaf: no end"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://me:p@ss/w@host:80/a", "https://***@host:80/a"),
+        ("at postgresql+psycopg://token@db/x, and so", "at postgresql+psycopg://***@db/x, and so"),
+        ("http://h/?a=1&password=x&b=2", "http://h/?a=1&password=***&b=2"),
+        ("http://h?api_key=x", "http://h?api_key=***"),
+        ("sqlite:////tmp/a@b.db", "sqlite://***@b.db"),
+        ("me@home, ./runs", "me@home, ./runs"),
+    ],
+)
+def test_passwords_are_masked(text: str, expected: str) -> None:
+    assert masked(text) == expected
+
+
+def test_figures() -> None:
+    line = {"epoch": 2, "step": 30, "split": "test", "seconds": 4.5, "lr": 0.1, "loss": None}
+    found = metric_values({**line, "confusion": [[1, 2], [3, 4]]})
+    assert math.isnan(found.pop("test/loss"))
+    assert found == {"epoch": 2.0, "test/lr": 0.1}
+    ranks = {"step": 3, "seconds": 1.0, "span": 2.0, "waiting": [0.5, 1.5], "gpu": [None, 8]}
+    assert rank_values(ranks) == {
+        "system/waiting/rank_0": 0.5,
+        "system/waiting/rank_1": 1.5,
+        "system/gpu/rank_1": 8.0,
+    }
+    seventeen = [float(rank) for rank in range(17)]
+    many = rank_values({"step": 3, "waiting": seventeen, "gpu": [None] * 17})
+    assert many == {
+        "system/waiting/mean": 8.0,
+        "system/waiting/min": 0.0,
+        "system/waiting/max": 16.0,
+    }
+
+
+def test_system_figures() -> None:
+    watch = SystemWatch()
+    before = watch.read()
+    block = bytearray(os.urandom(1 << 20) * 64)
+    cpu, start = time.process_time(), time.perf_counter()
+    while time.process_time() - cpu < 0.1:
+        pass
+    after = watch.read()
+    busy = 100 * (time.process_time() - cpu) / (time.perf_counter() - start)
+    assert after.cpu_percent == pytest.approx(busy, rel=0.5)
+    assert after.memory_bytes - before.memory_bytes > len(block) / 2
+    time.sleep(0.2)
+    assert watch.read().cpu_percent < after.cpu_percent / 2
+    assert after.gpu_memory_bytes is None

@@ -1,0 +1,274 @@
+"""MLflow for real: a database, files and a server."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.tracking.tracker import RunFacts
+from hvdtrain.train.tracking.trackers import Trackers, open_trackers
+
+START_SECONDS = 120
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty directory, where MLflow puts artifacts of a database."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(name)
+
+
+def facts(directory: Path, resumed_step: int | None = None, **parameters: Any) -> RunFacts:
+    """Return what trackers are told of a run, whose directory is made."""
+    directory.mkdir(exist_ok=True)
+    return RunFacts(
+        "digits", directory, {"lr": 0.1, "uri": "http://me:secret@h", **parameters}, resumed_step
+    )
+
+
+def client(uri: str) -> Any:
+    """Return MLflow's client for a store."""
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def only_run(uri: str, experiment: str) -> Any:
+    """Return the one run of an experiment."""
+    found = client(uri).get_experiment_by_name(experiment)
+    (run,) = client(uri).search_runs([found.experiment_id])
+    return run
+
+
+def history(uri: str, run: Any, name: str) -> list[tuple[int, float]]:
+    """Return step and value of a metric, in the order of the steps."""
+    metrics = client(uri).get_metric_history(run.info.run_id, name)
+    return sorted((metric.step, metric.value) for metric in metrics)
+
+
+def artifacts(uri: str, run: Any) -> dict[str, int]:
+    """Return the size of the files of a run."""
+    return {file.path: file.file_size for file in client(uri).list_artifacts(run.info.run_id)}
+
+
+def train_twice(uri: str, directory: Path, experiment: str) -> None:
+    """Log 1500 steps, stop, and go on in the same run with other parameters."""
+    said: list[str] = []
+    many = {f"option_{number}": number for number in range(150)}
+    first = open_trackers(
+        "mlflow",
+        facts(directory, epochs=3, text="x" * 9000, **many),
+        uri,
+        experiment,
+        warn=said.append,
+    )
+    assert only_run(uri, experiment).info.status == "RUNNING"
+    for step in range(1500):
+        first.log({"train/loss": step / 3}, step, step / 10)
+    first.log({"test/top@5": math.nan}, 1500, 150.0)
+    (directory / "summary.json").write_text("{}")
+    first.artifact(directory / "summary.json")
+    first.end("stopped")
+    assert only_run(uri, experiment).info.status == "KILLED"
+    told = facts(directory, 1400, epochs=4)
+    second = open_trackers("mlflow", told, uri, experiment, warn=said.append)
+    assert only_run(uri, experiment).info.status == "RUNNING"
+    second.log({"train/loss": 7.0}, 1501, 151.0)
+    second.end("finished")
+    assert said == []
+
+
+def check_run(uri: str, directory: Path, experiment: str) -> None:
+    """See that there is one run with all that train_twice() has logged."""
+    run = only_run(uri, experiment)
+    assert run.info.run_name == "digits"
+    assert run.info.status == "FINISHED"
+    assert run.info.end_time >= run.info.start_time > 0
+    assert run.data.params["lr"] == "0.1"
+    assert run.data.params["epochs"] == "3"
+    assert run.data.params["uri"] == "http://***@h"
+    assert run.data.params["text"] == "x" * 6000
+    assert run.data.params["option_149"] == "149"
+    assert json.loads(run.data.tags["hvdtrain.changed_at_step_1400"]) == {"epochs": "4"}
+    expected = [*((step, step / 3) for step in range(1500)), (1501, 7.0)]
+    assert history(uri, run, "train/loss") == expected
+    ((step, value),) = history(uri, run, "test/top_5")
+    assert step == 1500
+    assert math.isnan(value)
+    assert artifacts(uri, run) == {"summary.json": 2}
+    assert json.loads((directory / "mlflow.json").read_text())["run_id"] == run.info.run_id
+
+
+def test_a_database(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    uri = f"sqlite:///{tmp_path}/new/mlflow.db"
+    train_twice(uri, tmp_path / "run", "first")
+    check_run(uri, tmp_path / "run", "first")
+    printed = capfd.readouterr()
+    assert printed.out + printed.err == ""
+
+
+def test_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is a child of the active one, or else of that in MLFLOW_RUN_ID."""
+    import mlflow
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)  # stands where none is given
+    experiment_id = client(uri).create_experiment("family")
+    named = client(uri).create_run(experiment_id, run_name="named").info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", named)
+    open_trackers("mlflow", facts(tmp_path / "child"), run_name="of named").end("failed")
+    monkeypatch.delenv("MLFLOW_RUN_ID")
+    with mlflow.start_run(experiment_id=experiment_id, run_name="active") as active:
+        open_trackers("mlflow", facts(tmp_path / "other"), run_name="of active").end("finished")
+        now = mlflow.active_run()
+        assert now is not None
+        assert now.info.run_id == active.info.run_id
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "elsewhere")
+    open_trackers("mlflow", facts(tmp_path / "third")).end("finished")
+    runs = {run.info.run_name: run for run in client(uri).search_runs([experiment_id])}
+    assert set(runs) == {"named", "active", "of named", "of active"}
+    parents = {name: run.data.tags.get("mlflow.parentRunId") for name, run in runs.items()}
+    assert parents["of named"] == named
+    assert parents["of active"] == active.info.run_id
+    assert only_run(uri, "elsewhere").data.tags.get("mlflow.parentRunId") is None
+    assert runs["of named"].info.status == "FAILED"
+
+
+def test_files_and_a_store_that_is_gone_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mlruns"
+    with pytest.raises(UsageError, match="set `MLFLOW_ALLOW_FILE_STORE=true`"):
+        open_trackers("mlflow", facts(tmp_path / "run"), str(folder))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    said: list[str] = []
+    trackers = open_trackers("mlflow", facts(tmp_path / "run"), str(folder), "x", warn=said.append)
+    trackers.log({"loss": 1.0}, 1, 1.0)
+    run = only_run(str(folder), "x")
+    # MLflow's own reader raises where the file is there and empty.
+    wait_for(lambda: [path.stat().st_size > 0 for path in folder.rglob("metrics/loss")] == [True])
+    folder.rename(tmp_path / "away")
+    folder.write_text("a file")
+    for step in (2, 3):
+        trackers.log({"loss": float(step)}, step, float(step))
+    log_until_told(trackers, 4, said)
+    folder.unlink()
+    (tmp_path / "away").rename(folder)
+    trackers.end("finished")
+    assert len(said) == 1
+    assert said[0].endswith("; training goes on")
+    steps = [step for step, _ in history(str(folder), run, "loss")]
+    assert sorted(set(steps)) == [1, 2, 3, 4]  # tried again
+    assert steps.count(2) == steps.count(3) == 1
+
+
+def test_what_cannot_be_opened(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    (tmp_path / "file").touch()
+    open_trackers("mlflow", facts(tmp_path / "run"), uri, "first").end("stopped")
+    refusals = {
+        "127.0.0.1:9 cannot be reached: .*refused": ("run2", "http://me:secret@127.0.0.1:9"),
+        r"file/x/m.db cannot be reached: .*": ("run2", f"sqlite:///{tmp_path}/file/x/m.db"),
+        r"nonsense://\*\*\*@x: .*": ("run2", "nonsense://me:secret@x"),
+        r"IPv6": ("run2", "http://[me:secret@x"),
+        r"run \w+ of \S+/run/mlflow.json was in sqlite\S+/mlflow.db, and is not in \S+other.db: "
+        "give the --tracking-uri of then": ("run", f"sqlite:///{tmp_path}/other.db"),
+    }
+    for text, (directory, wrong) in refusals.items():
+        with pytest.raises(UsageError, match=text) as caught:
+            open_trackers("mlflow", facts(tmp_path / directory), wrong)
+        assert "secret" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+    client(uri).delete_run(only_run(uri, "first").info.run_id)
+    with pytest.raises(UsageError, match="was deleted in sqlite"):
+        open_trackers("mlflow", facts(tmp_path / "run"), uri)
+    (tmp_path / "run" / "mlflow.json").write_text("{")
+    with pytest.raises(UsageError, match=r"mlflow.json is damaged: remove it"):
+        open_trackers("mlflow", facts(tmp_path / "run"), uri)
+
+
+def test_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    said: list[str] = []
+    with server(tmp_path) as uri:
+        train_twice(uri, tmp_path / "run", "first")
+        check_run(uri, tmp_path / "run", "first")
+        address = uri.replace("://", "://me:secret@")
+        left = open_trackers("mlflow", facts(tmp_path / "left"), address, "x", warn=said.append)
+        assert left.places["mlflow"].endswith(f" in {uri}")
+    started = time.monotonic()
+    left.log({"loss": 1.0}, 1, 1.0)
+    log_until_told(left, 2, said)
+    left.end("finished")
+    assert time.monotonic() - started < 30
+    first, last = said
+    assert "Connection refused" in first
+    assert "values, files or the end of the run were not taken by http://127.0.0.1:" in last
+    printed = capfd.readouterr()
+    assert "secret" not in printed.out + printed.err + first + last
+    assert "View run" not in printed.out
+
+
+@contextmanager
+def server(directory: Path) -> Iterator[str]:
+    """Run a server of MLflow until the block ends; give its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{directory}/server.db"]
+    command += ["--artifacts-destination", str(directory / "artifacts")]
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environment["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    with open(directory / "server.log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    try:
+        wait_for(lambda: process.poll() is not None or answers(port))
+        assert process.poll() is None, (directory / "server.log").read_text()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def answers(port: int) -> bool:
+    """Tell whether a server is there."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
+            return True
+    except OSError:
+        return False
+
+
+def log_until_told(trackers: Trackers, step: int, said: list[str]) -> None:
+    """Log until there is a warning: what goes wrong is told at the next call."""
+
+    def told() -> bool:
+        trackers.log({"loss": float(step)}, step, float(step))
+        return bool(said)
+
+    wait_for(told)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + START_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
