@@ -1,0 +1,196 @@
+"""Reads metrics.jsonl and steps.jsonl: curves by split and metric, and confusion matrices."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.report.lines import Lines, number
+from hvdtrain.report.thinning import kept
+
+__all__ = ["Curve", "Matrix", "Measured", "read_curves"]
+
+_PLACE = frozenset({"epoch", "step", "split", "seconds"})
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of one split over the run.
+
+    Attributes:
+        step: of each point; so epoch, and seconds, which is NaN where the line has none.
+        value: NaN where it was not finite.
+        lines: how many points there were before some were left out.
+        not_finite: the number of points without a finite value among them.
+    """
+
+    split: str
+    metric: str
+    step: list[int]
+    epoch: list[float]
+    seconds: list[float]
+    value: list[float]
+    lines: int
+    not_finite: int
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A confusion matrix: rows are true classes, columns predicted ones."""
+
+    split: str
+    metric: str
+    epoch: float
+    rows: list[list[float]]
+
+
+@dataclass
+class Measured:
+    """What these files hold, and what there is to say about it."""
+
+    curves: list[Curve] = field(default_factory=list)
+    matrices: list[Matrix] = field(default_factory=list)
+    last: dict[str, dict[str, float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class _Split:
+    """The columns of one split while lines come in."""
+
+    def __init__(self) -> None:
+        self.step, self.epoch, self.seconds = array("q"), array("d"), array("d")
+        self.rows: dict[str, array[int]] = {}
+        self.values: dict[str, array[float]] = {}
+
+    def add(self, metric: str, values: Sequence[float]) -> None:
+        """Add the values of the rows that came last."""
+        if metric not in self.values:
+            self.rows[metric], self.values[metric] = array("q"), array("d")
+        count = len(self.step)
+        self.rows[metric].extend(range(count - len(values), count))
+        self.values[metric].extend(values)
+
+
+@dataclass
+class _Found:
+    """What has come in so far."""
+
+    splits: dict[str, _Split] = field(default_factory=dict)
+    matrices: dict[tuple[str, str], Matrix] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
+
+
+def read_curves(paths: Iterable[Path]) -> Measured:
+    """Read files of metrics, of a million lines if need be.
+
+    Raises:
+        UsageError: a file is damaged, or cannot be read.
+    """
+    found, measured = _Found(), Measured()
+    for path in paths:
+        lines = Lines(path)
+        for chunk in lines:
+            _take_chunk(chunk, lines, found)
+        if lines.torn:
+            measured.notes.append(f"The last line of {path.name} is torn and left out.")
+    for name in sorted(found.unknown):
+        measured.notes.append(f"{name} is neither a number nor a square matrix, and is not shown.")
+    for split, columns in found.splits.items():
+        measured.curves += [_curve(split, metric, columns, measured) for metric in columns.values]
+    measured.matrices = list(found.matrices.values())
+    measured.notes += _thinned(measured.curves)
+    return measured
+
+
+def _take_chunk(chunk: Sequence[dict[str, Any]], lines: Lines, found: _Found) -> None:
+    """Sort lines into columns; neighbours with the same split and fields go together."""
+    for place, line in enumerate(chunk):
+        step, epoch = line.get("step"), number(line.get("epoch"))
+        if type(line.get("split")) is not str or type(step) is not int or not 0 <= step < 2**53:
+            raise lines.wrong(place, "it has no split or no step")
+        if epoch is None:
+            raise lines.wrong(place, "its epoch is no number")
+    for (split, *names), group in groupby(chunk, lambda line: (line["split"], *line)):
+        rows = list(group)
+        columns = found.splits.get(split) or found.splits.setdefault(split, _Split())
+        columns.step.extend(row["step"] for row in rows)
+        columns.epoch.extend(_finite(number(row.get("epoch"))) for row in rows)
+        columns.seconds.extend(_finite(number(row.get("seconds"))) for row in rows)
+        for name in names:
+            if name not in _PLACE:
+                _take_values(name, rows, columns, found)
+
+
+def _take_values(name: str, rows: list[dict[str, Any]], columns: _Split, found: _Found) -> None:
+    values = [row[name] for row in rows]
+    if set(map(type, values)) == {float} and math.isfinite(sum(values)):
+        columns.add(name, values)
+    elif all(number(value) is not None for value in values):
+        columns.add(name, [_finite(number(value)) for value in values])
+    elif (square := _square(values[-1])) is not None:
+        last = rows[-1]
+        matrix = Matrix(last["split"], name, _finite(number(last.get("epoch"))), square)
+        found.matrices[matrix.split, name] = matrix
+    else:
+        found.unknown.add(name)
+
+
+def _finite(value: float | None) -> float:
+    return value if value is not None and math.isfinite(value) else math.nan
+
+
+def _square(value: object) -> list[list[float]] | None:
+    """Return a matrix of numbers; None for anything else."""
+    if not isinstance(value, list) or not value:
+        return None
+    for row in value:
+        if not isinstance(row, list) or len(row) != len(value):
+            return None
+        if not all(math.isfinite(_finite(number(cell))) for cell in row):
+            return None
+    return value
+
+
+def _curve(split: str, metric: str, columns: _Split, measured: Measured) -> Curve:
+    """Put the points of a curve in order, and leave out what its picture does not need."""
+    rows, values = columns.rows[metric], columns.values[metric]
+    steps = [columns.step[row] for row in rows]
+    order: Sequence[int] = range(len(rows))
+    if any(after <= before for before, after in pairwise(steps)):
+        # A dictionary keeps the later of two lines of one step.
+        last = {step: place for place, step in enumerate(steps)}
+        order = [last[step] for step in sorted(last)]
+        if len(order) < len(rows):
+            twice = len(rows) - len(order)
+            measured.notes.append(
+                f"{metric} ({split}): {twice} {'line' if twice == 1 else 'lines'} more than steps; "
+                "of two lines of a step the later counts."
+            )
+    shown = [order[place] for place in kept([values[place] for place in order])]
+    measured.last.setdefault(split, {})[metric] = values[order[-1]]
+    return Curve(
+        split=split,
+        metric=metric,
+        step=[steps[place] for place in shown],
+        epoch=[columns.epoch[rows[place]] for place in shown],
+        seconds=[columns.seconds[rows[place]] for place in shown],
+        value=[values[place] for place in shown],
+        lines=len(order),
+        not_finite=sum(1 for place in order if math.isnan(values[place])),
+    )
+
+
+def _thinned(curves: Sequence[Curve]) -> list[str]:
+    longest = max(curves, key=lambda curve: curve.lines, default=None)
+    if longest is None or longest.lines == len(longest.step):
+        return []
+    return [
+        f"Curves of more than 2,000 points are thinned: of {longest.lines:,} points of "
+        f"{longest.metric} ({longest.split}), the page holds {len(longest.step):,}: the lowest and "
+        "the highest of each of 1,000 equal stretches. Each is a line of the file, unchanged."
+    ]

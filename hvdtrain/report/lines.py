@@ -1,0 +1,104 @@
+"""Reads the files of a run: JSON objects, one or one a line, and says in one line what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.errors import UsageError
+
+__all__ = ["Lines", "number", "read_object"]
+
+_CHUNK_BYTES = 1 << 18
+
+
+class Lines:
+    """The objects of a file with one JSON object a line, many at a time, for speed.
+
+    A last line that is torn, as a killed run leaves it, is left out.
+
+    Attributes:
+        torn: whether the last line was; known when the lines have been gone through.
+
+    Raises, while they are gone through:
+        UsageError: the file cannot be read, or another line is no JSON object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.torn = False
+        self._path = path
+        self._before = 0
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        try:
+            with open(self._path, "rb") as file:
+                while lines := file.readlines(_CHUNK_BYTES):
+                    yield _together(lines) or self._one_by_one(lines, file)
+                    self._before += len(lines)
+        except OSError as error:
+            raise UsageError(f"{self._path}: {error.strerror}") from error
+
+    def wrong(self, place: int, what: str) -> UsageError:
+        """Return an error about an object, by its place in the list that came last."""
+        line = self._before + place + 1
+        return UsageError(f"{self._path}, line {line}: {what}: the file is damaged")
+
+    def _one_by_one(self, lines: list[bytes], file: BufferedReader) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for place, line in enumerate(lines):
+            parsed = _parsed(line)
+            if parsed is not None:
+                found.append(parsed)
+            elif place + 1 == len(lines) and not file.peek(1):
+                self.torn = True
+            else:
+                raise self.wrong(place, "this is no JSON object")
+        return found
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds.
+
+    Raises:
+        UsageError: the file cannot be read, or holds something else.
+    """
+    try:
+        found = _parsed(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    if found is None:
+        raise UsageError(f"{path}: this is no JSON object: the file is damaged")
+    return found
+
+
+def number(value: object) -> float | None:
+    """Return a value of JSON as a number: NaN for null; None for what is no number."""
+    if value is None:
+        return float("nan")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _together(lines: list[bytes]) -> list[dict[str, Any]]:
+    """Parse all lines in one go; return an empty list where one of them is no object."""
+    try:
+        found: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        return []
+    whole = len(found) == len(lines) and set(map(type, found)) == {dict}
+    return found if whole else []
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

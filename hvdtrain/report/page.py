@@ -1,0 +1,171 @@
+"""Puts runs into one HTML page: text and tables by Jinja, the numbers as JSON for its script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdtrain import __version__
+from hvdtrain.errors import UsageError
+from hvdtrain.report.curves import Curve, Matrix
+from hvdtrain.report.facts import facts, final_split
+from hvdtrain.report.ranks import RankTimes
+from hvdtrain.report.run import Run, distinct_names
+from hvdtrain.report.tables import side_by_side
+from hvdtrain.report.verdict import confusions, verdict
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+__all__ = ["render", "write_page"]
+
+_STYLES = ("uplot.min.css", "page.css")
+_SCRIPTS = (
+    *("format.js", "theme.js", "reading.js", "plot.js", "curves.js", "controls.js", "ranks.js"),
+    *("system.js", "matrix.js"),
+)
+# Characters that could end the element which holds the data, as the escapes of JSON.
+_ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
+
+
+def write_page(runs: Sequence[Run], path: Path) -> int:
+    """Write the page, whole or not at all, and return its size in bytes.
+
+    Raises:
+        UsageError: it cannot be written, or Jinja is not installed.
+    """
+    page = render(runs).encode()
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            unfinished.write_bytes(page)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    return len(page)
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Return the page as HTML.
+
+    Raises:
+        UsageError: Jinja is not installed.
+    """
+    try:
+        from jinja2 import Environment, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise UsageError("report needs Jinja2: pip install 'hvdtrain[report]'") from error
+    names = distinct_names([run.path for run in runs])
+    style = "".join(map(_asset, _STYLES))
+    library = _asset("uplot.min.js")
+    own = "(() => {\n'use strict';\n" + "".join(map(_asset, _SCRIPTS)) + "})();\n"
+    template = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).from_string(_asset("page.html"))
+    return template.render(
+        names=names,
+        runs=runs,
+        facts=facts(runs),
+        result=final_split(runs[0]),
+        verdicts=[verdict(run.ranks, run.hosts) if run.ranks else None for run in runs],
+        confusions=[[confusions(matrix) for matrix in run.measured.matrices] for run in runs],
+        tables={
+            "Configuration": side_by_side([run.config for run in runs]),
+            "Environment": side_by_side([run.environment for run in runs]),
+            # Results always differ, which is no news.
+            "Summary": side_by_side([run.summary for run in runs], mark=False),
+        },
+        style=Markup(style),
+        scripts=[Markup(library), Markup(own)],
+        policy=_policy([style], [library, own]),
+        data=_embedded({"runs": [_data(n, r) for n, r in zip(names, runs, strict=True)]}),
+        version=__version__,
+        now=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+    )
+
+
+def _asset(name: str) -> str:
+    return files("hvdtrain.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
+    """Return a Content-Security-Policy: these styles and scripts, and no request at all."""
+
+    def hashes(texts: Sequence[str]) -> str:
+        digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+    return (
+        f"default-src 'none'; style-src {hashes(styles)}; script-src {hashes(scripts)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _embedded(data: object) -> Markup:
+    """Return JSON that no name in it can break out of."""
+    from markupsafe import Markup
+
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return Markup(text.translate(_ESCAPES))
+
+
+def _data(name: str, run: Run) -> dict[str, Any]:
+    return {
+        "name": name,
+        "curves": [_curve(curve) for curve in run.measured.curves],
+        "ranks": _ranks(run.ranks) if run.ranks else None,
+        "matrices": [_matrix(matrix) for matrix in run.measured.matrices],
+    }
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    return {
+        "split": curve.split,
+        "metric": curve.metric,
+        "step": curve.step,
+        "epoch": _nulls(curve.epoch),
+        "seconds": _nulls(curve.seconds),
+        "value": _nulls(curve.value),
+        "notFinite": curve.not_finite,
+    }
+
+
+def _ranks(times: RankTimes) -> dict[str, Any]:
+    """Return whole milliseconds: their digits would else be most of the page."""
+    spans = times.spans
+    return {
+        "step": [span.step for span in spans],
+        "start": [round(span.seconds - span.length, 3) for span in spans],
+        "end": [round(span.seconds, 3) for span in spans],
+        "milliseconds": [[_milli(part) for part in span.parts] for span in spans],
+        "totals": [_milli(part) for part in times.totals],
+        "system": {
+            "cpu_percent": [span.system.cpu_percent for span in spans],
+            "memory_bytes": [span.system.memory_bytes for span in spans],
+            "gpu_memory_bytes": [span.system.gpu_memory_bytes for span in spans],
+        },
+    }
+
+
+def _matrix(matrix: Matrix) -> dict[str, Any]:
+    return {"split": matrix.split, "metric": matrix.metric, "rows": matrix.rows}
+
+
+def _milli(seconds: Sequence[float]) -> list[int]:
+    return [round(1000 * each) for each in seconds]
+
+
+def _nulls(values: Sequence[float]) -> list[float | None]:
+    """Return the values for JSON, which has no NaN."""
+    return [value if math.isfinite(value) else None for value in values]

@@ -1,0 +1,209 @@
+"""Reads ranks.jsonl: where the time of each rank went, in total and over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import add
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.report.lines import Lines, number
+
+__all__ = ["PARTS", "RankTimes", "Span", "System", "read_ranks"]
+
+PARTS = ("compute", "waiting", "moving")
+# A picture of all ranks over time has at most twice so many cells.
+_CELLS = 100_000
+_SPANS = 400
+# Seconds or bytes that no machine has: sums of less cannot overflow.
+_TOO_MUCH = 1e18
+
+
+@dataclass(frozen=True)
+class System:
+    """The system's figures of some seconds; None where there are none.
+
+    Attributes:
+        cpu_percent: mean over the ranks.
+        memory_bytes: of the rank with the most.
+        gpu_memory_bytes: of the rank with the most.
+    """
+
+    cpu_percent: float | None
+    memory_bytes: float | None
+    gpu_memory_bytes: float | None
+
+
+@dataclass
+class Span:
+    """Some seconds of training.
+
+    Attributes:
+        step: steps done at its end.
+        seconds: since the start of the run, at its end.
+        length: seconds that it covers.
+        parts: for each of PARTS the seconds of each rank, [3][N].
+        system: what the machines did in it.
+    """
+
+    step: int
+    seconds: float
+    length: float
+    parts: list[list[float]]
+    system: System
+
+
+@dataclass
+class RankTimes:
+    """What ranks.jsonl holds.
+
+    Attributes:
+        spans: in order; neighbours are put together where there are too many.
+        last_to_arrive: for each rank the seconds in which no rank waited less than it.
+        lines: lines of the file.
+        latest_ranks: how many ranks its last line is about.
+        notes: what there is to say about it.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    last_to_arrive: list[float] = field(default_factory=list)
+    lines: int = 0
+    latest_ranks: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> int:
+        """The largest number of ranks that the run had."""
+        return len(self.last_to_arrive)
+
+    @property
+    def totals(self) -> list[list[float]]:
+        """For each of PARTS the seconds of each rank over all spans, [3][N]."""
+        return [
+            [math.fsum(times) for times in zip(*(s.parts[part] for s in self.spans), strict=True)]
+            for part in range(len(PARTS))
+        ]
+
+
+def read_ranks(path: Path) -> RankTimes:
+    """Read the file.
+
+    Raises:
+        UsageError: the file is damaged, or cannot be read.
+    """
+    times, lines = RankTimes(), Lines(path)
+    for chunk in lines:
+        for place, line in enumerate(chunk):
+            span = _span(line)
+            if span is None:
+                raise lines.wrong(place, "step, seconds, span or the numbers of a rank are missing")
+            _take(span, times)
+    if lines.torn:
+        times.notes.append(f"The last line of {path.name} is torn and left out.")
+    if len(times.spans) < times.lines:
+        times.notes.append(
+            f"{times.lines:,} lines of {path.name} are added up to {len(times.spans):,} spans."
+        )
+    return times
+
+
+def _take(span: Span, times: RankTimes) -> None:
+    size = len(span.parts[0])
+    before = times.latest_ranks
+    if before not in (0, size):
+        times.notes.append(
+            f"From step {span.step:,} on there are {size} ranks, before {before}: "
+            "a rank that was not there has no time."
+        )
+    times.latest_ranks = size
+    _widen(times, span)
+    times.last_to_arrive[_last(span, size)] += span.length
+    times.spans.append(span)
+    times.lines += 1
+    limit = max(20, min(_SPANS, _CELLS // times.ranks))
+    if len(times.spans) >= 2 * limit:
+        times.spans = _joined(times.spans)
+
+
+def _span(line: dict[str, Any]) -> Span | None:
+    """Return what a line says; None where it is damaged."""
+    step, seconds, length = line.get("step"), number(line.get("seconds")), number(line.get("span"))
+    if type(step) is not int or not seconds or not length or not seconds + length < _TOO_MUCH:
+        return None
+    parts = [_numbers(line.get(part)) for part in PARTS]
+    if not parts[0] or any(len(part) != len(parts[0]) for part in parts):
+        return None
+    cpu, memory, gpu = (
+        _numbers(line.get(name)) for name in ("cpu_percent", "memory_bytes", "gpu_memory_bytes")
+    )
+    return Span(
+        step=step,
+        seconds=seconds,
+        length=length,
+        parts=parts,
+        system=System(
+            math.fsum(cpu) / len(cpu) if cpu else None,
+            max(memory, default=None),
+            max(gpu, default=None),
+        ),
+    )
+
+
+def _numbers(value: object) -> list[float]:
+    """Return a list of numbers as machines have them; an empty one for anything else."""
+    if not isinstance(value, list):
+        return []
+    try:
+        sane = math.isfinite(sum(value)) and max(map(abs, value), default=0) < _TOO_MUCH
+    except (TypeError, OverflowError):
+        return []
+    return value if sane else []
+
+
+def _last(span: Span, size: int) -> int:
+    """Return the rank that the others waited for: it waited least, and computed most."""
+    compute, waiting = span.parts[0], span.parts[1]
+    return min(range(size), key=lambda rank: (waiting[rank], -compute[rank]))
+
+
+def _widen(times: RankTimes, span: Span) -> None:
+    """Give all spans, and the totals, the same number of ranks."""
+    size = max(times.ranks, len(span.parts[0]))
+    if size == times.ranks == len(span.parts[0]):
+        return
+    for each in [*times.spans, span]:
+        each.parts = [part + [0.0] * (size - len(part)) for part in each.parts]
+    times.last_to_arrive += [0.0] * (size - times.ranks)
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """Put each two neighbours together."""
+    pairs = zip(spans[::2], spans[1::2], strict=False)
+    joined = [_together(first, second) for first, second in pairs]
+    return joined + ([spans[-1]] if len(spans) % 2 else [])
+
+
+def _together(first: Span, second: Span) -> Span:
+    parts = [list(map(add, a, b)) for a, b in zip(first.parts, second.parts, strict=True)]
+    length = first.length + second.length
+    one, two = first.system, second.system
+    cpu = None
+    if one.cpu_percent is not None and two.cpu_percent is not None:
+        cpu = (one.cpu_percent * first.length + two.cpu_percent * second.length) / length
+    return Span(
+        step=second.step,
+        seconds=second.seconds,
+        length=length,
+        parts=parts,
+        system=System(
+            cpu,
+            _larger(one.memory_bytes, two.memory_bytes),
+            _larger(one.gpu_memory_bytes, two.gpu_memory_bytes),
+        ),
+    )
+
+
+def _larger(one: float | None, two: float | None) -> float | None:
+    return max((value for value in (one, two) if value is not None), default=None)

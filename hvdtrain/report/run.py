@@ -1,0 +1,126 @@
+"""Reads the directory of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.errors import UsageError
+from hvdtrain.report.curves import Measured, read_curves
+from hvdtrain.report.lines import read_object
+from hvdtrain.report.ranks import RankTimes, read_ranks
+
+__all__ = ["Run", "distinct_names", "read_run"]
+
+# Named here and not taken from the training loop: the page shall read runs of other versions.
+_METRICS = ("metrics.jsonl", "steps.jsonl")
+_RANKS = "ranks.jsonl"
+_CONFIG = "config.yaml"
+_ENVIRONMENT = "environment.json"
+_SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run has left.
+
+    Attributes:
+        path: its directory.
+        ranks: None where the run has no such file; config, environment and summary likewise.
+        notes: what is missing or left out, one sentence each.
+    """
+
+    path: Path
+    measured: Measured
+    ranks: RankTimes | None
+    config: dict[str, Any] | None
+    environment: dict[str, Any] | None
+    summary: dict[str, Any] | None
+    notes: list[str]
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each rank, by rank; empty where it is not known."""
+        found = (self.environment or {}).get("hosts")
+        return [str(host) for host in found] if isinstance(found, list) else []
+
+
+def read_run(path: Path) -> Run:
+    """Read a run.
+
+    Raises:
+        UsageError: the directory is no run, or a file in it is damaged or cannot be read.
+    """
+    metrics = [path / name for name in _METRICS if (path / name).exists()]
+    if not metrics:
+        _refuse(path)
+    measured = read_curves(metrics)
+    ranks = read_ranks(path / _RANKS) if (path / _RANKS).exists() else None
+    config = _read_yaml(path / _CONFIG) if (path / _CONFIG).exists() else None
+    environment, summary = (
+        read_object(path / name) if (path / name).exists() else None
+        for name in (_ENVIRONMENT, _SUMMARY)
+    )
+    notes = [
+        f"{name} is missing: {lost}."
+        for found, name, lost in (
+            (summary, _SUMMARY, "the run has not ended, or was stopped"),
+            (ranks, _RANKS, "the page cannot say where the time went"),
+            (config, _CONFIG, "the options are not known"),
+            (environment, _ENVIRONMENT, "versions and hosts are not known"),
+        )
+        if found is None
+    ]
+    if not measured.curves:
+        notes.append("metrics.jsonl has no number yet: there is no curve.")
+    if ranks is not None and not ranks.spans:
+        notes.append(f"{_RANKS} has no line yet: the page cannot say where the time went.")
+        ranks = None
+    notes += measured.notes + (ranks.notes if ranks else [])
+    return Run(path, measured, ranks, config, environment, summary, notes)
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """Return a name for each run: its directory's, with as many parents as tell runs apart."""
+    full = [path.absolute().parts for path in paths]
+    longest = max(len(parts) for parts in full)
+    for count in range(1, longest + 1):
+        names = ["/".join(parts[-count:]) for parts in full]
+        if len(set(names)) == len(set(full)):
+            break
+    seen: dict[str, int] = {}
+    for place, name in enumerate(names):
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] > 1:
+            names[place] = f"{name} ({seen[name]})"
+    # A name that is no UTF-8 could not be written.
+    return [os.fsencode(name).decode(errors="replace") for name in names]
+
+
+def _refuse(path: Path) -> None:
+    if not path.exists():
+        raise UsageError(f"{path}: there is no such directory")
+    if not path.is_dir():
+        raise UsageError(f"{path} is a file: name the directory of a run (train's --out)")
+    raise UsageError(f"{path} is no run: it has no metrics.jsonl, which train writes into --out")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError(
+            "report needs PyYAML to read config.yaml: pip install 'hvdtrain[report]'"
+        ) from error
+    try:
+        found = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: this is no YAML: the file is damaged") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: these are no options: the file is damaged")
+    return found

@@ -1,0 +1,117 @@
+"""Debian's Chromium, which tests look at pages with, and what they ask of a page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+__all__ = ["REQUIRED", "Opened", "chromium", "low_contrasts", "open_page"]
+
+REQUIRED = "HVDTRAIN_TEST_CHROMIUM"
+_LEAST_CONTRAST = 4.5
+
+# For each element with text of its own: its colour against all that is painted behind it.
+_CONTRASTS = """() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  canvas.canvas.width = canvas.canvas.height = 1;
+  const over = (layers) => {
+    canvas.clearRect(0, 0, 1, 1);
+    for (const layer of layers) { canvas.fillStyle = layer; canvas.fillRect(0, 0, 1, 1); }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((c) => c / 255);
+  };
+  const light = (rgb) => {
+    const [r, g, b] = rgb.map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const found = [];
+  for (const element of document.querySelectorAll('body *')) {
+    const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !element.checkVisibility({opacityProperty: true})) continue;
+    const behind = [];
+    for (let at = element; at; at = at.parentElement) {
+      behind.unshift(getComputedStyle(at).backgroundColor);
+    }
+    const [a, b] = [over(behind), over([...behind, getComputedStyle(element).color])].map(light);
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    found.push([contrast, element.tagName + '.' + element.className + ' ' + element.textContent]);
+  }
+  return found;
+}"""
+
+
+@dataclass
+class Opened:
+    """A page in the browser.
+
+    Attributes:
+        faults: what it wrote to the console as a warning or an error, and what it raised.
+        requests: the addresses that it asked for, its own file excepted.
+    """
+
+    page: Page
+    faults: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Start the browser; skip the test where there is none, or fail it where REQUIRED is 1."""
+    path = shutil.which("chromium")
+    if path is None:
+        reason = "no chromium here: apt-get install chromium"
+        if os.environ.get(REQUIRED) == "1":
+            pytest.fail(f"{REQUIRED}=1, but {reason}")
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        # Root has no sandbox.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def open_page(browser: Browser, path: Path, width: int = 1200, **options: Any) -> Iterator[Opened]:
+    """Open a file in a window of its own.
+
+    Args:
+        browser: as chromium() gives it.
+        path: of the file.
+        width: of the window, in pixels.
+        options: of playwright's Browser.new_context.
+    """
+    context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+    try:
+        opened = Opened(context.new_page())
+        address = path.absolute().as_uri()
+
+        def asked(url: str) -> None:
+            if url != address and not url.startswith("data:"):
+                opened.requests.append(url)
+
+        opened.page.on("request", lambda request: asked(request.url))
+        opened.page.on("pageerror", lambda error: opened.faults.append(str(error)))
+        opened.page.on(
+            "console",
+            lambda said: opened.faults.append(said.text) if said.type != "log" else None,
+        )
+        opened.page.goto(address)
+        yield opened
+    finally:
+        context.close()
+
+
+def low_contrasts(page: Page) -> list[str]:
+    """Return the texts of a page that are hard to read, each with its contrast."""
+    found = page.evaluate(_CONTRASTS)
+    assert len(found) > 20, found
+    return [f"{contrast:.2f} {text}" for contrast, text in found if contrast < _LEAST_CONTRAST]

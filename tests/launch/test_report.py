@@ -1,0 +1,223 @@
+"""The page that `report` writes, looked at in a browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import chromium, low_contrasts, open_page
+from made_runs import make_run
+from playwright.sync_api import Browser, Locator, Page
+
+from hvdtrain.cli.main import main
+
+PHONE = 375
+HOSTILE = "</script><img src=x onerror='window.broken=1'>{{ 7*7 }}<!--"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs, of which the third lacks files, and the reports of the first and of all."""
+    folder = tmp_path_factory.mktemp("runs")
+    make_run(folder / "one", not_finite_from=1150)
+    make_run(folder / "two", lr=0.05, seed=1, slow_rank=None)
+    make_run(folder / "three", ranks=8, epochs=8, seed=2, options=(("optimizer", "adamw"),))
+    (folder / "three" / "ranks.jsonl").unlink()
+    report(folder / "one", out=folder / "one.html")
+    report(*(folder / name for name in ("one", "two", "three")), out=folder / "all.html")
+    return folder
+
+
+def report(*runs: Path, out: Path) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["report", *map(str, runs), "--out", str(out)])
+    assert stop.value.code == 0
+
+
+def lines(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the lines of metrics.jsonl and steps.jsonl by split and step."""
+    text = "".join((run / f"{name}.jsonl").read_text() for name in ("metrics", "steps"))
+    return {(line["split"], line["step"]): line for line in map(json.loads, text.splitlines())}
+
+
+def chart(page: Page, metric: str) -> Locator:
+    return page.locator(f"figure[data-metric='{metric}'] .plot")
+
+
+def shown(plot: Locator, axis: str) -> dict[str, tuple[str, str]]:
+    """Return what the box of a chart says: for each curve the text of its value, and of its x."""
+    assert plot.locator(".reading").is_visible()
+    where = plot.locator(".where").inner_text()
+    assert where.startswith(f"{axis} ")
+    found = {}
+    for row in plot.locator(".reading tr").all():
+        name, value, at = (cell.inner_text() for cell in row.locator("td").all())
+        found[name.strip()] = value, (at or where).removeprefix("at ").removeprefix(f"{axis} ")
+    return found
+
+
+def test_a_value_read_from_a_curve_is_the_one_in_the_file(browser: Browser, runs: Path) -> None:
+    known = lines(runs / "one")
+    with open_page(browser, runs / "one.html") as opened:
+        page = opened.page
+        for metric in ("loss", "accuracy", "samples_per_second", "lr"):
+            plot = chart(page, metric)
+            plot.scroll_into_view_if_needed()
+            box = plot.locator(".u-over").bounding_box()
+            assert box is not None
+            for share in (0.02, 0.2, 0.5, 0.77, 0.99):
+                page.mouse.move(box["x"] + share * box["width"], box["y"] + 40)
+                found = shown(plot, "step")
+                assert set(found) == ({"step"} if metric == "lr" else {"test", "train", "step"})
+                for split, (text, at) in found.items():
+                    value = known[split, int(at)][metric]
+                    assert text == "not finite" if value is None else float(text) == value
+                    # It is the curve's point that is next to the pointer.
+                    gap = min(abs(share * 1200 - step) for name, step in known if name == split)
+                    assert abs(share * 1200 - int(at)) <= gap + 4
+            page.mouse.move(0, 0)
+            assert not plot.locator(".reading").is_visible()
+        assert "not finite at 6 of its points, first at step 1150" in page.inner_text("#charts")
+        assert (opened.faults, opened.requests) == ([], [])
+
+
+def test_keys_and_fingers_read_values_too(browser: Browser, runs: Path) -> None:
+    known = lines(runs / "one")
+    with open_page(browser, runs / "one.html", has_touch=True) as opened:
+        page, plot = opened.page, chart(opened.page, "loss")
+        page.get_by_label("epoch", exact=True).check(force=True)
+        plot.focus()
+        for _ in range(20):
+            page.keyboard.press("ArrowRight")
+        text, at = shown(plot, "epoch")["step"]
+        assert (float(at), float(text)) == (1.0, known["step", 200]["loss"])
+        assert text in page.inner_text("#spoken")
+        page.keyboard.press("Escape")
+        assert not plot.locator(".reading").is_visible()
+        box = plot.locator(".u-over").bounding_box()
+        assert box is not None
+        page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + 40)
+        text, at = shown(plot, "epoch")["test"]
+        assert (float(at), float(text)) == (3.0, known["test", 600]["loss"])
+        assert opened.faults == []
+
+
+def test_the_slow_rank_is_named_and_seen(browser: Browser, runs: Path) -> None:
+    with open_page(browser, runs / "one.html") as opened:
+        page = opened.page
+        assert page.inner_text(".verdict").startswith("Rank 2 on node02 is the slowest")
+        rows = [row.inner_text().split() for row in page.locator(".bars tbody tr").all()]
+        assert [row[0] for row in rows] == ["0", "1", "2", "3"]
+        assert float(rows[2][2]) == 0.0
+        assert all(float(row[2]) > 1 for row in rows if row[0] != "2")
+        heat = page.locator("figure", has_text="Slower than the median rank").locator(".plot")
+        heat.focus()
+        for key in ("ArrowRight", "ArrowDown", "ArrowDown"):
+            page.keyboard.press(key)
+        assert heat.locator(".where").inner_text().endswith("rank 2")
+        against = heat.locator(".reading .value").first.inner_text()
+        assert 30 < float(against.removeprefix("+").removesuffix(" %")) < 70
+        assert page.locator(".cells tbody tr").count() == 10
+        assert opened.faults == []
+
+
+def test_runs_side_by_side(browser: Browser, runs: Path) -> None:
+    known = [lines(runs / name) for name in ("one", "two", "three")]
+    with open_page(browser, runs / "all.html") as opened:
+        page, plot = opened.page, chart(opened.page, "accuracy")
+        assert [row.inner_text().split()[0] for row in page.locator(".runs tbody tr").all()] == [
+            *("one", "two", "three")
+        ]
+        box = plot.locator(".u-over").bounding_box()
+        assert box is not None
+        middle = box["x"] + box["width"] / 2, box["y"] + 40
+        page.mouse.move(*middle)
+        found = shown(plot, "step")
+        for lines_, name in zip(known, ("one", "two", "three"), strict=True):
+            assert float(found[f"{name}, test"][0]) == lines_["test", 800]["accuracy"]
+        page.get_by_role("button", name="two").click()
+        page.mouse.move(*middle)
+        assert set(shown(plot, "step")) == {
+            f"{name}, {split}" for name in ("one", "three") for split in ("test", "train")
+        }
+        differing = page.locator("#configuration .differs th").all_inner_texts()
+        assert [name.split()[0] for name in differing] == ["epochs", "lr", "optimizer", "seed"]
+        assert "ranks.jsonl is missing" in page.inner_text(".notes")
+        # Dragging looks closer.
+        page.mouse.move(*middle)
+        page.mouse.down()
+        page.mouse.move(middle[0] + 80, middle[1], steps=3)
+        page.mouse.up()
+        page.get_by_role("button", name="Show all again").click()
+        assert (opened.faults, opened.requests) == ([], [])
+
+
+def test_a_phone_scrolls_down_only(browser: Browser, runs: Path) -> None:
+    for name in ("one.html", "all.html"):
+        with open_page(browser, runs / name, width=PHONE, has_touch=True) as opened:
+            page, plot = opened.page, chart(opened.page, "loss")
+            assert page.evaluate("document.documentElement.scrollWidth") == PHONE
+            box = plot.locator(".u-over").bounding_box()
+            assert box is not None
+            assert box["width"] > 0.6 * PHONE
+            page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + 40)
+            reading = plot.locator(".reading").bounding_box()
+            assert reading is not None
+            assert reading["x"] >= 0
+            assert reading["x"] + reading["width"] <= PHONE
+            assert opened.faults == []
+
+
+def test_light_and_dark_can_be_read(browser: Browser, runs: Path) -> None:
+    for scheme in ("light", "dark"):
+        with open_page(browser, runs / "all.html", color_scheme=scheme) as opened:
+            page = opened.page
+            ground = "getComputedStyle(document.body).backgroundColor"
+            seen = {scheme: page.evaluate(ground)}
+            assert low_contrasts(page) == []
+            other = "dark" if scheme == "light" else "light"
+            page.get_by_label(other.capitalize()).check(force=True)
+            seen[other] = page.evaluate(ground)
+            assert low_contrasts(page) == []
+            assert seen == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 22, 27)"}
+            # The browser keeps the choice in a process of its own, which may take a moment.
+            remembered: list[str] = []
+            while seen[other] not in remembered and len(remembered) < 5:
+                page.reload()
+                remembered.append(page.evaluate(ground))
+            assert seen[other] in remembered
+            assert opened.faults == []
+
+
+def test_names_cannot_break_out_of_the_page(browser: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path / HOSTILE.replace("/", "\N{DIVISION SLASH}"))
+    text = (run / "metrics.jsonl").read_text()
+    for name in ("accuracy", "train", "confusion"):
+        text = text.replace(f'"{name}"', json.dumps(HOSTILE + name))
+    # Names that an object of JavaScript has from the start.
+    text = text.replace('"samples_per_second"', '"constructor"').replace('"test"', '"__proto__"')
+    (run / "metrics.jsonl").write_text(text)
+    (run / "config.yaml").write_text(json.dumps({HOSTILE: {HOSTILE: HOSTILE}}))
+    other = make_run(tmp_path / "other", seed=1)
+    report(run, other, out=tmp_path / "report.html")
+    with open_page(browser, tmp_path / "report.html") as opened:
+        page = opened.page
+        page.get_by_label("time", exact=True).check(force=True)
+        chart(page, "loss").hover()
+        assert page.evaluate("window.broken") is None
+        assert page.locator("img").count() == 0
+        assert page.inner_text(".runs tbody th bdi") == run.name
+        assert HOSTILE + "accuracy" in page.inner_text("#charts")
+        assert f"{HOSTILE}.{HOSTILE}" in page.inner_text("#configuration")
+        assert (opened.faults, opened.requests) == ([], [])
+    with open_page(browser, tmp_path / "report.html", width=PHONE) as opened:
+        assert opened.page.evaluate("document.documentElement.scrollWidth") == PHONE

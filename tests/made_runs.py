@@ -1,0 +1,163 @@
+"""Makes the directory of a run, with the files that `train` leaves, without training."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+__all__ = ["MadeRun", "make_run"]
+
+_CLASSES = 10
+
+
+@dataclass(frozen=True)
+class MadeRun:
+    """What kind of run it shall be.
+
+    Attributes:
+        steps: in each epoch.
+        log_every: steps between two lines of the split "step".
+        slow_rank: computes half as long again as the others; None: all are alike.
+        not_finite_from: from this step on the loss is null.
+        options: more of config.yaml.
+    """
+
+    epochs: int = 6
+    steps: int = 200
+    log_every: int = 10
+    ranks: int = 4
+    slow_rank: int | None = 2
+    lr: float = 0.1
+    seed: int = 0
+    not_finite_from: int | None = None
+    options: tuple[tuple[str, str], ...] = ()
+
+
+def make_run(directory: Path, run: MadeRun = MadeRun(), **changes: Any) -> Path:
+    """Write metrics, steps and ranks.jsonl, summary.json, config.yaml and environment.json."""
+    run = replace(run, **changes)
+    directory.mkdir(parents=True)
+    metrics = list(_metrics(run))
+    for name, splits in (("metrics.jsonl", ("train", "test")), ("steps.jsonl", ("step",))):
+        _write_lines(directory / name, (line for line in metrics if line["split"] in splits))
+    _write_lines(directory / "ranks.jsonl", _ranks(run))
+    (directory / "summary.json").write_text(json.dumps(_summary(run, metrics), indent=2) + "\n")
+    (directory / "environment.json").write_text(json.dumps(_environment(run), indent=2) + "\n")
+    options = {"recipe": "digits", "epochs": run.epochs, "batch_size": 32, "lr": run.lr}
+    options |= {"optimizer": "sgd", "momentum": 0.9, "seed": run.seed, "set": {"width": 32}}
+    options |= dict(run.options)
+    # JSON is YAML.
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}\n" for key, value in options.items()]
+    (directory / "config.yaml").write_text("".join(lines))
+    return directory
+
+
+def _metrics(run: MadeRun) -> Iterator[dict[str, Any]]:
+    chance = random.Random(run.seed)
+    total = run.epochs * run.steps
+    for step in range(run.log_every, total + 1, run.log_every):
+        yield _line(run, chance, step, "step", 0.3)
+        if step % run.steps == 0:
+            yield _line(run, chance, step, "train", 0.03)
+            test = _line(run, chance, step, "test", 0.06)
+            yield test | {"confusion": _confusion(chance, test["accuracy"])}
+
+
+def _line(
+    run: MadeRun, chance: random.Random, step: int, split: str, noise: float
+) -> dict[str, Any]:
+    total = run.epochs * run.steps
+    progress = step / total
+    loss = 2.3 * math.exp(-progress * 40 * run.lr) + 0.04 + (0.05 if split == "test" else 0)
+    loss *= math.exp(chance.gauss(0, noise))
+    finite = run.not_finite_from is None or step < run.not_finite_from
+    return {
+        "epoch": step / run.steps,
+        "step": step,
+        "split": split,
+        "seconds": step * 0.05 + chance.random() * 0.01,
+        "lr": run.lr * (1 + math.cos(math.pi * progress)) / 2,
+        "samples_per_second": (640 if split != "test" else 2100) * run.ranks
+        + chance.gauss(0, 20 * run.ranks),
+        "loss": loss if finite else None,
+        "accuracy": 1 - 0.9 * loss / (loss + 1.2),
+    }
+
+
+def _confusion(chance: random.Random, accuracy: float) -> list[list[int]]:
+    rows = [[0] * _CLASSES for _ in range(_CLASSES)]
+    for true in range(_CLASSES):
+        for _ in range(36):
+            wrong = chance.random() > accuracy
+            said = (true + chance.choice((1, 1, 5, 7))) % _CLASSES if wrong else true
+            rows[true][said] += 1
+    return rows
+
+
+def _ranks(run: MadeRun) -> Iterator[dict[str, Any]]:
+    chance = random.Random(run.seed + 1)
+    total = run.epochs * run.steps * 0.05
+    count = max(1, round(total / 5))
+    for place in range(1, count + 1):
+        compute = [
+            3.1 * (1.5 if rank == run.slow_rank else 1) * math.exp(chance.gauss(0, 0.03))
+            for rank in range(run.ranks)
+        ]
+        moving = 0.1 * max(compute)
+        # All but what the evaluation took.
+        span = 0.97 * total / count
+        scale = span / (max(compute) + moving)
+        compute, moving = [scale * each for each in compute], scale * moving
+        yield {
+            "step": run.epochs * run.steps * place // count,
+            "seconds": total * place / count,
+            "span": span,
+            "compute": compute,
+            "waiting": [max(compute) - each for each in compute],
+            "moving": [moving] * run.ranks,
+            "cpu_percent": [90 + chance.random() * 10 for _ in compute],
+            "memory_bytes": [900_000_000 + 1_000_000 * place + rank for rank in range(run.ranks)],
+            "gpu_memory_bytes": [None] * run.ranks,
+            "sent_bytes": [40_000_000 for _ in compute],
+        }
+
+
+def _summary(run: MadeRun, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    test: dict[str, Any] = next((line for line in reversed(metrics) if line["split"] == "test"), {})
+    seconds = metrics[-1]["seconds"] if metrics else 0.0
+    return {
+        "world_size": run.ranks,
+        "hosts": 2,
+        "host_names": ["node01", "node02"],
+        "engine": "mpi",
+        "framework": "torch",
+        "global_batch_size": 32 * run.ranks,
+        "base_lr": run.lr,
+        "scaled_lr": run.lr * run.ranks,
+        "epochs": run.epochs,
+        "steps": run.epochs * run.steps,
+        "final": {name: test.get(name) for name in ("loss", "accuracy")},
+        "samples": run.epochs * run.steps * 32 * run.ranks,
+        "samples_per_second": 32 * run.ranks / 0.05,
+        "seconds": {"total": seconds, "compute": 0.7 * seconds, "communicate": 0.3 * seconds},
+        "ended": "epochs",
+    }
+
+
+def _environment(run: MadeRun) -> dict[str, Any]:
+    return {
+        "started_at": "2026-03-01T08:15:00+00:00",
+        "command": f"python -m hvdtrain train digits --lr {run.lr} --seed {run.seed}",
+        "hosts": [f"node{1 + 2 * rank // run.ranks:02}" for rank in range(run.ranks)],
+        "versions": {"python": "3.11.2", "hvdtrain": "0.1.0", "torch": "2.13.0", "jax": None},
+        "git": {"recipe": None, "working_directory": {"commit": f"{run.seed:040x}"}},
+    }
+
+
+def _write_lines(path: Path, lines: Any) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
