@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-import torch
-
-from hvdtrain.data.dataset import Dataset
-
-__all__ = ["TorchRecipe", "load_recipe"]
+__all__ = ["Recipe"]
 
 
 @dataclass(frozen=True)
-class TorchRecipe:
-    """A classification task for torch.
+class Recipe:
+    """What a function of the user's, or a built-in one, returns.
+
+    A plain holder: nothing has to be inherited. `model` is built when the function is called,
+    after all random generators have been seeded; rank 0's weights are those that count.
 
     Attributes:
-        name: what it is called on the command line and in checkpoints.
-        load_data: returns the training and the test samples.
-        build_model: returns a new model with random weights; it maps inputs [n, ...] to one
-            score per class, [n, classes].
-        loss: mean loss of scores [n, classes] and labels [n], a scalar.
-        optimizer: makes an optimizer from its name ("sgd" or "adam"), the parameters and the
-            first learning rate.
+        model: a torch.nn.Module or a keras.Model; it maps inputs [n, ...] to outputs [n, ...].
+        train: samples to train on: Samples (arrays, the fastest), or anything with len() and
+            [index] that gives (input, target), as map-style datasets of torch do, or an iterable
+            of (input, target), as torch's IterableDataset, together with samples_per_epoch.
+        loss: for torch a function of outputs and targets that returns the mean over the batch,
+            a scalar; for Keras a keras.losses.Loss.
+        test: samples to evaluate on: Samples, or with len() and [index]; None: none.
+        optimizer: for torch makes one from the parameters and the first learning rate; for Keras
+            from the learning rate, a number or a schedule; None: what --optimizer says.
+        metrics: by name, beside the loss: of hvdtrain.train.metrics for torch, keras.metrics for
+            Keras.
+        augment: changes the input of a training sample, given a generator that depends on seed,
+            epoch and sample alone, so never on the number of ranks or of loading processes.
+        collate: makes a batch, (inputs, targets), of a list of samples; None: torch's default.
+        samples_per_epoch: for an iterable, which must yield as many.
+        read: returns inputs [n, ...] from a file, for `predict`; None: numpy's .npy.
+        classes: names of the classes, for `predict`.
         most_threads: compute threads per rank from which on more of them slow it down.
     """
 
-    name: str
-    load_data: Callable[[], Dataset]
-    build_model: Callable[[], torch.nn.Module]
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    optimizer: Callable[[str, Iterable[torch.nn.Parameter], float], torch.optim.Optimizer]
-    most_threads: int
-
-
-def load_recipe(name: str) -> TorchRecipe:
-    """Return the built-in recipe of this name (one of options.RECIPES)."""
-    module = importlib.import_module(f"hvdtrain.train.recipes.{name}")
-    recipe: TorchRecipe = module.recipe
-    return recipe
+    model: Any
+    train: Any
+    loss: Callable[..., Any]
+    test: Any = None
+    optimizer: Callable[..., Any] | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    augment: Callable[[Any, Any], Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    samples_per_epoch: int | None = None
+    read: Callable[[Path], Any] | None = None
+    classes: Sequence[str] | None = None
+    most_threads: int | None = None

@@ -1,0 +1,76 @@
+"""How much data a step and a run take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.options.checks import at_least
+from hvdtrain.train.options.declare import Group, option
+
+__all__ = ["DEFAULT_BATCH_SIZE", "Data"]
+
+DEFAULT_BATCH_SIZE = 16
+_SEEDS = 1 << 63
+
+
+def _check_seed(label: str, value: int) -> None:
+    if not 0 <= value < _SEEDS:
+        raise UsageError(f"{label} must be between 0 and 2^63 - 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Group):
+    """How much data a step and a run take."""
+
+    title = "Data"
+
+    epochs: int = option(
+        15, "Passes over the training data, from the very first start on.", check=at_least(1)
+    )
+    batch_size: int | None = option(
+        None,
+        "Samples per rank and backward pass.",
+        unset=str(DEFAULT_BATCH_SIZE),
+        check=at_least(1),
+    )
+    global_batch_size: int | None = option(
+        None, "Samples of all ranks per step, instead.", check=at_least(1)
+    )
+    accumulate: int = option(
+        1, "Backward passes per step, whose gradients are added up.", check=at_least(1)
+    )
+    virtual_shards: int | None = option(
+        None,
+        "Parts of a batch: the same bits on 1, 2, 4 ... ranks, see docs/numerics.md.",
+        check=at_least(1),
+    )
+    workers: int = option(
+        0, "Processes of each rank that load samples; 0: none.", check=at_least(0)
+    )
+    seed: int = option(
+        0, "Of the first weights, the order of the samples and all chance.", check=_check_seed
+    )
+
+    def check(self) -> None:
+        """Raise UsageError where values of this group do not go together."""
+        if self.batch_size is not None and self.global_batch_size is not None:
+            raise UsageError("--batch-size and --global-batch-size exclude each other: give one")
+        if self.virtual_shards is None:
+            return
+        if self.global_batch_size is None:
+            raise UsageError(
+                "--virtual-shards needs --global-batch-size: a batch that grows with the ranks "
+                "cannot give the same weights on any number of them"
+            )
+        if self.accumulate > 1:
+            raise UsageError(
+                f"--virtual-shards and --accumulate {self.accumulate} exclude each other: each "
+                "virtual shard is a backward pass already"
+            )
+
+    def samples_per_step(self, size: int) -> int:
+        """Return the global batch size for `size` ranks, all backward passes of a step included."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        return (self.batch_size or DEFAULT_BATCH_SIZE) * self.accumulate * size

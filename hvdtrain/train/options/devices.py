@@ -1,0 +1,46 @@
+"""What computes, and what moves the gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdtrain.devices import DeviceWish, parse_gpu_map
+from hvdtrain.engines import registry
+from hvdtrain.train.options.declare import Group, option
+
+__all__ = ["DEVICES", "ENGINES", "Devices"]
+
+ENGINES = ("auto", *registry.ENGINES)
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices(Group):
+    """What computes, and what moves the gradients."""
+
+    title = "Devices"
+
+    engine: str = option(
+        "auto",
+        "What moves the gradients, see docs/engines.md; auto: mpi, under torchrun gloo.",
+        choices=ENGINES,
+    )
+    device: str = option(
+        "auto", "cuda: one GPU for each local rank; auto: where there is one.", choices=DEVICES
+    )
+    gpu_map: str | None = option(
+        None,
+        "Which GPU each local rank takes, as 3,2,1,0.",
+        metavar="I,J,...",
+        unset="the local rank",
+    )
+    share_gpus: bool = option(False, "Ranks may take the same GPU.")
+
+    def check(self) -> None:
+        """Raise UsageError where values of this group do not go together."""
+        parse_gpu_map(self.gpu_map)
+
+    @property
+    def device_wish(self) -> DeviceWish:
+        """What a rank is to compute on."""
+        return DeviceWish(self.device, parse_gpu_map(self.gpu_map), self.share_gpus)

@@ -1,0 +1,33 @@
+"""When the model is judged, and by what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdtrain.train.options.checks import at_least, every, not_empty
+from hvdtrain.train.options.declare import Group, option
+
+__all__ = ["Evaluation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Group):
+    """When the model is judged, and by what."""
+
+    title = "Evaluation"
+
+    evaluate_every: str = option(
+        "1 epoch",
+        "When to evaluate on the test samples: '100 steps', '1 epoch'.",
+        metavar="INTERVAL",
+        check=every,
+    )
+    best: str = option(
+        "loss",
+        "The metric of the test samples that says which checkpoint is the best.",
+        metavar="METRIC",
+        check=not_empty,
+    )
+    early_stop: int | None = option(
+        None, "Stop after so many evaluations without a better one.", check=at_least(1)
+    )

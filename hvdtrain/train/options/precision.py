@@ -1,0 +1,37 @@
+"""With which numbers, and how, it is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.options.checks import not_empty
+from hvdtrain.train.options.declare import Group, option
+
+__all__ = ["DTYPES", "PRECISIONS", "Precision"]
+
+DTYPES = ("float32", "float64")
+PRECISIONS = ("none", "bf16", "fp16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision(Group):
+    """With which numbers, and how, it is computed."""
+
+    title = "Precision"
+
+    dtype: str = option("float32", "Type of weights and arithmetic.", choices=DTYPES)
+    amp: str = option(
+        "none", "Mixed precision: what products of matrices are computed in.", choices=PRECISIONS
+    )
+    compile: str | None = option(
+        None,
+        "Compile the model by this backend of torch.compile, as inductor.",
+        metavar="BACKEND",
+        check=not_empty,
+    )
+
+    def check(self) -> None:
+        """Raise UsageError where values of this group do not go together."""
+        if self.amp != "none" and self.dtype != "float32":
+            raise UsageError(f"--amp {self.amp} goes with --dtype float32 only, got {self.dtype}")

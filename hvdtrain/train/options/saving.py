@@ -1,0 +1,45 @@
+"""Where results go, and what can be gone on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.options.checks import at_least, every, not_empty
+from hvdtrain.train.options.declare import Group, option
+
+__all__ = ["RUNS", "Saving"]
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving(Group):
+    """Where results go, and what can be gone on from."""
+
+    title = "Results and checkpoints"
+
+    out: Path | None = option(
+        None, "Directory for results.", metavar="DIR", unset=f"a new one in {RUNS}/"
+    )
+    resume: str = option(
+        "never",
+        "Go on from the newest good checkpoint in --out (auto), or from a checkpoint's path.",
+        metavar="[never|auto|PATH]",
+        check=not_empty,
+    )
+    checkpoint_every: str = option(
+        "1 epoch",
+        "When to save: '5 steps', '10 minutes', '1 epoch'.",
+        metavar="INTERVAL",
+        check=every,
+    )
+    keep_checkpoints: int = option(
+        3, "How many of the newest stay; the best one stays, too.", check=at_least(1)
+    )
+
+    def check(self) -> None:
+        """Raise UsageError where values of this group do not go together."""
+        if self.resume == "auto" and self.out is None:
+            raise UsageError("--resume auto needs --out DIR, the directory to go on in")

@@ -1,0 +1,52 @@
+"""How the learning rate goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.options.checks import not_negative, positive
+from hvdtrain.train.options.declare import Group, option
+from hvdtrain.train.schedule import SCALINGS, SCHEDULES, parse_milestones
+
+__all__ = ["Schedule"]
+
+# With which of them an option goes.
+_GO_WITH = {
+    "milestones": ("step",),
+    "decay": ("step",),
+    "power": ("polynomial",),
+    "final_lr": ("cosine", "polynomial"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Group):
+    """How the learning rate goes on."""
+
+    title = "Learning rate over time"
+
+    lr_scaling: str = option("linear", "How it grows with the ranks.", choices=SCALINGS)
+    warmup_epochs: float = option(
+        5.0, "Epochs from the rate for one rank to the scaled one.", check=not_negative
+    )
+    schedule: str = option("constant", "How it falls after the warm-up.", choices=SCHEDULES)
+    milestones: str = option(
+        "", "Of step: the epochs after which it falls, as 30,60,80.", metavar="E,F,..."
+    )
+    decay: float = option(0.1, "Of step: the factor at each milestone.", check=positive)
+    power: float = option(1.0, "Of polynomial: the exponent; 1: a straight line.", check=positive)
+    final_lr: float = option(
+        0.0, "Of cosine and polynomial: where it ends, for all ranks.", check=not_negative
+    )
+
+    def check(self) -> None:
+        """Raise UsageError where values of this group do not go together."""
+        for name, schedules in _GO_WITH.items():
+            if getattr(self, name) != getattr(Schedule, name) and self.schedule not in schedules:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} goes with --schedule {' or '.join(schedules)} "
+                    f"only, got --schedule {self.schedule}"
+                )
+        if self.schedule == "step" and not parse_milestones(self.milestones):
+            raise UsageError("--schedule step needs --milestones, the epochs, as 30,60,80")

@@ -1,0 +1,102 @@
+"""What is trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.options.declare import Group, option
+
+__all__ = ["BACKENDS", "FRAMEWORKS", "RECIPES", "RecipePlace", "Task"]
+
+FRAMEWORKS = ("torch", "tensorflow", "keras")
+BACKENDS = ("tensorflow", "torch", "jax")
+
+RECIPES = ("digits", "mnist", "cifar10", "imagefolder", "mapfile", "text", "synthetic")
+_WITH_KERAS = ("digits", "mnist")
+_FILE = re.compile(r"(?P<path>.+\.py)(:(?P<function>[^:/]*))?", re.DOTALL)
+_DEFAULT_FUNCTION = "recipe"
+
+
+@dataclass(frozen=True)
+class RecipePlace:
+    """Where a recipe's function is.
+
+    Attributes:
+        path: of the user's file; None: it is built in.
+        function: its name in there.
+    """
+
+    path: Path | None
+    function: str = _DEFAULT_FUNCTION
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Group):
+    """What is trained."""
+
+    title = "What is trained"
+
+    recipe: str = option(
+        "digits",
+        f"The model and its data: {', '.join(RECIPES)}, or a function in a file of yours.",
+        metavar="NAME|FILE.py[:FUNCTION]",
+    )
+    set: Mapping[str, Any] = option(
+        {},
+        "An argument of the recipe's function; may be given several times.",
+        metavar="NAME=VALUE",
+    )
+    data_dir: Path | None = option(None, "Where the recipe's data is.", metavar="DIR")
+    framework: str = option("torch", "Which framework trains.", choices=FRAMEWORKS)
+    backend: str | None = option(
+        None,
+        "What Keras runs on.",
+        choices=BACKENDS,
+        unset="$KERAS_BACKEND, or tensorflow",
+    )
+
+    def check(self) -> None:
+        """Raise UsageError where values of this group do not go together."""
+        if self.backend is not None and self.framework != "keras":
+            raise UsageError(f"--backend {self.backend} goes with --framework keras only")
+        place = self.recipe_place
+        if place.path is None:
+            _require_built_in(self.recipe, self.framework)
+        elif not place.function.isidentifier():
+            raise UsageError(
+                f"recipe {self.recipe!r}: {place.function!r} is no name of a function, as in "
+                f"{place.path}:{_DEFAULT_FUNCTION}"
+            )
+
+    @property
+    def recipe_place(self) -> RecipePlace:
+        """Where the recipe's function is."""
+        found = _FILE.fullmatch(self.recipe)
+        if found is None:
+            return RecipePlace(None)
+        named = found["function"]
+        return RecipePlace(Path(found["path"]), _DEFAULT_FUNCTION if named is None else named)
+
+    @property
+    def recipe_title(self) -> str:
+        """The recipe's name for people and for files: no path, no suffix."""
+        path = self.recipe_place.path
+        return self.recipe if path is None else path.stem
+
+
+def _require_built_in(name: str, framework: str) -> None:
+    if name not in RECIPES:
+        raise UsageError(
+            f"unknown recipe {name!r}: choose from {', '.join(RECIPES)}, or name a file, as "
+            "my_recipe.py"
+        )
+    if framework != "torch" and name not in _WITH_KERAS:
+        raise UsageError(
+            f"recipe {name} goes with --framework torch only: with {framework} choose from "
+            f"{', '.join(_WITH_KERAS)}, or name a file"
+        )

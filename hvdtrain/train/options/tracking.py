@@ -1,0 +1,63 @@
+"""Who else is told how training goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.options.checks import not_empty
+from hvdtrain.train.options.declare import Group, option
+from hvdtrain.train.tracking.trackers import TRACKERS, tracker_names
+
+__all__ = ["Tracking"]
+
+# Which of them take an option.
+_GO_WITH = {
+    "tracking_uri": ("mlflow",),
+    "experiment": ("mlflow", "wandb"),
+    "run_name": ("mlflow", "wandb"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracking(Group):
+    """Who else is told how training goes."""
+
+    title = "Tracking"
+
+    track: str = option(
+        "",
+        f"Who is told, beside metrics.jsonl: some of {', '.join(TRACKERS)}.",
+        metavar="NAME,...",
+    )
+    tracking_uri: str | None = option(
+        None,
+        "Of MLflow: a server, or sqlite:///FILE.",
+        metavar="URI",
+        unset="as MLflow decides",
+        check=not_empty,
+    )
+    experiment: str | None = option(
+        None,
+        "Of MLflow, or the project of W&B.",
+        metavar="NAME",
+        unset="hvdtrain",
+        check=not_empty,
+    )
+    run_name: str | None = option(
+        None,
+        "Of this run in MLflow and W&B.",
+        metavar="NAME",
+        unset="that of --out",
+        check=not_empty,
+    )
+
+    def check(self) -> None:
+        """Raise UsageError where values of this group do not go together."""
+        named = tracker_names(self.track)
+        for name, trackers in _GO_WITH.items():
+            if getattr(self, name) is not None and not set(trackers) & set(named):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} needs --track {' or '.join(trackers)}, got "
+                    f"--track {self.track!r}"
+                )

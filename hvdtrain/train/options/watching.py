@@ -1,0 +1,36 @@
+"""What is looked at, and said, while training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdtrain.train.options.checks import at_least
+from hvdtrain.train.options.declare import Group, option
+
+__all__ = ["NON_FINITE", "Watching"]
+
+NON_FINITE = ("stop", "skip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching(Group):
+    """What is looked at, and said, while training."""
+
+    title = "Watching"
+
+    log_every: int | None = option(
+        None,
+        "Steps from one line of steps.jsonl to the next.",
+        unset="torch 50, else once an epoch",
+        check=at_least(1),
+    )
+    watch_every: int | None = option(
+        None,
+        "Steps between comparisons of all ranks' weights; 0: never.",
+        unset="torch 100, else once an epoch",
+        check=at_least(0),
+    )
+    non_finite: str = option(
+        "stop", "What to do about a loss or gradient that is not finite.", choices=NON_FINITE
+    )
+    quiet: bool = option(False, "Print nothing but errors.")

@@ -1,0 +1,67 @@
+"""Values from text that a person wrote, the same in files and on the command line. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["did_you_mean", "read_text", "shown"]
+
+# Numbers with leading zeros are octal to some and decimal to others.
+_INTEGER = re.compile(r"[+-]?(0|[1-9](_?[0-9])*)")
+_FLOAT = re.compile(
+    r"[+-]?(((0|[1-9](_?[0-9])*)(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|\.?inf|\.?nan)", re.IGNORECASE
+)
+_BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_LONGEST_SHOWN = 60
+
+
+def _integer(text: str) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if not _FLOAT.fullmatch(text):
+        raise ValueError(text)
+    return float(re.sub(r"\.(?=inf|nan)", "", text, flags=re.IGNORECASE))
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in _BOOLS:
+        raise ValueError(text)
+    return _BOOLS[text.lower()]
+
+
+_READERS: Mapping[Any, Callable[[str], Any]] = {
+    bool: _bool,
+    int: _integer,
+    float: _float,
+    str: str,
+    Path: Path,
+}
+
+
+def read_text(kind: Any, text: str) -> Any:
+    """Return the value of a type (bool, int, float, str or Path) that a text says.
+
+    Raises:
+        ValueError: it says none.
+    """
+    return _READERS[kind](text)
+
+
+def shown(value: Any) -> str:
+    """Return a value as errors show it: in quotes, and not longer than a line bears."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 4]} ..."
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ": did you mean NAME?" for the nearest of the known names; empty if none is near."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f": did you mean {near[0]}?" if near else ""

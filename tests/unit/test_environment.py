@@ -1,0 +1,139 @@
+"""What the directory of a run says about where and from what it ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hvdtrain
+from hvdtrain.train import git
+from hvdtrain.train.config_file import resolve
+from hvdtrain.train.environment import CONFIG, ENVIRONMENT, write_environment
+from hvdtrain.train.git import git_state
+from hvdtrain.train.options import TrainOptions
+
+WHO = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+
+
+def run_git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", *WHO, *words], cwd=folder, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Return a folder of a repository with one commit of one file, recipe.py."""
+    folder = tmp_path / "a repository"
+    folder.mkdir()
+    run_git(folder, "init", "--quiet")
+    assert git_state(folder) is None  # no commit yet
+    (folder / "recipe.py").write_text("x = 1\n")
+    run_git(folder, "add", "recipe.py")
+    run_git(folder, "commit", "--quiet", "--message", "first")
+    return folder
+
+
+def written(folder: Path, options: TrainOptions) -> dict[str, Any]:
+    write_environment(folder, options, ["node1", "node1", "node2"])
+    facts: dict[str, Any] = json.loads((folder / ENVIRONMENT).read_text())
+    assert sorted(path.name for path in folder.iterdir()) == [CONFIG, ENVIRONMENT]
+    return facts
+
+
+def test_the_commit_and_whether_it_says_all(repository: Path) -> None:
+    commit = run_git(repository, "rev-parse", "HEAD")
+    recipe, other = repository / "recipe.py", repository / "other.py"
+    assert git_state(repository, recipe) == {"commit": commit, "dirty": False}
+    # Results and the like lie about in many a repository.
+    other.write_text("")
+    assert git_state(repository, recipe) == {"commit": commit, "dirty": False}
+    assert git_state(repository, other) == {"commit": commit, "dirty": True}
+    recipe.write_text("x = 2\n")
+    assert git_state(repository) == {"commit": commit, "dirty": True}
+
+
+def test_without_git_or_in_no_time(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert git_state(repository.parent) is None
+    commit = run_git(repository, "rev-parse", "HEAD")
+    # As in a hook of another repository.
+    monkeypatch.setenv("GIT_DIR", str(repository.parent / "elsewhere"))
+    assert git_state(repository) == {"commit": commit, "dirty": False}
+    programs = repository.parent / "bin"
+    programs.mkdir()
+    slow = programs / "git"
+    slow.write_text('#!/bin/sh\ncase "$*" in *status*) exec sleep 60;; esac\necho abc\n')
+    slow.chmod(0o755)
+    monkeypatch.setattr(git, "_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    began = time.monotonic()
+    assert git_state(repository) == {"commit": "abc", "dirty": None}
+    assert time.monotonic() - began < 30
+    monkeypatch.setenv("PATH", str(repository))
+    assert git_state(repository) is None
+
+
+def test_what_is_written(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys, "orig_argv", ["python", "-m", "x y", "--uri=http://u:p@ss@h/a?token=t"]
+    )
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    options = TrainOptions(
+        recipe=str(repository / "recipe.py"),
+        set={"width": "64"},
+        track="mlflow",
+        tracking_uri="http://me:secret@host:5000",
+    )
+    facts = written(folder, options)
+    versions = facts.pop("versions")
+    assert versions["python"] == sys.version.partition(" ")[0]
+    assert versions["hvdtrain"] == hvdtrain.__version__
+    assert versions["numpy"] == np.__version__
+    assert versions.keys() >= {"torch", "tensorflow", "keras", "jax", "mpi"}
+    started = datetime.fromisoformat(facts.pop("started_at"))
+    assert started.tzinfo == UTC
+    assert abs((datetime.now(UTC) - started).total_seconds()) < 60
+    commit = run_git(repository, "rev-parse", "HEAD")
+    assert facts == {
+        "command": "python -m 'x y' '--uri=http://***@h/a?token=***'",
+        "hosts": ["node1", "node1", "node2"],
+        "git": {"recipe": {"commit": commit, "dirty": False}, "working_directory": None},
+    }
+    text = (folder / CONFIG).read_text()
+    assert "secret" not in text
+    again = resolve({"tracking_uri": options.tracking_uri}, folder / CONFIG)
+    assert again == options
+
+
+def test_what_is_loaded_is_named(tmp_path: Path) -> None:
+    """In a process of its own, because others' tests load what they like."""
+    code = (
+        "import sys, json; from pathlib import Path\n"
+        "from hvdtrain.train.environment import describe_environment\n"
+        "from hvdtrain.train.options import TrainOptions\n"
+        "before = describe_environment(TrainOptions(), [])['versions']\n"
+        "assert not {'torch', 'keras', 'yaml', 'mpi4py.MPI'} & set(sys.modules)\n"
+        "from mpi4py import MPI\n"
+        "after = describe_environment(TrainOptions(), [])['versions']\n"
+        "print(json.dumps([before['mpi'], before['torch'], after['mpi']]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    before, torch, after = json.loads(done.stdout)
+    assert before is None
+    assert torch is None
+    assert "MPI" in after
+    assert after.isprintable()
