@@ -1,12 +1,112 @@
-"""Learning rates: scaled by the world size, with a gradual warm-up. Pure formulas."""
+"""Learning rates: scaled by the world size, with a warm-up and a decay. Pure formulas."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from dataclasses import dataclass
 
-__all__ = ["SCALINGS", "scaled_lr", "warmup_lr"]
+from hvdtrain.errors import UsageError
+
+__all__ = [
+    "SCALINGS",
+    "SCHEDULES",
+    "ScheduleSettings",
+    "learning_rate",
+    "parse_milestones",
+    "scaled_lr",
+    "warmup_lr",
+]
 
 SCALINGS = ("linear", "sqrt", "none")
+SCHEDULES = ("constant", "step", "cosine", "polynomial")
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """All that the learning rate of a step depends on.
+
+    Attributes:
+        steps_per_epoch: optimizer steps in one epoch.
+        steps: optimizer steps in all epochs.
+        base_lr: the rate that the warm-up begins near.
+        target_lr: the rate at the end of the warm-up, from which on the schedule decays it.
+        warmup_epochs: how long the warm-up takes; 0: there is none.
+        schedule: one of SCHEDULES.
+        milestones: "step": the epochs, ascending, from which on the rate is smaller.
+        decay: "step": the factor at each milestone.
+        power: "polynomial": its exponent.
+        final_lr: "cosine" and "polynomial": the rate of the very last step.
+    """
+
+    steps_per_epoch: int
+    steps: int
+    base_lr: float
+    target_lr: float
+    warmup_epochs: float = 0.0
+    schedule: str = "constant"
+    milestones: tuple[float, ...] = ()
+    decay: float = 0.1
+    power: float = 1.0
+    final_lr: float = 0.0
+
+
+def learning_rate(step: int, settings: ScheduleSettings) -> float:
+    """Return the learning rate of one step, counted from 0 over all epochs.
+
+    During the warm-up it is warmup_lr(). With the target T, the final rate F and t, which runs
+    from 0 at the last step of the warm-up (the first step, without one) to 1 at the very last:
+
+        constant    T
+        step        T * decay ** (milestones reached), an epoch e being reached at step
+                    e * steps_per_epoch: Goyal et al., arXiv:1706.02677; torch's MultiStepLR
+        cosine      F + (T - F) * (1 + cos(pi t)) / 2: Loshchilov and Hutter, arXiv:1608.03983,
+                    without restarts; torch's CosineAnnealingLR
+        polynomial  F + (T - F) * (1 - t) ** power: You et al., arXiv:1708.03888, with power 2;
+                    torch's PolynomialLR
+
+    Milestones are epochs of the run, so a warm-up does not move them. Where the warm-up is as
+    long as the run, nothing decays.
+    """
+    s = settings
+    warm = warmup_lr(step, s.steps_per_epoch, s.base_lr, s.target_lr, s.warmup_epochs)
+    if s.schedule == "constant" or (step + 1) / s.steps_per_epoch < s.warmup_epochs:
+        return warm
+    if s.schedule == "step":
+        reached = bisect_right(s.milestones, step / s.steps_per_epoch)
+        return s.target_lr * s.decay**reached
+    part = _part_done(step, s)
+    if s.schedule == "cosine":
+        return s.final_lr + (s.target_lr - s.final_lr) * (1 + math.cos(math.pi * part)) / 2
+    return s.final_lr + (s.target_lr - s.final_lr) * (1 - part) ** s.power
+
+
+def _part_done(step: int, settings: ScheduleSettings) -> float:
+    """Return t of learning_rate(), from 0 to 1."""
+    # The factor takes off what the product was rounded up by.
+    warmup_steps = math.ceil(settings.warmup_epochs * settings.steps_per_epoch * (1 - 1e-12))
+    first, last = max(warmup_steps - 1, 0), settings.steps - 1
+    if last <= first:
+        return 0.0
+    return min(max((step - first) / (last - first), 0.0), 1.0)
+
+
+def parse_milestones(text: str) -> tuple[float, ...]:
+    """Return the epochs in a text such as "30,60,80"; an empty one has none.
+
+    Raises:
+        UsageError: it is no list of ascending positive numbers.
+    """
+    try:
+        milestones = tuple(float(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        milestones = (math.nan,)
+    ascending = all(a < b for a, b in zip((0.0, *milestones), milestones, strict=False))
+    if not ascending or not all(map(math.isfinite, milestones)):
+        raise UsageError(
+            f"--milestones must be ascending epochs with commas, such as 30,60,80, got {text!r}"
+        )
+    return milestones
 
 
 def scaled_lr(base_lr: float, size: int, scaling: str) -> float:

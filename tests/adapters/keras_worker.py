@@ -12,15 +12,24 @@ if os.environ["KERAS_BACKEND"] != "tensorflow":
 
 import keras
 import keras_callback_cases
+import keras_data_cases
 import keras_fit_cases
 import keras_optimizer_cases
 import keras_together_cases
+import keras_training_cases
 from ranks import report
 
 import hvdtrain.keras as hvd
 from hvdtrain.core import context
 
-MODULES = (keras_optimizer_cases, keras_fit_cases, keras_callback_cases, keras_together_cases)
+MODULES = (
+    keras_optimizer_cases,
+    keras_fit_cases,
+    keras_callback_cases,
+    keras_together_cases,
+    keras_data_cases,
+    keras_training_cases,
+)
 
 
 def main() -> None:

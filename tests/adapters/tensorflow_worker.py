@@ -6,6 +6,7 @@ import sys
 import time
 
 import tensorflow as tf
+import tensorflow_data_cases
 import tensorflow_engine_cases
 import tensorflow_graph_cases
 import tensorflow_ops_cases
@@ -19,6 +20,7 @@ MODULES = (
     tensorflow_ops_cases,
     tensorflow_training_cases,
     tensorflow_graph_cases,
+    tensorflow_data_cases,
     tensorflow_engine_cases,
 )
 

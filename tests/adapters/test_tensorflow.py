@@ -26,7 +26,7 @@ def test_operations_training_and_graphs(size: int) -> None:
     # Whatever the path, all ranks end with the same bits.
     first = done.results[0]
     assert done.results == [first] * size
-    assert (first["cases"], len(first["digests"])) == (30, 9)
+    assert (first["cases"], len(first["digests"])) == (31, 10)
 
 
 def test_training_on_horovod() -> None:

@@ -8,6 +8,7 @@ import threading
 import torch_optimizer_gradient_cases  # noqa: F401
 import torch_optimizer_mode_cases  # noqa: F401
 import torch_optimizer_use_cases  # noqa: F401
+import torch_update_cases  # noqa: F401
 from ranks import report
 from torch_training import CASES
 

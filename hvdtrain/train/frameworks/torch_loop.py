@@ -1,24 +1,42 @@
-"""One epoch of training and one of evaluation with torch, exact on any number of ranks."""
+"""Training and evaluation with torch, exact on any number of ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 import hvdtrain.torch as hvd
-from hvdtrain.data.dataset import Dataset, Samples
-from hvdtrain.data.sharding import rank_slice
+from hvdtrain.data.seeds import seed_generators, step_seed
+from hvdtrain.errors import TrainingError
 from hvdtrain.train.course import Course
+from hvdtrain.train.frameworks.protocol import Array
+from hvdtrain.train.frameworks.shared_prediction import predict_together
+from hvdtrain.train.frameworks.torch_blame import ADVICE, non_finite_cause
+from hvdtrain.train.frameworks.torch_buffers import average_buffers
+from hvdtrain.train.frameworks.torch_checksums import torch_checksums
+from hvdtrain.train.frameworks.torch_evaluation import (
+    TorchEvaluation,
+    as_array,
+    call_model,
+    own_chunks,
+)
+from hvdtrain.train.frameworks.torch_forward import compiled, require_scalar
+from hvdtrain.train.frameworks.torch_place import moved
+from hvdtrain.train.frameworks.torch_precision import Precision
+from hvdtrain.train.frameworks.torch_sources import Batch, Step, make_source
 from hvdtrain.train.frameworks.torch_state import TorchState
-from hvdtrain.train.recipe import TorchRecipe
-from hvdtrain.train.results import Score, Sums
+from hvdtrain.train.frameworks.torch_tally import TorchTally
+from hvdtrain.train.frameworks.torch_update import Updater
+from hvdtrain.train.metrics import Gathered
+from hvdtrain.train.optimizers.make import torch_optimizer
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.totals import Totals, Values
 
 __all__ = ["TorchLoop"]
-
-_EVALUATION_BATCH = 1024
 
 
 class TorchLoop:
@@ -27,33 +45,66 @@ class TorchLoop:
     Making one is local, up to the DistributedOptimizer's agreement on the model (collective).
 
     Args:
-        recipe: model, loss and optimizer.
+        recipe: model, data, loss and optimizer.
         course: the steps.
-        data: all samples; each rank takes its part of them.
-        device: where the model and the data live.
+        device: where the model and the batches live.
     """
 
-    def __init__(
-        self, recipe: TorchRecipe, course: Course, data: Dataset, device: torch.device
-    ) -> None:
-        self._course, self._device = course, device
-        self._shards = course.options.virtual_shards
+    def __init__(self, recipe: Recipe, course: Course, device: torch.device) -> None:
         options = course.options
-        self._dtype = getattr(torch, options.dtype)
-        self._train = self._tensors(data.train)
-        self._test = self._tensors(data.test)
-        self._loss = recipe.loss
-        # Rank 0's weights are the ones that count: others start elsewhere, so that a broadcast
-        # that went wrong shows in the digests.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(options.seed + course.topology.rank)
-            self._model = recipe.build_model().to(device, self._dtype)
-        self._optimizer = hvd.DistributedOptimizer(
-            recipe.optimizer(options.optimizer, self._model.parameters(), options.base_lr),
-            named_parameters=self._model.named_parameters(),
-            op=hvd.Average if self._shards is None else hvd.Sum,
+        self._course, self._device, self._recipe = course, device, recipe
+        dtype = getattr(torch, options.dtype)
+        self._move = partial(moved, device=device, dtype=dtype)
+        self._model = recipe.model.to(device, dtype)
+        self._forward = self._model
+        if options.compile is not None:
+            self._forward = compiled(self._model, options.compile)
+        self._optimizer = self._distributed()
+        # Groups that a recipe gives rates of their own keep them in proportion to the first one's.
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._shares = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
+        precision = Precision(options.amp, device)
+        self._updater = Updater(
+            self._model, self._optimizer, precision, options.clip_norm, options.ema
         )
-        self.state = TorchState(self._model, self._optimizer)
+        extras = {"scaler": precision.scaler, "ema": self._updater.averaged}
+        kept = {name: extra for name, extra in extras.items() if extra is not None}
+        self.state = TorchState(self._model, self._optimizer, kept)
+        self._train = make_source(
+            recipe.train, self._move, options.seed, options.workers, recipe.augment, recipe.collate
+        )
+        self.metrics = {n: m for n, m in recipe.metrics.items() if not isinstance(m, Gathered)}
+        self.test_metrics = recipe.metrics
+        self._tally = TorchTally(self.metrics, device)
+        self._evaluation = self._make_evaluation()
+        self._feed: Iterator[tuple[Step, list[Batch]]] = iter(())
+        self._place, self._step_number = (-1, 0), 0
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        self.gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
+
+    def _distributed(self) -> Any:
+        options, named = self._course.options, list(self._model.named_parameters())
+        if self._recipe.optimizer is None:
+            own = torch_optimizer(options, self._model.parameters(), options.base_lr)
+        else:
+            own = self._recipe.optimizer(self._model.parameters(), options.base_lr)
+        return hvd.DistributedOptimizer(
+            own,
+            named_parameters=named,
+            op=hvd.Average if options.virtual_shards is None else hvd.Sum,
+        )
+
+    def _make_evaluation(self) -> TorchEvaluation | None:
+        recipe, options = self._recipe, self._course.options
+        if recipe.test is None:
+            return None
+        source = make_source(
+            recipe.test, self._move, options.seed, options.workers, None, recipe.collate
+        )
+        here = self._course.topology
+        return TorchEvaluation(
+            source, len(recipe.test), here, self._mean_loss, recipe.metrics, self._device
+        )
 
     @property
     def lr(self) -> float:
@@ -65,9 +116,10 @@ class TorchLoop:
         """Give every rank the weights and the optimizer state of rank 0 (collective)."""
         hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(self._optimizer, root_rank=0)
+        self._updater.broadcast()
 
-    def train_epoch(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Sums:
-        """Use every training sample that is left once; return sums while learning (collective).
+    def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
+        """Use the training samples that are left of an epoch; return sums (collective).
 
         Args:
             epoch: counted from 0.
@@ -76,82 +128,134 @@ class TorchLoop:
                 same step, that was the last one.
         """
         self._model.train()
-        sums = self._no_sums()
-        for step, batch in self._course.batches(epoch, done):
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._course.lr(step)
-            sums += self._step(batch)
+        if self._place != (epoch, done):
+            steps = (
+                Step(number, batch, self._course.parts(batch))
+                for number, batch in self._course.batches(epoch, done)
+            )
+            self._feed = self._train.batches(steps, epoch)
+        for step, batches in self._feed:
+            rate = self._course.lr(step.number)
+            groups = self._optimizer.param_groups
+            for group, share in zip(groups, self._shares, strict=True):
+                group["lr"] = rate * share
+            self._step(step, batches)
+            done += len(step.samples)
+            self._place = (epoch, done)
             if not go_on():
                 break
-        return _reduced(sums)
+        return self._tally.reduced()
 
-    def evaluate(self) -> Score:
-        """Return the mean score over all test samples, each seen by one rank (collective)."""
-        self._model.eval()
-        inputs, labels = self._test
-        part = self._course.mine(len(labels))
-        sums = self._no_sums()
-        with torch.no_grad():
-            for start in range(part.start, part.stop, _EVALUATION_BATCH):
-                chosen = slice(start, min(start + _EVALUATION_BATCH, part.stop))
-                scores = self._model(inputs[chosen])
-                sums += _sums(scores, labels[chosen], self._loss(scores, labels[chosen]))
-        return _reduced(sums).score
+    def agree_on_buffers(self) -> None:
+        """Average what a forward pass has changed on each rank, as statistics (collective)."""
+        for model in filter(None, [self._model, self._updater.averaged]):
+            average_buffers(model)
 
-    def _step(self, batch: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Take one optimizer step on a global batch; return the sums over this rank's part."""
-        self._optimizer.zero_grad()
-        if self._shards is None:
-            sums = self._backward(batch[self._course.mine(len(batch))])
+    def plan(self) -> Any:
+        """Return how gradients are cut into buckets; None before that was found out."""
+        return self._optimizer.bucket_plan()
+
+    def use_plan(self, plan: Any) -> None:
+        """Cut gradients into buckets as a checkpoint's run did (collective, before a step)."""
+        self._optimizer.use_bucket_plan(plan)
+
+    def checksums(self) -> Mapping[str, int]:
+        """Return a checksum of all that must be equal on all ranks, by name (local)."""
+        # Random numbers are drawn from seed and step alone: where these are equal, they are.
+        numbers = {"seed": float(self._course.options.seed), "step": float(self._step_number)}
+        return torch_checksums(self._model, self._optimizer, numbers)
+
+    def evaluate(self) -> Values:
+        """Return loss and metrics of all test samples, each seen by one rank (collective)."""
+        if self._evaluation is None:
+            return {}
+        return self._evaluation.values(self._evaluated())
+
+    def predict(self, inputs: Array) -> Array:
+        """Return the outputs for inputs [n, ...], the same on every rank (collective).
+
+        Raises:
+            UsageError: the model does not take them.
+        """
+        tensor, forward = self._move(torch.from_numpy(inputs)), self._evaluated()
+        chunks = own_chunks(len(tensor), self._course.topology)
+
+        def outputs_of(rows: Array) -> Array:
+            with torch.no_grad():
+                outputs = forward(tensor[torch.from_numpy(rows)])
+            return as_array(outputs)
+
+        return predict_together([step.samples for step in chunks], outputs_of)
+
+    def _evaluated(self) -> Callable[[Any], Any]:
+        """Return the model that is evaluated, averaged where weights are, as a function."""
+        averaged = self._updater.averaged
+        model = self._model if averaged is None else averaged
+        model.eval()
+        forward = self._forward if averaged is None else averaged
+        return partial(self._outputs, forward)
+
+    def _outputs(self, forward: Callable[..., Any], inputs: Any) -> Any:
+        with self._updater.precision.autocast():
+            return call_model(forward, inputs)
+
+    def _mean_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        with self._updater.precision.autocast():
+            loss: torch.Tensor = self._recipe.loss(outputs, targets)
+        require_scalar(loss)
+        return loss
+
+    def _step(self, step: Step, batches: list[Batch]) -> None:
+        """Take one optimizer step."""
+        if self._course.options.virtual_shards is None:
+            self._backward(step, batches)
         else:
-            sums = self._backward_by_shards(batch, self._shards)
-        self._optimizer.step()
-        return sums
+            self._backward_by_shards(step, batches)
+        self._step_number = step.number + 1
+        self.state.settle()
+        update = self._updater.step()
+        if update.fault:
+            self._blame(step, batches)
 
-    def _backward(self, mine: npt.NDArray[np.int64]) -> torch.Tensor:
-        # The mean over the global batch is the mean of the ranks' means, weighted by samples.
-        self._optimizer.sample_weight = len(mine)
-        if not len(mine):
-            return self._no_sums()
-        scores, labels = self._forward(mine)
-        loss = self._loss(scores, labels)
-        loss.backward()
-        return _sums(scores.detach(), labels, loss.detach())
+    def _backward(self, step: Step, batches: list[Batch]) -> None:
+        self._updater.begin([len(batch.part.samples) for batch in batches])
+        for batch in batches:
+            self._updater.backward(self._loss(step, batch), len(batch.part.samples))
 
-    def _backward_by_shards(self, batch: npt.NDArray[np.int64], shards: int) -> torch.Tensor:
-        sums = self._no_sums()
+    def _backward_by_shards(self, step: Step, batches: list[Batch]) -> None:
+        self._optimizer.zero_grad()
+        shards = self._course.options.virtual_shards or 1
+        by_key = {batch.part.key: batch for batch in batches}
 
         def loss_of(shard: int) -> torch.Tensor:
-            part = batch[rank_slice(len(batch), shard, shards)]
-            scores, labels = self._forward(part)
-            if not len(part):
-                return scores.sum()
-            loss = self._loss(scores, labels)
-            sums.add_(_sums(scores.detach(), labels, loss.detach()))
-            return loss * (len(part) / len(batch))
+            batch = by_key[shard]
+            if batch.inputs is None:
+                nothing: torch.Tensor = 0.0 * next(self._model.parameters()).sum()
+                return nothing
+            share = len(batch.part.samples) / len(step.samples)
+            return self._updater.precision.scaled(self._loss(step, batch) * share)
 
         hvd.backward_by_shards(self._model.parameters(), shards, loss_of)
-        return sums
 
-    def _forward(self, samples: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the model's scores and the labels of samples, by their numbers."""
-        chosen = torch.from_numpy(samples).to(self._device)
-        return self._model(self._train[0][chosen]), self._train[1][chosen]
+    def _loss(self, step: Step, batch: Batch, counted: bool = True) -> torch.Tensor:
+        """Return the mean loss of a batch, and count it."""
+        seed_generators(step_seed(self._course.options.seed, step.number, batch.part.key))
+        outputs = self._outputs(self._forward, batch.inputs)
+        loss = self._mean_loss(outputs, batch.targets)
+        if counted:
+            self._tally.add(outputs.detach(), batch.targets, loss, len(batch.part.samples))
+        return loss
 
-    def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs = torch.from_numpy(samples.inputs).to(self._device, self._dtype)
-        return inputs, torch.from_numpy(samples.labels).to(self._device)
+    def _blame(self, step: Step, batches: list[Batch]) -> None:
+        """Say where what is not finite came from, and go on if that was asked for (collective).
 
-    def _no_sums(self) -> torch.Tensor:
-        return torch.zeros(3, dtype=torch.float64, device=self._device)
-
-
-def _sums(scores: torch.Tensor, labels: torch.Tensor, mean_loss: torch.Tensor) -> torch.Tensor:
-    """Return [sum of losses, number correct, number of samples] of a batch, float64."""
-    correct = (scores.argmax(dim=1) == labels).sum()
-    count = torch.tensor(len(labels), device=scores.device)
-    return torch.stack([mean_loss.double() * count, correct.double(), count.double()])
-
-
-def _reduced(sums: torch.Tensor) -> Sums:
-    return Sums.of(hvd.allreduce(sums, name="score", op=hvd.Sum).tolist())
+        Raises:
+            TrainingError: on every rank, it was not.
+        """
+        given = [batch for batch in batches if batch.inputs is not None]
+        losses = [partial(self._loss, step, batch, counted=False) for batch in given]
+        cause = non_finite_cause(step.number + 1, self._model, losses)
+        if self._course.options.non_finite == "stop":
+            raise TrainingError(f"{cause}. {ADVICE}")
+        if self._course.topology.rank == 0:
+            print(f"hvdtrain: {cause}; the step is left out", file=sys.stderr, flush=True)

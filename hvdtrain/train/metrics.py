@@ -1,0 +1,216 @@
+"""Metrics that are the same on any number of ranks, for torch.
+
+A `Metric` adds up: each batch gives counts, whose sum over batches and ranks is what one rank alone
+would have counted. What does not add up is `Gathered`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Accuracy", "ConfusionMatrix", "Gathered", "MeanOf", "Metric", "TopK"]
+
+Counts = npt.NDArray[np.float64]
+
+
+class Metric(Protocol):
+    """Something that adds up over the samples of all batches and ranks.
+
+    Attributes:
+        higher_is_better: which way is up; None where the value does not say which model is best.
+    """
+
+    higher_is_better: bool | None
+
+    def counts(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return what a batch counts, [n] of float64, always as many (local).
+
+        Args:
+            outputs: of the model, [samples, ...].
+            targets: [samples, ...].
+        """
+
+    def value(self, counts: Counts) -> float | list[Any]:
+        """Return the value that the sum of counts() over all samples stands for; NaN for none."""
+
+
+class Accuracy:
+    """The part of the targets whose class has the highest score."""
+
+    higher_is_better: bool | None = True
+
+    def counts(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return [hits, targets] for scores [n, classes, ...] and targets [n, ...]."""
+        hits = outputs.argmax(dim=1) == targets
+        return _sum_and_number(hits)
+
+    def value(self, counts: Counts) -> float:
+        """Return hits / targets."""
+        return _mean(counts)
+
+
+class TopK:
+    """The part of the targets whose class is among those with the k highest scores.
+
+    Of equal scores those of the first classes count as higher, so that a model which gives all
+    classes one score is no better than chance. A score that is not a number is never a hit.
+
+    Args:
+        k: how many, at least 1 and fewer than there are classes.
+
+    Raises:
+        UsageError: k is less than 1.
+    """
+
+    higher_is_better: bool | None = True
+
+    def __init__(self, k: int) -> None:
+        if k < 1:
+            raise UsageError(f"TopK: k must be at least 1, got {k}")
+        self.k = k
+
+    def counts(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return [hits, targets] for scores [n, classes, ...] and targets [n, ...].
+
+        Raises:
+            UsageError: there are not more than k classes.
+        """
+        import torch
+
+        classes = outputs.shape[1]
+        if classes <= self.k:
+            raise UsageError(f"TopK({self.k}) of {classes} classes: all would be hits; lower k")
+        own = outputs.gather(1, targets.unsqueeze(1))
+        number = torch.arange(classes, device=outputs.device)
+        earlier = number.reshape(-1, *[1] * (targets.ndim - 1)) < targets.unsqueeze(1)
+        higher = ((outputs > own) | ((outputs == own) & earlier)).sum(dim=1)
+        return _sum_and_number((higher < self.k) & ~own.squeeze(1).isnan())
+
+    def value(self, counts: Counts) -> float:
+        """Return hits / targets."""
+        return _mean(counts)
+
+
+class ConfusionMatrix:
+    """How many targets of each class were taken for which.
+
+    Args:
+        classes: how many there are.
+
+    Raises:
+        UsageError: classes is less than 1.
+    """
+
+    higher_is_better: bool | None = None
+
+    def __init__(self, classes: int) -> None:
+        if classes < 1:
+            raise UsageError(f"ConfusionMatrix: classes must be at least 1, got {classes}")
+        self.classes = classes
+
+    def counts(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the matrix, flat, for scores [n, classes, ...] and targets [n, ...].
+
+        Raises:
+            UsageError: there are other classes.
+        """
+        import torch
+
+        if outputs.shape[1] != self.classes:
+            raise UsageError(
+                f"ConfusionMatrix({self.classes}): the model gives {outputs.shape[1]} scores"
+            )
+        if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < self.classes:
+            raise UsageError(
+                f"ConfusionMatrix({self.classes}): targets from {int(targets.min())} to "
+                f"{int(targets.max())}, expected 0 to {self.classes - 1}"
+            )
+        places = targets * self.classes + outputs.argmax(dim=1)
+        return torch.bincount(places.flatten(), minlength=self.classes**2).double()
+
+    def value(self, counts: Counts) -> list[list[int]]:
+        """Return the matrix, [targets, taken for]."""
+        matrix: list[list[int]] = counts.reshape(self.classes, -1).astype(np.int64).tolist()
+        return matrix
+
+
+class MeanOf:
+    """The mean over samples of a function of the user's.
+
+    Args:
+        function: returns one number for each sample, [samples], from outputs [samples, ...] and
+            targets [samples, ...].
+        higher_is_better: which way is up.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        higher_is_better: bool | None = False,
+    ) -> None:
+        self._function = function
+        self.higher_is_better = higher_is_better
+
+    def counts(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return [sum, samples].
+
+        Raises:
+            UsageError: the function did not return one number for each sample.
+        """
+        values = self._function(outputs, targets)
+        if tuple(values.shape) != (len(targets),):
+            raise UsageError(
+                f"MeanOf: the function must return one number for each of {len(targets)} samples, "
+                f"got shape {tuple(values.shape)}"
+            )
+        return _sum_and_number(values)
+
+    def value(self, counts: Counts) -> float:
+        """Return sum / samples."""
+        return _mean(counts)
+
+
+class Gathered:
+    """A function of all outputs and targets at once, such as the area under a curve.
+
+    Every rank holds the outputs and targets of all ranks while it is computed.
+
+    Args:
+        function: returns the value from outputs [samples, ...] and targets [samples, ...] of all
+            samples, in the order of the data set, as arrays of numpy.
+        higher_is_better: which way is up; None where the value does not say which model is best.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[npt.NDArray[Any], npt.NDArray[Any]], float],
+        higher_is_better: bool | None = True,
+    ) -> None:
+        self._function = function
+        self.higher_is_better = higher_is_better
+
+    def value(self, outputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> float:
+        """Return the value for all samples (local)."""
+        return float(self._function(outputs, targets))
+
+
+def _sum_and_number(values: torch.Tensor) -> torch.Tensor:
+    """Return [sum, how many] of values, float64."""
+    total = values.detach().double().sum()
+    counts = total.new_full((2,), values.numel())
+    counts[0] = total
+    return counts
+
+
+def _mean(counts: Counts) -> float:
+    total, number = counts.tolist()
+    return total / number if number else float("nan")

@@ -1,0 +1,1 @@
+"""Optimizers for large batches, and the choice of one by name."""

@@ -1,0 +1,127 @@
+"""What the main job adds to Keras: optimizers by name, and metrics of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras_optimizer_cases import assert_close, digest, mean_gradients, own, stepped
+from raising import raising
+
+import hvdtrain.keras as hvd
+from hvdtrain.errors import UsageError
+from hvdtrain.train.checksum import array_checksum
+from hvdtrain.train.frameworks.keras_metrics import require_adding_metrics
+from hvdtrain.train.frameworks.keras_tally import KerasCounts, KerasTally, summing
+from hvdtrain.train.optimizers.make_keras import keras_optimizer
+from hvdtrain.train.watch import replica_difference
+
+
+@dataclass(frozen=True)
+class Options:
+    optimizer: str
+    momentum: float = 0.5
+    weight_decay: float | None = None
+    clip_norm: float | None = None
+
+
+def optimizers_clip_the_mean_gradient_and_decay() -> str:
+    options, lr = Options("sgd", weight_decay=0.1, clip_norm=0.5), 0.02
+    optimizer = hvd.DistributedOptimizer(keras_optimizer(options, lr))
+    variables = stepped(optimizer, own)
+    random = np.random.default_rng(0)
+    want = [random.normal(size=variable.shape).astype(np.float32) for variable in variables]
+    velocities = [np.zeros_like(w) for w in want]
+    for step in range(4):
+        gradients = mean_gradients(step)
+        norm = np.sqrt(sum(float(np.square(g).sum()) for g in gradients))
+        for i, g in enumerate(gradients):
+            velocities[i] = 0.5 * velocities[i] - lr * g * min(1, 0.5 / norm)
+            want[i] = want[i] * (1 - lr * 0.1) + velocities[i]
+    assert_close(variables, want)
+    return digest(variables)
+
+
+def optimizers_by_their_names() -> None:
+    kinds = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
+    for name, kind in kinds.items():
+        made = keras_optimizer(Options(name, clip_norm=2.0), 0.25)
+        assert (type(made).__name__, made.name, made.global_clipnorm) == (kind, "optimizer", 2.0)
+        assert made.weight_decay == (0.01 if name == "adamw" else None)
+        assert keras_optimizer(Options(name, weight_decay=0.5), 0.25).weight_decay == 0.5
+        assert float(made.learning_rate) == 0.25
+    assert keras_optimizer(Options("adamw", weight_decay=0.0), 0.25).weight_decay == 0.0
+    with raising(UsageError, text="--optimizer lars goes with --framework torch only"):
+        keras_optimizer(Options("lars"), 0.1)
+    kernel, bias = (keras.Variable(np.ones(2, "float32"), name=name) for name in ("kernel", "bias"))
+    lamb = keras_optimizer(Options("lamb", weight_decay=0.5), 0.25)
+    lamb.build([kernel, bias])
+    assert (lamb._use_weight_decay(kernel), lamb._use_weight_decay(bias)) == (True, False)
+
+
+METRICS: dict[str, Callable[[], Any]] = {
+    "error": lambda: keras.metrics.MeanAbsoluteError(),
+    "rmse": lambda: keras.metrics.RootMeanSquaredError(),
+    "accuracy": lambda: keras.metrics.BinaryAccuracy(),
+    "auc": lambda: keras.metrics.AUC(num_thresholds=20),
+    "recall": lambda: keras.metrics.Recall(),
+    "iou": lambda: keras.metrics.BinaryIoU(target_class_ids=[0, 1], dtype="float32"),
+    "f1": lambda: keras.metrics.F1Score(threshold=0.5),
+}
+
+
+class Largest(keras.metrics.Metric):
+    """Does not add up."""
+
+
+class Counted(keras.metrics.Metric):
+    """Says that it adds up."""
+
+    adds_up = True
+
+
+def metrics_count_every_sample_of_all_ranks_once() -> None:
+    random = np.random.default_rng(4)
+    targets = random.integers(0, 2, (17, 1)).astype(np.float32)
+    scores = (0.6 * targets + 0.4 * random.random((17, 1))).astype(np.float32)
+    edges = [0, *sorted(random.choice(np.arange(1, 17), hvd.size() - 1, replace=False)), 17]
+    mine = np.arange(17)[edges[hvd.rank()] : edges[hvd.rank() + 1]]
+    # jax compiles each operation on each shape, which takes half a minute for all of them.
+    names = ["error", "rmse"] if keras.backend.backend() == "jax" else list(METRICS)
+    metrics, whole = ({name: METRICS[name]() for name in names} for _ in range(2))
+    for metric in whole.values():
+        metric.update_state(targets, scores)
+    tally = KerasTally(summing(keras.losses.MeanSquaredError()), metrics)
+    rows, weights = [*mine, 0], np.array([0.25] * len(mine) + [0.0], np.float32)
+    tally.update_state(targets[rows], scores[rows], sample_weight=weights)  # the last one fills up
+    totals = tally.reduced()
+    values = totals.values({name: KerasCounts(metric) for name, metric in metrics.items()})
+    assert totals.samples == 17
+    np.testing.assert_allclose(values.pop("loss"), np.square(targets - scores).mean(), rtol=1e-6)
+    for name, value in values.items():
+        expected = keras.ops.convert_to_numpy(whole[name].result())
+        np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=name)
+        assert type(value) in (float, list)
+    require_adding_metrics({"own": Counted()})
+    with raising(UsageError, text="metric 'top' is a Largest, whose variables are not known to"):
+        require_adding_metrics({"top": Largest()})
+
+
+def weights_of_all_ranks_are_compared() -> None:
+    weights = {"kernel": np.arange(6.0), "bias": np.ones(2)}
+    assert replica_difference({k: array_checksum(w) for k, w in weights.items()}) is None
+    weights["bias"][1] += hvd.rank() == hvd.size() - 1
+    text = replica_difference({k: array_checksum(w) for k, w in weights.items()})
+    assert (text is None) == (hvd.size() == 1)
+    assert text is None or text.startswith("bias ")
+
+
+CASES = [
+    optimizers_clip_the_mean_gradient_and_decay,
+    optimizers_by_their_names,
+    metrics_count_every_sample_of_all_ranks_once,
+    weights_of_all_ranks_are_compared,
+]

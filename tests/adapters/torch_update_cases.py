@@ -1,0 +1,225 @@
+"""Steps of the training loop, and what watches them, against one process with all samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from torch_training import Model, batch, build, case, difference, momentum, own, refused, together
+
+import hvdtrain.torch as hvd
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.train.frameworks.torch_blame import non_finite_cause
+from hvdtrain.train.frameworks.torch_checksums import torch_checksums
+from hvdtrain.train.frameworks.torch_precision import Precision
+from hvdtrain.train.frameworks.torch_update import Update, Updater
+from hvdtrain.train.gather import gather_rows, gathered_value
+from hvdtrain.train.metrics import Gathered
+from hvdtrain.train.optimizers.lamb import Lamb
+from hvdtrain.train.optimizers.lars import Lars
+from hvdtrain.train.watch import replica_difference
+
+CPU = torch.device("cpu")
+STEPS, DECAY = 4, 0.75
+Samples = tuple[torch.Tensor, torch.Tensor]
+# Each with a norm that some steps exceed and others do not.
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": momentum,
+    "lars": lambda p: Lars(p, lr=5.0, weight_decay=0.01, trust_coefficient=0.02),
+    "lamb": lambda p: Lamb(p, lr=0.02, weight_decay=0.01),
+}
+
+
+def is_last() -> bool:
+    return hvd.rank() == hvd.size() - 1
+
+
+def parts_of(step: int) -> list[Samples]:
+    """Return this rank's samples of a step in 1 to 3 uneven parts; the last rank may have none."""
+    inputs, labels = batch(step)
+    givers = hvd.size() - 1 if step == 1 and hvd.size() > 1 else hvd.size()
+    if hvd.rank() >= givers:
+        return [(inputs[:0], labels[:0])]
+    inputs, labels = inputs[hvd.rank() :: givers], labels[hvd.rank() :: givers]
+    cuts = [1, 2, len(labels)][: (hvd.rank() + step) % 3] or [len(labels)]
+    pieces = torch.arange(len(labels)).tensor_split(sorted({*cuts, 3}))
+    return [(inputs[piece], labels[piece]) for piece in pieces]
+
+
+def take_step(updater: Updater, model: Model, parts: Iterable[Samples]) -> Update:
+    parts = list(parts)
+    updater.begin([len(labels) for _, labels in parts])
+    for inputs, labels in parts:
+        if len(labels):
+            with updater.precision.autocast():
+                loss = F.cross_entropy(model(inputs), labels)
+            updater.backward(loss, len(labels))
+    return updater.step()
+
+
+def clip_alone(model: Model, largest: float) -> float:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+    for gradient in gradients:
+        gradient.mul_(min(1.0, largest / norm))
+    return norm
+
+
+@case
+def parts_of_any_size_give_the_gradient_of_the_whole_batch() -> None:
+    for make in OPTIMIZERS.values():
+        alone = build()
+        optimizer, largest = make(list(alone.parameters())), 0.0
+        averaged: list[torch.Tensor] = []
+        norms: list[float] = []
+        for step in range(STEPS):
+            inputs, labels = batch(step)
+            optimizer.zero_grad()
+            F.cross_entropy(alone(inputs), labels).backward()
+            largest = largest or 1.02 * clip_alone(alone, math.inf)
+            norms.append(clip_alone(alone, largest))
+            optimizer.step()
+            weights = [p.detach().clone() for p in alone.parameters()]
+            old = averaged or weights
+            averaged = [DECAY * a + (1 - DECAY) * w for a, w in zip(old, weights, strict=True)]
+        assert min(norms) < largest < max(norms)
+
+        model, distributed = together(make)
+        updater = Updater(model, distributed, Precision("none", CPU), largest, DECAY)
+        updates = [take_step(updater, model, parts_of(step)) for step in range(STEPS)]
+        assert difference(model, alone) < 1e-12
+        assert np.allclose([update.norm for update in updates], norms, rtol=1e-12)
+        assert not any(update.skipped for update in updates)
+        assert updater.averaged is not None
+        for own_average, expected in zip(updater.averaged.parameters(), averaged, strict=True):
+            assert float((own_average.detach() - expected).abs().max()) < 1e-12
+        assert replica_difference(torch_checksums(model, distributed)) is None
+
+
+@case
+def fp16_skips_a_step_on_all_ranks_and_tells_a_fault_from_a_large_scale() -> None:
+    torch.manual_seed(0)
+    model = Model(torch.nn.Linear(4, 3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    updater = Updater(model, optimizer, Precision("fp16", CPU), ema=DECAY)
+    scaler, averaged = updater.precision.scaler, updater.averaged
+    assert scaler is not None
+    assert averaged is not None
+    inputs, labels = batch(0)[0].flatten(1)[:, :4].float(), batch(0)[1] % 3
+    whole = F.cross_entropy(model(inputs), labels)
+    expected = torch.autograd.grad(whole, list(model.parameters()))
+
+    def one_step(factor: float) -> tuple[Update, bool, float]:
+        """Step on a loss that the last rank multiplies; tell whether the weights changed."""
+        before = [p.detach().clone() for p in [*model.parameters(), *averaged.parameters()]]
+        updater.begin([len(own(labels))])
+        with updater.precision.autocast():
+            outputs = model(own(inputs))
+            assert outputs.dtype == torch.float16
+            loss = F.cross_entropy(outputs, own(labels))
+        updater.backward(loss * factor if is_last() else loss, len(own(labels)))
+        update = updater.step()
+        after = [*model.parameters(), *averaged.parameters()]
+        changed = not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        return update, changed, scaler.get_scale()
+
+    update, changed, scale = one_step(1.0)
+    assert (update.skipped, update.fault, changed, scale) == (False, False, True, 65536)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in expected))
+    assert math.isclose(update.norm, norm, rel_tol=1e-2)
+    update, changed, scale = one_step(1e35)  # which overflows when it is scaled, and only then
+    assert (update.skipped, update.fault, changed, scale) == (True, False, False, 32768)
+    update, changed, scale = one_step(math.nan)
+    assert (update.skipped, update.fault, changed, scale) == (True, True, False, 16384)
+    assert not math.isfinite(update.norm)
+    update, changed, scale = one_step(1.0)
+    assert (update.skipped, changed, scale) == (False, True, 16384)
+    assert replica_difference(torch_checksums(model, optimizer, {"scale": scale})) is None
+
+
+@case
+def bf16_computes_in_bf16_and_keeps_the_weights() -> None:
+    model, optimizer = together(momentum)
+    model = model.float()
+    updater = Updater(model, optimizer, Precision("bf16", CPU))
+    with updater.precision.autocast():
+        assert model(batch(0)[0].float()).dtype == torch.bfloat16
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert (updater.precision.scaler, updater.averaged) == (None, None)
+
+
+@case
+def a_rank_whose_replica_differs_is_named() -> None:
+    model, optimizer = together(lambda p: torch.optim.Adam(p, lr=0.1))
+    updater = Updater(model, optimizer, Precision("none", CPU))
+    take_step(updater, model, [tuple(map(own, batch(0)))])  # type: ignore[list-item]
+    assert replica_difference(torch_checksums(model, optimizer, {"step": 1})) is None
+    state = optimizer.state[list(model.parameters())[2]]["exp_avg"]
+    if is_last():
+        with torch.no_grad():
+            list(model.parameters())[-1][2].mul_(1 + 2**-52)
+            state.view(torch.int64)[4, 7] ^= 1
+    text = replica_difference(torch_checksums(model, optimizer, {"step": 1}))
+    if hvd.size() == 1:
+        assert text is None
+    elif hvd.size() == 2:
+        assert text is not None
+        assert text.startswith("weight '5.bias' differs between ranks 0 and 1 (2 of ")
+    else:
+        last = hvd.size() - 1
+        assert text is not None
+        assert text.startswith(f"weight '5.bias' on rank {last} is not that of the other {last} r")
+
+
+@case
+def rows_of_all_ranks_come_in_the_order_of_the_data() -> None:
+    generator = np.random.default_rng(3)
+    outputs = generator.standard_normal((11, 2, 3)).astype(np.float32)
+    targets = generator.integers(0, 9, 11)
+    givers = max(1, hvd.size() - 1)  # the last of several has no rows, and knows no shape
+    mine = generator.permutation(11)[hvd.rank() :: givers]
+    mine = mine[: len(mine) if hvd.rank() < givers else 0]
+    own_outputs = outputs[mine] if len(mine) else np.empty(0, np.float32)
+    first, second = gather_rows(mine, [own_outputs, targets[mine]])
+    assert (first.dtype, second.dtype) == (outputs.dtype, targets.dtype)
+    assert (first.tobytes(), second.tobytes()) == (outputs.tobytes(), targets.tobytes())
+    metric = Gathered(lambda o, t: float(o[3, 1, 2]) + hvd.rank() + float(t[-1]))
+    value = gathered_value(metric, mine, own_outputs, targets[mine])
+    assert value == float(outputs[3, 1, 2]) + float(targets[-1])  # as rank 0 has it
+
+    again = np.array([hvd.rank(), 100], np.int64)
+    if hvd.size() > 1:
+        message = refused(HvdtrainError, lambda: gather_rows(again, [again]))
+        ranks = list(range(hvd.size()))
+        assert f"sample 100 came {hvd.size()} times, from ranks {ranks}" in message
+
+
+@case
+def what_is_not_finite_is_found_on_its_rank() -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    model = Model(torch.nn.Linear(3, 3), norm, torch.nn.Linear(3, 1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    updater = Updater(model, optimizer, Precision("none", CPU))
+    inputs, last = torch.randn(4, 3), hvd.size() - 1
+
+    def loss_of(factor: float) -> torch.Tensor:
+        squares: torch.Tensor = model(inputs).square()
+        return torch.sqrt(squares.sum() * factor) if is_last() else squares.mean()
+
+    updater.begin([4])
+    updater.backward(loss_of(0.0), 4)  # a root has no slope at 0, and 0 times infinity is none
+    update = updater.step()
+    assert (update.skipped, update.fault) == (True, True)
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    assert norm.num_batches_tracked == 1
+    text = non_finite_cause(12, model, [lambda: loss_of(1.0), lambda: loss_of(0.0)])
+    expected = f"step 12: the gradient of '0.weight' is not finite on rank {last}"
+    assert text == expected
+    assert all(torch.equal(kept[name], buffer) for name, buffer in model.named_buffers())
+    text = non_finite_cause(13, model, [lambda: loss_of(math.nan)])
+    assert text == f"step 13: the loss is nan on rank {last}"
+    assert "though each rank's own is" in non_finite_cause(14, model, [lambda: loss_of(1.0)])
