@@ -13,6 +13,12 @@ from hvdtrain.bench.results import Case, Result
 from hvdtrain.bench.statistics import Comparison, compare, paired_ratios, spread
 
 __all__ = [
+    "BUILT_IN",
+    "BY_HAND",
+    "LONGEST",
+    "LONGEST_WITHOUT",
+    "MEAN",
+    "USUAL",
     "Efficiency",
     "Figure",
     "Row",
@@ -24,7 +30,13 @@ __all__ = [
 
 _NAMED_MICROSECONDS = 30.0
 _IDLE_PERCENT = 3.0
+_STALL_MILLISECONDS = 50.0
+_LOOP_RATIO = 1.03
 _NAMED_BYTES, _MEDIUM_BYTES, _LARGE_BYTES = 1 << 10, 4 << 20, 64 << 20
+# The usual step without a checkpoint, the longest of some, and those while one is written.
+USUAL, LONGEST_WITHOUT = "no checkpoint", "no checkpoint, longest"
+MEAN, LONGEST = "checkpoint, mean", "checkpoint, longest"
+BY_HAND, BUILT_IN = "by hand", "hvdtrain train"
 _LIMIT, _ALONE, _WHOLE = "no communication", "one rank alone", "one rank, whole batch"
 
 
@@ -54,7 +66,7 @@ class Figure:
         number: the median.
         low: lower quartile.
         high: upper quartile.
-        unit: "us", "x" or "%".
+        unit: "us", "ms", "x" or "%".
         verdict: what it means; empty where that is plain.
         met: whether the target is met; None without a target.
     """
@@ -114,7 +126,12 @@ def efficiencies(case: Case, ranks: int) -> dict[str, Efficiency]:
 
 def figures(result: Result) -> list[Figure]:
     """Return the figures that a result answers."""
-    kinds = {"collectives": _of_collectives, "idle": _of_idle}
+    kinds = {
+        "collectives": _of_collectives,
+        "idle": _of_idle,
+        "checkpoint": _of_checkpoint,
+        "loop": _of_loop,
+    }
     return list(kinds[result.kind](result)) if result.kind in kinds else []
 
 
@@ -171,6 +188,28 @@ def _of_idle(result: Result) -> Iterator[Figure]:
         for name, values in case.values.items():
             target = _IDLE_PERCENT if name.startswith("hvdtrain") else None
             yield _figure(f"{name}: share of a core", values, "%", target)
+
+
+def _of_checkpoint(result: Result) -> Iterator[Figure]:
+    for case in result.cases:
+        values = [case.values[name] for name in (USUAL, LONGEST_WITHOUT, MEAN, LONGEST)]
+        usual, without, mean, longest = ([1e3 * v for v in of_repeats] for of_repeats in values)
+        steps = case.about["steps"]
+
+        def beyond(times: Sequence[float], usual: Sequence[float] = usual) -> list[float]:
+            return [time - base for time, base in zip(times, usual, strict=True)]
+
+        in_all = [n * extra for n, extra in zip(steps, beyond(mean), strict=True)]
+        stall = beyond(longest)
+        yield _figure(f"{case.name}: longest step - usual", stall, "ms", _STALL_MILLISECONDS)
+        yield _figure(f"{case.name}: the same without a checkpoint", beyond(without), "ms")
+        yield _figure(f"{case.name}: all that a checkpoint takes of training", in_all, "ms")
+
+
+def _of_loop(result: Result) -> Iterator[Figure]:
+    for case in result.cases:
+        ratios = paired_ratios(case.values[BY_HAND], case.values[BUILT_IN])
+        yield _figure(f"{case.name}: {BUILT_IN} / {BY_HAND}", ratios, "x", _LOOP_RATIO)
 
 
 def _named(case: Case) -> Figure:

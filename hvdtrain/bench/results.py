@@ -55,7 +55,7 @@ class Result:
     """What one job of ranks measured.
 
     Attributes:
-        kind: "collectives", "steps", "idle" or "profile".
+        kind: "collectives", "steps", "idle", "checkpoint", "loop" or "profile".
         ranks: how many ranks.
         nodes: how many groups of them share memory.
         peers: the contenders.

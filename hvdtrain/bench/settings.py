@@ -18,6 +18,8 @@ _WAYS, _STATES = 15, 10
 _SECONDS_PER_BYTE = 3e-9
 _STEP_SECONDS = {"mlp": 0.15, "transformer": 0.3, "resnet50": 0.25, "mnist-cnn": 0.08}
 _TENSORFLOW_SECONDS, _FITS_SECONDS = 0.7, 8.0  # of one step, or fit, of all contenders
+_CHECKPOINT_STEPS = 20  # while one is written, and without
+_LOOP_SECONDS = {"digits": 1.0, "mlp": 4.0, "resnet": 8.0}  # an epoch of all contenders
 _STEP_CONTENDERS = {"steps": 7, "profile": 2}
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -35,6 +37,7 @@ class Settings:
         batches: samples per rank, as a factor of each model's own, for each case.
         steps_per_turn: training steps.
         idle_seconds: how long ranks are watched that have nothing to do.
+        loops: models of loops.py.
     """
 
     repeats: int
@@ -44,6 +47,7 @@ class Settings:
     steps_per_turn: int
     idle_seconds: float
     batches: tuple[int, ...] = (1,)
+    loops: tuple[str, ...] = ("digits", "mlp", "resnet")
 
     def to_json(self) -> str:
         """Write it on one line."""
@@ -74,6 +78,7 @@ QUICK = replace(
     seconds_per_turn=0.01,
     sizes_bytes=(_KIB, _MIB * 4),
     models=("mnist-cnn",),
+    loops=("digits",),
     steps_per_turn=1,
     idle_seconds=2.0,
 )
@@ -91,5 +96,10 @@ def estimated_seconds(kind: str, settings: Settings) -> float:
         return 2 * _START_SECONDS + repeats * settings.steps_per_turn * _FITS_SECONDS
     if kind == "idle":
         return _START_SECONDS + _STATES * settings.idle_seconds
+    if kind == "checkpoint":
+        steps = _CHECKPOINT_STEPS * sum(map(_STEP_SECONDS.__getitem__, settings.models))
+        return _START_SECONDS + 2 * repeats * steps
+    if kind == "loop":
+        return _START_SECONDS + (repeats + 1) * sum(map(_LOOP_SECONDS.__getitem__, settings.loops))
     steps = (settings.steps_per_turn + 1) * len(settings.batches) * _STEP_CONTENDERS[kind]
     return _START_SECONDS + repeats * steps * sum(map(_STEP_SECONDS.__getitem__, settings.models))

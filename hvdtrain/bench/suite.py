@@ -102,6 +102,15 @@ class Suite:
         for backend in backends:
             self._run(f"keras-{backend}", self.ranks, self.settings)
 
+    def checkpoint(self) -> None:
+        """Compare steps while a checkpoint is written with those without."""
+        self._run("checkpoint", self.ranks, self.settings)
+
+    def loop(self) -> None:
+        """Compare the built-in loop with one by hand, on one rank and on all."""
+        for ranks in (1, self.ranks):
+            self._run("loop", ranks, self.settings)
+
     def idle(self) -> None:
         """Watch ranks that wait."""
         self._run("idle", self.ranks, self.settings)

@@ -25,8 +25,8 @@ def main(kind: str, settings: str, threads: str, file: str) -> None:
     """Measure together with all other ranks; rank 0 writes the result into `file`.
 
     Args:
-        kind: what: "collectives", "steps", "idle", "profile", "tensorflow",
-            "tensorflow-strategy" or "keras-BACKEND".
+        kind: what: "collectives", "steps", "idle", "profile", "checkpoint", "loop",
+            "tensorflow", "tensorflow-strategy" or "keras-BACKEND".
         settings: of Settings.to_json().
         threads: with which torch computes, per rank.
         file: for the result.
@@ -85,15 +85,19 @@ def _measure_torch(
 
 
 def _measure(kind: str) -> Callable[..., Result]:
+    from hvdtrain.bench.checkpoints import measure_checkpoints
     from hvdtrain.bench.collectives import measure_collectives
     from hvdtrain.bench.idle import measure_idle
+    from hvdtrain.bench.loops import measure_loops
     from hvdtrain.bench.profile import measure_profile
     from hvdtrain.bench.steps import measure_steps
 
     return {
+        "checkpoint": measure_checkpoints,
         "collectives": measure_collectives,
         "steps": measure_steps,
         "idle": measure_idle,
+        "loop": measure_loops,
         "profile": measure_profile,
     }[kind]
 

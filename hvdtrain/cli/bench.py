@@ -117,6 +117,22 @@ def _keras(backends: tuple[str, ...], models: tuple[str, ...], **options: Any) -
     return _run(lambda suite: suite.keras(backends or BACKENDS), options, models=models)
 
 
+@command.command("checkpoint")
+@_measuring
+@click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=_MODELS_HELP)
+def _checkpoint(models: tuple[str, ...], **options: Any) -> int:
+    """Time steps while a checkpoint is written."""
+    chosen = models or (() if options["quick"] else ("mlp",))
+    return _run(Suite.checkpoint, options, models=chosen)
+
+
+@command.command("loop")
+@_measuring
+def _loop(**options: Any) -> int:
+    """Time the loop of `train` beside one written by hand."""
+    return _run(Suite.loop, options)
+
+
 @command.command("idle")
 @_measuring
 def _idle(**options: Any) -> int:

@@ -98,6 +98,42 @@ def test_steps(tmp_path: Path) -> None:
         assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_loop(tmp_path: Path) -> None:
+    done = bench("loop", "-np", 2, "--quick", "--repeats", 1, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = found(tmp_path)["results"]
+    assert [(result["kind"], result["ranks"]) for result in results] == [("loop", 1), ("loop", 2)]
+    for result in results:
+        (case,) = result["cases"]
+        assert set(case["values"]) == {"by hand", "by hand again", "hvdtrain train"}
+        assert all(len(times) == 1 and times[0] > 0 for times in case["values"].values())
+        (figure,) = result["figures"]
+        ratio = case["values"]["hvdtrain train"][0] / case["values"]["by hand"][0]
+        assert figure["number"] == pytest.approx(ratio)
+
+
+def test_checkpoint(tmp_path: Path) -> None:
+    done = bench("checkpoint", "-np", 2, "--quick", "--repeats", 1, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (result,) = found(tmp_path)["results"]
+    assert [case["name"] for case in result["cases"]] == [
+        "MNIST CNN, 1.2 M, SGD with momentum",
+        "MNIST CNN, 1.2 M, Adam",
+    ]
+    for case in result["cases"]:
+        (steps,) = case["about"]["steps"]
+        values = {name: value for name, (value,) in case["values"].items()}
+        assert steps >= 8
+        assert 0 < values["no checkpoint"] <= values["no checkpoint, longest"]
+        assert 0 < values["checkpoint, mean"] <= values["checkpoint, longest"]
+        stall = values["checkpoint, longest"] - values["no checkpoint"]
+        label = f"{case['name']}: longest step - usual"
+        (figure,) = [figure for figure in result["figures"] if figure["label"] == label]
+        assert figure["number"] == pytest.approx(1e3 * stall)
+        assert figure["met"] == (1e3 * stall < 50)
+    assert "[rank" not in done.stderr
+
+
 def test_scaling(tmp_path: Path) -> None:
     words = ["-np", 2, "--quick", "--repeats", 1, "--out", tmp_path]
     done = bench("scaling", *words, "--link", "here", "--link", "hdr")
