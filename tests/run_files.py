@@ -23,6 +23,9 @@ SUMMARY_FIELDS = [
     "samples_per_second",
     "seconds",
     "weights_sha256",
+    "steps",
+    "best",
+    "ended",
 ]
 
 

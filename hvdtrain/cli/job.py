@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from hvdtrain.cli.train import command as train
+from hvdtrain.cli.train import read_options
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.jobs.kubernetes import KUBERNETES, mpi_job
 from hvdtrain.launch.jobs.request import Request, parse_seconds
@@ -100,12 +102,15 @@ def _request(
     else:
         notice_seconds = parse_seconds(notice, "--notice")
     require_program(arguments)
-    if not arguments or arguments[0].startswith("-"):
-        arguments = ["train", "digits", *arguments]
+    if not arguments:
+        arguments = ["train", "digits"]
+    if arguments[0].startswith("-"):
+        arguments = ["train", *arguments]
     out = ""
     if arguments[0] == "train":
         out, arguments = _take_out(arguments)
-        _require_train_takes(arguments[1:])
+        asked = _asked(arguments[1:], out, in_containers)
+        out = "" if asked.out is None else str(asked.out)
     runs = "/runs" if in_containers else "runs"
     return Request(
         ranks_per_node=plain["gpus_per_node"] if ranks_per_node is None else ranks_per_node,
@@ -121,10 +126,17 @@ def _request(
     )
 
 
-def _require_train_takes(arguments: list[str]) -> None:
-    """Raise what `train` would, an hour later."""
-    parsed = train.make_context("train", list(arguments))
-    TrainOptions(**parsed.params)
+def _asked(arguments: list[str], out: str, in_containers: bool) -> TrainOptions:
+    """Return what `train` would read; raise what it would raise an hour later."""
+    said = train.make_context("train", list(arguments)).params
+    config = said["config"]
+    if in_containers and config is not None and not config.exists():
+        said["config"] = None  # there it may be
+    asked = read_options({**said, "out": Path(out) if out else None, "resume": "never"})
+    recipe_file = asked.recipe_place.path
+    if recipe_file is not None and not in_containers and not recipe_file.exists():
+        click.echo(f"hvdtrain: no {recipe_file} here: submit the job where it is", err=True)
+    return asked
 
 
 def _take_out(arguments: list[str]) -> tuple[str, list[str]]:

@@ -9,14 +9,17 @@ import sys
 import click
 
 from hvdtrain import __version__
-from hvdtrain.errors import EXIT_USAGE, HvdtrainError
+from hvdtrain.errors import EXIT_USAGE, HvdtrainError, OneRankError, RecipeError, TrainingError
 from hvdtrain.world import promised_world
 
 __all__ = ["main"]
 
 _COMMANDS = {
     "train": "Train a recipe on all ranks (the default: train digits).",
+    "evaluate": "Measure what was trained, on its test samples.",
+    "predict": "Use what was trained, on files.",
     "run": "Start ranks with the mpirun that belongs to the installed MPI.",
+    "report": "Write one HTML page about runs: curves, where the time went, options.",
     "hosts": "Read the hosts of a file or a job, check them, write them for a launcher.",
     "job": "Write the script of a job for a scheduler, to be submitted there.",
     "script": "Run a script, with hvdtrain in the place of a Horovod that is not installed.",
@@ -47,7 +50,7 @@ class _LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {"--help", "--version"}
         if not args or (args[0].startswith("-") and args[0] not in own):
-            args = ["train", "digits", *args]
+            args = ["train", *args]
         return super().parse_args(ctx, args)
 
 
@@ -59,6 +62,8 @@ def _group() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code: 0, 1 crash, 2 bad input, 3 wrong launcher."""
+    failed: BaseException | None = None
+    code: object = 0
     try:
         code = _group.main(arguments, prog_name="hvdtrain", standalone_mode=False)
     except click.Abort as abort:  # click's word for Ctrl-C, and for any EOFError
@@ -66,10 +71,16 @@ def main(arguments: list[str] | None = None) -> None:
         raise cause from cause.__cause__
     except click.ClickException as error:
         _refuse(_one_line(error), EXIT_USAGE)
+    except RecipeError as error:
+        failed = error.__cause__ or error
+    except OneRankError:
+        raise  # the others wait for this rank, and none of them would say it
     except HvdtrainError as error:
-        if error.exit_code != EXIT_USAGE:
+        if error.exit_code != EXIT_USAGE and not isinstance(error, TrainingError):
             raise
         _refuse(str(error), error.exit_code)
+    if failed is not None:  # raised here, its traceback is not that of how hvdtrain came to it
+        raise failed
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -2,74 +2,117 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from dataclasses import fields
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from hvdtrain.train.options import (
-    BACKENDS,
-    DEFAULT_BATCH_SIZE,
-    DEFAULT_LR,
-    DEVICES,
-    DTYPES,
-    ENGINES,
-    FRAMEWORKS,
-    OPTIMIZERS,
-    RECIPES,
-    RUNS,
-    SGD_MOMENTUM,
-    TrainOptions,
-)
-from hvdtrain.train.schedule import SCALINGS
+from hvdtrain.errors import UsageError
+from hvdtrain.train.config_file import resolve
+from hvdtrain.train.config_text import config_text
+from hvdtrain.train.options import OPTIONS, RECIPES, Option, TrainOptions
+from hvdtrain.world import promised_world
 
-__all__ = ["command"]
+__all__ = ["OF_CONFIGURATION", "command", "read_options"]
 
-_DEFAULTS = {option.name: option.default for option in fields(TrainOptions)}
-_LR_TEXT = ", ".join(f"{name}: {rate}" for name, rate in DEFAULT_LR.items())
+F = TypeVar("F", bound=Callable[..., Any])
+
+# The options of the command line alone, by flag: what they are for.
+OF_CONFIGURATION = {
+    "--config": "A YAML file with any of these options; the command line wins.",
+    "--print-config": "Print all options as such a file and leave.",
+}
+_TYPES: dict[Any, Any] = {int: int, float: float, str: str, Path: Path}
 
 
-def _choice(names: tuple[str, ...]) -> str:
-    return f"[{'|'.join(names)}]"
+class _GroupedCommand(click.Command):
+    """Prints its options topic by topic."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of a run by group, then those of the command line alone."""
+        groups = {option.name: option.group for option in OPTIONS}
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            if isinstance(one, click.Option) and (row := one.get_help_record(ctx)) is not None:
+                rows.setdefault(groups.get(one.name or "", "Command line"), []).append(row)
+        for title, lines in rows.items():
+            with formatter.section(title):
+                formatter.write_dl(lines)
 
 
-def _option(flag: str, text: str, **settings: Any) -> Any:
-    """Declare an option whose default is that of TrainOptions, and show that one in the help."""
-    default = _DEFAULTS[flag.removeprefix("--").replace("-", "_")]
-    shown = default is not None and default is not False
-    return click.option(flag, default=default, show_default=shown, help=text, **settings)
+def _with_options(function: F) -> F:
+    """Have a command take all options of a run; None: nobody has said anything."""
+    for option in reversed(OPTIONS):
+        function = _parameter(option)(function)
+    return function
 
 
-@click.command()
-@click.argument("recipe", default="digits", metavar=_choice(RECIPES))
-@_option("--framework", "Which framework trains.", metavar=_choice(FRAMEWORKS))
-@_option("--backend", "Of keras.  [default: as KERAS_BACKEND says]", metavar=_choice(BACKENDS))
-@_option("--engine", "What moves the gradients.", metavar=_choice(ENGINES))
-@_option("--epochs", "Passes over the training data.", type=int)
-@_option("--batch-size", f"Samples per rank and step.  [default: {DEFAULT_BATCH_SIZE}]", type=int)
-@_option("--global-batch-size", "Samples of all ranks per step, instead.", type=int)
-@_option("--lr", f"Learning rate for one rank.  [default: {_LR_TEXT}]", type=float)
-@_option("--lr-scaling", "How it grows with the ranks.", metavar=_choice(SCALINGS))
-@_option("--warmup-epochs", "Epochs from the rate for one rank to the scaled one.", type=float)
-@_option("--optimizer", f"sgd has momentum {SGD_MOMENTUM}.", metavar=_choice(OPTIMIZERS))
-@_option("--dtype", "Type of weights and arithmetic.", metavar=_choice(DTYPES))
-@_option("--seed", "Of the first weights and the order of the samples.", type=int)
-@_option("--out", f"For results.  [default: a new one in {RUNS}/]", type=Path, metavar="DIR")
-@_option(
-    "--resume", "Go on: never, from the newest in --out, or PATH.", metavar="[never|auto|PATH]"
-)
-@_option("--virtual-shards", "Same bits on 1, 2, 4 ... ranks: docs/numerics.md.", type=int)
-@_option("--device", "auto: a GPU where there is one.", metavar=_choice(DEVICES))
-@_option("--gpu-map", "Which GPU each local rank takes, as 3,2,1,0.", metavar="I,J,...")
-@_option("--share-gpus", "Ranks may take the same GPU.", is_flag=True)
-@_option("--quiet", "Print nothing but errors.", is_flag=True)
-def command(**options: Any) -> None:
-    """Train a recipe on all ranks; without mpirun, on one."""
-    asked = TrainOptions(**options)
+def _parameter(option: Option) -> Callable[[F], F]:
+    if option.name == "recipe":
+        return click.argument("recipe", required=False, metavar=f"[{option.told.metavar}]")
+    flag = f"--{option.key}"
+    settings: dict[str, Any] = {"default": None, "help": option.told.text}
+    if option.default_text:
+        settings["help"] += f"  [default: {option.default_text}]"
+    if option.kind is bool:
+        return click.option(f"{flag}/--no-{option.key}", **settings)
+    settings["metavar"] = option.told.metavar or None
+    if option.kind in _TYPES:
+        return click.option(flag, type=_TYPES[option.kind], **settings)
+    return click.option(flag, multiple=True, **settings)
+
+
+_HELP = f"""Train a recipe on all ranks; without mpirun, on one.
+
+A recipe is built in ({", ".join(RECIPES)}; by default digits), or a function in a file of yours:
+train my_recipe.py --set width=64.
+"""
+
+
+@click.command(cls=_GroupedCommand, help=_HELP)
+@_with_options
+@click.option("--config", type=Path, metavar="FILE", help=OF_CONFIGURATION["--config"])
+@click.option("--print-config", is_flag=True, help=OF_CONFIGURATION["--print-config"])
+def command(print_config: bool, **given: Any) -> None:
+    """Train, or print what would be trained."""
+    asked = read_options(given)
+    if print_config:
+        promised = promised_world(os.environ)
+        if promised is None or promised.rank == 0:
+            click.echo(config_text(asked), nl=False)
+        return
     # It would end a rank that has not come as far as to wait for it: train() lets it through.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     from hvdtrain.train.session import train
 
     train(asked)
+
+
+def read_options(given: dict[str, Any]) -> TrainOptions:
+    """Return the options that the command line and the file that it names say.
+
+    Args:
+        given: the parameters of the command; None for what nobody has said.
+    """
+    said = {name: value for name, value in given.items() if value is not None}
+    arguments = _arguments(said.pop("set", ()))
+    config = said.pop("config", None)
+    said.pop("print_config", None)
+    return resolve({**said, "set": arguments}, config)
+
+
+def _arguments(words: Sequence[str]) -> dict[str, str]:
+    """Return the arguments of a recipe by name."""
+    arguments: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name:
+            raise UsageError(f"--set {word!r}: write it as NAME=VALUE")
+        if name in arguments:
+            raise UsageError(f"--set {name} is given twice: {arguments[name]!r} and {value!r}")
+        arguments[name] = value
+    return arguments

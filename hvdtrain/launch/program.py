@@ -11,7 +11,7 @@ from hvdtrain.errors import UsageError
 __all__ = ["OF_RANKS", "is_script", "rank_words", "require_program"]
 
 # The subcommands that ranks run.
-OF_RANKS = ("train", "script")
+OF_RANKS = ("train", "evaluate", "predict", "script")
 
 
 def is_script(arguments: Sequence[str]) -> bool:

@@ -1,1 +1,23 @@
 """The training toolkit: recipes, loops, schedules, checkpoints and progress."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hvdtrain.train.fit import fit
+    from hvdtrain.train.recipe import Recipe
+
+__all__ = ["Recipe", "fit"]
+
+_MODULES = {"Recipe": "recipe", "fit": "fit"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module of a name when it is first asked for."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value  # the module of the same name must not stand in its place
+    return value

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import TypeVar
 
+from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.errors import UsageError
-from hvdtrain.train.options import TrainOptions
+from hvdtrain.errors import OneRankError, UsageError
+from hvdtrain.train.options import OPTIONS, TrainOptions
 
-__all__ = ["by_rank", "call_everywhere", "require_same_options", "tell_refusal"]
+__all__ = ["by_rank", "call_everywhere", "on_this_rank", "require_same_options", "tell_refusal"]
 
 T = TypeVar("T")
 
@@ -36,6 +37,21 @@ def call_everywhere(function: Callable[[], T]) -> T:
     return results[0]
 
 
+@contextmanager
+def on_this_rank() -> Iterator[None]:
+    """Take a refusal in the block for this rank's own, of which the others do not know.
+
+    Raises:
+        OneRankError: on this rank; it ends the job where nobody catches it.
+    """
+    try:
+        yield
+    except UsageError as error:
+        if context.current().topology.size == 1:
+            raise
+        raise OneRankError(str(error)) from error
+
+
 def require_same_options(mine: TrainOptions) -> None:
     """Compare the options of all ranks (collective).
 
@@ -48,13 +64,12 @@ def require_same_options(mine: TrainOptions) -> None:
         if isinstance(answer, str):
             raise UsageError(f"rank {rank}: {answer}")
         asked.append(answer)
-    for option in fields(TrainOptions):
+    for option in OPTIONS:
         values = [str(getattr(options, option.name)) for options in asked]
         if len(set(values)) > 1:
-            flag = "" if option.name == "recipe" else "--"
             raise UsageError(
-                f"{flag}{option.name.replace('_', '-')} differs between ranks ({by_rank(values)}): "
-                "give all ranks the same options"
+                f"{option.label} differs between ranks ({by_rank(values)}): give all ranks the "
+                "same options"
             )
 
 

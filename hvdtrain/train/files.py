@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import BinaryIO
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["new_directory", "prepare_directory", "publish", "unfinished_file"]
+__all__ = ["new_directory", "prepare_directory", "publish", "refusing", "unfinished_file"]
 
 _UNFINISHED = ".unfinished-"
 _DAY_SECONDS = 86400.0
@@ -56,12 +57,29 @@ def new_directory(parent: Path, name: str) -> Path:
 
 
 @contextmanager
+def refusing(directory: Path) -> Iterator[None]:
+    """Take it for bad input where files of a run cannot be read or written in the block.
+
+    Raises:
+        UsageError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or directory} cannot be used ({error.strerror}): name another "
+            "directory with --out"
+        ) from error
+
+
+@contextmanager
 def unfinished_file(directory: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file, to be given its name by publish() when it is complete.
+    """Open a temporary file of this thread, to be given its name by publish() when it is complete.
 
     Whatever ends the block, a signal included, no temporary file stays.
     """
-    path = directory / f"{_UNFINISHED}{socket.gethostname()}-{os.getpid()}"
+    mine = f"{os.getpid()}.{threading.get_native_id()}"
+    path = directory / f"{_UNFINISHED}{socket.gethostname()}-{mine}"
     try:
         with open(path, "wb") as file:
             yield file
@@ -83,7 +101,8 @@ def publish(file: BinaryIO, path: Path) -> None:
 
 def _is_stale(unfinished: Path) -> bool:
     """Tell whether nobody writes this file any more: another job may be at work here."""
-    host, _, process_id = unfinished.name.removeprefix(_UNFINISHED).rpartition("-")
+    host, _, writer = unfinished.name.removeprefix(_UNFINISHED).rpartition("-")
+    process_id = writer.partition(".")[0]
     if host == socket.gethostname() and process_id.isdecimal():
         return not _is_alive(int(process_id))
     try:

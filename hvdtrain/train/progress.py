@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint import save_checkpoint
 from hvdtrain.train.frameworks.protocol import Array, State
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.results import Sums
+from hvdtrain.train.totals import Totals
 
-__all__ = ["Progress", "restore", "save_progress"]
+__all__ = ["Best", "Progress", "progress_content", "restore"]
 
-# What a run cannot change half-way, and what it cannot within an epoch: the order of its samples.
-_FIXED = ("recipe", "framework", "dtype", "optimizer")
+# What a run cannot change half-way: what would not fit, or what a checkpoint's optimizer brings
+# back; and what it cannot within an epoch: the order of its samples.
+_FIXED = ("recipe", "framework", "dtype", "optimizer", "momentum", "weight_decay")
 _FIXED_IN_EPOCH = ("seed",)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation so far.
+
+    Attributes:
+        name: of the loss or metric that decides.
+        value: what it was.
+        epoch: epochs done then, fractions included.
+        step: steps done then.
+        since: evaluations after it.
+    """
+
+    name: str
+    value: float
+    epoch: float
+    step: int
+    since: int = 0
 
 
 @dataclass(frozen=True)
@@ -27,33 +48,71 @@ class Progress:
 
     Attributes:
         epoch: epochs done.
+        done: samples of the next one that are done.
         step: optimizer steps done.
         samples: training samples used.
-        part: of these, what was done of an epoch that is not whole.
+        part: sums over the samples of the epoch that is not whole.
+        best: None before the first evaluation.
     """
 
     epoch: int = 0
+    done: int = 0
     step: int = 0
     samples: int = 0
     total_seconds: float = 0.0
     communicate_seconds: float = 0.0
-    part: Sums = field(default_factory=Sums)
+    part: Totals = field(default_factory=Totals)
+    best: Best | None = None
+
+    def after(self, learned: Totals, steps: int) -> Progress:
+        """Return the progress after so many steps more of the same epoch."""
+        return replace(
+            self,
+            done=self.done + learned.samples,
+            step=self.step + steps,
+            samples=self.samples + learned.samples,
+            part=self.part + learned,
+        )
+
+    def next_epoch(self) -> Progress:
+        """Return the progress at the beginning of the next epoch."""
+        return replace(self, epoch=self.epoch + 1, done=0, part=Totals())
+
+    @property
+    def text(self) -> str:
+        """Say how far it is: "3 epochs and 120 samples"."""
+        part = f" and {self.done} samples" if self.done else ""
+        return f"{self.epoch} epochs{part}"
 
 
-def save_progress(directory: Path, progress: Progress, options: TrainOptions, state: State) -> Path:
-    """Write the checkpoint of where the run is (rank 0 only)."""
-    content = {
-        **asdict(progress),
-        "settings": {name: getattr(options, name) for name in _FIXED + _FIXED_IN_EPOCH},
-        **state.content(),
+def progress_content(
+    progress: Progress, options: TrainOptions, epoch_samples: int
+) -> dict[str, Any]:
+    """Return what a checkpoint holds beside the state of model and optimizer."""
+    part = progress.part
+    return {
+        **asdict(replace(progress, part=Totals())),
+        "epoch_samples": epoch_samples,
+        "part": {
+            "samples": part.samples,
+            "loss": part.loss,
+            "counts": {name: np.asarray(counts) for name, counts in part.counts.items()},
+        },
+        "settings": {name: _setting(options, name) for name in _FIXED + _FIXED_IN_EPOCH},
     }
-    return save_checkpoint(directory, progress.epoch, progress.part.samples, content, state.suffix)
 
 
 def restore(
-    path: Path, content: Mapping[str, Any], options: TrainOptions, state: State
+    path: Path,
+    content: Mapping[str, Any],
+    options: TrainOptions,
+    epoch_samples: int,
+    state: State,
 ) -> Progress:
     """Load a checkpoint's content after checking that it fits (rank 0 only).
+
+    Within an epoch the data must have as many samples as they had: the rest of the epoch would be
+    other samples than those that are left.
 
     Raises:
         UsageError: it belongs to another model, has other settings or more epochs than are
@@ -65,18 +124,23 @@ def restore(
         if difference is not None:
             raise UsageError(f"checkpoint {path} belongs to another model: {difference}")
         progress = _progress(content)
-        if progress.part.samples:
+        if progress.done:
             _require_settings(path, content["settings"], options, _FIXED_IN_EPOCH)
+            if content["epoch_samples"] != epoch_samples:
+                raise UsageError(
+                    f"checkpoint {path} was made within an epoch of {content['epoch_samples']} "
+                    f"samples, and this data set has {epoch_samples}: go on with the same data, or "
+                    "from a checkpoint at the end of an epoch"
+                )
         state.load(content)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"checkpoint {path} lacks what is needed: {error}") from error
-    if (progress.epoch, progress.part.samples) > (options.epochs, 0):
-        part = f" and {progress.part.samples} samples" if progress.part.samples else ""
+    if (progress.epoch, progress.done) > (options.epochs, 0):
         raise UsageError(
-            f"checkpoint {path} has {progress.epoch} epochs{part}, more than --epochs "
-            f"{options.epochs}: ask for more"
+            f"checkpoint {path} has {progress.text}, more than --epochs {options.epochs}: ask "
+            "for more"
         )
     return progress
 
@@ -96,25 +160,34 @@ def _require_settings(
     path: Path, settings: Mapping[str, Any], options: TrainOptions, names: Sequence[str]
 ) -> None:
     for name in names:
-        if settings[name] != getattr(options, name):
-            raise UsageError(
-                f"checkpoint {path} was made with {name} {settings[name]}, not "
-                f"{getattr(options, name)}"
-            )
+        own = _setting(options, name)
+        if settings[name] != own:
+            raise UsageError(f"checkpoint {path} was made with {name} {settings[name]}, not {own}")
+
+
+def _setting(options: TrainOptions, name: str) -> Any:
+    """Return an option; a recipe's file may lie elsewhere now."""
+    place = options.recipe_place
+    if name == "recipe" and place.path is not None:
+        return f"{place.path.name}:{place.function}"
+    return getattr(options, name)
 
 
 def _progress(content: Mapping[str, Any]) -> Progress:
     """Read the progress; ValueError names a count or a time that is none."""
-    part = content.get("part", asdict(Sums()))  # which those of whole epochs lacked once
+    part, best = content["part"], content["best"]
     if not isinstance(part["loss"], float):
         raise ValueError(f"its loss is {part['loss']!r}")
+    counts = {name: np.asarray(value, np.float64) for name, value in part["counts"].items()}
     return Progress(
-        _count(content, "epoch"),
-        _count(content, "step"),
-        _count(content, "samples"),
-        _seconds(content, "total_seconds"),
-        _seconds(content, "communicate_seconds"),
-        Sums(part["loss"], _count(part, "hits"), _count(part, "samples")),
+        epoch=_count(content, "epoch"),
+        done=_count(content, "done"),
+        step=_count(content, "step"),
+        samples=_count(content, "samples"),
+        total_seconds=_seconds(content, "total_seconds"),
+        communicate_seconds=_seconds(content, "communicate_seconds"),
+        part=Totals(_count(part, "samples"), part["loss"], counts),
+        best=None if best is None else Best(**best),
     )
 
 

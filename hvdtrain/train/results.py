@@ -1,83 +1,72 @@
-"""What a run leaves for programs to read: metrics.jsonl and summary.json."""
+"""What a run leaves for programs to read: metrics.jsonl, steps.jsonl and summary.json."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from hvdtrain.train.files import publish, unfinished_file
+from hvdtrain.train.totals import Values
 
 __all__ = [
     "METRICS",
+    "RANKS",
+    "STEPS",
     "SUMMARY",
     "Metrics",
-    "Score",
     "Seconds",
     "Summary",
-    "Sums",
-    "append_metrics",
-    "drop_metrics_after",
+    "append_lines",
+    "drop_lines_after",
     "write_summary",
 ]
 
 METRICS = "metrics.jsonl"
+STEPS = "steps.jsonl"
+RANKS = "ranks.jsonl"
 SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
-class Score:
-    """Means over samples."""
-
-    loss: float
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Over samples of all ranks: of their losses, of the hits, and how many samples they were."""
-
-    loss: float = 0.0
-    hits: int = 0
-    samples: int = 0
-
-    @classmethod
-    def of(cls, sums: Sequence[float]) -> Self:
-        """Take what frameworks add up, [losses, hits, samples]."""
-        loss, hits, samples = sums
-        return cls(float(loss), int(hits), int(samples))
-
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(self.loss + other.loss, self.hits + other.hits, self.samples + other.samples)
-
-    @property
-    def score(self) -> Score:
-        """The means."""
-        return Score(self.loss / self.samples, self.hits / self.samples)
-
-
-@dataclass(frozen=True)
 class Metrics:
-    """One line of metrics.jsonl: one split ("train" or "test") after one epoch.
+    """One line of metrics.jsonl or steps.jsonl.
 
     Attributes:
-        epoch: epochs done, from 1 on.
+        epoch: epochs done, from 1 on where they are whole.
         step: optimizer steps done.
+        split: "train" or "test"; "step" in steps.jsonl.
+        values: the mean loss and the metrics.
         lr: the learning rate of the last step.
         samples_per_second: of this split, over all ranks.
+        seconds: of training since the very first start.
     """
 
-    epoch: int
+    epoch: float
     step: int
     split: str
-    loss: float
-    accuracy: float
+    values: Values
     lr: float
     samples_per_second: float
+    seconds: float
+
+    def line(self) -> dict[str, Any]:
+        """Return what is written."""
+        epoch = int(self.epoch) if self.epoch == int(self.epoch) else round(self.epoch, 6)
+        return {
+            "epoch": epoch,
+            "step": self.step,
+            "split": self.split,
+            **self.values,
+            "lr": self.lr,
+            "samples_per_second": self.samples_per_second,
+            "seconds": self.seconds,
+        }
 
 
 @dataclass(frozen=True)
@@ -97,11 +86,14 @@ class Summary:
         hosts: how many host names the ranks have.
         host_names: these names.
         epochs: epochs done, those before a resume included.
-        final: loss and accuracy on the test samples.
+        final: loss and metrics on the test samples; empty where there are none.
         samples: training samples used in `epochs`.
         samples_per_second: samples / seconds.total.
         seconds: of all epochs, evaluation and checkpoints included.
         weights_sha256: by rank, the digest of the rank's own parameters and buffers.
+        steps: optimizer steps done.
+        best: the metric that decides, its best value, and the epoch and step where it was.
+        ended: "epochs", or "early stop".
     """
 
     world_size: int
@@ -113,31 +105,48 @@ class Summary:
     base_lr: float
     scaled_lr: float
     epochs: int
-    final: Score
+    final: Values
     samples: int
     samples_per_second: float
     seconds: Seconds
     weights_sha256: list[str]
+    steps: int
+    best: dict[str, Any] | None
+    ended: str
 
 
-def append_metrics(directory: Path, lines: Iterable[Metrics]) -> None:
-    """Add lines to metrics.jsonl, and bring them to the disk."""
-    with open(directory / METRICS, "a", encoding="utf-8") as file:
-        file.writelines(_json(asdict(line)) + "\n" for line in lines)
-        file.flush()
-        os.fsync(file.fileno())
+def append_lines(
+    directory: Path, name: str, lines: Iterable[Mapping[str, Any]], sync: bool = True
+) -> None:
+    """Add lines to a file of JSON lines, all or none; `sync` brings them to the disk.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    data = "".join(_json(line) + "\n" for line in lines).encode()
+    with open(directory / name, "ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            if file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if sync:
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
 
 
-def drop_metrics_after(directory: Path, epoch: int) -> None:
-    """Keep the lines of metrics.jsonl up to `epoch`; those of later epochs will come again."""
-    path = directory / METRICS
-    if not path.exists():
-        return
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [line for line in lines if _epoch_of(line) <= epoch]
-    with unfinished_file(directory) as file:
-        file.writelines(f"{line}\n".encode() for line in kept)
-        publish(file, path)
+def drop_lines_after(directory: Path, step: int) -> None:
+    """Keep the lines up to `step` in all such files; those of later steps will come again."""
+    for name in (METRICS, STEPS, RANKS):
+        path = directory / name
+        if not path.exists():
+            continue
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        kept = [line for line in lines if _step_of(line) <= step]
+        with unfinished_file(directory) as file:
+            file.writelines(f"{line}\n".encode() for line in kept)
+            publish(file, path)
 
 
 def write_summary(directory: Path, summary: Summary) -> None:
@@ -147,23 +156,23 @@ def write_summary(directory: Path, summary: Summary) -> None:
         publish(file, directory / SUMMARY)
 
 
-def _epoch_of(line: str) -> float:
-    """Return the epoch of a line; a torn one, from a killed run, lies after all epochs."""
+def _step_of(line: str) -> float:
+    """Return the step of a line; a torn one, from a killed run, lies after all steps."""
     try:
-        return float(json.loads(line)["epoch"])
+        return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
 
 
-def _json(value: dict[str, Any], indent: int | None = None) -> str:
+def _json(value: Mapping[str, Any], indent: int | None = None) -> str:
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
     """JSON has no NaN and no infinity: a loss that diverged becomes null."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -1,62 +1,60 @@
-"""The epochs of one run, and the books about them."""
+"""The epochs of one run: what is done after which step."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 
-from hvdtrain.core.context import Context
-from hvdtrain.core.objects import allgather_object, call_on_root
-from hvdtrain.data.sharding import steps_per_epoch
-from hvdtrain.train.course import Course
-from hvdtrain.train.digest import weights_digest
-from hvdtrain.train.frameworks.protocol import Loop
+from hvdtrain.core.objects import call_on_root
+from hvdtrain.errors import TrainingError
+from hvdtrain.train.agenda import EVALUATE, SAVE, Agenda
+from hvdtrain.train.agree import on_this_rank
+from hvdtrain.train.books import Books
+from hvdtrain.train.building import Built
+from hvdtrain.train.clock import Clock
+from hvdtrain.train.improvement import improved, require_number
+from hvdtrain.train.lines import closing_lines, epoch_lines, stop_lines
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.progress import Progress, save_progress
-from hvdtrain.train.report import closing_lines, epoch_line, stop_lines
-from hvdtrain.train.requeue import leave_marker
-from hvdtrain.train.results import (
-    METRICS,
-    SUMMARY,
-    Metrics,
-    Score,
-    Seconds,
-    Summary,
-    Sums,
-    append_metrics,
-    write_summary,
-)
-from hvdtrain.train.start import Start
-from hvdtrain.train.stopping import Stop
+from hvdtrain.train.progress import Best
+from hvdtrain.train.pulse import Pulse
+from hvdtrain.train.results import Metrics, Summary
+from hvdtrain.train.summary import make_summary
 from hvdtrain.train.terminal import Terminal
+from hvdtrain.train.totals import Totals, Values
+from hvdtrain.train.watch import replica_difference, require_finite
 
 __all__ = ["Run"]
 
 
-@dataclass(frozen=True)
 class Run:
     """A training run that is ready to begin.
 
-    Attributes:
+    Args:
         options: what was asked for.
-        world: the ranks.
-        course: its steps.
-        test_samples: how many there are.
-        loop: the model, equal on all ranks.
-        start: where it begins.
+        built: the model, equal on all ranks.
         terminal: where rank 0 prints.
-        stop: knows whether to end before.
+        pulse: what ranks tell each other.
+        books: what rank 0 writes; None on the others.
     """
 
-    options: TrainOptions
-    world: Context
-    course: Course
-    test_samples: int
-    loop: Loop
-    start: Start
-    terminal: Terminal
-    stop: Stop
+    def __init__(
+        self,
+        options: TrainOptions,
+        built: Built,
+        terminal: Terminal,
+        pulse: Pulse,
+        books: Books | None,
+    ) -> None:
+        self._options, self._test_samples = options, built.test_samples
+        self._world, self._course, self._loop = built.world, built.course, built.loop
+        self._progress, self._terminal = built.start.progress, terminal
+        self._pulse, self._books = pulse, books
+        self._agenda = Agenda.of(options)
+        self._clock = Clock(built.world, self._progress)
+        self._taken, self._reserved = 0, False
+        self._unlogged, self._unlogged_seconds = Totals(), 0.0
+        self._evaluated: Metrics | None = None
+        self._saved_step, self._first_step = -1, self._progress.step
 
     def run(self) -> Summary | None:
         """Train the epochs that are left and write the results (collective).
@@ -64,118 +62,196 @@ class Run:
         Returns:
             None where it was stopped before its end.
         """
-        clock = _Clock(self.world, self.start.progress)
-        progress, final, checkpoint = self.start.progress, None, ""
-        for epoch in range(progress.epoch, self.options.epochs):
-            if self.stop.rank is not None:
-                self._leave(progress)
+        while self._progress.epoch < self._options.epochs and not self._is_stale:
+            if self._pulse.stop_rank is not None:
+                self._leave()
                 return None
-            self.terminal.begin(f"epoch {epoch + 1}/{self.options.epochs}", self._steps)
-            began = time.perf_counter()
-            learned = self.loop.train_epoch(epoch, progress.part.samples, self._after_step)
-            speed = learned.samples / (time.perf_counter() - began)
-            part = progress.part + learned
-            step = progress.step + steps_per_epoch(learned.samples, self.course.global_batch_size)
-            samples = progress.samples + learned.samples
-            if part.samples < self.course.samples:
-                progress = clock.read(epoch, step, samples, part)
-                self._keep([], progress)
-                self._leave(progress)
-                return None
-            train = self._metrics(epoch, step, "train", part.score, speed)
-            test = self._evaluated(train)
-            final = Score(test.loss, test.accuracy)
-            progress = clock.read(epoch + 1, step, samples, Sums())
-            checkpoint = self._keep([train, test], progress)
-            self.terminal.say([epoch_line(train, test, self.options.epochs)])
-        final = final or self.loop.evaluate()
-        progress = clock.read(progress.epoch, progress.step, progress.samples, Sums())
-        summary = self._summary(progress, final)
-        if self._is_root:
-            write_summary(self.start.directory, summary)
-        files = [METRICS, SUMMARY, *filter(None, [checkpoint])]
-        self.terminal.say(closing_lines(summary, str(self.start.directory), files))
-        return summary
+            self._train_epoch()
+        return self._end()
 
     @property
-    def _steps(self) -> int:
-        return self.course.steps_per_epoch
+    def _is_stale(self) -> bool:
+        """Whether evaluations have become no better for as long as is allowed."""
+        patience, best = self._options.early_stop, self._progress.best
+        return patience is not None and best is not None and best.since >= patience
 
-    @property
-    def _is_root(self) -> bool:
-        return self.world.topology.rank == 0
+    def _train_epoch(self) -> None:
+        """Train until the epoch's end, or until the ranks are to stop."""
+        steps, done = self._course.steps_per_epoch, self._progress.done
+        title = f"epoch {self._progress.epoch + 1}/{self._options.epochs}"
+        later = (self._options.epochs - self._progress.epoch - 1) * steps
+        self._terminal.begin(title, steps, done // self._course.global_batch_size, later)
+        whole, samples, seconds = False, self._progress.samples, 0.0
+        while not (whole or self._is_stale or self._pulse.stop_rank is not None):
+            epoch, done, began = self._progress.epoch, self._progress.done, time.perf_counter()
+            with on_this_rank():
+                learned = self._loop.train(epoch, done, self._after_step)
+            lasted = time.perf_counter() - began
+            seconds += lasted
+            self._unlogged, self._unlogged_seconds = (
+                self._unlogged + learned,
+                self._unlogged_seconds + lasted,
+            )
+            self._progress = self._clock.read(self._progress.after(learned, self._taken))
+            if self._options.non_finite == "stop":
+                require_finite(learned, self._taken, self._progress.step)
+            self._taken = 0
+            whole = self._progress.done == self._course.samples
+            self._attend(whole, (self._progress.samples - samples) / seconds)
 
     def _after_step(self) -> bool:
-        self.terminal.advance()
-        return self.stop.after_step()
+        """Tell whether to go on without a pause (collective)."""
+        self._taken += 1
+        step = self._progress.step + self._taken
+        self._terminal.advance()
+        if self._books is not None and not self._reserved:
+            self._loop.state.reserve()
+            self._reserved = True
+        if self._pulse.after_step() and self._books is not None:
+            self._books.note(self._pulse.beat, step, self._clock.total_seconds)
+            self._terminal.slowest(*self._books.slowest)
+        stopping = self._pulse.stop_rank is not None
+        return not (stopping or self._pulse.due or self._agenda.pauses(step))
 
-    def _metrics(self, epoch: int, step: int, split: str, score: Score, speed: float) -> Metrics:
-        """Return the line of a split after an epoch, counted from 0."""
-        loss, accuracy = score.loss, score.accuracy
-        return Metrics(epoch + 1, step, split, loss, accuracy, self.loop.lr, speed)
-
-    def _evaluated(self, train: Metrics) -> Metrics:
-        """Evaluate; return the line that goes with that of the training samples (collective)."""
-        began = time.perf_counter()
-        score = self.loop.evaluate()
-        speed = self.test_samples / (time.perf_counter() - began)
-        return self._metrics(train.epoch - 1, train.step, "test", score, speed)
-
-    def _keep(self, lines: list[Metrics], progress: Progress) -> str:
-        """Write metrics, then a checkpoint, on rank 0; return the latter's name.
-
-        In this order, a run that is killed in between has at most metrics too many, and those
-        are dropped when it goes on.
-        """
-        if not self._is_root:
-            return ""
+    def _attend(self, whole: bool, speed: float) -> None:
+        """Do what is due between two steps (collective)."""
+        progress, step = self._progress, self._progress.step
+        if self._agenda.logs(step):
+            self._log()
+        lines: list[Metrics] = []
+        if whole:
+            values = progress.part.values(self._loop.metrics)
+            lines.append(self._metrics("train", values, speed))
+            self._progress = progress.next_epoch()
+        better = False
+        if self._evaluates(whole):
+            better = self._evaluate(lines)
         if lines:
-            append_metrics(self.start.directory, lines)
-        return save_progress(self.start.directory, progress, self.options, self.loop.state).name
+            self._terminal.say(epoch_lines(lines, self._options.epochs))
+            if self._books is not None:
+                self._books.write(lines)
+        if self._agenda.watches(step, whole):
+            self._compare_ranks()
+        if better or self._saves(whole):
+            self._save(better)
 
-    def _leave(self, progress: Progress) -> None:
+    def _evaluates(self, whole: bool) -> bool:
+        every, progress = self._agenda.evaluate, self._progress
+        return (
+            EVALUATE in self._pulse.due
+            or every.after_step(progress.step)
+            or (whole and every.after_epoch(progress.epoch))
+        )
+
+    def _saves(self, whole: bool) -> bool:
+        every, progress = self._agenda.save, self._progress
+        return (
+            SAVE in self._pulse.due
+            or every.after_step(progress.step)
+            or (whole and every.after_epoch(progress.epoch))
+            or self._pulse.stop_rank is not None
+        )
+
+    def _log(self) -> None:
+        """Write the mean over the steps since the last such line."""
+        speed = self._unlogged.samples / self._unlogged_seconds
+        line = self._metrics("step", self._unlogged.values(self._loop.metrics), speed)
+        self._unlogged, self._unlogged_seconds = Totals(), 0.0
+        self._terminal.learned(line)
+        if self._books is not None:
+            self._books.write_step(line)
+
+    def _evaluate(self, lines: list[Metrics]) -> bool:
+        """Evaluate, add the line; tell whether it is the best so far (collective)."""
+        began = time.perf_counter()
+        self._loop.agree_on_buffers()
+        with on_this_rank():
+            values = self._loop.evaluate()
+        self._pulse.done(EVALUATE)
+        if not values:
+            return False
+        speed = self._test_samples / (time.perf_counter() - began)
+        self._evaluated = self._metrics("test", values, speed)
+        lines.append(self._evaluated)
+        return self._judge(values)
+
+    def _judge(self, values: Values) -> bool:
+        """Compare an evaluation with the best, which is the same on all ranks."""
+        name, best = self._options.best, self._progress.best
+        value = require_number(values, name, self._loop.test_metrics)
+        before = best.value if best is not None and best.name == name else None
+        better = improved(value, before, name, self._loop.test_metrics)
+        if better:
+            best = Best(name, value, self._epochs, self._progress.step)
+        elif best is not None:
+            best = replace(best, since=best.since + 1)
+        self._progress = replace(self._progress, best=best)
+        return better
+
+    @property
+    def _epochs(self) -> float:
+        return self._progress.epoch + self._progress.done / self._course.samples
+
+    def _metrics(self, split: str, values: Values, speed: float) -> Metrics:
+        progress = self._progress
+        epochs = self._epochs
+        return Metrics(
+            epochs, progress.step, split, values, self._loop.lr, speed, self._clock.total_seconds
+        )
+
+    def _compare_ranks(self) -> None:
+        """See that all ranks hold the same (collective).
+
+        Raises:
+            TrainingError: on every rank, they do not.
+        """
+        difference = replica_difference(self._loop.checksums())
+        if difference is not None:
+            raise TrainingError(f"step {self._progress.step}: {difference}")
+
+    def _save(self, best: bool) -> None:
+        """Begin to write a checkpoint on rank 0 (collective)."""
+        self._pulse.done(SAVE)
+        self._loop.agree_on_buffers()
+        self._saved_step = self._progress.step
+        if self._books is not None:
+            progress = self._clock.read(self._progress)
+            self._books.save(progress, self._course.samples, self._loop, best)
+
+    def _leave(self) -> None:
         """Say, after the checkpoint, that this is not the end (collective)."""
-        directory = self.start.directory
-        lines = stop_lines(self.stop.rank or 0, progress, str(directory))
-        call_on_root(partial(leave_marker, directory, lines[0]))
-        self.terminal.say(lines)
+        books, rank = self._books, self._pulse.stop_rank or 0
+        directory = call_on_root(lambda: str(books.directory) if books is not None else "")
+        lines = stop_lines(rank, self._progress, directory)
+        call_on_root(lambda: books.stopped(lines[0]) if books is not None else None)
+        self._terminal.say(lines)
 
-    def _summary(self, progress: Progress, final: Score) -> Summary:
-        topology = self.world.topology
-        total, communicate = progress.total_seconds, progress.communicate_seconds
-        return Summary(
-            world_size=topology.size,
-            hosts=topology.hosts,
-            host_names=list(dict.fromkeys(topology.hostnames)),
-            engine=self.world.engine_name,
-            framework=self.options.framework,
-            global_batch_size=self.options.samples_per_step(topology.size),
-            base_lr=self.options.base_lr,
-            scaled_lr=self.options.scaled_lr(topology.size),
-            epochs=progress.epoch,
-            final=final,
-            samples=progress.samples,
-            samples_per_second=progress.samples / total,
-            seconds=Seconds(total, total - communicate, communicate),
-            weights_sha256=allgather_object(weights_digest(self.loop.state.weights()), "weights"),
-        )
+    def _final_values(self) -> Values:
+        """Return the evaluation of the weights at the end (collective)."""
+        last, step = self._evaluated, self._progress.step
+        if last is not None and last.step == step:
+            return last.values
+        if step == self._first_step:  # nothing was trained: the books have it already
+            self._loop.agree_on_buffers()
+            with on_this_rank():
+                return self._loop.evaluate()
+        lines: list[Metrics] = []
+        better = self._evaluate(lines)
+        if self._books is not None and lines:
+            self._books.write(lines)
+        if better:
+            self._save(True)
+        return lines[0].values if lines else {}
 
-
-class _Clock:
-    """Measures how long training takes, and how long it stands still for communication."""
-
-    def __init__(self, world: Context, before: Progress) -> None:
-        self._blocked = world.blocked
-        self._total_from = time.perf_counter() - before.total_seconds
-        self._communicate_from = world.blocked.seconds - before.communicate_seconds
-
-    def read(self, epoch: int, step: int, samples: int, part: Sums) -> Progress:
-        """Return the progress of now."""
-        return Progress(
-            epoch=epoch,
-            step=step,
-            samples=samples,
-            total_seconds=time.perf_counter() - self._total_from,
-            communicate_seconds=self._blocked.seconds - self._communicate_from,
-            part=part,
-        )
+    def _end(self) -> Summary:
+        """Write the last checkpoint and the summary (collective)."""
+        final = self._final_values()
+        if self._progress.step != self._saved_step:
+            self._save(False)
+        self._progress = self._clock.read(self._progress)
+        summary = make_summary(self._options, self._world, self._progress, final, self._loop)
+        books = self._books
+        files = call_on_root(lambda: books.ended(summary) if books is not None else [])
+        directory = str(books.directory) if books is not None else ""
+        self._terminal.say(closing_lines(summary, directory, files))
+        return summary

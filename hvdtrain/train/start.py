@@ -1,21 +1,28 @@
-"""Where a run begins: its directory, and the epoch that a checkpoint has brought it to."""
+"""Where a run begins: its directory, and the place that a checkpoint has brought it to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint import checkpoint_files, checkpoint_position, load_checkpoint
-from hvdtrain.train.files import new_directory, prepare_directory
+from hvdtrain.train.checkpoint.directory import (
+    Found,
+    checkpoint_files,
+    mark_best,
+    newest_good,
+)
+from hvdtrain.train.checkpoint.file import load_checkpoint
+from hvdtrain.train.checkpoint.names import place_of
+from hvdtrain.train.checkpoint.tensor_file import Framework
+from hvdtrain.train.files import new_directory, prepare_directory, refusing
 from hvdtrain.train.frameworks.protocol import State
 from hvdtrain.train.options import RUNS, TrainOptions
 from hvdtrain.train.progress import Progress, restore
 from hvdtrain.train.requeue import remove_marker
-from hvdtrain.train.results import METRICS, SUMMARY, drop_metrics_after
+from hvdtrain.train.results import METRICS, SUMMARY, drop_lines_after
 
-__all__ = ["Start", "begin"]
+__all__ = ["Found", "Start", "begin", "find_checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -26,81 +33,82 @@ class Start:
         directory: for its results.
         progress: what a checkpoint has brought.
         origin: says where it goes on from; empty for a run that was not asked to go on.
-        warnings: names the checkpoints that are damaged.
+        resumed: whether a checkpoint was loaded.
     """
 
     directory: Path
     progress: Progress
     origin: str = ""
-    warnings: list[str] = field(default_factory=list)
+    resumed: bool = False
 
 
-def begin(options: TrainOptions, state: State) -> Start:
-    """Find the checkpoint to go on from, load it, and prepare the directory (rank 0 only).
+def find_checkpoint(options: TrainOptions, tensors: Framework) -> Found:
+    """Read the checkpoint to go on from, if the options ask for one (rank 0 only).
+
+    Args:
+        options: of the run.
+        tensors: what its tensors are to be, "pt" or "np".
 
     Raises:
-        UsageError: a checkpoint is damaged or belongs to another model, the directory holds
-            another run, or cannot be read or written.
+        UsageError: it is damaged or missing, or the directory cannot be read.
     """
-    try:
-        return _begin(options, state)
-    except OSError as error:
+    with refusing(options.out or RUNS):
+        return _find(options, tensors)
+
+
+def _find(options: TrainOptions, tensors: Framework) -> Found:
+    if options.resume == "never":
+        return Found()
+    if options.resume != "auto" or options.out is None:
+        path = Path(options.resume)
+        return Found(path, load_checkpoint(path, tensors))
+    found = newest_good(options.out, tensors)
+    if found.path is None and found.bad:
         raise UsageError(
-            f"{error.filename} cannot be used ({error.strerror}): name another directory with --out"
-        ) from error
+            f"no checkpoint in {options.out} can be used ({'; '.join(found.bad)}): start again "
+            "with another --out"
+        )
+    return found
 
 
-def _begin(options: TrainOptions, state: State) -> Start:
-    warnings: list[str] = []
-    checkpoint = _checkpoint(options, warnings)
-    _refuse_to_mix(options, checkpoint)
+def begin(options: TrainOptions, epoch_samples: int, state: State, found: Found) -> Start:
+    """Load what was found, and prepare the directory (rank 0 only).
+
+    Raises:
+        UsageError: the checkpoint belongs to another model, the directory holds another run, or
+            cannot be read or written.
+    """
+    with refusing(options.out or RUNS):
+        return _begin(options, epoch_samples, state, found)
+
+
+def _begin(options: TrainOptions, epoch_samples: int, state: State, found: Found) -> Start:
+    _refuse_to_mix(options, found.path)
     progress, origin = Progress(), ""
-    if checkpoint is not None:
-        progress = restore(checkpoint.path, checkpoint.content, options, state)
-        origin = f"{checkpoint.path}, {_done(progress)}"
+    if found.path is not None:
+        progress = restore(found.path, found.content, options, epoch_samples, state)
+        origin = f"{found.path}, {progress.text} done"
     elif options.resume == "auto":
         origin = f"no checkpoint in {options.out}: starting with epoch 1"
     if options.out is None:
-        return Start(new_directory(RUNS, options.recipe), progress, origin)
+        directory = new_directory(RUNS, Path(options.recipe.partition(":")[0]).stem)
+        return Start(directory, progress, origin, found.path is not None)
     prepare_directory(options.out)
     remove_marker(options.out)
-    drop_metrics_after(options.out, progress.epoch)
-    return Start(options.out, progress, origin, warnings)
+    drop_lines_after(options.out, progress.step)
+    _mark_if_best(options.out, found.path, progress)
+    return Start(options.out, progress, origin, found.path is not None)
 
 
-def _done(progress: Progress) -> str:
-    part = f" and {progress.part.samples} samples" if progress.part.samples else ""
-    return f"{progress.epoch} epochs{part} done"
+def _mark_if_best(directory: Path, resumed: Path | None, progress: Progress) -> None:
+    """Make up for a run that was killed when it had written its best, and not yet marked it."""
+    best = progress.best
+    inside = resumed is not None and resumed.resolve().parent == directory.resolve()
+    if resumed is not None and inside and best is not None and best.step == progress.step:
+        mark_best(resumed)
 
 
-@dataclass(frozen=True)
-class _Checkpoint:
-    path: Path
-    content: dict[str, Any]
-
-
-def _checkpoint(options: TrainOptions, warnings: list[str]) -> _Checkpoint | None:
-    """Read the checkpoint to go on from; None: begin with epoch 1."""
-    if options.resume == "never":
-        return None
-    if options.resume != "auto" or options.out is None:
-        path = Path(options.resume)
-        return _Checkpoint(path, load_checkpoint(path))
-    files = checkpoint_files(options.out)
-    for path in files:
-        try:
-            return _Checkpoint(path, load_checkpoint(path))
-        except UsageError as error:
-            warnings.append(str(error))
-    if files:
-        raise UsageError(
-            f"no checkpoint in {options.out} can be used ({'; '.join(warnings)}): start again with "
-            "another --out"
-        )
-    return None
-
-
-def _refuse_to_mix(options: TrainOptions, resumed: _Checkpoint | None) -> None:
+def _refuse_to_mix(options: TrainOptions, resumed: Path | None) -> None:
     """Refuse a directory whose results this run would mix with its own or overwrite."""
     if options.out is None or options.resume == "auto":
         return
@@ -108,12 +116,12 @@ def _refuse_to_mix(options: TrainOptions, resumed: _Checkpoint | None) -> None:
     others = [name for name in (METRICS, SUMMARY) if (options.out / name).exists()]
     if not files and not others:
         return
-    if resumed is None or resumed.path.resolve().parent != options.out.resolve():
+    if resumed is None or resumed.resolve().parent != options.out.resolve():
         raise UsageError(
             f"{options.out} holds the results of another run: go on there with --resume auto, or "
             "name another directory with --out"
         )
-    if files and checkpoint_position(files[0]) > checkpoint_position(resumed.path):
+    if files and place_of(files[0]) > place_of(resumed):
         raise UsageError(
             f"{options.out} holds a later checkpoint, {files[0].name}: remove it, or name another "
             "directory with --out"

@@ -11,7 +11,9 @@ import pytest
 import torch
 from ranks import Completed, launch, run_ranks, start
 
-from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
+from hvdtrain.data.sharding import epoch_permutation
+from hvdtrain.train.checkpoint.directory import checkpoint_files
+from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 
 WORKER = Path(__file__).parent.with_name("parity") / "train_worker.py"
 LIMIT_SECONDS = 90
@@ -43,7 +45,9 @@ def assert_refused(done: Completed, *words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["mnist"], ["mnist", "digits"]),
+        (["emnist"], ["emnist", "digits"]),
+        (["mnist", "--framework", "keras", "--optimizer", "lars"], ["--optimizer lars", "torch"]),
+        (["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
         (["digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
         (["digits", "--engine", "smoke"], ["--engine", "smoke", "auto, local, mpi"]),
         (["digits", "--batch-size", 0], ["--batch-size", "0"]),
@@ -74,7 +78,7 @@ def test_options(arguments: list[object], words: list[str], tmp_path: Path) -> N
 
 
 def test_options_on_two_ranks(tmp_path: Path) -> None:
-    assert_refused(on_two_ranks(["mnist"], tmp_path), "mnist", "digits")
+    assert_refused(on_two_ranks(["emnist"], tmp_path), "emnist", "digits")
     assert_refused(on_two_ranks(["digits", "--epochs", 0], tmp_path), "--epochs")
 
 
@@ -84,7 +88,7 @@ def test_options_on_two_ranks(tmp_path: Path) -> None:
         (
             ["--lr", 0.1, "--seed", 1],
             ["--lr", 0.2, "--seed", 2],
-            ["--lr differs between ranks (rank 0: 0.1, rank 1: 0.2)"],
+            ["--seed differs between ranks (rank 0: 1, rank 1: 2)"],
         ),
         ([], ["--lr", -1], ["rank 1: --lr must be a positive number"]),
         (["--speed", "high"], [], ["--speed"]),
@@ -101,6 +105,31 @@ def test_options_of_one_rank(
         job.assert_nothing_left()
     assert_refused(done, *words)
     assert list(tmp_path.iterdir()) == []
+
+
+def ended_by(kind: str, arguments: Sequence[object], cwd: Path) -> tuple[int, list[str]]:
+    """Train a recipe of train_recipes.py on two ranks; return the code and hvdtrain's lines."""
+    recipe = f"{WORKER.with_name('train_recipes.py')}:{kind}"
+    done = on_two_ranks([recipe, "--quiet", "--device", "cpu", *arguments], cwd)
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.replace("\0", "").splitlines()  # which Open MPI adds now and then
+    return done.returncode, [line for line in lines if line.startswith(("hvdtrain:", "[rank "))]
+
+
+def test_a_rank_whose_weights_moved_ends_the_job(tmp_path: Path) -> None:
+    arguments = ["--global-batch-size", 500, "--epochs", 2, "--watch-every", 5]
+    code, (line,) = ended_by("drifting", arguments, tmp_path)
+    assert code == 1
+    assert line.startswith(
+        "hvdtrain: step 5: weight 'model.0.weight' differs between ranks 0 and 1"
+    )
+
+
+def test_a_damaged_sample_is_told_by_the_rank_that_reads_it(tmp_path: Path) -> None:
+    code, lines = ended_by("damaged", ["--global-batch-size", 12], tmp_path)
+    rank = epoch_permutation(100, 0, 0).tolist().index(99) % 12 // 6
+    assert rank == 1
+    assert (code, lines) == (2, ["[rank 1/2] sample 99 is damaged: mend it"])
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +171,9 @@ def test_truncated_checkpoint(truncated: Path, tmp_path: Path) -> None:
 
 def test_every_rank_refuses(run: Path, truncated: Path, tmp_path: Path) -> None:
     """What only rank 0 reads is refused on all ranks, in the same words."""
-    content = load_checkpoint(checkpoint_files(run)[0])
+    content = load_checkpoint(checkpoint_files(run)[0], "pt")
     content["model"]["8.weight"] = torch.zeros(11, 64)
-    eleven = tmp_path / "eleven.pt"
-    torch.save(content, eleven)
+    eleven = write_checkpoint(tmp_path, 1, 0, content, "pt")
     cases = [
         {"resume": str(truncated)},
         {"resume": str(eleven)},

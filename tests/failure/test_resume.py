@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from ranks import launch, run_ranks, start
 from run_files import both_splits, epochs_of, metrics_of, summary_of
 
-from hvdtrain.train.checkpoint import checkpoint_epoch, checkpoint_files, checkpoint_position
+from hvdtrain.train.checkpoint.directory import checkpoint_files
+from hvdtrain.train.checkpoint.names import place_of
 from hvdtrain.train.requeue import MARKER
 
 WORKER = Path(__file__).parent.with_name("parity") / "train_worker.py"
@@ -26,10 +29,7 @@ JOB = ["-m", "hvdtrain", "train", "digits"]
 def test_resumed_run_is_bitwise_the_uninterrupted_one(size: int, tmp_path: Path) -> None:
     whole, parts = (tmp_path / name for name in ("whole", "parts"))
     options = {"kind": "plain", "optimizer": "adam", "global_batch_size": 50, "device": "cpu"}
-    stops = [
-        {"kind": "stopped", "epochs": epochs, "step": step}
-        for epochs, step in ((2, 12), (3, 17), (3, 5))
-    ]
+    stops = [{"epochs": epochs, "stop": step} for epochs, step in ((2, 12), (3, 17), (3, 5))]
     cases = [
         {**options, "epochs": 3, "out": str(whole)},
         {**options, "epochs": 1, "out": str(parts)},
@@ -53,10 +53,10 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(size: int, tmp_path: Path)
     for ours, theirs in zip(metrics_of(parts), metrics_of(whole), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-12)
         assert (ours["accuracy"], ours["step"]) == (theirs["accuracy"], theirs["step"])
-    assert [checkpoint_position(path) for path in checkpoint_files(parts)] == [
+    assert [place_of(path) for path in checkpoint_files(parts)] == [
         (3, 0),
+        (2, 250),
         (2, 0),
-        (1, 0),
     ]
 
 
@@ -72,7 +72,7 @@ def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:
     assert told.startswith("rank 1 was asked to stop: ")
     assert f"\n{told}to go on, give the same command" in done.stdout
     assert not (tmp_path / "summary.json").exists()
-    epochs, samples = checkpoint_position(checkpoint_files(tmp_path)[0])
+    epochs, samples = place_of(checkpoint_files(tmp_path)[0])
     assert epochs >= 2
     assert epochs_of(tmp_path) == both_splits(epochs)
     part = f" and {samples} samples" if samples else ""
@@ -89,7 +89,7 @@ def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path)
         job.assert_nothing_left()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     newest, before = checkpoint_files(tmp_path)[:2]
-    epochs = checkpoint_epoch(newest)
+    epochs = place_of(newest)[0]
     newest.write_bytes(newest.read_bytes()[:-1000])
     leftover = tmp_path / f".unfinished-{socket.gethostname()}-{job.process.pid}"
     leftover.write_bytes(b"what SIGKILL leaves")
@@ -100,8 +100,66 @@ def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path)
     assert summary_of(tmp_path)["epochs"] == epochs
     assert epochs_of(tmp_path) == both_splits(epochs)
     files = checkpoint_files(tmp_path)
-    assert [checkpoint_epoch(path) for path in files] == list(range(epochs, 0, -1))
+    assert [place_of(path)[0] for path in files] == list(range(epochs, max(0, epochs - 3), -1))
     assert not leftover.exists()
+
+
+# 100 samples in steps of 12, the last of four: nine an epoch.
+RICH = {
+    "kind": "noisy",
+    "optimizer": "adam",
+    "accumulate": 2,
+    "amp": "bf16",
+    "ema": 0.9,
+    "global_batch_size": 12,
+    "device": "cpu",
+    "seed": 3,
+    "checkpoint_every": "5 steps",
+    "resume": "auto",
+    "epochs": 3,
+}
+SCALED = {**RICH, "amp": "fp16", "clip_norm": 0.5}
+
+
+def test_a_killed_run_goes_on_within_the_epoch_with_all_features(tmp_path: Path) -> None:
+    """Also on fewer ranks, where each sample of the epoch is used once."""
+    names = ("whole", "parts", "elsewhere", "scaled", "scaled-parts")
+    whole, parts, elsewhere, scaled, scaled_parts = (tmp_path / name for name in names)
+    killed = {**RICH, "out": str(parts), "kill": 13, "saved": "checkpoint-0001+12"}
+    with launch(WORKER, 3, args=[json.dumps([killed])]) as job:
+        assert job.wait(60).returncode != 0
+        job.assert_nothing_left()
+    shutil.copytree(parts, elsewhere)
+    cases = [
+        {**RICH, "out": str(whole)},
+        {**RICH, "out": str(parts)},
+        {**SCALED, "out": str(scaled)},
+        {**SCALED, "out": str(scaled_parts), "stop": 7},
+        {**SCALED, "out": str(scaled_parts)},
+    ]
+    run_ranks(WORKER, 3, args=[json.dumps(cases)], timeout_seconds=LIMIT_SECONDS)
+    for one, other in ((whole, parts), (scaled, scaled_parts)):
+        assert summary_of(one)["weights_sha256"] == summary_of(other)["weights_sha256"]
+        assert len(set(summary_of(one)["weights_sha256"])) == 1
+        # The final loss is that of the averaged weights.
+        for field in ("final", "best", "steps", "samples"):
+            assert summary_of(one)[field] == summary_of(other)[field]
+        assert epochs_of(one) == epochs_of(other) == both_splits(3)
+        # Outputs are in a half type, which has not the digits of a mean loss.
+        loss = torch.tensor(summary_of(one)["final"]["loss"], dtype=torch.float64)
+        assert loss != loss.half()
+    assert summary_of(whole)["weights_sha256"] != summary_of(scaled)["weights_sha256"]
+    going_on = [{**RICH, "epochs": 2, "out": str(elsewhere)}]
+    done = run_ranks(WORKER, 2, args=[json.dumps(going_on)], timeout_seconds=LIMIT_SECONDS)
+    # What was used before the checkpoint: an epoch, and a step of the next.
+    before = []
+    for rank in range(3):
+        seen = json.loads((elsewhere / f"seen-{rank}.json").read_text())
+        of_last_step = (rank + 1) * 4 // 3 - rank * 4 // 3
+        before += seen[: 8 * 4 + of_last_step + 4]
+    after = [number for (result,) in done.results for number in result["seen"]["train"]]
+    assert (len(before), len(after)) == (112, 88)
+    assert sorted(before + after) == sorted([*range(100)] * 2)
 
 
 # Sends it when `train` imports what trains, which takes seconds.

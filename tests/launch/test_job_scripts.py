@@ -107,6 +107,7 @@ def test_directives_stand_before_all_else_and_alone() -> None:
         (["--gpus-per-node", "1", "--", "train", "bogus"], "bogus"),
         (["--gpus-per-node", "1", "--", "--epochs", "0"], "epochs"),
         (["--gpus-per-node", "1", "--", "--out"], "requires an argument"),
+        (["--gpus-per-node", "1", "--", "--config", "no.yaml"], "no.yaml cannot be read"),
         (["--gpus-per-node", "1", "--", "check"], "'check' is nothing that ranks run"),
         (["--gpus-per-node", "1", "--", "python", "train.py"], "leave out 'python'"),
         (["--gpus-per-node", "1", "--", "--resume", "auto"], "leave out --resume"),
@@ -115,6 +116,17 @@ def test_directives_stand_before_all_else_and_alone() -> None:
 def test_bad_input(words: list[str], reason: str) -> None:
     with pytest.raises((UsageError, click.UsageError), match=re.escape(reason)):
         written(["slurm", "--time", "4h", *words])
+
+
+def test_the_directory_that_a_file_of_options_names(tmp_path: Path) -> None:
+    config = tmp_path / "my options.yaml"
+    config.write_text("out: results/there\nresume: auto\n")
+    script = written(["slurm", *PLAIN, "--", "--config", str(config), "--set", "width=64"])
+    assert "export OUT=results/there\n" in script
+    line = f"train --config '{config}' --set width=64 --out \"$OUT\" --resume auto"
+    assert line in script
+    script = written(["slurm", *PLAIN, "--", "--config", str(config), "--out", "here"])
+    assert "export OUT=here\n" in script
 
 
 def test_bad_input_of_single_schedulers() -> None:
@@ -144,6 +156,9 @@ def test_bad_input_of_single_schedulers() -> None:
         ),
         (["slurm", *FULL, "--image", "x"], ["--image is not in this script for slurm"]),
         (["slurm", *FULL, "--", "nowhere.py"], ["no nowhere.py here: submit the job where it is"]),
+        (["slurm", *FULL, "--", "train", "no.py:f"], ["no no.py here: submit the job where it is"]),
+        # What is in an image cannot be looked at here.
+        (["k8s", *PLAIN, "--", "train", "no.py", "--config", "no.yaml"], []),
     ],
 )
 def test_what_a_script_leaves_out_is_said(words: list[str], notes: list[str]) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import pytest
-from ranks import run_ranks
+from ranks import run_ranks, start
+from run_files import summary_of
 from tensorflow_environment import tensorflow_python
+
+from hvdtrain.train.checkpoint.directory import checkpoint_files
+from hvdtrain.train.checkpoint.names import place_of
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,7 +27,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_loop(tmp_path: Path) -> None:
-    (code,) = blocks("python")
+    code, *_ = blocks("python")
     script = tmp_path / "script.py"
     script.write_text(code)
     done = run_ranks(script, 2, cases_expected=False)
@@ -29,6 +35,31 @@ def test_the_loop(tmp_path: Path) -> None:
     assert len(losses) == 2
     assert losses[0] == losses[1]
     assert float(losses[0]) < 5.0
+
+
+def test_the_recipe(tmp_path: Path) -> None:
+    """Its commands train on two ranks, are stopped, go on on three, evaluate and report."""
+    *_, script, code = blocks("python")
+    learned: dict[str, Any] = {}
+    exec(script, learned)  # what the recipe replaces
+    assert learned["loss"].item() < 0.5
+    (tmp_path / "my_recipe.py").write_text(code)
+    commands = [line.split() for line in "".join(blocks("sh")).splitlines() if " run" in line]
+    first, *others = [words for words in commands if words[-1] != "2"]
+    python = [sys.executable, *first[1:]]
+    with start([*python, "--epochs", 5000], cwd=tmp_path) as job:
+        job.wait_for_output("epoch    2/5000", 60)
+        os.kill(job.rank_pids(2)[1], signal.SIGUSR1)
+        assert job.wait(30).returncode == 0
+    again, evaluate, report = others
+    epochs = place_of(checkpoint_files(tmp_path / "run")[0])[0] + 2
+    for words in ([*again, "--epochs", epochs], evaluate, report):
+        with start([sys.executable, *words[1:]], cwd=tmp_path) as job:
+            done = job.wait(60)
+        assert done.returncode == 0, done.stderr
+    assert summary_of(tmp_path / "run")["samples"] == epochs * 1600
+    assert summary_of(tmp_path / "run")["world_size"] == 3
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_the_commands_are_there() -> None:
@@ -39,10 +70,15 @@ def test_the_commands_are_there() -> None:
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
 
 
-@pytest.mark.parametrize("command", ["train"])
-def test_the_table_of_options(command: str) -> None:
+def test_the_table_of_options() -> None:
+    """It is what the declarations say, and `--help` offers the same."""
+    script = ROOT / "docs" / "options_table.py"
+    table = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert table.stdout in README, "run docs/options_table.py --write"
     done = subprocess.run(
-        [sys.executable, "-m", "hvdtrain", command, "--help"],
+        [sys.executable, "-m", "hvdtrain", "train", "--help"],
         capture_output=True,
         text=True,
         timeout=60,

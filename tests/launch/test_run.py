@@ -132,9 +132,12 @@ def test_an_mpirun_that_is_killed_leaves_no_files(tmp_path: Path) -> None:
 
 
 def test_arguments_are_those_of_hvdtrain() -> None:
-    done = finish(run("-np", 2, "--", "--version"))
+    """As with a recipe in a file; what rank 0 prints is enough."""
+    words = ["train", "my_recipe.py:other", "--set", "width=64", "--print-config"]
+    done = finish(run("-np", 2, "--", *words))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("hvdtrain, version") == 2
+    assert done.stdout.count('recipe: "my_recipe.py:other"') == 1
+    assert '  width: "64"\n' in done.stdout
 
 
 @pytest.mark.parametrize("mpi", MPIS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,18 @@ SHARDS: list[dict[str, object]] = [
     {"virtual_shards": 4, "optimizer": "adam"},
     {},
 ]
+# Samples that are read and changed at random, and a model with dropout.
+CHANCE: dict[str, object] = {
+    "global_batch_size": 12,
+    "virtual_shards": 4,
+    "optimizer": "adam",
+    "device": "cpu",
+    "checkpoint_every": "5 steps",
+    "epochs": 3,
+}
+# In which step it is stopped there, and how many processes of a rank read samples.
+STOPS = {1: 7, 2: 13, 4: None}
+WORKERS = {1: 0, 2: 2, 4: 0}
 ORDER_MATTERS = [1e8, 1.0, -1e8, 1.0]
 
 
@@ -34,22 +48,66 @@ def digest(directory: Path, ranks: int, env: Mapping[str, object], *arguments: s
     return str(text)
 
 
-def digests_of(ranks: int, directory: Path) -> list[str]:
-    """Train the cases of SHARDS on so many ranks and return the digest of each one's weights."""
+def results_of(ranks: int, directory: Path) -> list[dict[str, Any]]:
+    """Train on so many ranks: the cases of SHARDS, and those of CHANCE whole, and in part."""
     common = {"kind": "plain", "lr_scaling": "none", "epochs": 1, "global_batch_size": 52}
-    cases = [
-        {**common, **case, "out": str(directory / f"{ranks}-{number}")}
-        for number, case in enumerate(SHARDS)
+    workers = {"kind": "mapped", "workers": WORKERS[ranks]}
+    cases: list[dict[str, Any]] = [
+        *({**common, **case} for case in SHARDS),
+        {**CHANCE, **workers},
+        {**CHANCE, **workers, "virtual_shards": None, "epochs": 1},
+        {**CHANCE, **workers, "virtual_shards": None, "epochs": 1, "workers": 2 - WORKERS[ranks]},
+        {**CHANCE, "kind": "noisy"},
+        {**CHANCE, "kind": "noisy", "resume": "auto", "stop": STOPS[ranks], "out": "stopped"},
     ]
+    for number, case in enumerate(cases):
+        case["out"] = str(directory / str(case.get("out", f"{ranks}-{number}")))
     done = run_ranks(WORKER, ranks, args=[json.dumps(cases)], timeout_seconds=120)
-    shown = [[set(summary["weights_sha256"]) for summary in results] for results in done.results]
-    assert shown == [shown[0]] * ranks
-    return [text for (text,) in shown[0]]
+    for results in zip(*done.results, strict=True):
+        assert len({json.dumps(result.get("weights_sha256")) for result in results}) == 1
+    seen = [result[-1]["seen"]["train"] for result in done.results]
+    return [{**result, "seen": seen} for result in done.results[0]]
 
 
-def test_virtual_shards_give_one_result_on_any_number_of_ranks(tmp_path: Path) -> None:
-    sgd, adam, without = zip(*(digests_of(ranks, tmp_path) for ranks in (1, 2, 4)), strict=True)
-    assert (len(set(sgd)), len(set(adam)), len(set(without))) == (1, 1, 3)
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """Return the results on 1, 2 and 4 ranks."""
+    directory = tmp_path_factory.mktemp("shards")
+    return {ranks: results_of(ranks, directory) for ranks in STOPS}
+
+
+def digests(results: dict[int, list[dict[str, Any]]], case: int) -> set[str]:
+    return {digest for found in results.values() for digest in found[case]["weights_sha256"]}
+
+
+def test_virtual_shards_give_one_result_on_any_number_of_ranks(results: Any) -> None:
+    assert [len(digests(results, case)) for case in range(3)] == [1, 1, 3]
+
+
+def test_so_do_samples_and_dropout_that_are_drawn_at_random(results: Any) -> None:
+    """Also where processes of their own read the samples."""
+    assert len(digests(results, 3)) == 1
+    assert len(digests(results, 4)) == 3  # without shards dropout is a rank's own
+    for found in results.values():
+        assert found[4]["weights_sha256"] == found[5]["weights_sha256"]
+        assert found[3]["final"] == results[1][3]["final"]
+
+
+def test_a_run_that_goes_on_on_other_numbers_of_ranks_ends_as_if_it_had_not(results: Any) -> None:
+    """From 1 rank to 2 and to 4, in the middle of epochs of nine steps."""
+    assert len(digests(results, 6)) == 1
+    assert [results[ranks][7].get("newest", "")[:18] for ranks in STOPS] == [
+        "checkpoint-0000+84",
+        "checkpoint-0002+24",
+        "",
+    ]
+    assert results[4][7]["weights_sha256"] == results[4][6]["weights_sha256"]
+    assert results[4][7]["final"] == results[1][6]["final"]
+    seen = {ranks: results[ranks][7]["seen"] for ranks in STOPS}
+    assert sorted(chain(*seen[1], *seen[2], *seen[4])) == sorted([*range(100)] * 3)
+    # Of the 16 samples that are left of the first epoch, each of two ranks has eight.
+    first = [*seen[1][0], *seen[2][0][:8], *seen[2][1][:8]]
+    assert sorted(first) == list(range(100))
 
 
 def test_the_bucket_plan_and_shared_memory_do_not_matter(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import torch
 from ranks import run_ranks, torch_beside
 from run_files import summary_of
 
-from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
+from hvdtrain.train.checkpoint.directory import checkpoint_files
+from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.options import TrainOptions
 
 WORKER = Path(__file__).with_name("train_worker.py")
@@ -51,14 +52,26 @@ FEW: dict[str, dict[str, Any]] = {
     }
     for batch in (4, 3)
 }
+# An epoch is 50 of the 60 samples that it yields, in 5 steps.
+STREAM: dict[str, dict[str, Any]] = {
+    "stream": {
+        **DOUBLE,
+        "kind": "streamed",
+        "epochs": 2,
+        "global_batch_size": 11,
+        "lr": 0.5,
+        "optimizer": "adam",
+    }
+}
+SHORT = {"short": {**STREAM["stream"], "kind": "short"}}
 DRIFT: dict[str, dict[str, Any]] = {
     "drift": {**COMMON, "kind": "drifting", "epochs": 1, "global_batch_size": 500}
 }
 SCARCE: dict[str, dict[str, Any]] = {"scarce": {**COMMON, "kind": "scarce"}}
 # One launch for each number of ranks.
 CASES = {
-    1: EXACT | FEW | LONG,
-    2: EXACT,
+    1: EXACT | FEW | LONG | STREAM,
+    2: EXACT | STREAM | SHORT,
     3: EXACT | DRIFT | SCARCE | LONG,
     7: EXACT | FEW,
 }
@@ -98,7 +111,7 @@ def gap(one: Path, other: Path) -> float:
 
 
 def _weights(directory: Path) -> dict[str, torch.Tensor]:
-    model: dict[str, torch.Tensor] = load_checkpoint(checkpoint_files(directory)[0])["model"]
+    model: dict[str, torch.Tensor] = load_checkpoint(checkpoint_files(directory)[0], "pt")["model"]
     return model
 
 
@@ -148,6 +161,25 @@ def test_every_sample_has_its_one_place(runs: Runs, size: int, case: str) -> Non
     assert ranks[0]["final"]["accuracy"] == alone["final"]["accuracy"]
     assert ranks[0]["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-12)
     assert runs.difference((1, case), (size, case)) <= 1e-12
+
+
+def test_a_stream_gives_the_weights_of_one_rank(runs: Runs) -> None:
+    alone, ranks = runs.results(1, "stream")[0], runs.results(2, "stream")
+    assert runs.difference((1, "stream"), (2, "stream")) <= 1e-12
+    assert alone["samples"] == ranks[0]["samples"] == 100
+    # As train_recipes.py has it: epoch 1 begins with sample 1.
+    expected = [(7 * number + epoch) % 60 for epoch in (0, 1) for number in range(50)]
+    assert alone["seen"]["train"] == expected
+    assert sorted(number for rank in ranks for number in rank["seen"]["train"]) == sorted(expected)
+    assert len({tuple(rank["seen"]["train"]) for rank in ranks}) == 2
+
+
+def test_a_stream_that_ends_too_early_says_so(runs: Runs) -> None:
+    for rank in runs.results(2, "short"):
+        assert rank["refused"] == (
+            "the training data ended before sample 50 of epoch 1: samples_per_epoch of the recipe "
+            "must be no more than it yields"
+        )
 
 
 def test_some_ranks_had_no_sample(runs: Runs) -> None:

@@ -10,7 +10,9 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,14 +27,19 @@ from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.data.sharding import epoch_permutation, global_batch, steps_per_epoch
 from hvdtrain.devices import DeviceWish
+from hvdtrain.errors import TrainingError
 from hvdtrain.topology import Topology
-from hvdtrain.train import stopping
-from hvdtrain.train.checkpoint import checkpoint_files, checkpoint_position, load_checkpoint
+from hvdtrain.train import pulse
+from hvdtrain.train.checkpoint.directory import checkpoint_files
+from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
+from hvdtrain.train.checkpoint.names import place_of
+from hvdtrain.train.digest import weights_digest
+from hvdtrain.train.frameworks.keras_state import KerasState
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipes import digits_keras
 from hvdtrain.train.session import train
 
-RECIPE = digits_keras.recipe
 BATCH = 50  # 1437 samples are 28 batches of 50 and one of 37
 LR = 1 / 16  # which Keras keeps in float32
 
@@ -47,45 +54,49 @@ class Counted(keras.losses.SparseCategoricalCrossentropy):
         return super().call(y_true, y_pred)
 
 
+def counted(plain: Callable[[], Recipe]) -> Recipe:
+    """Return the recipe of digits with a loss that counts."""
+    return replace(plain(), loss=Counted(from_logits=True))
+
+
 def whole_job(arguments: list[str], directory: Path) -> int:
     """Run the command line with its defaults; return how often Python ran through the loss."""
     Counted.calls = 0
-    digits_keras.recipe = replace(
-        RECIPE, build_loss=lambda: Counted(from_logits=True, reduction="sum")
-    )
-    with pytest.raises(SystemExit) as end:
-        main(["train", "digits", *arguments, "--out", str(directory)])
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(digits_keras, "recipe", partial(counted, digits_keras.recipe))
+        with pytest.raises(SystemExit) as end:
+            main(["train", "digits", *arguments, "--out", str(directory)])
     assert not end.value.code
-    digits_keras.recipe = RECIPE
     return Counted.calls
 
 
 def stop_in_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Have rank 1 get a signal after this step."""
     steps = count(1)
-    after_step = stopping.Stop.after_step
+    after_step = pulse.Pulse.after_step
 
-    def signalled(stop: stopping.Stop) -> bool:
+    def signalled(self: pulse.Pulse) -> bool:
         if next(steps) == step and context.current().topology.rank == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
-        return after_step(stop)
+        return after_step(self)
 
-    monkeypatch.setattr(stopping, "_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(stopping.Stop, "after_step", signalled)
+    monkeypatch.setattr(pulse, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(pulse.Pulse, "after_step", signalled)
 
 
 def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
     """Go on from all but the last checkpoint of a run, stop within the epoch, and go on."""
     if context.current().topology.rank == 0:
         shutil.copytree(whole, parts)
-        checkpoint_files(parts)[0].unlink()
+        for path in parts.glob(f"*-{options['epochs']:04d}-*"):  # maybe the best one, too
+            path.unlink()
         (parts / "summary.json").unlink()
     allgather_object(None, "copied")
     resumed = TrainOptions(out=parts, resume="auto", quiet=True, **options)
     with pytest.MonkeyPatch.context() as patches:
         stop_in_step(patches, 5)
         assert train(resumed) is None
-    samples = checkpoint_position(checkpoint_files(parts)[0])[1]
+    samples = place_of(checkpoint_files(parts)[0])[1]
     assert samples == 5 * resumed.samples_per_step(2)
     allgather_object(None, "looked")
     train(resumed)
@@ -96,11 +107,12 @@ def distance_from_plain_keras(options: dict[str, Any], directory: Path) -> float
     how: dict[str, Any] = {"epochs": 1, "global_batch_size": BATCH, "lr": LR, "lr_scaling": "none"}
     train(TrainOptions(out=directory, quiet=True, dtype="float64", seed=3, **how, **options))
     allgather_object(None, "written")
-    found = load_checkpoint(checkpoint_files(directory)[0])["model"]
+    found = load_checkpoint(checkpoint_files(directory)[0], "np")["model"]
     keras.utils.set_random_seed(3)  # of rank 0
-    model = RECIPE.build_model()
-    model.compile(RECIPE.build_optimizer("sgd", LR), RECIPE.build_loss())
-    samples = RECIPE.load_data().train
+    recipe = digits_keras.recipe()
+    model, samples = recipe.model, recipe.train
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    model.compile(keras.optimizers.SGD(LR, momentum=0.9), loss)
     order = epoch_permutation(len(samples), 3, 0)
     for step in range(steps_per_epoch(len(samples), BATCH)):
         batch = global_batch(order, step, BATCH)
@@ -113,6 +125,49 @@ def distance_from_plain_keras(options: dict[str, Any], directory: Path) -> float
     return max(
         float(np.abs(found[v.path] - keras.ops.convert_to_numpy(v)).max()) for v in model.weights
     )
+
+
+def masks_of_dropout_go_on(directory: Path) -> bool:
+    """Tell whether this rank's weights are those that they were, when it goes on from rank 0's.
+
+    Each rank trains for itself, so that its own masks show in its weights.
+    """
+    rank, samples = context.current().topology.rank, np.ones((8, 3), "float32")
+
+    def build() -> tuple[Any, KerasState]:
+        # With a seed: without one, Keras on torch takes torch's own generator.
+        layers = [keras.layers.Dropout(0.5, seed=rank), keras.layers.Dense(2, name="dense")]
+        model = keras.Sequential([keras.Input((3,)), *layers], name="net")
+        model.compile(keras.optimizers.Adam(name="adam"), "mse")
+        model.optimizer.build(model.trainable_variables)
+        return model, KerasState(model, model.optimizer)
+
+    def steps(model: Any) -> None:
+        for _ in range(2):
+            model.train_on_batch(samples, samples[:, :2])
+
+    model, state = build()
+    steps(model)
+    saved = state.snapshot().content()
+    mine = directory / str(rank)
+    mine.mkdir(parents=True)
+    content = load_checkpoint(write_checkpoint(mine, 0, 2, {"epoch": 0, **saved}, "np"), "np")
+    steps(model)
+    assert content["counters"] == [2] != state.counters()
+    model, again = build()
+    again.load(content if rank == 0 else {**content, "counters": [9]})
+    again.broadcast_counters()
+    steps(model)
+    return weights_digest(again.weights()) == weights_digest(state.weights())
+
+
+def diverged(options: dict[str, Any], directory: Path) -> str:
+    """Return what ends a run whose weights leave the numbers that there are."""
+    how: dict[str, Any] = {"epochs": 2, "global_batch_size": 500, "lr": 1e30}
+    with pytest.raises(TrainingError) as end:
+        train(TrainOptions(out=directory, quiet=True, **how, **options))
+    assert not checkpoint_files(directory)
+    return str(end.value)
 
 
 def pinned_gpu() -> int:
@@ -166,10 +221,12 @@ def all_jobs(directory: Path, epochs: str, framework: str) -> dict[str, Any]:
     resumed_job({"epochs": int(epochs), **options}, directory / "whole", directory / "parts")
     if keras.backend.backend() != "tensorflow":  # weights of samples are the same on all
         return {"calls": calls, "distance": 0.0}
+    assert diverged(options, directory / "diverged").startswith("steps 1 to 3: the training loss")
     return {"calls": calls, "distance": distance_from_plain_keras(options, directory / "exact")}
 
 
 results = {name: all_jobs(Path(sys.argv[1]) / name, sys.argv[2], name) for name in sys.argv[3:]}
+results["dropout"] = {"goes on": masks_of_dropout_go_on(Path(sys.argv[1]) / "dropout")}
 if keras.backend.backend() != "torch":  # whose choice of a device has tests of its own
     results["gpu"] = {"index": pinned_gpu(), "local_rank": context.current().topology.local_rank}
 report(len(results), results)

@@ -1,7 +1,9 @@
 """Trains through the Python API, several times in one world: train_worker.py CASES.
 
-CASES is a JSON list of TrainOptions with one key more, "kind", which says what is watched or
-changed on the way; each rank reports one result for each case.
+CASES is a JSON list of TrainOptions with more keys: "kind" says what is trained, a function of
+train_recipes.py; "eager" has the ranks tell each other after each step; "stop" says after which
+step of this start the last rank gets SIGUSR1, and "kill" after which it gets SIGKILL, once the
+checkpoint "saved" is there. Each rank reports one result for each case.
 """
 
 from __future__ import annotations
@@ -10,118 +12,106 @@ import json
 import os
 import signal
 import sys
-from dataclasses import asdict, replace
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+import pytest
+import train_recipes
 from ranks import report
-from torch import nn
 
 import hvdtrain.torch as hvd
-from hvdtrain.data.dataset import Dataset, Samples
-from hvdtrain.errors import UsageError
-from hvdtrain.train import stopping
-from hvdtrain.train.checkpoint import checkpoint_files
+from hvdtrain.errors import TrainingError, UsageError
+from hvdtrain.train import pulse
+from hvdtrain.train.books import Books
+from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipe import TorchRecipe
-from hvdtrain.train.recipes import digits
+from hvdtrain.train.progress import Progress
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.requeue import MARKER
 from hvdtrain.train.session import train
 
 
-class Watched(nn.Module):
-    """A linear model on numbered samples that notes which of them it has seen."""
+def after_step(patches: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
+    """Have ranks act after a step, counted from 1, before they tell each other."""
+    steps, plain = count(1), pulse.Pulse.after_step
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 2)
-        self.seen: dict[str, list[int]] = {"train": [], "test": []}
+    def acting(self: pulse.Pulse) -> bool:
+        if next(steps) == step:
+            act()
+        return plain(self)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.seen["train" if self.training else "test"] += inputs[:, 0].int().tolist()
-        scores: torch.Tensor = self.layer(inputs / 100)
-        return scores
+    patches.setattr(pulse.Pulse, "after_step", acting)
 
 
-class Drifting(nn.Module):
-    """The digits model, except that rank 1's weights move a little in the first evaluation."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.moved = hvd.rank() != 1
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if not self.training and not self.moved:
-            self.moved = True
-            next(self.parameters()).view(-1)[0] += 1e-6
-        scores: torch.Tensor = self.model(inputs)
-        return scores
+def ask_to_stop() -> None:
+    """Send the last rank a signal."""
+    if hvd.rank() == hvd.size() - 1:
+        os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def numbered(start: int, count: int) -> Samples:
-    numbers = np.arange(start, start + count)
-    return Samples(numbers[:, None].astype(np.float32), (numbers % 2).astype(np.int64))
+def note_saves(patches: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that will hold the steps of checkpoints, on rank 0."""
+    steps: list[int] = []
+    plain = Books.save
+
+    def noting(self: Books, progress: Progress, *others: Any) -> None:
+        steps.append(progress.step)
+        plain(self, progress, *others)
+
+    patches.setattr(Books, "save", noting)
+    return steps
 
 
-def watched(recipe: TorchRecipe, models: list[Watched], samples: int) -> TorchRecipe:
-    """Train on samples that are numbered from 0, and test on 5, numbered from 100."""
-
-    def build() -> nn.Module:
-        models.append(Watched())
-        return models[-1]
-
-    data = Dataset(numbered(0, samples), numbered(100, 5))
-    return replace(recipe, build_model=build, load_data=lambda: data)
-
-
-def drifting(recipe: TorchRecipe) -> TorchRecipe:
-    return replace(recipe, build_model=lambda: Drifting(recipe.build_model()))
-
-
-def stopped(recipe: TorchRecipe, step: int) -> TorchRecipe:
-    """Have the last rank get a signal in a step, counted from 1."""
-    steps = 0
-
-    def count(model: nn.Module, _: object) -> None:
-        nonlocal steps
-        steps += model.training
-        if steps == step and hvd.rank() == hvd.size() - 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    def build() -> nn.Module:
-        model = recipe.build_model()
-        model.register_forward_pre_hook(count)
-        return model
-
-    return replace(recipe, build_model=build)
+def kill_once_there_is(directory: Path, name: str, seen: Any) -> None:
+    """Write down what each rank has seen, and end the last rank as nobody can refuse to."""
+    (directory / f"seen-{hvd.rank()}.json").write_text(json.dumps(seen))
+    if hvd.rank() < hvd.size() - 1:
+        return
+    deadline = time.monotonic() + 20
+    wanted = [f"{name}-*", *(f"seen-{rank}.json" for rank in range(hvd.size()))]
+    while not all(list(directory.glob(pattern)) for pattern in wanted):
+        assert time.monotonic() < deadline, f"never saw {wanted}"
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    """Train one case; return its summary with the samples that this rank saw, or the refusal."""
-    kind, out, original = case.pop("kind"), Path(case.pop("out")), digits.recipe
-    stopping._EVERY_SECONDS = 0.0 if kind == "stopped" else 0.5
-    models: list[Watched] = []
-    if kind == "watched":
-        digits.recipe = watched(original, models, samples=9)
-    elif kind == "scarce":
-        digits.recipe = watched(original, models, samples=2)
-    elif kind == "drifting":
-        digits.recipe = drifting(original)
-    elif kind == "stopped":
-        digits.recipe = stopped(original, case.pop("step"))
-    try:
-        summary = train(TrainOptions(out=out, quiet=True, **case))
-    except UsageError as error:
-        return {"refused": str(error)}
-    finally:
-        digits.recipe = original
+    """Train one case; return its summary with the samples that this rank saw, or what ended it."""
+    kind, out = case.pop("kind"), Path(case.pop("out"))
+    eager, stop, kill, saved = (case.pop(key, None) for key in ("eager", "stop", "kill", "saved"))
+    made: list[Recipe] = []
+
+    def make() -> Recipe:
+        made.append(getattr(train_recipes, kind)())
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patches:
+        saves = note_saves(patches)
+        if eager or stop or kill:
+            patches.setattr(pulse, "_EVERY_SECONDS", 0.0)
+        if stop is not None:
+            after_step(patches, stop, ask_to_stop)
+        if kill is not None:
+            after_step(
+                patches, kill, lambda: kill_once_there_is(out, saved, made[0].model.seen["train"])
+            )
+        try:
+            options = TrainOptions(out=out, quiet=True, **case)
+            summary = train(options, None if kind == "plain" else make)
+        except UsageError as error:
+            return {"refused": str(error)}
+        except TrainingError as error:
+            return {"failed": str(error)}
+    model = made[0].model if made else None
+    noted = {"seen": getattr(model, "seen", None), "saves": saves}
     if summary is None:
         files = [path.name for path in checkpoint_files(out)]
-        return {"newest": files[0], "marker": (out / MARKER).read_text()}
-    return {**asdict(summary), "seen": models[-1].seen if models else None}
+        return {"newest": files[0], "marker": (out / MARKER).read_text(), **noted}
+    return {**asdict(summary), **noted}
 
 
 results = [run(case) for case in json.loads(sys.argv[1])]

@@ -8,20 +8,19 @@ import sys
 import pytest
 
 TRAIN = """
-from dataclasses import replace
 from hvdtrain.cli.main import main
 from hvdtrain.train.recipes import digits
 
 def fail():
     raise {error}
 
-digits.recipe = replace(digits.recipe, load_data=fail)
+digits.load_digits = fail
 main(["train"])
 """
 
 
 def train(error: str) -> subprocess.CompletedProcess[str]:
-    """Train in a process of its own, where loading the data raises."""
+    """Train in a process of its own, where making the recipe raises."""
     return subprocess.run(
         [sys.executable, "-c", TRAIN.format(error=error)],
         capture_output=True,

@@ -111,8 +111,12 @@ def test_a_cycle_is_found(tmp_path: Path, files: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "script",
-    ["import json, sys, hvdtrain; print(json.dumps(sorted(sys.modules)))", HELP],
-    ids=["import hvdtrain", "--help"],
+    [
+        "import json, sys, hvdtrain; print(json.dumps(sorted(sys.modules)))",
+        "import json, sys, hvdtrain.data; print(json.dumps(sorted(sys.modules)))",
+        HELP,
+    ],
+    ids=["import hvdtrain", "import hvdtrain.data", "--help"],
 )
 def test_nothing_heavy_is_loaded(script: str) -> None:
     done = subprocess.run(

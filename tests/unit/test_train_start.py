@@ -7,18 +7,22 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
+from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files, mark_best
+from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
+from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.digest import weights_digest
 from hvdtrain.train.frameworks.torch_state import TorchState
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.progress import Progress, save_progress
-from hvdtrain.train.results import Sums
-from hvdtrain.train.start import Start, begin
+from hvdtrain.train.progress import Best, Progress, progress_content
+from hvdtrain.train.start import Start, begin, find_checkpoint
+from hvdtrain.train.totals import Totals
 
 Trainee = tuple[nn.Module, torch.optim.Optimizer]
 
@@ -41,16 +45,31 @@ def options(out: Path | None, resume: str | Path = "never", **more: Any) -> Trai
     return TrainOptions(out=out, resume=str(resume), **{"optimizer": "adam", **more})
 
 
-def save(directory: Path, epoch: int, trained: Trainee, part: Sums | None = None) -> Path:
+def save(directory: Path, epoch: int, trained: Trainee, **more: Any) -> Path:
+    """Save as a run does; `more` is of its progress."""
     directory.mkdir(exist_ok=True)
-    done = (10 * epoch, 100 * epoch, 2.0 * epoch, 0.5 * epoch)
-    progress = Progress(epoch, *done, part or Sums())
-    return save_progress(directory, progress, options(directory), TorchState(*trained))
+    times = {"total_seconds": 2.0 * epoch, "communicate_seconds": 0.5 * epoch}
+    progress = Progress(epoch, step=10 * epoch, samples=100 * epoch, **{**times, **more})
+    about = progress_content(progress, options(directory), 100)
+    with Saver(directory, keep=3) as saver:
+        saver.save(epoch, progress.done, TorchState(*trained), about)
+    assert saver.newest is not None
+    return saver.newest
+
+
+def start(asked: TrainOptions, trained: Trainee) -> Start:
+    """Begin as rank 0 does."""
+    return begin(asked, 100, TorchState(*trained), find_checkpoint(asked, "pt"))
 
 
 def resume(directory: Path, what: str | Path = "auto", **more: Any) -> tuple[Start, Trainee]:
     fresh = trainee(seed=99)
-    return begin(options(directory, what, **more), TorchState(*fresh)), fresh
+    return start(options(directory, what, **more), fresh), fresh
+
+
+def renamed(content: dict[str, Any], directory: Path, name: str) -> Path:
+    """Write a content into a file whose name has no digest."""
+    return write_checkpoint(directory, 1, 0, content, "pt").rename(directory / name)
 
 
 def cut(path: Path) -> None:
@@ -66,9 +85,10 @@ def flip(path: Path) -> None:
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     model, optimizer = trainee()
     path = save(tmp_path, 3, (model, optimizer))
-    start, (restored, adam) = resume(tmp_path)
-    assert start.progress == Progress(3, 30, 300, 6.0, 1.5)
-    assert str(path) in start.origin
+    begun, (restored, adam) = resume(tmp_path)
+    assert begun.progress == Progress(3, 0, 30, 300, 6.0, 1.5)
+    assert f"{path}, 3 epochs done" == begun.origin
+    assert begun.resumed
     assert weights_of(restored) == weights_of(model)
     for own, other in zip(
         adam.state_dict()["state"].values(),
@@ -78,10 +98,26 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
         assert all(torch.equal(own[key], other[key]) for key in other)
 
 
-def test_checkpoint_opens_with_plain_torch(tmp_path: Path) -> None:
-    content = torch.load(save(tmp_path, 1, trainee()), weights_only=True)
-    assert content["epoch"] == 1
-    assert "0.weight" in content["model"]
+def test_a_best_that_a_killed_run_had_not_marked_is_marked(tmp_path: Path) -> None:
+    best_before = mark_best(save(tmp_path, 1, trainee(), best=Best("loss", 0.5, 1, 10)))
+    path = save(tmp_path, 2, trainee(), best=Best("loss", 0.4, 2, 20))
+    resume(tmp_path)
+    assert best_file(tmp_path) == path.with_name(path.name.replace("checkpoint", "best"))
+    assert not best_before.exists()
+
+
+def test_what_is_no_better_is_not_marked(tmp_path: Path) -> None:
+    best = mark_best(save(tmp_path, 1, trainee(), best=Best("loss", 0.5, 1, 10)))
+    save(tmp_path, 2, trainee(), best=Best("loss", 0.5, 1, 10, since=1))
+    resume(tmp_path)
+    assert best_file(tmp_path) == best
+
+
+def test_checkpoint_opens_with_plain_safetensors(tmp_path: Path) -> None:
+    model, optimizer = trainee()
+    tensors = load_file(save(tmp_path, 1, (model, optimizer)))
+    assert torch.equal(tensors["model/0.weight"], model.state_dict()["0.weight"])
+    assert "optimizer/state/0/exp_avg" in tensors
 
 
 def test_one_checkpoint_per_epoch(tmp_path: Path) -> None:
@@ -92,8 +128,8 @@ def test_one_checkpoint_per_epoch(tmp_path: Path) -> None:
 
 
 def test_epochs_are_ordered_as_numbers(tmp_path: Path) -> None:
-    saved = [save(tmp_path, epoch, trainee()) for epoch in (9999, 10000, 3)]
-    assert checkpoint_files(tmp_path) == [saved[1], saved[0], saved[2]]
+    saved = [save(tmp_path, epoch, trainee()) for epoch in (3, 9999, 10000)]
+    assert checkpoint_files(tmp_path) == saved[::-1]
 
 
 @pytest.mark.parametrize("damage", [cut, flip, lambda path: path.write_bytes(b"")])
@@ -103,11 +139,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     save(tmp_path, 1, trainee())
     bad = save(tmp_path, 2, trainee(seed=1))
     damage(bad)
-    start, _ = resume(tmp_path)
-    assert start.progress.epoch == 1
-    (warning,) = start.warnings
+    found = find_checkpoint(options(tmp_path, "auto"), "pt")
+    (warning,) = found.bad
     assert str(bad) in warning
     assert "damaged" in warning
+    assert resume(tmp_path)[0].progress.epoch == 1
     with pytest.raises(UsageError, match=bad.name):
         resume(tmp_path, bad)
 
@@ -118,7 +154,7 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     for position in range(0, len(whole), 97):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
         with pytest.raises(UsageError, match="damaged"):
-            load_checkpoint(path)
+            load_checkpoint(path, "pt")
 
 
 def test_only_damaged_checkpoints_are_never_a_start_from_zero(tmp_path: Path) -> None:
@@ -131,16 +167,17 @@ def test_only_damaged_checkpoints_are_never_a_start_from_zero(tmp_path: Path) ->
 
 
 def test_no_checkpoint_at_all_starts_from_zero_and_says_so(tmp_path: Path) -> None:
-    start, _ = resume(tmp_path / "new")
-    assert start.progress == Progress()
-    assert "no checkpoint" in start.origin
+    begun, _ = resume(tmp_path / "new")
+    assert begun.progress == Progress()
+    assert "no checkpoint" in begun.origin
+    assert not begun.resumed
 
 
-@pytest.mark.parametrize("name", ["renamed.pt", "model.ckpt"])
+@pytest.mark.parametrize("name", ["renamed.safetensors", "model.ckpt"])
 def test_a_renamed_checkpoint_is_proved_by_its_structure(tmp_path: Path, name: str) -> None:
     path = save(tmp_path, 1, trainee()).rename(tmp_path / name)
-    start, _ = resume(tmp_path / "other", path)
-    assert start.progress.epoch == 1
+    begun, _ = resume(tmp_path / "other", path)
+    assert begun.progress.epoch == 1
     cut(path)
     with pytest.raises(UsageError, match=name):
         resume(tmp_path / "another", path)
@@ -171,29 +208,38 @@ def test_a_model_with_more_is_another_model(tmp_path: Path) -> None:
         resume(tmp_path, path)
 
 
-@pytest.mark.parametrize("more", [{"dtype": "float64"}, {"optimizer": "sgd"}])
-def test_other_settings_are_named(tmp_path: Path, more: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [{"dtype": "float64"}, {"optimizer": "sgd"}, {"optimizer": "adamw"}, {"weight_decay": 0.1}],
+)
+def test_other_settings_are_named(tmp_path: Path, more: dict[str, Any]) -> None:
     path = save(tmp_path, 1, trainee())
     ((name, value),) = more.items()
     with pytest.raises(UsageError, match=f"was made with {name} .*, not {value}"):
         resume(tmp_path, path, **more)
 
 
-@pytest.mark.parametrize("content", [{}, [1, 2], {"weight": torch.ones(2)}])
+@pytest.mark.parametrize("content", [{}, {"weight": torch.ones(2)}])
 def test_files_of_others_are_no_checkpoints(tmp_path: Path, content: Any) -> None:
-    path = tmp_path / "foreign.pt"
-    torch.save(content, path)
-    with pytest.raises(UsageError, match=r"foreign\.pt is not a checkpoint"):
+    path = tmp_path / "foreign.safetensors"
+    save_file(content, path)
+    with pytest.raises(UsageError, match=r"foreign\.safetensors is not a checkpoint"):
         resume(tmp_path / "out", path)
 
 
-@pytest.mark.parametrize("missing", ["settings", "optimizer", "step"])
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    path = tmp_path / "old.pt"
+    torch.save({"epoch": 1, "model": {}}, path)
+    with pytest.raises(UsageError, match=r"old\.pt is damaged"):
+        resume(tmp_path / "out", path)
+
+
+@pytest.mark.parametrize("missing", ["settings", "optimizer", "extras", "step", "part", "best"])
 def test_what_a_checkpoint_lacks_is_named(tmp_path: Path, missing: str) -> None:
-    content = load_checkpoint(save(tmp_path, 1, trainee()))
+    content = load_checkpoint(save(tmp_path, 1, trainee()), "pt")
     del content[missing]
-    path = tmp_path / "partial.pt"
-    torch.save(content, path)
-    with pytest.raises(UsageError, match=f"partial.pt lacks .*{missing}"):
+    path = renamed(content, tmp_path, "partial.safetensors")
+    with pytest.raises(UsageError, match=f"partial.safetensors lacks .*{missing}"):
         resume(tmp_path / "out", path)
 
 
@@ -223,6 +269,10 @@ def with_no_state(content: dict[str, Any]) -> None:
         (lambda content: content.update(epoch=1.5), "epoch is 1.5"),
         (lambda content: content.update(samples=True), "samples is True"),
         (lambda content: content.update(total_seconds=float("nan")), "total_seconds is nan"),
+        (lambda content: content.update(done=-1), "done is -1"),
+        (lambda content: content["part"].update(loss="much"), "loss is 'much'"),
+        (lambda content: content["part"].update(samples=None), "samples is None"),
+        (lambda content: content.update(best={"value": 1.0}), "lacks"),
         (lambda content: content.update(settings=5), "lacks"),
         (lambda content: content.update(optimizer=5), "lacks"),
         (without_betas, "no proper betas"),
@@ -232,18 +282,17 @@ def with_no_state(content: dict[str, Any]) -> None:
     ],
 )
 def test_a_checkpoint_of_the_wrong_form_is_named(tmp_path: Path, spoil: Any, words: str) -> None:
-    content = load_checkpoint(save(tmp_path, 1, trainee()))
+    content = load_checkpoint(save(tmp_path, 1, trainee()), "pt")
     spoil(content)
-    path = tmp_path / "spoilt.pt"
-    torch.save(content, path)
-    with pytest.raises(UsageError, match=rf"spoilt\.pt .*{words}"):
+    path = renamed(content, tmp_path, "spoilt.safetensors")
+    with pytest.raises(UsageError, match=rf"spoilt\.safetensors .*{words}"):
         resume(tmp_path / "out", path)
 
 
 def test_paths_that_cannot_be_looked_at(tmp_path: Path) -> None:
     endless = tmp_path / ("x" * 300)
     with pytest.raises(UsageError, match=r"x{300} cannot be used .*--out"):
-        begin(options(endless), TorchState(*trainee()))
+        start(options(endless), trainee())
     with pytest.raises(UsageError, match=r"x{300} cannot be used .*--out"):
         resume(endless)
     with pytest.raises(UsageError, match=r"x{300} cannot be read .*--resume"):
@@ -276,27 +325,29 @@ def test_fewer_epochs_than_done(tmp_path: Path) -> None:
 
 
 def test_within_an_epoch_order_and_end_must_be_the_same(tmp_path: Path) -> None:
-    save(tmp_path, 5, trainee(), part=Sums(1.0, 2, 30))
+    counts = np.array([[2.0, 1.0], [0.0, 27.0]])
+    part = Totals(30, 1.25, {"confusion": counts})
+    best = Best("loss", 0.5, 4.5, 47, since=1)
+    save(tmp_path, 5, trainee(), done=30, part=part, best=best)
     with pytest.raises(UsageError, match="5 epochs and 30 samples, more than --epochs 5"):
         resume(tmp_path, epochs=5)
     with pytest.raises(UsageError, match="was made with seed 0, not 9"):
         resume(tmp_path, seed=9)
-    start, _ = resume(tmp_path)
-    assert start.progress.part == Sums(1.0, 2, 30)
+    progress = resume(tmp_path)[0].progress
+    assert (progress.done, progress.best) == (30, best)
+    assert (progress.part.samples, progress.part.loss) == (30, 1.25)
+    assert (progress.part.counts["confusion"] == counts).all()
 
 
-def test_a_checkpoint_of_before_there_were_parts(tmp_path: Path) -> None:
-    content = load_checkpoint(save(tmp_path, 1, trainee()))
-    del content["part"], content["settings"]["seed"]
-    torch.save(content, tmp_path / "old.pt")
-    start, _ = resume(tmp_path / "out", tmp_path / "old.pt", seed=9)
-    assert (start.progress.epoch, start.progress.part) == (1, Sums())
+def test_between_epochs_the_order_may_be_another(tmp_path: Path) -> None:
+    save(tmp_path, 5, trainee())
+    assert resume(tmp_path, seed=9)[0].progress.epoch == 5
 
 
 def test_results_of_another_run_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 1, trainee())
     with pytest.raises(UsageError, match="--resume auto"):
-        begin(options(tmp_path), TorchState(*trainee()))
+        start(options(tmp_path), trainee())
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     other = save(elsewhere, 1, trainee())
@@ -308,20 +359,19 @@ def test_results_of_another_run_are_kept(tmp_path: Path) -> None:
 def test_results_without_a_checkpoint_are_kept_too(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("")
     with pytest.raises(UsageError, match="another run"):
-        begin(options(tmp_path), TorchState(*trainee()))
+        start(options(tmp_path), trainee())
 
 
 def test_going_back_before_a_later_checkpoint_is_refused(tmp_path: Path) -> None:
     earlier, later = (save(tmp_path, epoch, trainee()) for epoch in (1, 2))
     with pytest.raises(UsageError, match=later.name):
         resume(tmp_path, earlier)
-    start, _ = resume(tmp_path, later)
-    assert start.progress.epoch == 2
+    assert resume(tmp_path, later)[0].progress.epoch == 2
 
 
 def test_default_directory_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made = [begin(options(None), TorchState(*trainee())).directory for _ in range(2)]
+    made = [start(options(None), trainee()).directory for _ in range(2)]
     assert made[0] != made[1]
     assert all(path.is_dir() and path.parent == Path("runs") for path in made)
 

@@ -35,6 +35,7 @@ def choose_framework(options: TrainOptions) -> Framework:
         os.environ["KERAS_BACKEND"] = _keras_backend(options)
     name, _, kind = _CLASSES[options.framework].partition(":")
     try:
+        importlib.import_module(options.framework)  # first, so that it is what is missed
         module: Any = importlib.import_module(f"hvdtrain.train.frameworks.{name}")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]

@@ -12,7 +12,7 @@ from hvdtrain.train.options import TrainOptions
 __all__ = ["prepare"]
 
 
-def prepare(topology: Topology, options: TrainOptions, most_threads: int) -> Device:
+def prepare(topology: Topology, options: TrainOptions) -> Device:
     """Pin a device and tell which; JAX takes no share of the cores (local)."""
     index = pin_device(topology, options.device_wish)
     if options.dtype == "float64":

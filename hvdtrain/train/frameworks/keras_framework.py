@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
 
 import keras
 
-from hvdtrain.data.dataset import Dataset
 from hvdtrain.devices import Device
+from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 from hvdtrain.train.course import Course
+from hvdtrain.train.frameworks.keras_building import build_recipe
 from hvdtrain.train.frameworks.keras_loop import KerasLoop
-from hvdtrain.train.keras_recipe import KerasRecipe, load_recipe
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipe import Recipe
 
 __all__ = ["KerasFramework"]
 
@@ -21,7 +23,7 @@ __all__ = ["KerasFramework"]
 class _Place(Protocol):
     """Where a rank computes, on one of Keras's backends; a module."""
 
-    def prepare(self, topology: Topology, options: TrainOptions, most_threads: int) -> Device:
+    def prepare(self, topology: Topology, options: TrainOptions) -> Device:
         """Pin a device or take a share of the cores; tell which device (local)."""
 
 
@@ -30,24 +32,53 @@ class KerasFramework:
 
     Args:
         options: of the run.
+
+    Raises:
+        UsageError: Keras runs on another backend already.
     """
+
+    tensors: Literal["np"] = "np"
 
     def __init__(self, options: TrainOptions) -> None:
         self._options = options
         self._backend = keras.backend.backend()
+        if options.backend not in (None, self._backend):
+            raise UsageError(
+                f"--backend {options.backend}: Keras was imported before, and runs on "
+                f"{self._backend}: set KERAS_BACKEND={options.backend} before that"
+            )
+        self._device = Device("")
         self.title = f"keras on {self._backend}"
-        self.recipe: KerasRecipe = load_recipe(options.recipe)
 
-    def prepare(self, topology: Topology) -> Device:
-        """Pin one GPU per local rank or take a share of the cores; tell which device (local).
+    def prepare(self, topology: Topology) -> None:
+        """Pin one GPU per local rank or take a share of the cores (local).
 
         Raises:
             UsageError: there is no such device.
         """
         module: Any = importlib.import_module(f"hvdtrain.train.frameworks.{self._backend}_place")
         place: _Place = module
-        return place.prepare(topology, self._options, self.recipe.most_threads)
+        self._device = place.prepare(topology, self._options)
 
-    def make_loop(self, course: Course, data: Dataset) -> KerasLoop:
-        """Build the model and its optimizer (local)."""
-        return KerasLoop(self.recipe, course, data)
+    def build(self, make: Callable[[], Recipe], topology: Topology) -> Recipe:
+        """Call a recipe with this rank's random generators seeded, and check it (local).
+
+        Raises:
+            UsageError: its model or its loss is none of Keras.
+        """
+        return build_recipe(make, self._options, topology)
+
+    def device(self) -> Device:
+        """Tell what this rank computes on (local)."""
+        return self._device
+
+    def threads(self) -> int | None:
+        """Return None: the backend decides (local)."""
+        return None
+
+    def use_threads(self, threads: int) -> None:
+        """Do nothing: the backend has decided (local)."""
+
+    def make_loop(self, recipe: Recipe, course: Course) -> KerasLoop:
+        """Prepare the optimizer (local)."""
+        return KerasLoop(recipe, course)

@@ -3,61 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
 import hvdtrain.keras as hvd
-from hvdtrain.data.dataset import Dataset, Samples
+from hvdtrain.data.dataset import Samples
+from hvdtrain.data.seeds import seed_generators, step_seed
 from hvdtrain.train.course import Course
-from hvdtrain.train.frameworks.keras_state import KerasState, new_model
-from hvdtrain.train.keras_recipe import KerasRecipe
-from hvdtrain.train.results import Score, Sums
+from hvdtrain.train.frameworks.array_rows import ArrayRows
+from hvdtrain.train.frameworks.keras_replica import KerasReplica
+from hvdtrain.train.optimizers.make_keras import keras_optimizer
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.totals import Totals, Values
 
 __all__ = ["KerasLoop"]
 
-_EVALUATION_BATCH = 1024
 
-
-class KerasLoop:
-    """A compiled model in training: its weights, its optimizer and its share of the data.
-
-    Every batch of a rank has the same number of samples, so that a step is compiled once. Those
-    that only fill it up weigh nothing. The others weigh one over the number of samples of all
-    ranks in their step, so that the sum over ranks is the gradient of the mean.
+class KerasLoop(KerasReplica):
+    """A compiled model in training.
 
     Args:
-        recipe: model, loss and optimizer.
+        recipe: model, data, loss and optimizer.
         course: the steps.
-        data: all samples; each rank takes its part of them.
     """
 
-    def __init__(self, recipe: KerasRecipe, course: Course, data: Dataset) -> None:
-        self._course, self._data = course, data
-        self._model = new_model(recipe, course)
-        self._schedule = _WarmUp(course)
-        optimizer = hvd.DistributedOptimizer(
-            recipe.build_optimizer(course.options.optimizer, self._schedule), op=hvd.Sum
-        )
-        optimizer.build(self._model.trainable_variables)
-        self._optimizer = optimizer
-        self._tally = _Tally(recipe.build_loss())
-        self._model.compile(optimizer, recipe.build_loss(), weighted_metrics=[self._tally])
-        self.state = KerasState(self._model, optimizer)
-        self._rows = -(-course.global_batch_size // course.topology.size)
+    def __init__(self, recipe: Recipe, course: Course) -> None:
+        self._rates = _Rates(course)
+        optimizer = hvd.DistributedOptimizer(_optimizer(recipe, course, self._rates), op=hvd.Sum)
+        super().__init__(recipe, course, optimizer)
+        self._in_memory = isinstance(recipe.train, Samples) and recipe.augment is None
+        self.model.compile(optimizer, self.loss, weighted_metrics=[self.tally])
 
     @property
     def lr(self) -> float:
         """The learning rate of the last step."""
-        return float(self._schedule(int(self._optimizer.iterations) - 1))
+        return self.course.lr(max(int(self.optimizer.iterations) + (self._rates.ahead or 0) - 1, 0))
 
-    def broadcast(self) -> None:
-        """Give every rank the weights and the optimizer state of rank 0 (collective)."""
-        hvd.broadcast_variables(self.state.variables, root_rank=0)
-
-    def train_epoch(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Sums:
-        """Use every training sample that is left once; return sums while learning (collective).
+    def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
+        """Use the training samples that are left of an epoch; return sums (collective).
 
         Args:
             epoch: counted from 0.
@@ -65,89 +51,107 @@ class KerasLoop:
             go_on: called after each optimizer step; where it returns False, on all ranks at the
                 same step, that was the last one.
         """
-        batches = list(self._course.batches(epoch, done))
-        parts = [self._course.padded(batch, self._rows) for _, batch in batches]
-        counts = np.repeat([len(batch) for _, batch in batches], self._rows)
-        self._model.fit(
-            *self._samples(self._data.train, np.concatenate([rows for rows, _ in parts])),
-            sample_weight=np.concatenate([taken for _, taken in parts]) / counts,
-            batch_size=self._rows,
+        first = self.course.position(epoch, done)
+        if self._rates.ahead is None:
+            self._rates.ahead = first - int(self.optimizer.iterations)
+        batches = [batch for _, batch in self.course.batches(epoch, done)]
+        data = _Batches(self.data, self.course, batches, self.rows, epoch)
+        steps = _Steps(self.course, first, go_on)
+        self.model.fit(
+            **(data.joined() if self._in_memory else {"x": data}),
             epochs=1,
             shuffle=False,
             verbose=0,
-            callbacks=[_Steps(go_on)],
+            callbacks=[steps],
         )
-        return self._tally.reduced()
+        # The tally counts in float32, which skips numbers above 2^24.
+        used = sum(len(batch) for batch in batches[: steps.taken])
+        return replace(self.tally.reduced(), samples=used)
 
-    def evaluate(self) -> Score:
-        """Return the mean score over all test samples, each seen by one rank (collective)."""
-        size, count = self._course.topology.size, len(self._data.test)
-        batch = min(_EVALUATION_BATCH, -(-count // size))
-        rows, taken = self._course.padded(np.arange(count), -(-count // size // batch) * batch)
-        self._model.evaluate(
-            *self._samples(self._data.test, rows),
-            sample_weight=taken.astype(self._course.options.dtype),
-            batch_size=batch,
-            verbose=0,
-        )
-        return self._tally.reduced().score
+    def evaluate(self) -> Values:
+        """Return loss and metrics of all test samples, each seen by one rank (collective)."""
+        if self.test is None:
+            return {}
+        rows, taken, batch = self.test_rows()
+        inputs, targets = self.test.read(rows)
+        weights = taken.astype(self.course.options.dtype)
+        self.model.evaluate(inputs, targets, sample_weight=weights, batch_size=batch, verbose=0)
+        return self.tally.reduced().values(self.metrics)
 
-    def _samples(self, samples: Samples, rows: Any) -> tuple[Any, Any]:
-        return samples.inputs[rows].astype(self._course.options.dtype), samples.labels[rows]
+
+class _Batches(keras.utils.PyDataset):
+    """The batches of this rank, read one by one."""
+
+    def __init__(
+        self, data: ArrayRows, course: Course, batches: list[Any], rows: int, epoch: int
+    ) -> None:
+        super().__init__()
+        self._data, self._course, self._epoch = data, course, epoch
+        self._all, self._rows = batches, rows
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, number: int) -> tuple[Any, Any, Any]:
+        """Return inputs, targets and the weights of samples."""
+        rows, taken = self._course.padded(self._all[number], self._rows)
+        weights = (taken / len(self._all[number])).astype(self._course.options.dtype)
+        return *self._data.read(rows, self._epoch), weights
+
+    def joined(self) -> dict[str, Any]:
+        """Return them all in one piece, which `fit` goes through faster."""
+        parts = [self._course.padded(batch, self._rows) for batch in self._all]
+        counts = np.repeat([len(batch) for batch in self._all], self._rows)
+        inputs, targets = self._data.read(np.concatenate([rows for rows, _ in parts]))
+        weights = np.concatenate([taken for _, taken in parts]) / counts
+        return {"x": inputs, "y": targets, "sample_weight": weights, "batch_size": self._rows}
 
 
 class _Steps(keras.callbacks.Callback):
-    """Asks after each step whether to go on."""
+    """Seeds random generators before each step, and asks after it whether to go on.
 
-    def __init__(self, go_on: Callable[[], bool]) -> None:
+    Attributes:
+        taken: how many steps there were.
+    """
+
+    def __init__(self, course: Course, first: int, go_on: Callable[[], bool]) -> None:
         super().__init__()
-        self._go_on = go_on
+        self._course, self._first, self._go_on = course, first, go_on
+        self.taken = 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Seed for this step and rank: on torch, Dropout draws from torch's own generator."""
+        seed, rank = self._course.options.seed, self._course.topology.rank
+        seed_generators(step_seed(seed, self._first + batch, rank))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Have `fit` return after this step where that is the answer."""
+        self.taken += 1
         if not self._go_on():
             self.model.stop_training = True
 
 
-class _WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """The learning rate of a course, as part of the compiled step."""
+class _Rates(keras.optimizers.schedules.LearningRateSchedule):
+    """The learning rates of a course, as part of the compiled step.
+
+    Attributes:
+        ahead: how many steps the course is ahead of the optimizer's own count, since an epoch had
+            more or fewer steps on another number of ranks; None before it is known.
+    """
 
     def __init__(self, course: Course) -> None:
-        self._course = course
+        self.ahead: int | None = None
+        steps = course.schedule.steps
+        self._rates = np.array([course.lr(step) for step in range(steps)], keras.config.floatx())
 
     def __call__(self, step: Any) -> Any:
-        """Return schedule.warmup_lr() of a step."""
-        ops, dtype = keras.ops, keras.config.floatx()
-        base, target = self._course.options.base_lr, self._course.target_lr
-        warmup = self._course.options.warmup_epochs
-        if base == target or not warmup:
-            return ops.cast(target, dtype)
-        done = (ops.cast(step, dtype) + 1) / self._course.steps_per_epoch
-        return ops.where(done < warmup, base + (target - base) * done / warmup, target)
+        """Return the rate of a step."""
+        place = keras.ops.cast(step, "int32") + (self.ahead or 0)
+        place = keras.ops.clip(place, 0, len(self._rates) - 1)
+        return keras.ops.take(keras.ops.convert_to_tensor(self._rates), place)
 
 
-class _Tally(keras.metrics.Metric):
-    """Adds up the losses and the hits of samples with a weight, and their number."""
-
-    def __init__(self, loss: Any) -> None:
-        super().__init__(name="tally")
-        self._loss = loss
-        self._sums = self.add_weight(shape=(3,), initializer="zeros", name="sums")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Add a batch."""
-        ops = keras.ops
-        labels = ops.reshape(y_true, [-1])
-        taken = ops.cast(ops.reshape(sample_weight, [-1]) > 0, y_pred.dtype)
-        hits = ops.cast(ops.equal(ops.argmax(y_pred, axis=1), labels), y_pred.dtype) * taken
-        losses = self._loss(labels, y_pred, sample_weight=taken)
-        self._sums.assign_add(ops.stack([losses, ops.sum(hits), ops.sum(taken)]))
-
-    def result(self) -> Any:
-        """Return the number of samples."""
-        return self._sums[2]
-
-    def reduced(self) -> Sums:
-        """Return the sums over all ranks (collective)."""
-        sums = keras.ops.convert_to_numpy(self._sums).astype(np.float64)
-        return Sums.of(hvd.allreduce(sums, name="score", op=hvd.Sum).tolist())
+def _optimizer(recipe: Recipe, course: Course, rates: _Rates) -> Any:
+    if recipe.optimizer is not None:
+        return recipe.optimizer(rates)
+    return keras_optimizer(course.options, rates)

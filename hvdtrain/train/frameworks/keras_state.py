@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from hvdtrain.train.course import Course
+import hvdtrain.keras as hvd
+from hvdtrain.core.objects import broadcast_object
+from hvdtrain.train.checkpoint.tensor_file import Framework
+from hvdtrain.train.checksum import array_checksum
 from hvdtrain.train.frameworks.protocol import Array
-from hvdtrain.train.keras_recipe import KerasRecipe
 
-__all__ = ["KerasState", "new_model"]
+__all__ = ["KerasSnapshot", "KerasState"]
 
-_LARGEST_SEED = 2**32
+_GENERATOR = "seed_generator_state"
+
+
+@dataclass(frozen=True)
+class KerasSnapshot:
+    """What a state was at one moment.
+
+    Attributes:
+        saved: arrays of its own, by name.
+    """
+
+    saved: dict[str, Any]
+
+    def content(self) -> dict[str, Any]:
+        """Return it."""
+        return self.saved
 
 
 class KerasState:
@@ -24,7 +42,7 @@ class KerasState:
         optimizer: of its trainable ones.
     """
 
-    suffix = "npz"
+    framework: Framework = "np"
 
     def __init__(self, model: Any, optimizer: Any) -> None:
         self._model, self._optimizer = model, optimizer
@@ -38,17 +56,57 @@ class KerasState:
         """Return the weights by their paths."""
         return _arrays(self._model.weights)
 
-    def content(self) -> dict[str, Any]:
-        """Return what a checkpoint holds."""
-        return {"model": self.weights(), "optimizer": _arrays(self._optimizer.variables)}
+    def reserve(self) -> None:
+        """Do nothing: frameworks other than torch hand out new arrays."""
+
+    def snapshot(self) -> KerasSnapshot:
+        """Return what the state is now (local)."""
+        arrays = {
+            "model": self.weights(),
+            "optimizer": _arrays(self._optimizer.variables),
+        }
+        own = {part: {n: a.copy() for n, a in named.items()} for part, named in arrays.items()}
+        return KerasSnapshot({**own, "counters": self.counters()})
+
+    def settle(self) -> None:
+        """Do nothing: a snapshot is complete from the beginning."""
+
+    def average_statistics(self) -> None:
+        """Average the weights that are not trained, such as running means (collective)."""
+        for number, variable in enumerate(self._model.non_trainable_weights):
+            array = keras.ops.convert_to_numpy(variable)
+            if array.dtype.kind == "f":
+                variable.assign(hvd.allreduce(array.copy(), name=f"statistics.{number}"))
+
+    def checksums(self) -> dict[str, int]:
+        """Return the checksums of trained weights and optimizer variables by name (local).
+
+        Others, such as the statistics of batch normalisation, are a rank's own.
+        """
+        parts = {"weight": self._model.trainable_variables, "optimizer": self._optimizer.variables}
+        return {
+            f"{part} {v.path!r}": array_checksum(keras.ops.convert_to_numpy(v))
+            for part, variables in parts.items()
+            for v in variables
+        }
+
+    def counters(self) -> list[int]:
+        """Return how often each SeedGenerator of the model, as of Dropout, was used."""
+        return [int(keras.ops.convert_to_numpy(state)[1]) for state in self._generators()]
+
+    def broadcast_counters(self) -> None:
+        """Give every rank the counters of rank 0 (collective); their seeds stay its own."""
+        self._count_from(broadcast_object(self.counters(), name="counters"))
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Take over what content() gave.
+        """Take over what the content of a snapshot was.
 
         Raises:
             ValueError, KeyError: it lacks a variable of the optimizer, or has another shape of it.
         """
-        saved = content["optimizer"]
+        saved, counters = content["optimizer"], content["counters"]
+        if len(counters) != len(self._generators()):
+            raise ValueError(f"it has {len(counters)} random generators")
         for variable in self._optimizer.variables:
             shape = saved[variable.path].shape
             if shape != tuple(variable.shape):
@@ -59,18 +117,17 @@ class KerasState:
         ):
             for variable in variables:
                 variable.assign(arrays[variable.path])
+        self._count_from(counters)
 
+    def _generators(self) -> list[Any]:
+        """Return the states [seed, counter] of the model's SeedGenerators, in its own order."""
+        return [v for v in self._model.variables if v.name == _GENERATOR]
 
-def new_model(recipe: KerasRecipe, course: Course) -> Any:
-    """Build a model whose first weights differ between ranks (local).
-
-    Rank 0's weights are the ones that count: others start elsewhere, so that a broadcast that went
-    wrong shows in the digests.
-    """
-    keras.config.set_floatx(course.options.dtype)
-    keras.config.set_dtype_policy(course.options.dtype)
-    keras.utils.set_random_seed((course.options.seed + course.topology.rank) % _LARGEST_SEED)
-    return recipe.build_model()
+    def _count_from(self, counters: Sequence[int]) -> None:
+        for state, counter in zip(self._generators(), counters, strict=True):
+            array = keras.ops.convert_to_numpy(state).copy()
+            array[1] = counter
+            state.assign(array)
 
 
 def _arrays(variables: Sequence[Any]) -> dict[str, Array]:

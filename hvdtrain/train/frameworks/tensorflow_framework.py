@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from hvdtrain.data.dataset import Dataset
+from collections.abc import Callable
+from typing import Literal
+
 from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
 from hvdtrain.train.course import Course
+from hvdtrain.train.frameworks.keras_building import build_recipe
 from hvdtrain.train.frameworks.tensorflow_loop import TensorFlowLoop
 from hvdtrain.train.frameworks.tensorflow_place import prepare
-from hvdtrain.train.keras_recipe import KerasRecipe, load_recipe
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipe import Recipe
 
 __all__ = ["TensorFlowFramework"]
 
@@ -22,19 +25,39 @@ class TensorFlowFramework:
     """
 
     title = "tensorflow"
+    tensors: Literal["np"] = "np"
 
     def __init__(self, options: TrainOptions) -> None:
         self._options = options
-        self.recipe: KerasRecipe = load_recipe(options.recipe)
+        self._device = Device("")
 
-    def prepare(self, topology: Topology) -> Device:
-        """Pin one GPU per local rank or take a share of the cores; tell which device (local).
+    def prepare(self, topology: Topology) -> None:
+        """Pin one GPU per local rank or take a share of the cores (local).
 
         Raises:
             UsageError: there is no such device.
         """
-        return prepare(topology, self._options, self.recipe.most_threads)
+        self._device = prepare(topology, self._options)
 
-    def make_loop(self, course: Course, data: Dataset) -> TensorFlowLoop:
-        """Build the model and its optimizer (local)."""
-        return TensorFlowLoop(self.recipe, course, data)
+    def build(self, make: Callable[[], Recipe], topology: Topology) -> Recipe:
+        """Call a recipe with this rank's random generators seeded, and check it (local).
+
+        Raises:
+            UsageError: its model or its loss is none of Keras.
+        """
+        return build_recipe(make, self._options, topology)
+
+    def device(self) -> Device:
+        """Tell what this rank computes on (local)."""
+        return self._device
+
+    def threads(self) -> int | None:
+        """Return None: the backend decides (local)."""
+        return None
+
+    def use_threads(self, threads: int) -> None:
+        """Do nothing: the backend has decided (local)."""
+
+    def make_loop(self, recipe: Recipe, course: Course) -> TensorFlowLoop:
+        """Prepare the optimizer (local)."""
+        return TensorFlowLoop(recipe, course)

@@ -3,60 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 import hvdtrain.tensorflow as hvd
-from hvdtrain.data.dataset import Dataset, Samples
 from hvdtrain.train.course import Course
-from hvdtrain.train.frameworks.keras_state import KerasState, new_model
-from hvdtrain.train.keras_recipe import KerasRecipe
-from hvdtrain.train.results import Score, Sums
+from hvdtrain.train.frameworks.keras_replica import KerasReplica
+from hvdtrain.train.optimizers.make_keras import keras_optimizer
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.totals import Totals, Values
 
 __all__ = ["TensorFlowLoop"]
 
-_EVALUATION_BATCH = 1024
 
-
-class TensorFlowLoop:
-    """A model in training: its weights, its optimizer and its share of the data.
-
-    Every batch of a rank has the same number of samples, so that a step is traced once. Those
-    that only fill it up weigh nothing. The others weigh one over the number of samples of all
-    ranks in their step, so that the sum over ranks is the gradient of the mean.
+class TensorFlowLoop(KerasReplica):
+    """A model in training with a tape.
 
     Args:
-        recipe: model, loss and optimizer.
+        recipe: model, data, loss and optimizer.
         course: the steps.
-        data: all samples; each rank takes its part of them.
     """
 
-    def __init__(self, recipe: KerasRecipe, course: Course, data: Dataset) -> None:
-        self._course = course
-        self._dtype = tf.as_dtype(course.options.dtype)
-        self._model = new_model(recipe, course)
-        self._train, self._test = self._tensors(data.train), self._tensors(data.test)
-        self._loss = recipe.build_loss()
-        self._optimizer = recipe.build_optimizer(course.options.optimizer, course.options.base_lr)
-        self._optimizer.build(self._model.trainable_variables)
-        self.state = KerasState(self._model, self._optimizer)
-        self._rows = -(-course.global_batch_size // course.topology.size)
-        self._sums = tf.Variable(tf.zeros([3], tf.float64))
+    def __init__(self, recipe: Recipe, course: Course) -> None:
+        options, make = course.options, recipe.optimizer
+        base_lr = options.base_lr
+        super().__init__(
+            recipe, course, keras_optimizer(options, base_lr) if make is None else make(base_lr)
+        )
+        self._dtype = tf.as_dtype(options.dtype)
         self._step, self._score = tf.function(self._train_step), tf.function(self._add_score)
 
     @property
     def lr(self) -> float:
         """The learning rate of the last step."""
-        return float(self._optimizer.learning_rate)
+        return float(self.optimizer.learning_rate)
 
-    def broadcast(self) -> None:
-        """Give every rank the weights and the optimizer state of rank 0 (collective)."""
-        hvd.broadcast_variables(self.state.variables, root_rank=0)
-
-    def train_epoch(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Sums:
-        """Use every training sample that is left once; return sums while learning (collective).
+    def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
+        """Use the training samples that are left of an epoch; return sums (collective).
 
         Args:
             epoch: counted from 0.
@@ -64,59 +49,52 @@ class TensorFlowLoop:
             go_on: called after each optimizer step; where it returns False, on all ranks at the
                 same step, that was the last one.
         """
-        for step, batch in self._course.batches(epoch, done):
-            rows, taken = self._course.padded(batch, self._rows)
-            self._optimizer.learning_rate = self._course.lr(step)
-            self._step(tf.constant(rows), tf.constant(taken), tf.constant(len(batch)))
+        self.tally.reset_state()
+        used = 0
+        for step, batch in self.course.batches(epoch, done):
+            rows, taken = self.course.padded(batch, self.rows)
+            self.optimizer.learning_rate = self.course.lr(step)
+            inputs, targets = map(tf.constant, self.data.read(rows, epoch))
+            self._step(inputs, targets, tf.constant(taken), tf.constant(len(batch)))
+            used += len(batch)
             if not go_on():
                 break
-        return self._reduced()
+        # The tally counts in float32, which skips numbers above 2^24.
+        return replace(self.tally.reduced(), samples=used)
 
-    def evaluate(self) -> Score:
-        """Return the mean score over all test samples, each seen by one rank (collective)."""
-        size, count = self._course.topology.size, len(self._test[1])
-        batch = min(_EVALUATION_BATCH, -(-count // size))
-        rows, taken = self._course.padded(np.arange(count), -(-count // size // batch) * batch)
+    def evaluate(self) -> Values:
+        """Return loss and metrics of all test samples, each seen by one rank (collective)."""
+        if self.test is None:
+            return {}
+        self.tally.reset_state()
+        rows, taken, batch = self.test_rows()
         for start in range(0, len(rows), batch):
             part = slice(start, start + batch)
-            self._score(tf.constant(rows[part]), tf.constant(taken[part]))
-        return self._reduced().score
+            inputs, targets = map(tf.constant, self.test.read(rows[part]))
+            self._score(inputs, targets, tf.constant(taken[part]))
+        return self.tally.reduced().values(self.metrics)
 
-    def _train_step(self, rows: Any, taken: Any, count: Any) -> None:
+    def _train_step(self, inputs: Any, targets: Any, taken: Any, count: Any) -> None:
         """Take one optimizer step on this rank's part of a global batch (collective).
 
         Args:
-            rows: numbers of samples.
+            inputs: of this rank's samples.
+            targets: of them.
             taken: which of them count.
             count: samples of all ranks.
         """
         weights = tf.cast(taken, self._dtype) / tf.cast(count, self._dtype)
-        labels = tf.gather(self._train[1], rows)
         with tf.GradientTape() as tape:
-            scores = self._model(tf.gather(self._train[0], rows), training=True)
-            loss = self._loss(labels, scores, sample_weight=weights)
-        variables = self._model.trainable_variables
+            outputs = self.model(inputs, training=True)
+            loss = self.loss(targets, outputs, sample_weight=weights)
+        variables = self.model.trainable_variables
         gradients = hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, variables)
-        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        self._add(labels, scores, taken)
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        self._add(targets, outputs, taken)
 
-    def _add_score(self, rows: Any, taken: Any) -> None:
-        """Add the losses and hits of test samples to the sums (local)."""
-        scores = self._model(tf.gather(self._test[0], rows), training=False)
-        self._add(tf.gather(self._test[1], rows), scores, taken)
+    def _add_score(self, inputs: Any, targets: Any, taken: Any) -> None:
+        """Add test samples to the sums (local)."""
+        self._add(targets, self.model(inputs, training=False), taken)
 
-    def _add(self, labels: Any, scores: Any, taken: Any) -> None:
-        counted = tf.cast(taken, self._dtype)
-        losses = self._loss(labels, scores, sample_weight=counted)
-        hits = tf.cast(tf.argmax(scores, axis=1) == labels, self._dtype) * counted
-        sums = [losses, tf.reduce_sum(hits), tf.reduce_sum(counted)]
-        self._sums.assign_add(tf.cast(tf.stack(sums), tf.float64))
-
-    def _reduced(self) -> Sums:
-        """Return the sums over all ranks, and begin new ones (collective)."""
-        sums = hvd.allreduce(self._sums, name="score", op=hvd.Sum).numpy()
-        self._sums.assign(tf.zeros_like(self._sums))
-        return Sums.of(sums.tolist())
-
-    def _tensors(self, samples: Samples) -> tuple[Any, Any]:
-        return tf.constant(samples.inputs, self._dtype), tf.constant(samples.labels)
+    def _add(self, targets: Any, outputs: Any, taken: Any) -> None:
+        self.tally.update_state(targets, outputs, tf.cast(taken, self._dtype))

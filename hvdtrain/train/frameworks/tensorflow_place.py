@@ -15,10 +15,10 @@ from hvdtrain.train.options import TrainOptions
 __all__ = ["prepare"]
 
 
-def prepare(topology: Topology, options: TrainOptions, most_threads: int) -> Device:
+def prepare(topology: Topology, options: TrainOptions) -> Device:
     """Pin a device or take a share of the cores; tell which device (local)."""
     index = pin_device(topology, options.device_wish)
-    threads = share_of_threads(topology, most_threads)
+    threads = share_of_threads(topology)
     if threads is None:  # the user has set it for libraries that know the variable
         given = os.environ["OMP_NUM_THREADS"]
         threads = int(given) if given.isdecimal() else 0

@@ -6,20 +6,20 @@ import os
 
 from hvdtrain.topology import Topology, cpu_threads
 
-__all__ = ["share_of_threads", "threads_text"]
+__all__ = ["share_of_threads", "threads_are_given", "threads_text"]
 
 
-def share_of_threads(topology: Topology, most: int) -> int | None:
-    """Return this rank's share of the cores; None: the user has set OMP_NUM_THREADS (local).
+def threads_are_given() -> bool:
+    """Tell whether the user has set how many there are (local)."""
+    return "OMP_NUM_THREADS" in os.environ
 
-    Args:
-        topology: the place of this rank.
-        most: threads that the model can use.
-    """
-    if "OMP_NUM_THREADS" in os.environ:
+
+def share_of_threads(topology: Topology) -> int | None:
+    """Return this rank's share of the cores; None: the user has set OMP_NUM_THREADS (local)."""
+    if threads_are_given():
         return None
     affinity, machine = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    return min(most, cpu_threads(topology, affinity, machine))
+    return cpu_threads(topology, affinity, machine)
 
 
 def threads_text(threads: int) -> str:

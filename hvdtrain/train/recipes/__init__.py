@@ -1,1 +1,1 @@
-"""The built-in recipes: one module per name, each with an attribute `recipe`."""
+"""The built-in recipes: a module NAME, for Keras NAME_keras, with a function `recipe`."""

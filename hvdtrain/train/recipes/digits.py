@@ -6,20 +6,20 @@ that any number of ranks gets the weights that one rank gets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import torch
 from torch import nn
 
 from hvdtrain.data.digits import load_digits
-from hvdtrain.train.options import SGD_MOMENTUM
-from hvdtrain.train.recipe import TorchRecipe
+from hvdtrain.train.metrics import Accuracy
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.losses import cross_entropy
 
 __all__ = ["recipe"]
 
 
-def _build_model() -> nn.Module:
-    return nn.Sequential(
+def recipe(label_smoothing: float = 0.0) -> Recipe:
+    """Return the network for images, [n, 1, 8, 8], and the data that come with scikit-learn."""
+    data = load_digits()
+    model = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),
         nn.Conv2d(16, 32, 3, padding=1),
@@ -30,19 +30,12 @@ def _build_model() -> nn.Module:
         nn.ReLU(),
         nn.Linear(64, 10),
     )
-
-
-def _optimizer(name: str, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    if name == "adam":
-        return torch.optim.Adam(parameters, lr=lr)
-    return torch.optim.SGD(parameters, lr=lr, momentum=SGD_MOMENTUM)
-
-
-recipe = TorchRecipe(
-    name="digits",
-    load_data=load_digits,
-    build_model=_build_model,
-    loss=nn.functional.cross_entropy,
-    optimizer=_optimizer,
-    most_threads=1,
-)
+    return Recipe(
+        model=model,
+        train=data.train,
+        test=data.test,
+        loss=cross_entropy(label_smoothing),
+        metrics={"accuracy": Accuracy()},
+        classes=[str(digit) for digit in range(10)],
+        most_threads=1,
+    )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
 from hvdtrain.data.digits import load_digits
-from hvdtrain.train.keras_recipe import KerasRecipe
-from hvdtrain.train.options import SGD_MOMENTUM
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.losses_keras import cross_entropy
 
 __all__ = ["recipe"]
 
 
-def _build_model() -> Any:
+def recipe(label_smoothing: float = 0.0) -> Recipe:
+    """Return the network for images, [n, 1, 8, 8], and the data that come with scikit-learn."""
+    data = load_digits()
     layers = keras.layers
-    return keras.Sequential(
+    model = keras.Sequential(
         [
             keras.Input([1, 8, 8]),
             layers.Reshape([8, 8, 1], name="channels_last"),
@@ -28,23 +28,12 @@ def _build_model() -> Any:
         ],
         name="digits",
     )
-
-
-def _build_loss() -> Any:
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
-
-
-def _build_optimizer(name: str, lr: Any) -> Any:
-    if name == "adam":
-        return keras.optimizers.Adam(lr, epsilon=1e-8, name="optimizer")
-    return keras.optimizers.SGD(lr, momentum=SGD_MOMENTUM, name="optimizer")
-
-
-recipe = KerasRecipe(
-    name="digits",
-    load_data=load_digits,
-    build_model=_build_model,
-    build_loss=_build_loss,
-    build_optimizer=_build_optimizer,
-    most_threads=1,
-)
+    return Recipe(
+        model=model,
+        train=data.train,
+        test=data.test,
+        loss=cross_entropy(label_smoothing),
+        metrics={"accuracy": keras.metrics.SparseCategoricalAccuracy(name="accuracy")},
+        classes=[str(digit) for digit in range(10)],
+        most_threads=1,
+    )

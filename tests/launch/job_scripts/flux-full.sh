@@ -17,7 +17,7 @@ export OUT=results/here
 rm -f "$OUT/requeue"
 
 trap : USR1
-'/opt/py 3/python' -m hvdtrain run -np 6 -- train digits --epochs 3 --out "$OUT" --resume auto
+'/opt/py 3/python' -m hvdtrain run -np 6 -- train --epochs 3 --out "$OUT" --resume auto
 code=$?
 
 if [[ -e $OUT/requeue ]]; then

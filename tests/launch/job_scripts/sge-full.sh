@@ -19,7 +19,7 @@ export OUT=results/here"-$SGE_TASK_ID"
 rm -f "$OUT/requeue"
 
 timeout --preserve-status --signal=USR1 95310 \
-  '/opt/py 3/python' -m hvdtrain run -np 6 -- train digits --epochs 3 --out "$OUT" --resume auto
+  '/opt/py 3/python' -m hvdtrain run -np 6 -- train --epochs 3 --out "$OUT" --resume auto
 code=$?
 
 if [[ -e $OUT/requeue ]]; then

@@ -21,7 +21,7 @@ export OUT=results/here"-$SLURM_ARRAY_TASK_ID"
 rm -f "$OUT/requeue"
 
 trap 'kill -USR1 "$pid"' USR1
-srun --mpi=pmi2 --kill-on-bad-exit=1 --cpus-per-task=2 '/opt/py 3/python' -m hvdtrain train digits --epochs 3 --out "$OUT" --resume auto &
+srun --mpi=pmi2 --kill-on-bad-exit=1 --cpus-per-task=2 '/opt/py 3/python' -m hvdtrain train --epochs 3 --out "$OUT" --resume auto &
 pid=$!
 while kill -0 "$pid" 2> /dev/null; do wait "$pid"; done
 wait "$pid"

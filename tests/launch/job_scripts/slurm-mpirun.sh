@@ -17,7 +17,7 @@ export OUT=results/here
 rm -f "$OUT/requeue"
 
 trap 'kill -USR1 "$pid"' USR1
-python -m hvdtrain run -np 8 -- train digits --epochs 3 --out "$OUT" --resume auto &
+python -m hvdtrain run -np 8 -- train --epochs 3 --out "$OUT" --resume auto &
 pid=$!
 while kill -0 "$pid" 2> /dev/null; do wait "$pid"; done
 wait "$pid"

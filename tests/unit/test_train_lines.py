@@ -6,16 +6,18 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hvdtrain.train.report import closing_lines, device_text, epoch_line
-from hvdtrain.train.results import Metrics, Score, Seconds, Summary
+from hvdtrain.train.lines import closing_lines, decay_text, device_text, epoch_lines, values_text
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.results import Metrics, Seconds, Summary
 from hvdtrain.train.terminal import Terminal, on_terminal
 
-TRAIN = Metrics(3, 135, "train", 0.5, 0.8, 0.02, 1000.0)
-TEST = Metrics(3, 135, "test", 0.25, 0.9, 0.02, 5000.0)
+TRAIN = Metrics(3, 135, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 9.0)
+TEST = Metrics(3, 135, "test", {"loss": 0.25, "accuracy": 0.9}, 0.02, 5000.0, 9.5)
 
 
 def summary(digests: list[str]) -> Summary:
@@ -29,11 +31,14 @@ def summary(digests: list[str]) -> Summary:
         base_lr=0.02,
         scaled_lr=0.04,
         epochs=3,
-        final=Score(0.1, 0.9861),
+        final={"loss": 0.1, "accuracy": 0.9861},
         samples=4311,
         samples_per_second=2155.5,
         seconds=Seconds(2.0, 1.5, 0.5),
         weights_sha256=digests,
+        steps=135,
+        best=None,
+        ended="epochs",
     )
 
 
@@ -50,18 +55,55 @@ def test_devices(devices: list[str], text: str) -> None:
     assert device_text(devices) == text
 
 
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "text"),
+    [
+        ("constant", 5, ""),
+        ("cosine", 0, ", cosine"),
+        ("cosine", 2, ", cosine from epoch 2 on"),
+        ("step", 2, ", step after epochs 3,6"),
+        ("cosine", 9, ", no cosine: the warm-up (9 epochs) takes the whole run"),
+    ],
+)
+def test_how_the_rate_falls(schedule: str, warmup: float, text: str) -> None:
+    milestones = "3,6" if schedule == "step" else ""
+    options = TrainOptions(epochs=9, schedule=schedule, warmup_epochs=warmup, milestones=milestones)
+    assert decay_text(options, options.warmup_epochs) == text
+
+
 def test_epoch_line() -> None:
-    line = epoch_line(TRAIN, TEST, 12)
-    for part in (" 3/12", "0.5000", "80.00%", "0.2500", "90.00%", "lr 0.02", "1000 samples/s"):
-        assert part in line
+    (line,) = epoch_lines([TRAIN, TEST], 12)
+    assert line == (
+        "epoch  3/12  train loss 0.5000, accuracy 80.00%  test loss 0.2500, accuracy 90.00%  "
+        "lr 0.02  1000 samples/s"
+    )
+
+
+def test_an_evaluation_within_an_epoch() -> None:
+    (line,) = epoch_lines([replace(TEST, epoch=2.34567)], 9)
+    assert line.startswith("epoch 2.35/9  test loss 0.2500")
+    assert "train" not in line
+
+
+def test_what_is_no_number_is_not_printed() -> None:
+    values = {"loss": 0.5, "confusion": [[1.0, 0.0], [0.0, 1.0]], "top_5": 0.75}
+    assert values_text(values) == "loss 0.5000, top_5 0.7500"
 
 
 def test_closing_lines() -> None:
     text = "\n".join(closing_lines(summary(["ab", "ab"]), "runs/x", ["summary.json"]))
     for part in ("98.61%", "2156 samples/s", "computing 1.5 s", "communicating 0.5 s", "runs/x"):
         assert part in text
+    assert text.startswith("test accuracy 98.61%, loss 0.1000 after 3 epochs\n")
     assert "WARNING" not in text
     assert "WARNING" in "\n".join(closing_lines(summary(["ab", "cd"]), "runs/x", []))
+
+
+def test_closing_lines_without_test_samples_and_before_the_end() -> None:
+    best = {"name": "loss", "value": 0.25, "epoch": 1, "step": 45, "since": 2}
+    early = replace(summary(["ab"]), final={}, ended="early stop", best=best)
+    first, *_ = closing_lines(early, "runs/x", [])
+    assert first == "after 3 epochs, no better than loss 0.2500 after 1 epochs"
 
 
 def test_only_the_rank_that_speaks_prints(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,27 +1,17 @@
-"""Stopping early on request: a signal to any rank has all of them stop after the same step."""
+"""Signals that ask a rank to stop early."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-import time
 from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-import numpy as np
-
-from hvdtrain.buffer import Buffer
-from hvdtrain.core import operations
-from hvdtrain.core.context import Context
-from hvdtrain.types import ReduceOp
 from hvdtrain.world import OPEN_MPI, promised_world
 
-__all__ = ["Stop", "StopSignals", "stop_signals"]
-
-# How often ranks ask each other: a scheduler gives at least some seconds.
-_EVERY_SECONDS = 0.5
+__all__ = ["StopSignals", "stop_signals"]
 
 
 def stop_signals(environ: Mapping[str, str]) -> tuple[signal.Signals, ...]:
@@ -73,43 +63,3 @@ class StopSignals:
         except KeyError:  # a signal in the middle of __exit__ has given it back
             return
         signal.signal(number, signal.SIG_DFL if before is None else before)
-
-
-class Stop:
-    """Finds out after which step all ranks stop.
-
-    Args:
-        world: the ranks.
-        signals: those to this rank.
-
-    Attributes:
-        rank: the first rank that was asked; None as long as no rank knows of one.
-    """
-
-    def __init__(self, world: Context, signals: StopSignals) -> None:
-        self.rank: int | None = None
-        self._world, self._signals = world, signals
-        self._steps = self._left = 1
-        self._since = time.perf_counter()
-
-    def after_step(self) -> bool:
-        """Count a step; return whether to take another one (collective, the same on all ranks)."""
-        self._left -= 1
-        if self._left == 0:
-            self._ask()
-        return self.rank is None
-
-    def _ask(self) -> None:
-        """Exchange who was asked, and after how many steps to exchange it again."""
-        seconds = max(time.perf_counter() - self._since, 1e-6)
-        steps = max(1, int(self._steps * _EVERY_SECONDS / seconds))
-        topology = self._world.topology
-        first = topology.rank if self._signals.asked else topology.size
-        answer = np.array([steps, first], np.int64)
-        buffer = Buffer.from_array(answer)
-        operations.allreduce(
-            self._world.world, [buffer], [answer.shape], ReduceOp.MIN, "whether to stop"
-        ).run()
-        self._steps = self._left = int(answer[0])
-        self.rank = int(answer[1]) if answer[1] < topology.size else None
-        self._since = time.perf_counter()

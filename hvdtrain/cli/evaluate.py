@@ -1,0 +1,33 @@
+"""`hvdtrain evaluate`: measure what was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain.cli.trained import with_run_options
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("run", type=Path, metavar="RUN")
+@with_run_options
+def command(run: Path, checkpoint: str, **changes: Any) -> None:
+    """Measure the model of a run on its test samples, on all ranks: the same numbers on any number.
+
+    RUN is the directory of the run. Rank 0 prints one JSON object.
+    """
+    from hvdtrain.train.agree import on_this_rank
+    from hvdtrain.train.trained import open_run, options_of_run
+
+    options = options_of_run(run, checkpoint, changes)
+    built = open_run(options)
+    with on_this_rank():
+        values = built.loop.evaluate()
+    if built.world.topology.rank == 0:
+        told = {"checkpoint": options.resume, "samples": built.test_samples, **values}
+        click.echo(json.dumps(told))

@@ -1,0 +1,44 @@
+"""`hvdtrain predict`: use what was trained on files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain.cli.trained import with_run_options
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("run", type=Path, metavar="RUN")
+@click.argument("files", type=Path, nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "--out", type=Path, metavar="FILE", help="A .npy file for the outputs, instead of lines."
+)
+@with_run_options
+def command(
+    run: Path, files: tuple[Path, ...], checkpoint: str, out: Path | None = None, **changes: Any
+) -> None:
+    """Use the model of a run on the samples in files, on all ranks: the same numbers on any number.
+
+    RUN is the directory of the run. A FILE is what the recipe reads, an array [samples, ...] in
+    numpy's .npy where it says nothing else. Rank 0 prints one JSON object for each sample: its
+    class and the probability of it where the recipe names classes, else the outputs.
+    """
+    from hvdtrain.train.predictions import lines_of, predict_files, write_outputs
+    from hvdtrain.train.trained import open_run, options_of_run
+
+    built = open_run(options_of_run(run, checkpoint, changes))
+    if out is not None and out.suffix != ".npy":
+        raise click.UsageError(f"--out {out}: its name must end with .npy")
+    predicted = predict_files(built, files)
+    if built.world.topology.rank:
+        return
+    if out is not None:
+        write_outputs(out, predicted)
+        return
+    for line in lines_of(predicted, built.recipe.classes):
+        click.echo(line)

@@ -1,0 +1,41 @@
+"""Options of the commands that use what was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+__all__ = ["with_run_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_CHANGES = {
+    "--data-dir": (Path, "Where the recipe's data is now."),
+    "--recipe": (str, "Where the recipe's file is now, as FILE.py[:FUNCTION]."),
+    "--engine": (str, "What moves the figures."),
+    "--device": (str, "auto, cpu or cuda."),
+    "--workers": (int, "Loading processes per rank."),
+}
+
+
+def with_run_options(function: F) -> F:
+    """Have a command take a checkpoint, and the options of a run that may differ now."""
+
+    @wraps(function)
+    def called(**given: Any) -> Any:
+        return function(**{name: value for name, value in given.items() if value is not None})
+
+    wrapped: Any = called
+    for flag, (kind, text) in reversed(_CHANGES.items()):
+        wrapped = click.option(flag, type=kind, help=text)(wrapped)
+    return click.option(
+        "--checkpoint",
+        default="best",
+        show_default=True,
+        metavar="[best|newest|PATH]",
+        help="Which one; best is the newest where nothing was evaluated.",
+    )(wrapped)

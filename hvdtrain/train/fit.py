@@ -1,0 +1,55 @@
+"""Training from Python."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.results import Summary
+from hvdtrain.train.session import train
+
+__all__ = ["fit"]
+
+
+def fit(recipe: str | Path | Callable[..., Recipe], **options: Any) -> Summary | None:
+    """Train a recipe on all ranks of this job; on one, without a launcher (collective).
+
+        fit(recipe, set={"width": 96}, epochs=20, checkpoint_every="10 minutes")
+
+    Args:
+        recipe: a function that returns a Recipe, called once random generators are seeded; or as on
+            the command line a built-in name or FILE.py[:FUNCTION].
+        options: those of `python -m hvdtrain train`, with _ for -; `set` has the arguments of the
+            function.
+
+    Returns:
+        What summary.json says; None where a signal has stopped the run before its end.
+
+    Raises:
+        TypeError: there is no such option.
+        UsageError: an option makes no sense, or does not fit the world, the data or the directory.
+        TrainingError: the ranks' weights differ, or a loss or gradient is not finite.
+    """
+    for name in ("out", "data_dir"):
+        if isinstance(options.get(name), str):
+            options[name] = Path(options[name])
+    if not callable(recipe):
+        return train(TrainOptions(recipe=str(recipe), **options))
+    asked = TrainOptions(recipe=_place(recipe), **options)
+    data_dir = {} if asked.data_dir is None else {"data_dir": asked.data_dir}
+    return train(asked, partial(recipe, **asked.set, **data_dir))
+
+
+def _place(function: Callable[..., Recipe]) -> str:
+    """Say where a function is, for the books of the run and to find it again."""
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:
+        file = None
+    name = getattr(function, "__name__", "recipe")
+    return f"{file if file and file.endswith('.py') else 'session.py'}:{name.strip('<>')}"

@@ -1,0 +1,35 @@
+"""Runs commands of hvdtrain one after the other in one world: commands_worker.py COMMANDS.
+
+COMMANDS is a JSON list of lists of words. Each rank reports for each its exit code ("raised" where
+it ended in a traceback), and what it printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import traceback
+from typing import Any
+
+from ranks import report
+
+from hvdtrain.cli.main import main
+
+
+def run(words: list[str]) -> dict[str, Any]:
+    out, err, code = io.StringIO(), io.StringIO(), None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(words)
+        except SystemExit as leaving:
+            code = leaving.code
+        except Exception:
+            code = "raised"
+            traceback.print_exc()
+    return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
+
+
+commands = json.loads(sys.argv[1])
+report(len(commands), [run(words) for words in commands])

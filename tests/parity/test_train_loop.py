@@ -1,0 +1,176 @@
+"""What the loop does on the way, on three ranks: evaluate, save, stop early, watch the ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import run_ranks
+from run_files import metrics_of, summary_of
+
+from hvdtrain.data.sharding import epoch_permutation
+from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
+from hvdtrain.train.checkpoint.file import load_checkpoint
+from hvdtrain.train.checkpoint.names import place_of
+
+WORKER = Path(__file__).with_name("train_worker.py")
+SIZE = 3
+POISON = 37  # of train_recipes.py
+
+COMMON: dict[str, Any] = {"lr_scaling": "none", "device": "cpu", "seed": 3}
+# 12 samples in steps of 4: an epoch has three of them.
+VALLEY = {
+    **COMMON,
+    "kind": "valley",
+    "dtype": "float64",
+    "momentum": 0.0,
+    "lr": 0.1,
+    "global_batch_size": 4,
+    "epochs": 50,
+    "evaluate_every": "2 steps",
+    "checkpoint_every": "4 steps",
+    "keep_checkpoints": 2,
+}
+# 100 samples: 9 steps.
+NOISY = {**COMMON, "kind": "noisy", "global_batch_size": 12, "epochs": 2}
+POISONED = {**NOISY, "kind": "poisoned", "optimizer": "adam", "ema": 0.9}
+CASES: dict[str, dict[str, Any]] = {
+    "valley": {**VALLEY, "early_stop": 3},
+    "on": {**VALLEY, "early_stop": 4, "resume": "auto", "out": "valley"},
+    "timed": {
+        **NOISY,
+        "kind": "slow",
+        "eager": True,
+        "epochs": 3,
+        "checkpoint_every": "0.1 seconds",
+        "evaluate_every": "0.2 seconds",
+        "keep_checkpoints": 2,
+    },
+    "drifting": {
+        **COMMON,
+        "kind": "drifting",
+        "global_batch_size": 500,
+        "epochs": 2,
+        "watch_every": 5,
+    },
+    "poisoned": POISONED,
+    "skipping": {**POISONED, "non_finite": "skip"},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]], str]:
+    """Run all cases in one launch.
+
+    Returns:
+        Their directory, by name what each rank reported, and what was said on stderr.
+    """
+    directory = tmp_path_factory.mktemp("loop")
+    cases = [
+        {**case, "out": str(directory / case.get("out", name))} for name, case in CASES.items()
+    ]
+    done = run_ranks(WORKER, SIZE, args=[json.dumps(cases)], timeout_seconds=120)
+    by_case = zip(*done.results, strict=True)
+    results = {name: list(found) for name, found in zip(CASES, by_case, strict=True)}
+    return directory, results, done.stderr
+
+
+def test_the_best_evaluation_and_the_end_are_the_same_on_every_rank(runs: Any) -> None:
+    """After step t the weight is -t/10, and the test loss (0.42 - t/10)², least at step 4."""
+    directory, results = runs[0] / "valley", runs[1]["valley"]
+    for result in results:
+        assert (result["steps"], result["epochs"], result["ended"]) == (10, 3, "early stop")
+        value = pytest.approx(0.02**2)
+        best = {"name": "loss", "value": value, "epoch": 4 / 3, "step": 4, "since": 3}
+        assert result["best"] == best
+        assert result["final"] == {"loss": pytest.approx(0.58**2)}
+    assert results[0]["saves"] == [2, 4, 8, 10]  # the better ones, each fourth, and the last
+    assert [result["saves"] for result in results[1:]] == [[], []]
+    goes_on = runs[1]["on"][0]
+    assert (goes_on["steps"], goes_on["best"]["step"], goes_on["best"]["since"]) == (12, 4, 4)
+    assert goes_on["saves"] == [12]
+    kept = best_file(directory)
+    assert kept is not None
+    assert place_of(kept) == (1, 4)
+    assert float(load_checkpoint(kept, "pt")["model"]["weight"]) == pytest.approx(-0.4)
+    assert [place_of(path) for path in checkpoint_files(directory)] == [(4, 0), (3, 4)]
+
+
+def test_evaluations_within_an_epoch_are_told(runs: Any) -> None:
+    lines = metrics_of(runs[0] / "valley")
+    tests = [line for line in lines if line["split"] == "test"]
+    assert [line["step"] for line in tests] == [2, 4, 6, 8, 10, 12]
+    assert [line["epoch"] for line in tests] == [0.666667, 1.333333, 2, 2.666667, 3.333333, 4]
+    for line in tests:
+        assert line["loss"] == pytest.approx((0.42 - line["step"] / 10) ** 2)
+    trained = [line for line in lines if line["split"] == "train"]
+    # A step's loss is the weight before it.
+    assert [(line["step"], line["epoch"]) for line in trained] == [(3, 1), (6, 2), (9, 3), (12, 4)]
+    means = [-0.1 * (3 * epoch - 2) for epoch in (1, 2, 3, 4)]
+    assert [line["loss"] for line in trained] == pytest.approx(means)
+    times = [line["seconds"] for line in lines]
+    assert times == sorted(times)
+
+
+def test_checkpoints_by_the_clock(runs: Any) -> None:
+    saves = runs[1]["timed"][0]["saves"]
+    assert saves == sorted(set(saves))
+    assert saves[-1] == 27
+    assert len(saves) >= 3
+    places = [divmod(step, 9) for step in saves[-2:]]
+    expected = [(epoch, 12 * step) for epoch, step in reversed(places)]
+    directory = runs[0] / "timed"
+    assert [place_of(path) for path in checkpoint_files(directory)] == expected
+    tests = [line["step"] for line in metrics_of(directory) if line["split"] == "test"]
+    assert tests
+    assert tests[-1] <= 27
+
+
+def test_a_rank_whose_weights_moved_is_named(runs: Any) -> None:
+    """Rank 1 moves one by 1e-6 after step 3; the ranks are compared after step 5."""
+    for result in runs[1]["drifting"]:
+        assert result["failed"] == (
+            "step 5: weight 'model.0.weight' on rank 1 is not that of the other 2 ranks "
+            f"(1 of {result['failed'].split()[-3]} checksums differ)"
+        )
+
+
+def poisoned_step(epoch: int) -> tuple[int, int]:
+    """Return the step of an epoch, from 0, and the rank that take the sample."""
+    order = epoch_permutation(100, COMMON["seed"], epoch).tolist()
+    step, place = divmod(order.index(POISON), 12)
+    size = min(12, 100 - 12 * step)
+    return step, next(rank for rank in range(SIZE) if place < (rank + 1) * size // SIZE)
+
+
+def test_a_sample_that_is_no_number_stops_the_run(runs: Any) -> None:
+    step, rank = poisoned_step(0)
+    for result in runs[1]["poisoned"]:
+        assert result["failed"].startswith(f"step {step + 1}: the loss is nan on rank {rank}. ")
+        assert "--non-finite skip" in result["failed"]
+    assert not (runs[0] / "poisoned" / "summary.json").exists()
+
+
+def test_or_is_left_out_and_told(runs: Any) -> None:
+    for result in runs[1]["skipping"]:
+        assert result["steps"] == 18
+        assert np.isfinite(result["final"]["loss"])
+    told = [line for line in runs[2].splitlines() if "left out" in line]
+    expected = [
+        (9 * epoch + step + 1, rank) for epoch in (0, 1) for step, rank in [poisoned_step(epoch)]
+    ]
+    assert told == [
+        f"hvdtrain: step {step}: the loss is nan on rank {rank}; the step is left out"
+        for step, rank in expected
+    ]
+    directory = runs[0] / "skipping"
+    lines = [line for line in metrics_of(directory) if line["split"] == "train"]
+    assert [line["step"] for line in lines] == [9, 18]
+    assert len(set(summary_of(directory)["weights_sha256"])) == 1
+    content = load_checkpoint(checkpoint_files(directory)[0], "pt")
+    assert all(tensor.isfinite().all() for tensor in content["model"].values())
+    # Adam has not counted the steps that were left out.
+    assert {int(state["step"]) for state in content["optimizer"]["state"].values()} == {16}

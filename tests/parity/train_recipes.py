@@ -1,0 +1,191 @@
+"""What train_worker.py trains: functions by the names that its cases call their kinds."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+import hvdtrain.torch as hvd
+from hvdtrain.data.dataset import Samples
+from hvdtrain.errors import UsageError
+from hvdtrain.train.metrics import Accuracy
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.digits import recipe as plain
+from hvdtrain.train.recipes.losses import cross_entropy
+
+__all__ = [
+    "Watched",
+    "damaged",
+    "drifting",
+    "mapped",
+    "noisy",
+    "plain",
+    "poisoned",
+    "scarce",
+    "short",
+    "slow",
+    "streamed",
+    "valley",
+    "watched",
+]
+
+
+class Watched(nn.Module):
+    """A model of numbered samples that notes which of them it has seen."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+        self.seen: dict[str, list[int]] = {"train": [], "test": []}
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen["train" if self.training else "test"] += inputs[:, 0].int().tolist()
+        scores: torch.Tensor = self.layers(inputs / 100)
+        return scores
+
+
+class Drifting(nn.Module):
+    """The digits model, except that rank 1's weights move a little in the first evaluation."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.moved = hvd.rank() != 1
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not self.training and not self.moved:
+            self.moved = True
+            next(self.parameters()).view(-1)[0] += 1e-6
+        scores: torch.Tensor = self.model(inputs)
+        return scores
+
+
+class Sinking(nn.Module):
+    """One weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.weight * inputs[:, 0]
+
+
+class Random:
+    """Samples that are another each time that they are asked for."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        chance = random.random() + float(np.random.rand()) + torch.rand(4)
+        return chance + index / 100, index % 2
+
+
+class Damaged(Random):
+    """The last sample cannot be read."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == 99:
+            raise UsageError("sample 99 is damaged: mend it")
+        return super().__getitem__(index)
+
+
+class Stream:
+    """Samples one after the other, in another order each epoch."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._epoch = count, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        for number in range(self._count):
+            index = (number * 7 + self._epoch) % self._count
+            yield torch.full((1,), float(index)), index % 2
+
+
+def numbered(start: int, count: int) -> Samples:
+    numbers = np.arange(start, start + count)
+    return Samples(numbers[:, None].astype(np.float32), (numbers % 2).astype(np.int64))
+
+
+def watched(samples: int = 9) -> Recipe:
+    """A linear model on samples that are numbered from 0, tested on 5, numbered from 100."""
+    model = Watched(nn.Linear(1, 2))
+    train, test = numbered(0, samples), numbered(100, 5)
+    return Recipe(model, train, cross_entropy(0.0), test, metrics={"accuracy": Accuracy()})
+
+
+def scarce() -> Recipe:
+    """Fewer samples to train on than ranks."""
+    return watched(2)
+
+
+def noisy() -> Recipe:
+    """A network with dropout on 100 numbered samples."""
+    layers = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 2))
+    return replace(watched(100), model=Watched(layers))
+
+
+def slow() -> Recipe:
+    """Steps of 20 ms at least."""
+    recipe = noisy()
+    recipe.model.register_forward_pre_hook(lambda *_: time.sleep(0.02))
+    return recipe
+
+
+def poisoned() -> Recipe:
+    """Sample 37 is not a number."""
+    recipe = noisy()
+    recipe.train.inputs[37] = np.nan
+    return recipe
+
+
+def drifting() -> Recipe:
+    recipe = plain()
+    return replace(recipe, model=Drifting(recipe.model))
+
+
+def mapped() -> Recipe:
+    """Samples and changes of them that are drawn at random, from a map-style data set."""
+    layers = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+    return Recipe(
+        layers,
+        Random(),
+        cross_entropy(0.0),
+        test=Random(),
+        augment=lambda inputs, generator: inputs * generator.uniform(0.5, 1.5),
+    )
+
+
+def damaged() -> Recipe:
+    return replace(mapped(), train=Damaged(), test=None)
+
+
+def streamed(count: int = 60) -> Recipe:
+    """An iterable that yields so many of the 50 samples of an epoch."""
+    return replace(watched(), train=Stream(count), samples_per_epoch=50)
+
+
+def short() -> Recipe:
+    return streamed(47)
+
+
+def valley() -> Recipe:
+    """A weight that loses the learning rate in each step; the test loss is (weight + 0.42)²."""
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.where(targets == 0, outputs, (outputs + 0.42).square()).mean()
+
+    def samples(count: int, label: int) -> Samples:
+        return Samples(np.ones((count, 1), np.float32), np.full(count, label))
+
+    return Recipe(Sinking(), samples(12, 0), loss, test=samples(5, 1))

@@ -1,0 +1,154 @@
+"""Snapshots of torch: what was there when they were taken, whatever training does meanwhile."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from hvdtrain.train.checkpoint.directory import newest_good
+from hvdtrain.train.checkpoint.saver import Saver
+from hvdtrain.train.digest import weights_digest
+from hvdtrain.train.frameworks.torch_state import TorchState
+
+
+class Net(nn.Module):
+    """Has what is saved in other ways: tied, frozen, channels-last and half weights, buffers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        convolution = nn.Conv2d(3, 4, 3)
+        convolution.weight.data = convolution.weight.data.contiguous(
+            memory_format=torch.channels_last
+        )
+        self.body = nn.Sequential(convolution, nn.BatchNorm2d(4), nn.Flatten())
+        self.head = nn.Linear(4, 4)
+        self.tied = self.head
+        self.scale = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        self.slow = nn.Parameter(torch.zeros(4), requires_grad=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.slow.add_(1)  # as a momentum encoder does
+        result: torch.Tensor = self.tied(self.head(self.body(inputs))) * self.scale.float()
+        return result
+
+
+class Training:
+    """A model with an optimizer, averages of its weights and a scaler of its loss."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.model = Net(seed)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, amsgrad=True)
+        self.averages = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        extras = {"ema": self.averages, "scaler": self.scaler}
+        self.state = TorchState(self.model, self.optimizer, extras)
+
+    def backward(self, step: int) -> None:
+        inputs = torch.randn(5, 3, 3, 3, generator=torch.Generator().manual_seed(step))
+        self.optimizer.zero_grad()
+        self.scaler.scale(self.model(inputs).square().mean()).backward()
+
+    def step(self, step: int) -> None:
+        self.backward(step)
+        self.state.settle()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.averages.update_parameters(self.model)
+
+    def content(self) -> dict[str, Any]:
+        """Return all there is, in memory of its own."""
+        return copy.deepcopy(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "extras": {"ema": self.averages.state_dict(), "scaler": self.scaler.state_dict()},
+            }
+        )
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list):
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    else:
+        assert one == other
+
+
+def test_a_snapshot_is_of_the_moment_it_was_taken() -> None:
+    training = Training()
+    for step in range(3):
+        training.step(step)
+    expected, snapshot = training.content(), training.state.snapshot()
+    training.backward(3)
+    assert not torch.equal(expected["model"]["slow"], training.model.slow)
+    training.state.settle()
+    with torch.no_grad():
+        for tensor in (*training.model.parameters(), *training.averages.parameters()):
+            tensor.fill_(7)
+    for state in training.optimizer.state.values():
+        state["exp_avg"].fill_(7)
+    assert_same(expected, snapshot.content())
+
+
+def test_what_only_a_step_changes_is_copied_later() -> None:
+    """So there is something that settle() waits for."""
+    training = Training()
+    training.step(0)
+    snapshot = training.state.snapshot()
+    with torch.no_grad():
+        for model in (training.model, training.averages.module):
+            model.get_parameter("head.weight").fill_(7)
+    content = snapshot.content()
+    assert content["model"]["head.weight"].eq(7).all()
+    assert content["extras"]["ema"]["module.head.weight"].eq(7).all()
+
+
+def test_the_memory_of_snapshots_is_used_again() -> None:
+    training = Training()
+    training.step(0)
+    training.state.reserve()
+    places = [
+        {name: t.data_ptr() for name, t in training.state.snapshot().content()["model"].items()}
+        for _ in range(2)
+    ]
+    assert places[0] == places[1]
+
+
+def test_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
+    whole, saver = Training(), Saver(tmp_path, keep=2)
+    for step in range(8):
+        if step in (2, 5):
+            saver.save(0, step, whole.state, {"epoch": 0})
+        whole.step(step)
+    saver.finish()
+    resumed = Training(seed=9)
+    content = newest_good(tmp_path, "pt").content
+    resumed.state.load(content)
+    for step in range(5, 8):
+        resumed.step(step)
+    assert weights_digest(resumed.state.weights()) == weights_digest(whole.state.weights())
+    assert_same(whole.content(), resumed.content())
+
+
+def test_other_extras_are_refused() -> None:
+    training = Training()
+    training.step(0)
+    content = training.state.snapshot().content()
+    other = TorchState(training.model, training.optimizer, {"ema": training.averages})
+    with pytest.raises(ValueError, match=r"it has ema, scaler, and this run ema: give --ema"):
+        other.load(content)
