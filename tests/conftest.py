@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from leaks import MARK, Snapshot, leaks, restore
 
 _PATIENCE_SECONDS = 5.0
@@ -26,6 +27,9 @@ _MPI_LIBRARY = (
 def pytest_configure(config: pytest.Config) -> None:
     """Mark all that the tests start, so that what they leave behind can be found."""
     os.environ[MARK] = uuid.uuid4().hex
+    # Tests beside each other share the cores: how long an example takes says nothing.
+    settings.register_profile("shared", deadline=None)
+    settings.load_profile("shared")
     # A shell has its background jobs ignore Ctrl-C, and all that they start inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
