@@ -59,6 +59,8 @@ def _load(path: Path) -> ModuleType:
         raise UsageError(f"recipe {path} cannot be read: {error.strerror}") from error
     except SyntaxError as error:
         raise _no_python(error, path) from error
+    except ValueError as error:  # what Python 3.11.3 and before say of null bytes
+        raise UsageError(f"recipe {path} is no Python: {error}") from error
     sys.modules[module.__name__] = module
     with _neighbours_of(path):
         try:

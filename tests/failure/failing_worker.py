@@ -92,6 +92,7 @@ def train(fault: Callable[[], None]) -> None:
         if step == 3:
             if hvd.rank() == 0:
                 print("step 3", flush=True)
+            hvd.barrier()  # nobody goes wrong before that is said
             if hvd.rank() == 1 or fault in EVERYWHERE:
                 fault()
         optimizer.zero_grad()
