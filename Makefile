@@ -4,7 +4,7 @@ PYTHON ?= python3
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help train environments test bench lint clean FORCE
+.PHONY: help train environments test test-gpu bench lint clean FORCE
 
 # What is installed is tested: a path to the checkout must not leak into the environments.
 unexport PYTHONPATH PYTHONHOME
@@ -21,11 +21,15 @@ HOROVOD ?= $(if $(shell command -v $(COMPILERS)),.venv-horovod)
 TENSORFLOW ?= .venv-tensorflow
 # Where Debian's Open MPI 4 is installed, its launcher and hostfiles are tested, too.
 OPENMPI4 ?= $(if $(shell mpirun.openmpi --version 2> /dev/null | grep ' 4[.]'),.venv-openmpi4)
-# Of `make bench`: its options, for example make bench ARGS=--quick
+# Of `make bench` and `make test-gpu`: options, for example make bench ARGS=--quick
 ARGS ?=
+# An environment with torch for CUDA, Open MPI, pytest, hypothesis and setuptools; nothing is downloaded.
+PYTHON_GPU ?= $(PYTHON)
+# Plugins that happen to be there must not take part.
+PYTEST_GPU = PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON_GPU) -m pytest -m gpu
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 
 train: .venv/installed ## install into .venv and train the digits network on two ranks
 	.venv/bin/python -m hvdtrain run -np 2
@@ -40,6 +44,13 @@ test: environments ## build the wheel, install it and run all tests
 	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
 	  HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
 	  .venv-test/bin/pytest -n 2 --dist loadfile --durations=20
+
+test-gpu: ## run the tests that need a GPU: make test-gpu PYTHON_GPU=/path/to/python3
+	$(PYTHON_GPU) -m pip install --quiet --no-index --no-deps --no-build-isolation \
+	  --force-reinstall .
+	@rm -rf build hvdtrain.egg-info
+	$(PYTEST_GPU) --durations=0 --gpu-record=docs/gpu-record.json $(ARGS) \
+	  $$(grep -rl 'mark[.]gpu' tests --include='test_*.py')
 
 # What is installed is measured: Python would else find the checkout first, which has no kernel.
 bench: .venv-test/installed $(HOROVOD:%=%/installed) ## compare with Horovod, DDP, gloo and mpi4py
@@ -131,4 +142,6 @@ endef
 	@echo "make: installing TensorFlow into $(@D): a minute the first time"
 	$(beside_test)
 	@$(@D)/bin/pip install --quiet --constraint constraints.txt tensorflow-cpu jax
+	@# It asks for `tensorflow`, which the CPU build is not.
+	@$(@D)/bin/pip install --quiet --constraint constraints.txt --no-deps tf-keras
 	@touch $@

@@ -30,6 +30,8 @@ class Config:
             data; below 2^31, the largest count that every MPI takes.
         shared_memory: HVDTRAIN_SHARED_MEMORY, whether ranks of a node reduce in shared memory: "0"
             is no, "1" is yes, and "numpy" is with numpy even where the compiled kernel is.
+        halves_in_float32: HVDTRAIN_HALVES_IN_FLOAT32, whether engine nccl adds half types in
+            float32, which is slower and rounded once; one rank's word is enough.
         deterministic: HVDTRAIN_DETERMINISTIC, whether sums are added in one fixed order.
         timeline: HVDTRAIN_TIMELINE or HOROVOD_TIMELINE, the file for a timeline of the whole
             job; "DYNAMIC" is Horovod's word for none before start_timeline().
@@ -41,6 +43,8 @@ class Config:
         stall_shutdown_seconds: HVDTRAIN_STALL_SHUTDOWN_SECONDS, when the job ends for it; 0 for
             never. Without it HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         stall_stacks: HVDTRAIN_STALL_STACKS, whether the Python stacks of all ranks follow.
+        abort_on_thread_exception: HVDTRAIN_ABORT_ON_THREAD_EXCEPTION, whether an uncaught exception
+            in any Python thread ends the job, instead of one in the main thread or hvdtrain's only.
     """
 
     engine: str = "auto"
@@ -48,12 +52,14 @@ class Config:
     first_bucket_bytes: int = 1 << 20
     chunk_bytes: int = 1 << 30
     shared_memory: str = "1"
+    halves_in_float32: bool = False
     deterministic: bool = False
     timeline: str = "DYNAMIC"
     timeline_mark_cycles: bool = False
     stall_seconds: float = 60
     stall_shutdown_seconds: float = 0
     stall_stacks: bool = False
+    abort_on_thread_exception: bool = False
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
@@ -74,12 +80,16 @@ class Config:
             shared_memory=_choice(
                 environ, "HVDTRAIN_SHARED_MEMORY", cls.shared_memory, ("0", "1", "numpy")
             ),
+            halves_in_float32=_switch(environ, "HVDTRAIN_HALVES_IN_FLOAT32", cls.halves_in_float32),
             deterministic=_switch(environ, "HVDTRAIN_DETERMINISTIC", cls.deterministic),
             timeline=_either(environ, "TIMELINE", cls.timeline),
             timeline_mark_cycles=_either(environ, "TIMELINE_MARK_CYCLES", "0") != "0",
             stall_seconds=_stall_seconds(environ, cls.stall_seconds),
             stall_shutdown_seconds=_stall_shutdown_seconds(environ, cls.stall_shutdown_seconds),
             stall_stacks=_switch(environ, "HVDTRAIN_STALL_STACKS", cls.stall_stacks),
+            abort_on_thread_exception=_switch(
+                environ, "HVDTRAIN_ABORT_ON_THREAD_EXCEPTION", cls.abort_on_thread_exception
+            ),
         )
 
 

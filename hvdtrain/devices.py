@@ -10,6 +10,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 
 __all__ = [
+    "MASKS",
     "Device",
     "DeviceWish",
     "device_index",
@@ -20,7 +21,7 @@ __all__ = [
 
 _INDEX = re.compile("[0-9]{1,4}")
 # Each layer of a GPU's software has its own, and counts among what the one below has left over.
-_MASKS = (
+MASKS = (
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
@@ -100,7 +101,7 @@ def no_gpus(framework: str, environ: Mapping[str, str]) -> UsageError:
         framework: that looked for them.
         environ: may have masks that hide them.
     """
-    masks = [f"{name}={environ[name]}" for name in _MASKS if name in environ]
+    masks = [f"{name}={environ[name]}" for name in MASKS if name in environ]
     hidden = f" ({', '.join(masks)})" if masks else ""
     return UsageError(
         f"--device cuda: {framework} sees no GPU here{hidden}: use --device cpu or auto"

@@ -19,6 +19,8 @@ __all__ = [
     "OneRankError",
     "PeerFailureError",
     "RecipeError",
+    "SystemLimitError",
+    "TooManyPassesError",
     "TrainingError",
     "UnsupportedError",
     "UsageError",
@@ -73,6 +75,22 @@ class UnsupportedError(HvdtrainError, ValueError):
     """The engine lacks this operation, element type or device; Horovod's is a ValueError."""
 
 
+class TooManyPassesError(HvdtrainError, AssertionError):
+    """Gradients were computed more often than backward_passes_per_step before step().
+
+    Args:
+        name: of a parameter.
+        passes: backward passes for each step.
+    """
+
+    def __init__(self, name: str, passes: int) -> None:
+        super().__init__(
+            f"the gradient of {name!r} was computed more than backward_passes_per_step={passes} "
+            "times before step(): call optimizer.step() or optimizer.zero_grad() in between, or "
+            "increase it"
+        )
+
+
 class RecipeError(HvdtrainError):
     """The user's own recipe raised; the cause is what, with a traceback that begins there."""
 
@@ -81,6 +99,10 @@ class UsageError(HvdtrainError):
     """Bad input from a person: reported as one line, without a traceback."""
 
     exit_code = EXIT_USAGE
+
+
+class SystemLimitError(UsageError):
+    """A rank may have no more files or memory; every rank that it concerns raises the same."""
 
 
 class OneRankError(UsageError):

@@ -26,8 +26,12 @@ class Memory:
 
 
 def find_memory() -> Memory:
-    """Look at the memory of the machine and of this process's control groups (local)."""
-    text = read_file(Path("/proc/meminfo")) or ""
+    """Look at the memory of the machine and of this process's control groups (local).
+
+    Raises:
+        OSError: the system does not tell.
+    """
+    text = Path("/proc/meminfo").read_text(encoding="ascii")
     fields = dict(line.split(":", 1) for line in text.splitlines())
     machine, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     groups = own_groups()

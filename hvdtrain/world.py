@@ -76,5 +76,5 @@ def idle_tasks(environ: Mapping[str, str]) -> int:
 
 
 def under_launcher(environ: Mapping[str, str]) -> bool:
-    """Tell whether a launcher started this process, as far as variables can tell."""
+    """Return whether a launcher started this process, as far as variables can tell."""
     return promised_world(environ) is not None or any(name in environ for name in _MARKERS)

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+from gpu_record import GpuRecord
 from hypothesis import settings
 from leaks import MARK, Snapshot, leaks, restore
 
@@ -24,6 +25,11 @@ _MPI_LIBRARY = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what `make test-gpu` gives."""
+    parser.addoption("--gpu-record", metavar="FILE", help="write here how tests on a GPU ended")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Mark all that the tests start, so that what they leave behind can be found."""
     os.environ[MARK] = uuid.uuid4().hex
@@ -32,6 +38,20 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("shared")
     # A shell has its background jobs ignore Ctrl-C, and all that they start inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    record = config.getoption("--gpu-record")
+    if record and not hasattr(config, "workerinput"):  # a worker of xdist writes none
+        versions = {name: _version(name) for name in _HEADER_PACKAGES}
+        versions["mpi"] = _mpi_library(sys.executable)
+        config.pluginmanager.register(GpuRecord(Path(record), versions))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where none is."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -13,6 +13,8 @@ __all__ = ["faults"]
 _FOUNDATIONS = {
     *(
         "",
+        "arithmetic",
+        "arrays",
         "buffer",
         "config",
         "control_groups",
@@ -20,6 +22,7 @@ _FOUNDATIONS = {
         "errors",
         "memory",
         "patience",
+        "streams",
         "topology",
     ),
     *("types", "world"),

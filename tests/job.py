@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from own_time import OwnTime
+
 __all__ = ["RESULTS", "Completed", "Job", "rank_of"]
 
 RESULTS = "HVDTRAIN_TEST_RESULTS"
 _MARK = "HVDTRAIN_TEST_JOB"
 _TESTS = Path(__file__).resolve().parent
 _GRACE_SECONDS = 5.0
+_LONGEST_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -139,10 +142,11 @@ class Job:
             time.sleep(0.01)
 
     def assert_nothing_left(self, timeout_seconds: float = _GRACE_SECONDS) -> None:
-        """Fail if a process of this job is alive after a moment of grace."""
-        deadline = time.monotonic() + timeout_seconds
+        """Fail if a process of this job is alive after a moment of grace, in which it could run."""
+        passed = OwnTime()
         while left := self.pids():
-            if time.monotonic() > deadline:
+            passed.count(left)
+            if passed.seconds > timeout_seconds or passed.wall_seconds > _LONGEST_SECONDS:
                 self.stop()
                 self.fail(f"processes {left} outlived the job")
             time.sleep(0.02)

@@ -110,7 +110,7 @@ def rows(case: Case) -> list[Row]:
 
 
 def is_trustworthy(case: Case) -> bool:
-    """Tell whether the same code, run under two names, showed no difference."""
+    """Return whether the same code, run under two names, showed no difference."""
     if not case.again:
         return True
     return not compare(case.values[case.base], case.values[case.again]).differs

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log2
 
-from hvdtrain.core.bucket_size import fit_cost
+from hvdtrain.core.gradients.bucket_size import fit_cost
 
 __all__ = ["PRESETS", "Link", "allreduce_seconds", "fit_link", "hierarchical_seconds"]
 

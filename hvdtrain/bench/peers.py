@@ -141,13 +141,14 @@ class Peers:
             Peer("hvd.allreduce", self.library, lambda x: hvd.allreduce(x, name="x", op=hvd.Sum)),
             Peer("hvd.allreduce_", self.library, lambda x: hvd.allreduce_(x, name="x", op=hvd.Sum)),
             replace(
-                self.engine("engine mpi, its memory"), memory=torch.from_numpy(memory.view("f4"))
+                self.engine("engine mpi, its memory"),
+                memory=torch.as_tensor(memory).view(torch.float32),
             ),
             Peer(
                 "engine mpi with numpy, its memory",
                 f"{self._version} with numpy",
                 _engine_reduce(self._numpy.communicator),
-                memory=torch.from_numpy(numpys.view("f4")),
+                memory=torch.as_tensor(numpys).view(torch.float32),
             ),
             Peer(
                 "engine mpi, deterministic",

@@ -21,8 +21,8 @@ from hvdtrain.bench.sums import sum_contender
 from hvdtrain.bench.trainer import Trainer, bare, first_weights
 from hvdtrain.bench.turns import Contender, take_turns
 from hvdtrain.core import context
-from hvdtrain.core.plan import ParameterSpec, make_plan
-from hvdtrain.core.reducer import agree_on_bucket_size
+from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
+from hvdtrain.core.gradients.planning import agree_on_bucket_size
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.tensors.torch import as_buffer
 from hvdtrain.types import DType
@@ -68,7 +68,7 @@ def measure_profile(
 
 
 def _measure_link(ranks: Ranks, peers: Peers, settings: Settings) -> list[tuple[int, float]]:
-    memory = torch.from_numpy(peers.communicator.empty(max(_LINK_BYTES)).view("f4"))
+    memory = torch.as_tensor(peers.communicator.empty(max(_LINK_BYTES))).view(torch.float32)
     peer: Peer = peers.engine("engine mpi")
     points = []
     for nbytes in _LINK_BYTES:
@@ -90,9 +90,9 @@ def _measure_model(
     model = MODELS[key]
     weights = first_weights(model)
     batch = model.make_batch(model.batch, seed=ranks.rank)
-    memory = peers.communicator.empty(sum(weight.nbytes for weight in weights)).view("f4")
+    memory = peers.communicator.empty(sum(weight.nbytes for weight in weights))
     own = Trainer(model, weights, batch, bare, ranks.rank)
-    phases = _Phases(own, torch.from_numpy(memory), peers.communicator)
+    phases = _Phases(own, torch.as_tensor(memory).view(torch.float32), peers.communicator)
     trainer = Trainer(model, weights, batch, with_hvdtrain, ranks.rank)
     contenders = [
         Contender(

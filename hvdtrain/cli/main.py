@@ -20,6 +20,7 @@ _COMMANDS = {
     "predict": "Use what was trained, on files.",
     "run": "Start ranks with the mpirun that belongs to the installed MPI.",
     "report": "Write one HTML page about runs: curves, where the time went, options.",
+    "timeline": "Make one timeline of what the ranks of a job that failed have left.",
     "hosts": "Read the hosts of a file or a job, check them, write them for a launcher.",
     "job": "Write the script of a job for a scheduler, to be submitted there.",
     "script": "Run a script, with hvdtrain in the place of a Horovod that is not installed.",

@@ -117,9 +117,10 @@ def _run(line: LaunchCommand) -> int:
             os.makedirs(line.folder, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make a folder: {error}") from None
-    with session_folder(os.environ) as folder:
+    with session_folder(os.environ) as session:
+        environ = {SESSION: session.folder, **os.environ, **line.variables}
         try:
-            code = run_to_the_end(line.argv, {SESSION: folder, **os.environ, **line.variables})
+            code = run_to_the_end(line.argv, environ, [session.lifeline])
         except OSError as error:
             raise UsageError(f"{line.argv[0]} cannot be started: {error}") from None
     if code != 0 and line.folder is not None:

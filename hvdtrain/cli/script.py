@@ -49,7 +49,7 @@ def _python_path(inherited: str | None) -> str:
 
 
 def _horovod_is_installed() -> bool:
-    """Tell whether a script finds a Horovod, which it does not in this process's directory."""
+    """Return whether a script finds a Horovod, which it does not in this process's directory."""
     path = [entry for entry in sys.path if entry not in (_FOLDER, os.getcwd())]
     spec = PathFinder.find_spec("horovod", path)
     return spec is not None and spec.origin is not None  # any folder of that name has a spec

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain.core.agreement import exchange
+from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.exits import say
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.topology import Topology

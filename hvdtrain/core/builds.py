@@ -17,32 +17,32 @@ __all__ = [
 
 
 def mpi_built() -> bool:
-    """Tell whether the mpi engine can be used here, as far as installed packages tell."""
+    """Return whether the mpi engine can be used here, as far as installed packages tell."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def mpi_enabled() -> bool:
-    """Tell whether MPI moves the bytes; False before init()."""
+    """Return whether MPI moves the bytes; False before init()."""
     return _moves_bytes("mpi")
 
 
 def mpi_threads_supported() -> bool:
-    """Tell whether several threads may communicate at once."""
+    """Return whether several threads may communicate at once."""
     return context.current().world.communicator.capabilities.concurrent
 
 
 def gloo_enabled() -> bool:
-    """Tell whether Gloo moves the bytes; False before init()."""
+    """Return whether Gloo moves the bytes; False before init()."""
     return _moves_bytes("gloo")
 
 
 def ddl_built() -> bool:
-    """Tell whether IBM DDL is there: it never is."""
+    """Return whether IBM DDL is there: it never is."""
     return False
 
 
 def ccl_built() -> bool:
-    """Tell whether Intel oneCCL is there: it never is."""
+    """Return whether Intel oneCCL is there: it never is."""
     return False
 
 

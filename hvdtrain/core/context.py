@@ -8,29 +8,32 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.config import Config
+from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.binding import warn_of_binding
-from hvdtrain.core.bucket_size import BucketSize
-from hvdtrain.core.channel import Channel
 from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.exits import ExitGuard, say, speak_plainly
+from hvdtrain.core.first_use import FirstUse
+from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.malloc import keep_freed_memory
 from hvdtrain.core.operation import Operation
 from hvdtrain.core.ordered import OrderedCommunicator
-from hvdtrain.core.shadow import shadow
 from hvdtrain.core.stall import StallWatch, pending_on, watch_stalls
 from hvdtrain.core.stopwatch import Stopwatch
 from hvdtrain.core.switching import hasten_switches, restore_switches
+from hvdtrain.core.timeline.end import conclude_or_say
 from hvdtrain.core.timeline.environment import start_from
-from hvdtrain.core.timeline.file import collect, write_or_say
 from hvdtrain.core.timeline.recording import Recording
+from hvdtrain.core.zeros import answer_with_zeros
 from hvdtrain.engines.communicator import Communicator, EngineWorld
-from hvdtrain.engines.registry import choose_engine, open_world
+from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import (
     HvdtrainError,
     LauncherMismatchError,
@@ -64,6 +67,7 @@ class Context:
         process_set_channels: the channels of those that this rank belongs to; 0 is the world's.
         watch: names the ranks that operations wait for; None where it is off.
         bucket_sizes: the limit of buckets on each channel whose ranks have agreed on one.
+        first_use: settles what ranks agree on when it is first used.
         buckets: into how many gradients were cut last, how large, and why; for people.
         kept: what adapters keep as long as a channel exists, by keys of their own.
         switch_interval: of Python's threads before.
@@ -81,6 +85,7 @@ class Context:
     process_set_channels: dict[int | None, Channel] = field(default_factory=dict)
     watch: StallWatch | None = None
     bucket_sizes: WeakKeyDictionary[Channel, BucketSize] = field(default_factory=WeakKeyDictionary)
+    first_use: FirstUse = field(default_factory=FirstUse)
     buckets: str = ""
     kept: WeakKeyDictionary[Channel, dict[object, Any]] = field(default_factory=WeakKeyDictionary)
     switch_interval: float = field(default_factory=hasten_switches)
@@ -89,7 +94,7 @@ class Context:
 
     def __post_init__(self) -> None:
         self.process_set_channels[0] = self.world
-        self._made[tuple(self.world.ranks)] = 1
+        self.next_number(self.world)
 
     def open_channel(
         self, ranks: Sequence[int], label: str, parent: Channel | None = None
@@ -107,13 +112,20 @@ class Context:
         if communicator is None:
             return None
         members = [whole.ranks[rank] for rank in ranks]
-        channel = Channel(communicator, members, self.topology.title, shadow, label)
+        channel = Channel(
+            communicator, members, self.topology.title, answer_with_zeros, label, _end_soon
+        )
         channel.parent = parent
         self._track(channel)
-        channel.number = self._made[tuple(members)]
-        self._made[tuple(members)] += 1
+        channel.number = self.next_number(channel) - 1
         self._channels.append(channel)
         return channel
+
+    def next_number(self, channel: Channel) -> int:
+        """Return the next number for what these members make together (collective over them)."""
+        members = tuple(channel.ranks)
+        self._made[members] += 1
+        return self._made[members]
 
     def close_channel(self, channel: Channel) -> None:
         """Give a channel back (collective over its members)."""
@@ -128,10 +140,11 @@ class Context:
     def record(self, recording: Recording | None) -> None:
         """Begin to record what happens, or end it with None (local)."""
         before, self.recording = self.recording, recording
-        self.blocked.intervals = None if recording is None else recording.times.blocked
         for channel in (self.world, *self._channels):
             channel.track = None
             self._track(channel)
+        if recording is not None:
+            recording.follow(self.blocked)
         if before is not None:
             before.finish()
 
@@ -150,27 +163,32 @@ class Context:
             PeerFailureError: other ranks wait for this one and are not about to leave.
         """
         channels = self.channels()
-        farewells = [channel.leave() for channel in channels]
-        wait_patiently(lambda: _all_done(channels, farewells))
+        markers = [channel.leave() for channel in channels]
+        wait_patiently(lambda: _all_done(channels, markers))
         if self.watch is not None:
             self.watch.stop()
         recording = self.recording
         self.record(None)
-        collected = [] if recording is None else collect(self.world.communicator, recording)
+        if recording is not None:
+            conclude_or_say(self.world.communicator, recording, self.topology.hostnames)
         for channel in channels:
             channel.close()
         restore_switches(self.switch_interval)
-        if recording is not None and collected:
-            write_or_say(recording.path, collected, self.topology.hostnames)
 
 
-def _all_done(channels: list[Channel], farewells: list[Operation]) -> bool:
-    """Tell whether all have left; raise what has kept one from it."""
-    done = [c.poll(farewell) for c, farewell in zip(channels, farewells, strict=True)]
-    for farewell in farewells:
-        if farewell.done:
-            farewell.outcome()
+def _all_done(channels: list[Channel], markers: list[Operation]) -> bool:
+    """Return whether all have left; raise what has kept one from it."""
+    done = [channel.poll(marker) for channel, marker in zip(channels, markers, strict=True)]
+    for marker in markers:
+        if marker.done:
+            marker.outcome()
     return all(done)
+
+
+def _end_soon(reason: str) -> None:
+    """End the job, unless the program does so by itself (local)."""
+    if _guard is not None:
+        _guard.end_soon(reason)
 
 
 _context: Context | None = None
@@ -191,7 +209,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         LauncherMismatchError: the world is not what the launcher promised.
         HvdtrainError: called in a child process of multiprocessing, which is no rank.
     """
-    global _context, _guard
+    global _guard
     if is_initialized():
         return
     if _is_child_process():
@@ -201,13 +219,35 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         )
     try:
         config = Config.from_environ(os.environ)
-        world = open_world(choose_engine(engine or config.engine, os.environ), config, os.environ)
+        # Engines have threads of their own that add.
+        join = in_default_arithmetic(open_engine)
+        world = join(engine or config.engine, config, os.environ)
         _check_promise(world)
-        recording = start_from(config, world.communicator)
-    except HvdtrainError as error:
-        speak_plainly(silent=_hold_back(error))
+        host = world.hostnames[world.communicator.rank]
+        recording = start_from(config, world.communicator, host)
+    except Exception as error:
+        speak_plainly(silent=isinstance(error, HvdtrainError) and _hold_back(error))
         raise
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
+    any_thread = config.abort_on_thread_exception
+    _guard = ExitGuard(topology, shutdown, partial(_abort, world.communicator), any_thread)
+    _guard.install()
+    try:
+        _open(config, world, topology, recording, deterministic)
+    except Exception as error:  # others may be inside an engine call for ever
+        _guard.fail(error)
+        raise
+
+
+def _open(
+    config: Config,
+    world: EngineWorld,
+    topology: Topology,
+    recording: Recording | None,
+    deterministic: bool,
+) -> None:
+    """Make the context of a world that all ranks have joined (collective)."""
+    global _context
     warn_of_binding(world, topology)
     _warn_of_idle_tasks(topology)
     if topology.size > 1:
@@ -218,14 +258,27 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     communicator.start_max(ordered).wait()
     if ordered[0]:
         communicator = OrderedCommunicator(communicator)
-    channel = Channel(communicator, range(topology.size), topology.title, shadow, "world")
+    channel = Channel(
+        communicator, range(topology.size), topology.title, answer_with_zeros, "world", _end_soon
+    )
     here = _context = Context(config, world.engine, world.library, topology, channel)
-    _guard = ExitGuard(topology, shutdown, world.communicator.abort)
-    _guard.install()
     here.record(recording)
     here.watch = watch_stalls(
-        world.communicator, config, topology, lambda: pending_on(here.channels(), here.blocked)
+        world.communicator,
+        config,
+        topology,
+        lambda: pending_on(here.channels(), here.blocked),
+        partial(_abort, world.communicator),
     )
+
+
+def _abort(communicator: Communicator, code: int) -> None:
+    """End every rank with an exit code, without waiting; what is recorded stays (local)."""
+    try:
+        if _context is not None and _context.recording is not None:
+            _context.recording.save()
+    finally:
+        communicator.abort(code)
 
 
 def _is_child_process() -> bool:
@@ -283,7 +336,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Tell whether this process has joined a world and not left it (local)."""
+    """Return whether this process has joined a world and not left it (local)."""
     return _context is not None and _context.process_id == os.getpid()
 
 

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from hvdtrain.core.output import flush_output, hand_over_output
 from hvdtrain.errors import (
     EXIT_CRASH,
     EXIT_INTERRUPTED,
@@ -27,10 +28,16 @@ from hvdtrain.errors import (
 )
 from hvdtrain.topology import Topology
 
-__all__ = ["ExitGuard", "say", "speak_plainly"]
+__all__ = ["OWN_THREADS", "ExitGuard", "say", "speak_plainly"]
+
+# Names of hvdtrain's own threads begin with this; the job does not go on without them.
+OWN_THREADS = "hvdtrain-"
 
 # How long a rank that was waiting for the one that left has to say so before the job ends.
 _LAST_WORDS_SECONDS = 1.0
+
+# How long a program has to end after an engine call failed, with words of its own.
+_GRACE_SECONDS = 2.0
 
 
 class ExitGuard:
@@ -40,12 +47,18 @@ class ExitGuard:
         topology: the place of this rank.
         leave: leaves the world together with all ranks; raises if they do not leave.
         abort: ends every rank with an exit code, without waiting.
+        any_thread: whether an uncaught exception in a thread of the program ends the job, too.
     """
 
     def __init__(
-        self, topology: Topology, leave: Callable[[], None], abort: Callable[[int], None]
+        self,
+        topology: Topology,
+        leave: Callable[[], None],
+        abort: Callable[[int], None],
+        any_thread: bool = False,
     ) -> None:
         self._topology = topology
+        self._any_thread = any_thread
         self._leave = leave
         self._abort = abort
         self._process_id = os.getpid()
@@ -98,10 +111,15 @@ class ExitGuard:
             self._end(error.exit_code if isinstance(error, HvdtrainError) else EXIT_CRASH)
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
-        if not self._is_rank():
+        if not self._is_rank() or not self._ends_job(args.thread):
             self._thread_excepthook(args)
         elif args.exc_value is not None and args.exc_type is not SystemExit:
             self._on_exception(args.exc_type, args.exc_value, args.exc_traceback)
+
+    def _ends_job(self, thread: threading.Thread | None) -> bool:
+        """Return whether the job cannot go on without this thread; as in Python, most are free."""
+        own = thread is not None and thread.name.startswith(OWN_THREADS)
+        return own or self._any_thread
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
         if not self._is_rank() or self._leaving:
@@ -124,12 +142,29 @@ class ExitGuard:
         except BaseException as error:
             self._on_exception(type(error), error, error.__traceback__)
 
+    def fail(self, error: BaseException) -> None:
+        """End the job at once for an error, as if nothing caught it."""
+        self._on_exception(type(error), error, error.__traceback__)
+
+    def end_soon(self, reason: str) -> None:
+        """End the job in two seconds, unless the program ends by itself before that (local)."""
+        timer = threading.Timer(_GRACE_SECONDS, self._end_for, [reason])
+        timer.name, timer.daemon = f"{OWN_THREADS}end", True
+        try:
+            timer.start()
+        except RuntimeError:  # Python is about to end, and starts no thread any more
+            self._end_for(reason)
+
+    def _end_for(self, reason: str) -> None:
+        self._say(f"{reason}. The job ends: other ranks would wait for this one for ever")
+        self._end(EXIT_CRASH)
+
     def _say(self, text: str) -> None:
         say(self._topology.title, text)
 
     def _end(self, code: int) -> None:
         try:
-            _flush()
+            hand_over_output()
         finally:
             self._abort(code)
 
@@ -144,7 +179,8 @@ def say(title: str, text: str) -> None:
 def speak_plainly(silent: bool = False) -> None:
     """Have an uncaught HvdtrainError end this process with one line and its exit code.
 
-    For the time before a world exists, when there is nobody to abort.
+    For the time before a world exists, when there is nobody to abort. Any other error ends it, too:
+    an engine that waits for all ranks at its end would wait for those that have no world either.
 
     Args:
         silent: leave out the line, because another rank says it.
@@ -154,11 +190,10 @@ def speak_plainly(silent: bool = False) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, HvdtrainError):
             previous(kind, error, trace)
-            return
-        if not silent:
+        elif not silent:
             sys.stderr.write(f"hvdtrain: {error}\n")
-        _flush()
-        os._exit(error.exit_code)
+        flush_output()
+        os._exit(error.exit_code if isinstance(error, HvdtrainError) else EXIT_CRASH)
 
     sys.excepthook = hook
 
@@ -167,13 +202,7 @@ def _lines(text: str) -> list[str]:
     return text.rstrip("\n").split("\n")
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-
-
 def _die_of(number: int) -> None:
-    _flush()
+    flush_output()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -14,7 +14,7 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context, operations
-from hvdtrain.core.channel import Channel
+from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.errors import HvdtrainError
 
 __all__ = ["allgather_object", "broadcast_object", "call_on_root"]

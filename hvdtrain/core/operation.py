@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.request import Request
 from hvdtrain.core.timeline.times import BucketTimes
 from hvdtrain.engines.communicator import Communicator
+from hvdtrain.streams import HOST, Mark, Streams
 
-__all__ = ["Farewell", "Operation"]
+__all__ = ["AgreedError", "Marker", "Operation"]
+
+# A program that goes on asking whether an operation is done, waits for it as one that blocks.
+_POLL_SECONDS = 1.0
+
+
+class AgreedError(Exception):
+    """What `Operation.execute` raises for an error that all members meet alike.
+
+    Any other error may be one member's alone, and then the others are still inside the engine.
+
+    Args:
+        error: how the operation ends.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Operation(ABC):
@@ -24,15 +41,23 @@ class Operation(ABC):
         request: what the members agree on.
         done: whether it has ended on this rank, well or badly.
         submitted: when it was (time.perf_counter).
+        waiters: how many threads of this rank's program are blocked in it.
+        streams: the order of work on the device of its buffers.
+        mark: what it comes after there.
+        finished: what comes after it there, when it is done.
     """
 
     request: Request
+    streams: Streams = HOST
+    mark: Mark = None
+    finished: Mark = None
     _buffers: Sequence[Buffer] = ()
 
     def __init__(self) -> None:
         self.done = False
-        self.awaited = False  # by a thread that sleeps until it is done
         self.submitted = 0.0
+        self.waiters = 0
+        self._polls_since = self._polled = -_POLL_SECONDS
         self._result: Any = None
         self._error: BaseException | None = None
 
@@ -40,6 +65,11 @@ class Operation(ABC):
         """Note how it ended."""
         self._result, self._error = result, error
         self.done = True
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended with an error."""
+        return self._error is not None
 
     def outcome(self) -> Any:
         """Return the result of an operation that is done, or raise its error."""
@@ -56,6 +86,18 @@ class Operation(ABC):
         """Return since when it waits for other ranks only; None while for this rank's program."""
         return self.submitted
 
+    def note_poll(self) -> None:
+        """Note that this rank's program has asked whether it is done."""
+        now = time.perf_counter()
+        if now - self._polled >= _POLL_SECONDS:
+            self._polls_since = now
+        self._polled = now
+
+    def is_awaited(self, now: float) -> bool:
+        """Return whether this rank's program waits for it (`now` is time.perf_counter())."""
+        polls = now - self._polled < _POLL_SECONDS
+        return self.waiters > 0 or (polls and now - self._polls_since >= _POLL_SECONDS)
+
     def abandon(self) -> None:  # noqa: B027  # most operations wait for nobody
         """Learn that this rank's program will do nothing more for it."""
 
@@ -63,29 +105,38 @@ class Operation(ABC):
         """Return when the buckets were reduced that it consists of, if any."""
         return ()
 
+    def run(self, communicator: Communicator) -> Any:
+        """Do it in the order of its device's streams; see `execute`."""
+        if self.streams is HOST:
+            return self.execute(communicator)
+        work = partial(self.execute, communicator)
+        result, self.finished = self.streams.run_after(self.mark, work)
+        return result
+
     @abstractmethod
     def execute(self, communicator: Communicator) -> Any:
-        """Do it, when all members are known to have arrived; return the result."""
+        """Do it, when all members are known to have arrived; return the result.
 
-    def kin(self) -> Hashable:
-        """Return what operations share that `execute_with` does together; None for none."""
+        Raises:
+            AgreedError: all members meet this error, and none is left inside the engine.
+        """
+
+    def batch_key(self) -> Hashable:
+        """Return what operations share that `execute_batch` does together; None for none."""
         return None
 
-    def execute_with(
+    def execute_batch(
         self,
         others: Sequence[Operation],
         communicator: Communicator,
-        memory: npt.NDArray[np.uint8],
+        memory: Buffer,
     ) -> None:
-        """Do it together with its kin, by way of `memory` (which the engine has handed out)."""
+        """Do it together with others, by way of `memory` (bytes that the engine has handed out)."""
         raise NotImplementedError
 
 
-class Farewell(Operation):
-    """A wish to take part no more: LEAVE ends the job's use of a channel, JOIN this rank's data.
-
-    The result of JOIN is the rank that joined last.
-    """
+class Marker(Operation):
+    """A request without data: that this rank leaves, has joined, or is at some point."""
 
     def __init__(self, request: Request) -> None:
         super().__init__()

@@ -8,12 +8,13 @@ from typing import Any
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
-from hvdtrain.core.channel import Channel
+from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
 from hvdtrain.core.operation import Operation
 from hvdtrain.errors import UnsupportedError
+from hvdtrain.streams import Streams
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
@@ -40,24 +41,40 @@ class Submitted:
     channel: Channel
     operation: Operation
 
+    def after(self, streams: Streams) -> Submitted:
+        """Order it after what the calling thread has put on a device's current stream (local)."""
+        self.operation.streams, self.operation.mark = streams, streams.mark()
+        return self
+
     def start(self) -> Submitted:
         """Queue it (collective, in any order)."""
         self.channel.submit(self.operation)
         return self
 
     def done(self) -> bool:
-        """Tell whether it is complete (local)."""
-        return self.channel.poll(self.operation)
+        """Return whether it is complete, on the device too (local)."""
+        operation = self.operation
+        return self.channel.poll(operation) and operation.streams.done(operation.finished)
 
     def wait(self) -> Any:
-        """Block until it is complete; return its result or raise its error."""
-        with context.current().blocked.running():
-            return self.channel.wait(self.operation)
+        """Block until it is complete; return or raise how it ended, also after shutdown().
+
+        On a device, the calling thread's current stream is made to wait instead.
+        """
+        operation = self.operation
+        if not operation.done:
+            with context.current().blocked.running():
+                self.channel.wait(operation)
+        operation.streams.wait(operation.finished)
+        return operation.outcome()
 
     def run(self) -> Any:
         """Queue it and wait for it."""
+        operation = self.operation
         with context.current().blocked.running():
-            return self.channel.run(self.operation)
+            result = self.channel.run(operation)
+        operation.streams.wait(operation.finished)
+        return result
 
 
 def allreduce(

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.buffer import Buffer
+from hvdtrain.arrays import elements_of
+from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Communicator, Pending
 from hvdtrain.types import ReduceOp
 
 __all__ = ["OrderedCommunicator", "tree_sum"]
 
-Array = npt.NDArray[np.generic]
+# A numpy array or a torch tensor.
+Array: TypeAlias = Any
 
 
 def tree_sum(terms: Sequence[Array]) -> Array:
@@ -27,7 +30,7 @@ def tree_sum(terms: Sequence[Array]) -> Array:
     while len(terms) > 1:
         pairs = zip(terms[::2], terms[1::2], strict=False)
         rest = terms[len(terms) - len(terms) % 2 :]
-        terms = [np.add(a, b) for a, b in pairs] + list(rest)
+        terms = [a + b for a, b in pairs] + list(rest)
     return terms[0]
 
 
@@ -54,15 +57,19 @@ class OrderedCommunicator(Communicator):
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
-        if self._trees or op is not ReduceOp.SUM or buffer.dtype.is_integer:
+        if self._inner_orders(buffer) or op is not ReduceOp.SUM or buffer.dtype.is_integer:
             self._inner.allreduce(buffer, op, prescale, postscale)
             return
         bounds = [buffer.count * rank // self.size for rank in range(self.size + 1)]
         counts = [end - start for start, end in pairwise(bounds)]
-        own = np.empty(counts[self.rank], buffer.dtype.numpy)
-        part = Buffer.from_array(own, buffer.dtype)
+        buffer = self.native(buffer)
+        part = buffer.like(counts[self.rank])
         self._sum_parts(buffer, part, counts, prescale, postscale)
         self._inner.allgather(part, buffer, counts)
+
+    def _inner_orders(self, buffer: Buffer) -> bool:
+        """Return whether the engine itself adds along the tree; those that do, on the host only."""
+        return self._trees and buffer.device == "cpu"
 
     def allreduce_from(
         self,
@@ -72,7 +79,7 @@ class OrderedCommunicator(Communicator):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        if self._trees:
+        if self._inner_orders(buffer):
             self._inner.allreduce_from(source, buffer, op, prescale, postscale)
         else:
             super().allreduce_from(source, buffer, op, prescale, postscale)
@@ -86,7 +93,7 @@ class OrderedCommunicator(Communicator):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        inners = send.dtype.is_integer or (self._trees and send.dtype.is_half)
+        inners = send.dtype.is_integer or (self._inner_orders(send) and send.dtype.is_half)
         if op is not ReduceOp.SUM or inners:
             self._inner.reduce_scatter(send, receive, counts, op, prescale, postscale)
         else:
@@ -103,13 +110,16 @@ class OrderedCommunicator(Communicator):
     ) -> None:
         """Put the sum of everybody's part of this rank into `receive`."""
         count = counts[self.rank]
-        parts = np.empty((self.size, count), send.dtype.numpy)
-        incoming = Buffer.from_array(parts, send.dtype)
+        send, receive = self.native(send), self.native(receive)
+        incoming = send.like(self.size * count)
         if prescale != 1.0:
-            send = Buffer.from_array(send.array().copy(), send.dtype)
-            send.scale(prescale)
+            scaled = send.like(send.count)
+            scaled.copy_from(send)
+            scaled.scale(prescale)
+            send = scaled
         self._inner.alltoall(send, incoming, counts, [count] * self.size)
-        receive.array()[:] = tree_sum(list(parts))
+        parts = elements_of(incoming).reshape(self.size, count)
+        elements_of(receive)[:] = tree_sum([parts[rank] for rank in range(self.size)])
         receive.scale(postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
@@ -134,8 +144,14 @@ class OrderedCommunicator(Communicator):
         inner = self._inner.split(ranks)
         return None if inner is None else OrderedCommunicator(inner)
 
-    def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        return self._inner.empty(nbytes) if self._trees else np.empty(nbytes, np.uint8)
+    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
+        return self._inner.empty(nbytes, device)
+
+    def take_device(self) -> None:
+        self._inner.take_device()
+
+    def native(self, buffer: Buffer) -> Buffer:
+        return self._inner.native(buffer)
 
     def put(self, source: Buffer, buffer: Buffer) -> None:
         self._inner.put(source, buffer)

@@ -46,5 +46,5 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Tell whether all nodes have equally many ranks."""
+    """Return whether all nodes have equally many ranks."""
     return context.current().topology.homogeneous

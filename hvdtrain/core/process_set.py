@@ -6,12 +6,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from hvdtrain.core import context
-from hvdtrain.core.channel import Channel
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.gradients.plan_channel import close_unused_plans
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.core.reducer import close_unused_plans
 from hvdtrain.errors import MismatchError, UnsupportedError
 
-__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "channel_of",
+    "global_process_set",
+    "remove_process_set",
+    "require_process_set",
+]
 
 
 class ProcessSet:
@@ -26,7 +33,7 @@ class ProcessSet:
         self.process_set_id: int | None = None
 
     def included(self) -> bool:
-        """Tell whether this rank belongs to the set (local)."""
+        """Return whether this rank belongs to the set (local)."""
         return context.current().topology.rank in (self.ranks or [])
 
     def rank(self) -> int | None:
@@ -102,6 +109,30 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 
+def require_process_set(process_set: Any) -> ProcessSet:
+    """Return what a program has given as a process set (local).
+
+    Raises:
+        TypeError: it is none, but a list of ranks for example.
+    """
+    if isinstance(process_set, ProcessSet):
+        return process_set
+    raise TypeError(
+        f"process_set={process_set!r} is no ProcessSet: register the ranks once, on every rank of "
+        "the world, with members = hvd.add_process_set([...]), and pass process_set=members"
+    )
+
+
+def channel_of(process_set: Any) -> Channel:
+    """Return where a process set communicates (local).
+
+    Raises:
+        TypeError: it is no ProcessSet.
+        ValueError: it is not registered, or this rank does not belong to it.
+    """
+    return require_process_set(process_set).channel()
+
+
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Register a set of ranks (collective over the world, the others included).
 
@@ -137,9 +168,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a set of ranks (collective over the world); tell whether there was such a set."""
+    """Forget a set of ranks (collective over the world); return whether there was such a set."""
     here = context.current()
-    number = process_set.process_set_id
+    number = require_process_set(process_set).process_set_id
     if number is None or number == 0 or number not in here.process_sets:
         return False
     _refuse_different(here.process_sets[number])

@@ -22,12 +22,14 @@ class Zeros:
         op: the reduction.
         prescale: factor before it, by which ranks know what they reduce together.
         postscale: factor after it, which a joined rank applies to others' copies, too.
+        devices: for each buffer the type of its device, as "cuda"; none: all in host memory.
     """
 
     buffers: tuple[tuple[int, DType], ...]
     op: ReduceOp
     prescale: float = 1.0
     postscale: float = 1.0
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

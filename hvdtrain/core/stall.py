@@ -17,8 +17,8 @@ from typing import TypeVar
 import numpy as np
 
 from hvdtrain.config import Config
-from hvdtrain.core.agreement import exchange
-from hvdtrain.core.channel import Channel
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.request import JOIN, LEAVE
 from hvdtrain.core.stacks import thread_stacks
 from hvdtrain.core.stall_finding import (
@@ -48,6 +48,7 @@ def watch_stalls(
     config: Config,
     topology: Topology,
     pending: Callable[[], list[Wait]],
+    abort: Callable[[int], None],
 ) -> StallWatch | None:
     """Start the watch of this rank, where it is wanted (collective).
 
@@ -56,6 +57,7 @@ def watch_stalls(
         config: when to warn.
         topology: the place of this rank.
         pending: returns what is pending on this rank.
+        abort: ends every rank with an exit code, without waiting.
     """
     if communicator.size == 1:
         return None
@@ -65,7 +67,7 @@ def watch_stalls(
     # Where no thread may use a communicator beside the others', a rank knows of itself only.
     beside = communicator.capabilities.concurrent
     own = communicator.split(range(communicator.size)) if beside else None
-    warnings = StallWarnings(settings, topology, communicator.abort)
+    warnings = StallWarnings(settings, topology, abort)
     return StallWatch(own, settings, topology, pending, warnings)
 
 
@@ -169,7 +171,7 @@ class StallWatch:
             self._stopping.wait(seconds)
 
     def _look(self) -> bool:
-        """Find out whether a rank waits for too long; tell whether to go on."""
+        """Find out whether a rank waits for too long; return whether to go on."""
         if self._communicator is None:
             self._report_alone("this engine does not tell for whom")
             return not self._stopping.is_set()

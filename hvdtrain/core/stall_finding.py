@@ -21,7 +21,7 @@ __all__ = [
 # The members of its channel, the channel's number among those with these members, and its key.
 OperationId = tuple[tuple[int, ...], int, str]
 
-_FAREWELLS = (JOIN.key, LEAVE.key)
+_MARKERS = (JOIN.key, LEAVE.key)
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class Stall:
     unknown: str = ""
 
     @property
-    def is_farewell(self) -> bool:
+    def is_marker(self) -> bool:
         """Whether ranks only wait to join or to leave."""
-        return self.id[2] in _FAREWELLS
+        return self.id[2] in _MARKERS
 
 
 def find_stalls(waits: Sequence[Sequence[Wait]], period_seconds: float) -> list[Stall]:
@@ -125,9 +125,9 @@ def _choose(stalls: Sequence[Stall], period_seconds: float, size: int) -> list[S
     old = [stall for stall in stalls if stall.seconds >= period_seconds]
     # The same wish goes out on every channel; the world's stands for all.
     world = (tuple(range(size)), 0)
-    farewells = [stall for stall in old if stall.is_farewell and stall.id[:2] == world]
-    ordinary = [stall for stall in old if not stall.is_farewell]
-    return sorted(ordinary or farewells, key=lambda stall: -stall.seconds)
+    markers = [stall for stall in old if stall.is_marker and stall.id[:2] == world]
+    ordinary = [stall for stall in old if not stall.is_marker]
+    return sorted(ordinary or markers, key=lambda stall: -stall.seconds)
 
 
 def _stall(id: OperationId, by_id: dict[OperationId, dict[int, Wait]]) -> Stall | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hvdtrain.core.exits import say
+from hvdtrain.core.output import hand_over_output
 from hvdtrain.core.stall_finding import OperationId, Stall, StallSettings, describe
 from hvdtrain.errors import EXIT_CRASH
 from hvdtrain.topology import Topology
@@ -49,7 +50,7 @@ class StallWarnings:
             self._warn(stalls, stacks)
             self._reported = found
         for stall in stalls:
-            if stall.seconds >= self._settings.shutdown_seconds and not stall.is_farewell:
+            if stall.seconds >= self._settings.shutdown_seconds and not stall.is_marker:
                 self._end_job(stall)
 
     def _is_due(self, stall: Stall) -> bool:
@@ -59,7 +60,7 @@ class StallWarnings:
 
     def _warn(self, stalls: Sequence[Stall], stacks: Callable[[], Mapping[int, str]]) -> None:
         self._say(_list([f"stalled: {describe(stall)}" for stall in stalls], "\n"))
-        if any((s.missing or s.partial) and not s.is_farewell for s in stalls):
+        if any((s.missing or s.partial) and not s.is_marker for s in stalls):
             self._say(_ADVICE if self._settings.stacks else _ADVICE + _OFFER)
         if self._settings.stacks:
             for rank, text in stacks().items():
@@ -68,6 +69,7 @@ class StallWarnings:
     def _end_job(self, stall: Stall) -> None:
         seconds = self._settings.shutdown_seconds
         self._say(f"the job ends (HVDTRAIN_STALL_SHUTDOWN_SECONDS={seconds:g}): {describe(stall)}")
+        hand_over_output()
         self._abort(EXIT_CRASH)
 
     def _say(self, text: str) -> None:

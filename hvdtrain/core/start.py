@@ -24,7 +24,12 @@ def init(
         process_sets: sets to register at once, the same on every rank; "dynamic" is Horovod's
             word for sets that are added later, which always works here. A second call adds none.
         engine: "auto" or the name of an engine; None takes HVDTRAIN_ENGINE, or auto.
+
+    Raises:
+        ValueError: `comm` is not the whole world; see `context.init` for the others.
     """
+    if isinstance(comm, str):
+        raise ValueError(f"init({comm!r}): the first argument is comm; write init(engine={comm!r})")
     joins = not context.is_initialized()
     context.init(engine)
     if comm is not None and not _is_whole(comm, context.current().topology.size):

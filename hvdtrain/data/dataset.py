@@ -36,7 +36,7 @@ class Dataset:
 
 
 def is_stream(data: Any) -> bool:
-    """Tell whether samples only come one after the other, and cannot be asked for by number.
+    """Return whether samples only come one after the other, and cannot be asked for by number.
 
     torch's IterableDataset, and those that are named after it, have an [index] that only raises.
     """

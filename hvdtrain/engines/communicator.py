@@ -10,11 +10,22 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.buffer import Buffer
+from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.errors import UnsupportedError
 from hvdtrain.patience import wait_patiently
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["Capabilities", "Communicator", "EngineWorld", "Pending"]
+__all__ = ["ANY_DEVICE", "Capabilities", "Communicator", "EngineWorld", "Pending"]
+
+
+class _AnyDevice(frozenset[str]):
+    """A set that every type of device is in; listed as "any"."""
+
+    def __contains__(self, device: object) -> bool:
+        return True
+
+
+ANY_DEVICE = _AnyDevice({"any"})
 
 
 @dataclass(frozen=True)
@@ -24,10 +35,10 @@ class Capabilities:
     Attributes:
         reduces: element types that each reduction takes.
         moves: element types that broadcast, allgather and alltoall take.
-        devices: where buffers may lie ("cpu", "cuda").
+        devices: types of the devices where buffers may lie ("cpu", "cuda"), or ANY_DEVICE.
         concurrent: several communicators may be used at once, each by a thread of its own.
-        halves: half types are reduced where they lie: multiplied by factors and added in
-            float32, and rounded once.
+        halves: half types are reduced where they lie, and multiplied by factors in float32.
+        rounds_once: then they are added in float32, too, and rounded once, instead of each time.
         trees: allreduce adds fractional numbers along a binary tree over the ranks, neighbours
             first and an odd one last, whatever their number and place.
     """
@@ -37,17 +48,24 @@ class Capabilities:
     devices: frozenset[str]
     concurrent: bool
     halves: bool = False
+    rounds_once: bool = True
     trees: bool = False
 
     def objection(self, buffer: Buffer, op: ReduceOp | None = None) -> str | None:
         """Return why this buffer cannot be moved (or reduced by `op`), or None if it can."""
-        if buffer.device.split(":")[0] not in self.devices:
-            return f"memory on {buffer.device} (takes {', '.join(sorted(self.devices))})"
+        if buffer.device != "cpu" and (objection := self.objection_to(buffer.device)) is not None:
+            return objection
         if op is None:
             return None if buffer.dtype in self.moves else f"moving {buffer.dtype.value}"
         if buffer.dtype not in self.reduces.get(op, frozenset()):
             return f"{op.value} of {buffer.dtype.value}"
         return None
+
+    def objection_to(self, device: str) -> str | None:
+        """Return why memory on a device ("cuda:0") is refused, or None if it is taken."""
+        if device.partition(":")[0] in self.devices:
+            return None
+        return f"memory on {device} (takes {', '.join(sorted(self.devices))})"
 
 
 class Pending(ABC):
@@ -55,7 +73,7 @@ class Pending(ABC):
 
     @abstractmethod
     def test(self) -> bool:
-        """Make progress without blocking; tell whether the operation is complete."""
+        """Make progress without blocking; return whether the operation is complete."""
 
     def wait(self) -> None:
         """Block until the operation is complete, without burning a core meanwhile."""
@@ -98,7 +116,7 @@ class Communicator(ABC):
         postscale: float = 1.0,
     ) -> None:
         """Reduce `source` into `buffer`, both in host memory; see `allreduce`."""
-        buffer.array()[:] = source.array()
+        buffer.copy_from(source)
         self.allreduce(buffer, op, prescale, postscale)
 
     @abstractmethod
@@ -143,12 +161,38 @@ class Communicator(ABC):
         """Make a communicator of `ranks` (of this one, in that order); None on other ranks."""
 
     @abstractmethod
-    def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return uninitialised memory that this communicator reduces fastest.
+    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
+        """Return uninitialised bytes that this communicator reduces fastest.
 
-        Every member asks for the same size. A buffer in it lies at one offset on all members
-        when they reduce it.
+        They are an array of numpy's or a tensor of torch's, as the engine likes best; on a device
+        a tensor. Every member asks for the same size. A buffer in it lies at one offset on all
+        members when they reduce it.
+
+        Args:
+            nbytes: how many.
+            device: where, as "cpu" or "cuda:0"; its type is one of `capabilities.devices`.
+
+        Raises:
+            UnsupportedError: the engine takes no memory there.
         """
+
+    def take_device(self) -> None:  # noqa: B027  # most engines leave it to whoever has tensors
+        """Note the calling thread's current device for memory on "cuda" without a number (local).
+
+        Each thread of a process has one of its own, and that of a channel knows no other.
+        """
+
+    def native(self, buffer: Buffer) -> Buffer:
+        """View a buffer as memory of the kind that this engine computes on (local).
+
+        Host memory is numpy's, in the caller's thread, and on a device it is the tensor.
+        """
+        return buffer.host() if buffer.device == "cpu" else buffer
+
+    def _require(self, device: str) -> None:
+        """Refuse to make memory where the engine takes none."""
+        if (objection := self.capabilities.objection_to(device)) is not None:
+            raise UnsupportedError(f"[rank {self.rank}/{self.size}] the engine refuses {objection}")
 
     def put(self, source: Buffer, buffer: Buffer) -> None:
         """Copy `source` into `buffer`, which is reduced next; both in host memory (local)."""

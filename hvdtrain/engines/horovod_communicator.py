@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hvdtrain.buffer import Buffer
+from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Capabilities, Communicator, Pending
 from hvdtrain.engines.horovod_calls import HorovodCalls, HorovodProcess
 from hvdtrain.engines.horovod_memory import (
@@ -123,7 +123,7 @@ class HorovodCommunicator(Communicator):
         if not self._in_order:
             parts = torch.split(outgoing, sizes)
             outgoing = torch.cat([parts[rank] for rank in self._order])
-        splits = torch.tensor([sizes[rank] for rank in self._order], dtype=torch.int32)
+        splits = torch.tensor([sizes[k] for k in self._order], dtype=torch.int32, device="cpu")
         arrived, _ = self._calls.run("alltoall_async", outgoing, splits=splits)
         self._put_in_order(arrived, receive, receive_counts)
 
@@ -153,7 +153,7 @@ class HorovodCommunicator(Communicator):
 
     def barrier(self) -> None:
         # Horovod's own has one name for all communicators of a process set.
-        self._calls.run("allreduce_async_", torch.zeros(1), op=self._hvd.Sum)
+        self._calls.run("allreduce_async_", torch.zeros(1, device="cpu"), op=self._hvd.Sum)
 
     def split(self, ranks: Sequence[int]) -> HorovodCommunicator | None:
         members = [self._ranks[rank] for rank in ranks]
@@ -177,7 +177,8 @@ class HorovodCommunicator(Communicator):
         except ValueError as error:
             raise HvdtrainError(f"engine horovod: {error}") from error
 
-    def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
+    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
+        self._require(device)
         return np.empty(nbytes, np.uint8)
 
     def close(self) -> None:

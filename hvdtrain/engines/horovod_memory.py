@@ -60,7 +60,7 @@ def even_rows(counts: Sequence[int]) -> int:
 
 def _view(buffer: Buffer, dtype: torch.dtype) -> torch.Tensor:
     if buffer.count == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(buffer.array(), dtype=dtype)
 
 

@@ -9,9 +9,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.buffer import Buffer
+from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.config import Config
-from hvdtrain.engines.communicator import Capabilities, Communicator, EngineWorld, Pending
+from hvdtrain.engines.communicator import (
+    ANY_DEVICE,
+    Capabilities,
+    Communicator,
+    EngineWorld,
+    Pending,
+)
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["LocalCommunicator", "open_world"]
@@ -21,7 +27,7 @@ _CAPABILITIES = Capabilities(
         op: frozenset(DType) for op in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
     },
     moves=frozenset(DType),
-    devices=frozenset({"cpu"}),
+    devices=ANY_DEVICE,
     concurrent=False,
 )
 
@@ -44,13 +50,13 @@ class LocalCommunicator(Communicator):
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
-        buffer.scale(prescale * postscale)
+        self.native(buffer).scale(prescale * postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         pass
 
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        receive.array()[:] = send.array()
+        receive.copy_from(send)
 
     def alltoall(
         self,
@@ -59,7 +65,7 @@ class LocalCommunicator(Communicator):
         send_counts: Sequence[int],
         receive_counts: Sequence[int],
     ) -> None:
-        receive.array()[:] = send.array()
+        receive.copy_from(send)
 
     def reduce_scatter(
         self,
@@ -70,8 +76,8 @@ class LocalCommunicator(Communicator):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        receive.array()[:] = send.array()
-        receive.scale(prescale * postscale)
+        receive.copy_from(send)
+        self.native(receive).scale(prescale * postscale)
 
     def barrier(self) -> None:
         pass
@@ -79,8 +85,13 @@ class LocalCommunicator(Communicator):
     def split(self, ranks: Sequence[int]) -> LocalCommunicator | None:
         return LocalCommunicator() if 0 in ranks else None
 
-    def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        return np.empty(nbytes, np.uint8)
+    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
+        if device == "cpu":
+            return np.empty(nbytes, np.uint8)
+        # Whoever has memory on a device has it by torch.
+        import torch
+
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def close(self) -> None:
         pass

@@ -51,7 +51,7 @@ def meet(
     or on those of the interfaces that GLOO_SOCKET_IFNAME names.
 
     Args:
-        allgather: gathers one picklable value of every rank, by rank (collective).
+        allgather: gathers one value of every rank, which JSON can hold, by rank (collective).
         rank: the number of this rank.
         environ: the environment.
 
@@ -75,13 +75,13 @@ def meet(
     )
 
 
-def _network() -> tuple[str, str]:
+def _network() -> str:
     """Name this host's running kernel and this process's network in it."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip(), os.readlink("/proc/self/ns/net")
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
 
 
-def _candidates(networks: Sequence[object], environ: Mapping[str, str]) -> list[str]:
+def _candidates(networks: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return rank 0's addresses that are worth trying, the likeliest first."""
     if named := environ.get("GLOO_SOCKET_IFNAME"):
         return [a for name in named.split(",") if (a := _interface_address(name.strip()))]

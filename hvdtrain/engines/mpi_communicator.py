@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from hvdtrain.buffer import Buffer
+from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Capabilities, Communicator, Pending
+from hvdtrain.engines.mpi_flat import FlatMpi
+from hvdtrain.engines.mpi_gpu import GpuMpi
 from hvdtrain.engines.mpi_nodes import NodeHierarchy, open_hierarchy
-from hvdtrain.engines.mpi_types import MPI_OPS, MPI_TYPES, memory, typed
+from hvdtrain.engines.mpi_types import MPI_TYPES
 from hvdtrain.engines.node_team import NodeTeam, open_team
+from hvdtrain.errors import SystemLimitError
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["MpiCommunicator"]
-
-# Open MPI's Allreduce loses three quarters of its speed above the size of the caches.
-_REDUCE_BYTES = 4 << 20
 
 # So much is gathered in shared memory in one turn; MPI would spin on a core until all are there.
 _GATHER_BYTES = 64 << 10
@@ -45,6 +44,10 @@ class MpiCommunicator(Communicator):
         nodes: for each rank a number that is equal for ranks that share memory; None where they
             are not to reduce in it.
         kernel: of load_kernel(), on every rank; None on all of them to add with numpy.
+        gpus: types of the devices whose memory the library takes on every rank.
+
+    Raises:
+        SystemLimitError: a member has no descriptors left (on all of them); `comm` is freed.
     """
 
     def __init__(
@@ -53,18 +56,20 @@ class MpiCommunicator(Communicator):
         chunk_bytes: int,
         nodes: Sequence[int] | None = None,
         kernel: ctypes.CDLL | None = None,
+        gpus: frozenset[str] = frozenset(),
     ) -> None:
         self._comm = comm
         self._chunk_bytes = chunk_bytes
+        self._host, self._gpu = FlatMpi(comm, chunk_bytes), GpuMpi(comm, chunk_bytes)
+        self._gpus = gpus
         self._nodes, self._kernel = nodes, kernel
         self._team: NodeTeam | None = None
         self._hierarchy: NodeHierarchy | None = None
-        if nodes is not None and len(nodes) > 1:
-            if len(set(nodes)) == 1 and kernel is not None:
-                # MPI finds out in any of its calls that mpirun has gone.
-                self._team = open_team(kernel, comm.Get_rank(), comm.allgather, comm.Iprobe)
-            else:
-                self._hierarchy = open_hierarchy(comm, nodes, kernel)
+        try:
+            self._share_memory()
+        except SystemLimitError:  # which every member has
+            comm.Free()
+            raise
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         # MPI has no arithmetic for half types, and between nodes they would be rounded twice.
@@ -72,11 +77,21 @@ class MpiCommunicator(Communicator):
         self.capabilities = Capabilities(
             reduces={op: types | (_HALVES if halves else set()) for op, types in _REDUCES.items()},
             moves=frozenset(DType),
-            devices=frozenset({"cpu"}),
+            devices=frozenset({"cpu"}) | gpus,
             concurrent=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
             halves=halves,
             trees=self._team is not None,
         )
+
+    def _share_memory(self) -> None:
+        comm, nodes, kernel = self._comm, self._nodes, self._kernel
+        if nodes is None or len(nodes) == 1:
+            return
+        if len(set(nodes)) == 1 and kernel is not None:
+            # MPI finds out in any of its calls that mpirun has gone.
+            self._team = open_team(kernel, comm.Get_rank(), comm.allgather, comm.Iprobe)
+        else:
+            self._hierarchy = open_hierarchy(comm, nodes, kernel)
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         if self._team is not None:
@@ -87,6 +102,11 @@ class MpiCommunicator(Communicator):
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
+        if buffer.device != "cpu":
+            self._gpu.allreduce(buffer, op, prescale, postscale)
+            return
+        if prescale != 1.0 or postscale != 1.0:
+            buffer = self.native(buffer)
         by_itself = buffer.dtype.is_integer  # whose factors truncate
         if by_itself:
             buffer.scale(prescale)
@@ -98,7 +118,7 @@ class MpiCommunicator(Communicator):
             or buffer.nbytes < self._hierarchy.least_bytes
             or not self._hierarchy.allreduce(buffer, op, *factors)
         ):
-            self._allreduce_flat(buffer, op, *factors)
+            self._host.allreduce(buffer, op, *factors)
         if by_itself:
             buffer.scale(postscale)
 
@@ -110,46 +130,28 @@ class MpiCommunicator(Communicator):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        if self._team is None or buffer.dtype.is_integer:
+        if self._team is None or buffer.dtype.is_integer or buffer.device != "cpu":
             super().allreduce_from(source, buffer, op, prescale, postscale)
         else:
             self._team.allreduce(source, buffer, op, prescale, postscale)
 
-    def _allreduce_flat(
-        self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float
-    ) -> None:
-        for piece in buffer.pieces(min(_REDUCE_BYTES, self._chunk_bytes)):
-            piece.scale(prescale)
-            self._comm.Allreduce(MPI.IN_PLACE, typed(piece), op=MPI_OPS[op])
-            piece.scale(postscale)
+    def _by_mpi(self, buffer: Buffer) -> FlatMpi:
+        """Return the calls of MPI for the memory of a buffer."""
+        return self._host if buffer.device == "cpu" else self._gpu
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
-        for piece in buffer.pieces(self._chunk_bytes):
-            self._comm.Bcast(_bytes(piece), root_rank)
+        self._by_mpi(buffer).broadcast(buffer, root_rank)
 
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        if receive.nbytes > self._chunk_bytes:
-            self._allgather_by_broadcasts(send, receive, counts)
+        least = min(_GATHER_BYTES, self._chunk_bytes)
+        if self._team is None or receive.nbytes > least or receive.device != "cpu":
+            self._by_mpi(receive).allgather(send, receive, counts)
             return
-        itemsize = send.dtype.itemsize
-        if self._team is not None and receive.nbytes <= _GATHER_BYTES:
-            whole = Buffer(receive.pointer, DType.UINT8, receive.nbytes, owner=receive)
-            whole.array()[:] = 0
-            start = itemsize * sum(counts[: self.rank])
-            ctypes.memmove(receive.pointer + start, send.pointer, send.nbytes)
-            self._team.allreduce(whole, whole, ReduceOp.SUM, 1.0, 1.0)
-            return
-        sizes = [count * itemsize for count in counts]
-        self._comm.Allgatherv(_bytes(send), [memory(receive), sizes, _starts(sizes), MPI.BYTE])
-
-    def _allgather_by_broadcasts(
-        self, send: Buffer, receive: Buffer, counts: Sequence[int]
-    ) -> None:
-        for root_rank, start in enumerate(_starts(counts)):
-            part = receive.slice(start, counts[root_rank])
-            if root_rank == self.rank:
-                part.array()[:] = send.array()
-            self.broadcast(part, root_rank)
+        whole = Buffer(receive.pointer, DType.UINT8, receive.nbytes, owner=receive)
+        whole.array()[:] = 0
+        start = send.dtype.itemsize * sum(counts[: self.rank])
+        ctypes.memmove(receive.pointer + start, send.pointer, send.nbytes)
+        self._team.allreduce(whole, whole, ReduceOp.SUM, 1.0, 1.0)
 
     def alltoall(
         self,
@@ -158,22 +160,7 @@ class MpiCommunicator(Communicator):
         send_counts: Sequence[int],
         receive_counts: Sequence[int],
     ) -> None:
-        # Ranks see different totals, but they must take the same path: pairs, in pieces.
-        send_starts, receive_starts = _starts(send_counts), _starts(receive_counts)
-        for step in range(self.size):
-            target, source = (self.rank + step) % self.size, (self.rank - step) % self.size
-            outgoing = send.slice(send_starts[target], send_counts[target])
-            incoming = receive.slice(receive_starts[source], receive_counts[source])
-            self._exchange(outgoing, target, incoming, source)
-
-    def _exchange(self, outgoing: Buffer, target: int, incoming: Buffer, source: int) -> None:
-        requests = [
-            self._comm.Irecv(_bytes(piece), source) for piece in incoming.pieces(self._chunk_bytes)
-        ]
-        requests += [
-            self._comm.Isend(_bytes(piece), target) for piece in outgoing.pieces(self._chunk_bytes)
-        ]
-        MPI.Request.Waitall(requests)
+        self._by_mpi(receive).alltoall(send, receive, send_counts, receive_counts)
 
     def reduce_scatter(
         self,
@@ -184,30 +171,16 @@ class MpiCommunicator(Communicator):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        if self._team is not None and send.dtype.is_half:
+        if receive.device != "cpu":
+            self._gpu.reduce_scatter(send, receive, counts, op, prescale, postscale)
+        elif self._team is not None and send.dtype.is_half:
             whole = Buffer.from_array(np.empty(send.count, send.dtype.numpy), send.dtype)
             self._team.allreduce(send, whole, op, prescale, postscale)
             start = sum(counts[: self.rank])
             receive.array()[:] = whole.slice(start, receive.count).array()
-            return
-        if prescale != 1.0:
-            send = Buffer.from_array(send.array().copy(), send.dtype)
-            send.scale(prescale)
-        if send.nbytes > self._chunk_bytes:
-            self._reduce_scatter_by_reductions(send, receive, counts, op)
         else:
-            self._comm.Reduce_scatter(typed(send), typed(receive), counts, op=MPI_OPS[op])
-        receive.scale(postscale)
-
-    def _reduce_scatter_by_reductions(
-        self, send: Buffer, receive: Buffer, counts: Sequence[int], op: ReduceOp
-    ) -> None:
-        for root_rank, start in enumerate(_starts(counts)):
-            part = send.slice(start, counts[root_rank])
-            results = receive.pieces(_REDUCE_BYTES)
-            for piece in part.pieces(_REDUCE_BYTES):
-                result = typed(next(results)) if root_rank == self.rank else None
-                self._comm.Reduce(typed(piece), result, MPI_OPS[op], root_rank)
+            send, receive = self.native(send), self.native(receive)
+            self._host.reduce_scatter(send, receive, counts, op, prescale, postscale)
 
     def barrier(self) -> None:
         self._comm.Barrier()
@@ -219,9 +192,15 @@ class MpiCommunicator(Communicator):
         if not member:
             return None
         nodes = None if self._nodes is None else [self._nodes[rank] for rank in ranks]
-        return MpiCommunicator(MPI.Intracomm(comm), self._chunk_bytes, nodes, self._kernel)
+        comm = MPI.Intracomm(comm)
+        return MpiCommunicator(comm, self._chunk_bytes, nodes, self._kernel, self._gpus)
 
-    def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
+    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
+        self._require(device)
+        if device != "cpu":
+            import torch  # which whoever has such memory has it by
+
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
         shared = self._hierarchy if self._team is None else self._team.arena
         memory = shared.empty(nbytes) if shared is not None else None
         return np.empty(nbytes, np.uint8) if memory is None else memory
@@ -251,11 +230,3 @@ class _MpiPending(Pending):
 
     def test(self) -> bool:
         return bool(self._request.Test())
-
-
-def _starts(counts: Sequence[int]) -> list[int]:
-    return [0, *accumulate(counts)][:-1]
-
-
-def _bytes(buffer: Buffer) -> list[object]:
-    return [memory(buffer), buffer.nbytes, MPI.BYTE]

@@ -6,19 +6,21 @@ import atexit
 import importlib.util
 import os
 import re
-import socket
 import sys
 import traceback
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.node_kernel import agree_on_kernel
-from hvdtrain.engines.node_proof import prove_nodes
-from hvdtrain.errors import EngineUnavailableError, LauncherMismatchError
+from hvdtrain.engines.node_memory import warn_once
+from hvdtrain.engines.node_proof import machine, prove_nodes, unreadable_peers
+from hvdtrain.engines.system_errors import objection_to
+from hvdtrain.errors import EngineUnavailableError, LauncherMismatchError, SystemLimitError
 from hvdtrain.world import promised_world
 
 if TYPE_CHECKING:
@@ -43,29 +45,42 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
 
     try:
         return _join(MPI, library, config)
-    except BaseException:
+    except SystemLimitError:  # which every rank has
+        raise
+    except BaseException as error:
         # Peers are in the middle of joining, where nothing else reaches them.
-        text = traceback.format_exc().rstrip().replace("\n", f"\n[rank {MPI.COMM_WORLD.rank}] ")
-        print(f"[rank {MPI.COMM_WORLD.rank}] {text}", file=sys.stderr, flush=True)
+        limit = objection_to(error, "init()").limit if isinstance(error, OSError) else ""
+        text = limit or traceback.format_exc().rstrip()
+        title = f"[rank {MPI.COMM_WORLD.rank}] "
+        print(title + text.replace("\n", f"\n{title}"), file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)
         raise
 
 
 def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
     from hvdtrain.engines.mpi_communicator import MpiCommunicator
+    from hvdtrain.engines.mpi_gpu import gpu_devices
 
     world = MPI.COMM_WORLD.Dup()
     config = world.bcast(config)  # ranks on other hosts may not have the first one's environment
-    proved = prove_nodes(world.allgather)
-    sharing = proved if config.shared_memory != "0" else None
+    nodes = prove_nodes(world.allgather)
+    machines = world.allgather(machine())
+    shares = config.shared_memory != "0"
+    objection = nodes if isinstance(nodes, str) else unreadable_peers(nodes, machines)
+    if objection and shares and world.Get_rank() == 0:
+        warn_once(objection)
+    if isinstance(nodes, str):
+        nodes, shares = _nodes_by_mpi(MPI, world), False
     compiled = config.shared_memory == "1"
     kernel = agree_on_kernel(world.Get_rank(), world.allgather) if compiled else None
+    gpus = frozenset.intersection(*world.allgather(gpu_devices()))
+    shared = nodes if shares else None
     return EngineWorld(
         engine="mpi",
         library=library,
-        communicator=MpiCommunicator(world, config.chunk_bytes, sharing, kernel),
-        nodes=proved or _nodes_by_mpi(MPI, world),
-        hostnames=tuple(world.allgather(socket.gethostname())),
+        communicator=MpiCommunicator(world, config.chunk_bytes, shared, kernel, gpus),
+        nodes=nodes,
+        hostnames=tuple(name for _, name in machines),
     )
 
 
@@ -103,11 +118,14 @@ def _load_mpi() -> ModuleType:
 
 
 def _library(MPI: ModuleType) -> str:
-    """Return e.g. "Open MPI v5.0.11" or "MPICH 5.0.2", and the file it was loaded from."""
+    """Return e.g. "Open MPI v5.0.11" or "MPICH 5.0.2", and the file it was loaded from if known."""
     first = re.split(r"[,\n\0]", MPI.Get_library_version())[0]
     name = " ".join(first.replace("Version:", " ").split())
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        files = [line.split(maxsplit=5)[5].strip() for line in maps if "/libmpi" in line]
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return name
+    files = [line.split(maxsplit=5)[5].strip() for line in maps if "/libmpi" in line]
     return f"{name} ({files[0]})" if files else name
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,14 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.engines.mpi_types import MPI_OPS, typed
 from hvdtrain.engines.node_numpy import NumpyTeam, open_numpy_team
 from hvdtrain.engines.node_team import NodeTeam, open_team
+from hvdtrain.engines.system_errors import Objection, settle
+from hvdtrain.errors import SystemLimitError
 from hvdtrain.patience import wait_patiently
 from hvdtrain.types import ReduceOp
 
 __all__ = ["NodeHierarchy", "open_hierarchy"]
+
+Team = NodeTeam | NumpyTeam
 
 # What one rank sends at a time: two of 256 KiB fill a link of 1 Gbit/s, of 1 MiB two thirds of it.
 _PIECE_BYTES = 256 << 10
@@ -47,20 +52,43 @@ def open_hierarchy(
         return None
     rank = comm.Get_rank()
     local = comm.Split(nodes[rank], rank)
-    team: NodeTeam | NumpyTeam | None
-    if kernel is None:
-        team = open_numpy_team(local)
-    else:
-        team = open_team(kernel, local.Get_rank(), local.allgather)
-    if not all(comm.allgather(team is not None)) or team is None:
-        if team is not None:
-            team.close()
+    try:
+        team: Team | None = _agree(comm, lambda: _open_node(local, kernel), lambda own: own.close())
+    except SystemLimitError:
+        local.Free()
+        raise
+    if team is None:
         local.Free()
         return None
     owners = min(counts)
     index = local.Get_rank()
     across = comm.Split(index if index < owners else MPI.UNDEFINED, rank)
     return NodeHierarchy(comm, local, across, team, owners)
+
+
+def _open_node(local: MPI.Comm, kernel: ctypes.CDLL | None) -> Team | None:
+    if kernel is None:
+        return open_numpy_team(local)
+    return open_team(kernel, local.Get_rank(), local.allgather)
+
+
+def _agree(comm: MPI.Comm, get: Callable[[], Any], give_back: Callable[[Any], object]) -> Any:
+    """Return what every node gets, or None on all ranks where one gets none (collective).
+
+    Raises:
+        SystemLimitError: that of a node, on all ranks.
+    """
+    got, objection = None, Objection()
+    try:
+        got = get()
+    except SystemLimitError as error:
+        objection = Objection(str(error), str(error))
+    told = comm.allgather((got is not None, objection))
+    everywhere = all(has for has, _ in told)
+    if got is not None and not everywhere:
+        give_back(got)
+    settle(said for _, said in told)
+    return got if everywhere else None
 
 
 class NodeHierarchy:
@@ -86,7 +114,7 @@ class NodeHierarchy:
         comm: MPI.Intracomm,
         local: MPI.Comm,
         across: MPI.Comm,
-        team: NodeTeam | NumpyTeam,
+        team: Team,
         owners: int,
     ) -> None:
         self._comm, self._local, self._across = comm, local, across
@@ -149,12 +177,11 @@ class NodeHierarchy:
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
         """Return memory that is reduced without a copy (collective); None if a node has none."""
-        memory = self._team.arena.empty(nbytes)
-        if all(self._comm.allgather(memory is not None)):
-            return memory
-        if memory is not None:
-            self._team.arena.forget_last()
-        return None
+        arena = self._team.arena
+        memory: npt.NDArray[np.uint8] | None = _agree(
+            self._comm, lambda: arena.empty(nbytes), lambda _: arena.forget_last()
+        )
+        return memory
 
     def close(self) -> None:
         """Give the communicators and the memory back (collective)."""

@@ -28,6 +28,14 @@
 #define VALUES 8
 #define BLOCK 2048    /* elements that are added in the fastest cache */
 
+/* This text, by which a library that was compiled from another one is told. */
+__asm__(".section .rodata\n"
+        ".global hvd_source, hvd_source_end\n"
+        "hvd_source: .incbin \"" __FILE__ "\"\n"
+        "hvd_source_end:\n"
+        ".byte 0\n"
+        ".text\n");
+
 /* ---- meeting ---------------------------------------------------------------------------- */
 
 typedef struct {
@@ -149,6 +157,32 @@ int32_t hvd_finish_max(team_t *team, uint64_t *values, int32_t count, int64_t ti
     return 1;
 }
 
+/* ---- floating-point mode ------------------------------------------------------------------ */
+
+/* A thread may flush small numbers to zero, or round in another way, but all ranks are to get the
+ * same bits. Set the default mode, and return the one that was set. */
+static uint64_t enter_default_mode(void) {
+    uint64_t kept = 0;
+#if defined(__x86_64__)
+    kept = _mm_getcsr();
+    _mm_setcsr(0x1f80); /* all exceptions masked, none seen */
+#elif defined(__aarch64__)
+    __asm__ volatile("mrs %0, fpcr" : "=r"(kept));
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
+#endif
+    return kept;
+}
+
+static void leave_default_mode(uint64_t kept) {
+#if defined(__x86_64__)
+    _mm_setcsr(kept);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"(kept) : "memory");
+#else
+    (void)kept;
+#endif
+}
+
 /* ---- arithmetic --------------------------------------------------------------------------- */
 
 /* begin: sum = x * factor; fold: sum = sum op x * factor; end: x = sum * factor. */
@@ -169,8 +203,10 @@ typedef struct {
     fold_t join; /* sum = sum + other sum */
 } type_t;
 
-/* Compiled for several generations of processors, where compiler and loader know how. */
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
+/* Compiled for several generations of processors, where compiler and loader know how; or, for
+ * tests, as the command line says. */
+#if defined(FAST)
+#elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
 #define FAST static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FAST static
@@ -211,7 +247,7 @@ typedef struct {
         (void)factor;                                                                           \
         for (int64_t i = 0; i < count; i++) out[i] = STORE(sum[i] SCALE);                       \
     }
-#define TYPE(NAME, T, S, LOAD, STORE, SCALE, MIN, MAX, TIMES)                                       \
+#define TYPE(NAME, T, S, LOAD, STORE, SCALE, MIN, MAX, TIMES)                                   \
     BEGIN(NAME, T, S, LOAD, SCALE)                                                              \
     FOLD(NAME, T, S, LOAD, SCALE, sum, ADD)                                                     \
     FOLD(NAME, T, S, LOAD, SCALE, min, MIN)                                                     \
@@ -290,7 +326,9 @@ TYPE(f16, uint16_t, float, from_f16, to_f16, *(float)factor, LOWER_REAL, HIGHER_
 PAIR(f32, float)
 PAIR(f64, double)
 
-/* Complex numbers are pairs: all but the product runs over twice as many reals. */
+/* Complex numbers are pairs: all but the product runs over twice as many reals. GCC 12 contracts
+ * the product to fused multiply-adds where a processor has them, -ffp-contract=off or not, so that
+ * ranks of different machines got different bits; hence volatile. */
 #define COMPLEX(NAME, R, REAL)                                                                  \
     static void NAME##_begin(void *s, const void *x, int64_t count, double factor) {            \
         REAL##_begin(s, x, 2 * count, factor);                                                  \
@@ -301,14 +339,15 @@ PAIR(f64, double)
     static void NAME##_end(void *x, const void *s, int64_t count, double factor) {              \
         REAL##_end(x, s, 2 * count, factor);                                                    \
     }                                                                                           \
-    FAST void NAME##_product(void *s, const void *x, int64_t count, double factor) {            \
+    static void NAME##_product(void *s, const void *x, int64_t count, double factor) {          \
         R *restrict sum = s;                                                                    \
         const R *restrict in = x;                                                               \
         for (int64_t i = 0; i < 2 * count; i += 2) {                                            \
             R re = in[i] * (R)factor, im = in[i + 1] * (R)factor;                               \
-            R real = sum[i] * re - sum[i + 1] * im;                                             \
-            sum[i + 1] = sum[i] * im + sum[i + 1] * re;                                         \
-            sum[i] = real;                                                                      \
+            volatile R straight[2] = {sum[i] * re, sum[i + 1] * im};                            \
+            volatile R crossed[2] = {sum[i] * im, sum[i + 1] * re};                             \
+            sum[i] = straight[0] - straight[1];                                                 \
+            sum[i + 1] = crossed[0] + crossed[1];                                               \
         }                                                                                       \
     }
 COMPLEX(c64, float, f32)
@@ -339,6 +378,7 @@ static const type_t TYPES[] = {
 /* Copy past the caches: lines that are overwritten need not be read first, and who reads them next
  * is another rank. */
 void hvd_copy(char *target, const char *source, int64_t bytes) {
+    if (bytes == 0) return; /* from nowhere, too, which memcpy does not allow */
 #if defined(__x86_64__)
     int64_t head = -(uintptr_t)target % 64;
     if (bytes > head + 64) {
@@ -581,14 +621,14 @@ static void start_chunk(task_t *task) {
     if (k < chunks) show_chunk(task, k);
 }
 
-/* Go on with a task until it is done (1), or until the time is over or a signal came (0). */
-int32_t hvd_reduce(task_t *task, int64_t timeout) {
+static int32_t reduce(task_t *task, int64_t timeout) {
     team_t *team = task->team;
     int64_t bytes = task->count * TYPES[task->type].itemsize;
     if (task->stage == START) {
         int small = bytes <= team->chunk_bytes / 4;
         offer(task);
-        if (small) memcpy(staged(team, team->rank, team->turn), task->source, bytes);
+        /* Nothing may lie nowhere, which memcpy does not allow. */
+        if (small && bytes) memcpy(staged(team, team->rank, team->turn), task->source, bytes);
         task->stage = small ? STAGED_SMALL : OFFERED;
         arrive(team);
     }
@@ -624,9 +664,7 @@ int32_t hvd_reduce(task_t *task, int64_t timeout) {
     }
 }
 
-/* The two halves of a reduction over several nodes, of data that all ranks of the node reach:
- * this rank's slice of its own copy becomes the sum over the node; */
-int32_t hvd_add(task_t *task, int64_t timeout) {
+static int32_t add(task_t *task, int64_t timeout) {
     team_t *team = task->team;
     if (task->stage == START) {
         offer(task);
@@ -639,8 +677,7 @@ int32_t hvd_add(task_t *task, int64_t timeout) {
     return 1;
 }
 
-/* and, when the nodes have added theirs, every copy of the slice becomes the sum of all. */
-int32_t hvd_spread(task_t *task, int64_t timeout) {
+static int32_t spread(task_t *task, int64_t timeout) {
     team_t *team = task->team;
     if (task->stage == START) {
         spread_slice(task);
@@ -652,10 +689,29 @@ int32_t hvd_spread(task_t *task, int64_t timeout) {
     return 1;
 }
 
+/* Not inlined: arithmetic is to stay between the two changes of mode. */
+static __attribute__((noinline)) int32_t in_default_mode(
+    int32_t (*call)(task_t *, int64_t), task_t *task, int64_t timeout) {
+    uint64_t kept = enter_default_mode();
+    int32_t done = call(task, timeout);
+    leave_default_mode(kept);
+    return done;
+}
+
+/* Go on with a task until it is done (1), or until the time is over or a signal came (0). */
+int32_t hvd_reduce(task_t *task, int64_t timeout) {
+    return in_default_mode(reduce, task, timeout);
+}
+
+/* The two halves of a reduction over several nodes, of data that all ranks of the node reach:
+ * this rank's slice of its own copy becomes the sum over the node; */
+int32_t hvd_add(task_t *task, int64_t timeout) { return in_default_mode(add, task, timeout); }
+
+/* and, when the nodes have added theirs, every copy of the slice becomes the sum of all. */
+int32_t hvd_spread(task_t *task, int64_t timeout) { return in_default_mode(spread, task, timeout); }
+
 /* Where the slice of a rank begins, in elements. */
 int64_t hvd_slice_start(const task_t *task, int32_t rank) {
     return slice_start(task, task->count, rank);
 }
 
-/* The sizes of the structures, by which a library of another version is told. */
-int64_t hvd_layout(void) { return (int64_t)sizeof(team_t) << 32 | sizeof(task_t); }

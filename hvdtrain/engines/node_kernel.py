@@ -6,7 +6,7 @@ import ctypes
 import logging
 import sys
 from collections.abc import Callable
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint32, c_uint64
+from ctypes import POINTER, Structure, c_char, c_double, c_int32, c_int64, c_uint32, c_uint64
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 _logger = logging.getLogger("hvdtrain")
+
+_SOURCE = Path(__file__).with_name("node_kernel.c")
 
 TYPES = (
     DType.UINT8,
@@ -92,6 +94,30 @@ def _find_library() -> Path | None:
     return None
 
 
+def _compiled_source(library: ctypes.CDLL) -> bytes:
+    """Return the text that a library was compiled from.
+
+    Raises:
+        ValueError: it does not hold any.
+    """
+    begin, end = (
+        ctypes.addressof(c_char.in_dll(library, name)) for name in ("hvd_source", "hvd_source_end")
+    )
+    return ctypes.string_at(begin, end - begin)
+
+
+def _source() -> bytes:
+    """Return the text that the library must have been compiled from.
+
+    Raises:
+        KernelError: it was not installed, as where only compiled files are kept.
+    """
+    try:
+        return _SOURCE.read_bytes()
+    except OSError as error:
+        raise KernelError(f"{_SOURCE} cannot be read ({error}): install hvdtrain again") from error
+
+
 class KernelError(Exception):
     """There is no kernel that can be used; the text says why, and what to do."""
 
@@ -104,7 +130,8 @@ def load_kernel() -> ctypes.CDLL | None:
 def agree_on_kernel(rank: int, allgather: Callable[[Any], list[Any]]) -> ctypes.CDLL | None:
     """Return the library where all ranks have it, else None on all of them (collective).
 
-    The first rank that lacks it says so in the log.
+    The first rank that lacks it says so in the log: with a warning if it has one that cannot be
+    used.
 
     Args:
         rank: of this process.
@@ -113,9 +140,10 @@ def agree_on_kernel(rank: int, allgather: Callable[[Any], list[Any]]) -> ctypes.
     kernel = load_kernel()
     lacking = [number for number, found in enumerate(allgather(kernel is not None)) if not found]
     if lacking[:1] == [rank]:
-        _logger.info(
-            "hvdtrain: ranks of a node add with numpy, which is slower: the compiled kernel is "
-            "missing: %s",
+        # One that is not there is a choice, one that cannot be used a mistake.
+        _logger.log(
+            logging.INFO if _find_library() is None else logging.WARNING,
+            "hvdtrain: ranks of a node add with numpy, which is slower: no compiled kernel: %s",
             kernel_objection(),
         )
     return None if lacking else kernel
@@ -138,7 +166,9 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
     """Load the library from a file.
 
     Raises:
-        KernelError: there is none, it does not load, or was compiled from another source.
+        KernelError: there is none, it does not load, or was compiled from another text than that
+            of node_kernel.c here, whose structures may differ, or whose sums; or that text is
+            not here.
     """
     if path is None:
         raise KernelError(
@@ -147,13 +177,11 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
         )
     try:
         library = ctypes.CDLL(str(path))
-        library.hvd_layout.restype = c_int64
-    except (AttributeError, OSError) as error:
+        compiled = _compiled_source(library)
+    except (OSError, ValueError) as error:
         raise KernelError(f"{path} does not load ({error}): install hvdtrain again") from error
-    if library.hvd_layout() != ctypes.sizeof(Team) << 32 | ctypes.sizeof(Task):
-        raise KernelError(
-            f"{path} was compiled from another version of hvdtrain: install hvdtrain again"
-        )
+    if compiled != _source():
+        raise KernelError(f"{path} was not compiled from {_SOURCE}: install hvdtrain again")
     library.hvd_slot_bytes.restype = c_int64
     library.hvd_staging_bytes.restype = c_int64
     library.hvd_staging_bytes.argtypes = [c_int64]

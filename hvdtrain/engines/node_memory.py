@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.engines.system_errors import Objection, objection_to, settle
 from hvdtrain.memory import find_memory
 
 __all__ = ["NodeArena", "NodeMemory", "share_memory", "warn_once"]
@@ -23,7 +24,7 @@ _logger = logging.getLogger("hvdtrain")
 
 _NAME = "hvdtrain-memory"
 
-_UNSEEN = "its memory cannot be mapped by others"
+_UNSEEN = Objection("its memory cannot be mapped by others")
 
 # A place in shared memory is told by the number of the memory and the offset in it.
 _OFFSET_BITS = 48
@@ -107,25 +108,36 @@ def share_memory(
 
     Returns:
         The memory, or None on every rank if one cannot give or see it.
+
+    Raises:
+        SystemLimitError: a rank has no descriptor left for it (on every rank).
     """
     # All look before anybody takes: the kernel would look for more than there is until it ends
     # some process.
-    reasons = allgather(_objection(nbytes * size))
+    reason = settle(allgather(_objection(nbytes * size)))
     parts = None
-    if not any(reasons):
-        descriptor, reason = _reserve(nbytes)
-        try:
-            announced = allgather((os.getpid(), descriptor, reason))
-            parts = _map_all([place for *place, _ in announced], nbytes, rank)
-            missing = next(filter(None, (why for *_, why in announced)), _UNSEEN)
-            reasons = allgather(missing if parts is None else "")
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-    reason = next(filter(None, reasons), "")
+    if not reason:
+        parts, reason = _share(nbytes, rank, allgather)
     if reason and rank == 0:
         warn_once(f"each of {size} ranks cannot share {nbytes >> 10:,} KiB ({reason})")
     return None if reason or parts is None else NodeMemory(parts)
+
+
+def _share(
+    nbytes: int, rank: int, allgather: Callable[[Any], list[Any]]
+) -> tuple[list[npt.NDArray[np.uint8]] | None, str]:
+    """Give memory, and map everybody's; return it, or why a rank cannot."""
+    descriptor, objection = _reserve(nbytes)
+    try:
+        announced = allgather((os.getpid(), descriptor, objection))
+        reason = settle(said for *_, said in announced)
+        if reason:
+            return None, reason
+        parts, objection = _map_all([place for *place, _ in announced], nbytes, rank)
+        return parts, settle(allgather(objection))
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @cache
@@ -136,36 +148,45 @@ def warn_once(reason: str) -> None:
     )
 
 
-def _objection(nbytes: int) -> str:
+def _objection(nbytes: int) -> Objection:
+    try:
+        enough = nbytes <= find_memory().free_bytes
+    except OSError as error:
+        return objection_to(error, "reading /proc/meminfo")
     # What is free changes all the time, and this is to be said once.
-    enough = nbytes <= find_memory().free_bytes
-    return "" if enough else "the machine or the control group has too little memory left"
+    return Objection(
+        "" if enough else "the machine or the control group has too little memory left"
+    )
 
 
-def _reserve(nbytes: int) -> tuple[int | None, str]:
+def _reserve(nbytes: int) -> tuple[int | None, Objection]:
     """Make a nameless file of `nbytes`; return it, or why there is none."""
     try:
         descriptor = os.memfd_create(_NAME)
     except (AttributeError, OSError) as error:
-        return None, f"memfd_create: {error}"
+        return None, objection_to(error, "memfd_create")
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:
         os.close(descriptor)
-        return None, f"posix_fallocate: {error.strerror}"
-    return descriptor, ""
+        # Too little memory for this is not too little for everything.
+        return None, Objection(f"posix_fallocate: {error.strerror}")
+    return descriptor, Objection()
 
 
 def _map_all(
     announced: list[list[Any]], nbytes: int, own: int
-) -> list[npt.NDArray[np.uint8]] | None:
+) -> tuple[list[npt.NDArray[np.uint8]] | None, Objection]:
     try:
-        return [
+        parts = [
             _map(f"/proc/{process}/fd/{number}", nbytes, populate=rank == own)
             for rank, (process, number) in enumerate(announced)
         ]
-    except OSError:
-        return None
+    except FileNotFoundError:
+        return None, _UNSEEN
+    except OSError as error:
+        return None, objection_to(error, "mapping a peer's memory")
+    return parts, Objection()
 
 
 def _map(path: str, nbytes: int, populate: bool) -> npt.NDArray[np.uint8]:
@@ -181,7 +202,8 @@ def _map(path: str, nbytes: int, populate: bool) -> npt.NDArray[np.uint8]:
     finally:
         os.close(descriptor)
     if address in (None, _MAP_FAILED):
-        raise OSError(ctypes.get_errno(), f"cannot map {nbytes} bytes")
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
     memory = (ctypes.c_uint8 * nbytes).from_address(address)
     weakref.finalize(memory, _LIBC.munmap, address, nbytes).atexit = False
     return np.frombuffer(memoryview(memory), np.uint8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,9 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Pending
 from hvdtrain.engines.node_kernel import OPS, TYPES, Task, Team
-from hvdtrain.engines.node_memory import NodeArena, NodeMemory, share_memory
+from hvdtrain.engines.node_memory import NodeArena, NodeMemory, share_memory, warn_once
+from hvdtrain.engines.node_processes import PeerWatch
+from hvdtrain.engines.system_errors import Objection, objection_to, settle
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import ReduceOp
 
@@ -33,7 +34,7 @@ _SPIN_NANOSECONDS = 100_000
 _TIMEOUT_NANOSECONDS = 1_000_000_000
 
 # How often to look up from shared memory, where nothing tells of the world outside.
-_HEED_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 
 _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(TYPES)}
 _OP_NUMBERS = {op: number for number, op in enumerate(OPS)}
@@ -43,7 +44,7 @@ def open_team(
     kernel: ctypes.CDLL,
     rank: int,
     allgather: Callable[[Any], list[Any]],
-    heed: Callable[[], object] = bool,
+    check_launcher: Callable[[], object] = bool,
 ) -> NodeTeam | None:
     """Have the ranks of one node share memory (collective).
 
@@ -51,22 +52,42 @@ def open_team(
         kernel: of load_kernel().
         rank: of this process among them.
         allgather: gathers one picklable value of every one of them, by rank.
-        heed: called every second or so of use: has whoever started the ranks ended?
+        check_launcher: called every second or so of use: has whoever started the ranks ended?
 
     Returns:
-        The team, or None on every rank where memory cannot be shared.
+        The team, or None on every rank where memory cannot be shared; then one of them has said
+        why.
+
+    Raises:
+        SystemLimitError: a rank has no descriptors left for it (on every rank).
     """
     told = allgather((os.getpid(), os.sched_getaffinity(0)))
-    processes = _watch([process for process, _ in told], rank)
-    nbytes = _PAGE_BYTES + kernel.hvd_staging_bytes(_CHUNK_BYTES)
-    memory = share_memory(nbytes, rank, len(told), allgather)
-    if not all(allgather(processes is not None)) or memory is None or processes is None:
-        for descriptor in processes or {}:
-            os.close(descriptor)
+    watch, objection = _watch(
+        {process: number for number, (process, _) in enumerate(told) if number != rank}
+    )
+    memory = None
+    try:
+        if reason := settle(allgather(objection)):
+            if rank == 0:
+                warn_once(reason)
+        else:
+            nbytes = _PAGE_BYTES + kernel.hvd_staging_bytes(_CHUNK_BYTES)
+            memory = share_memory(nbytes, rank, len(told), allgather)
+    finally:
+        if memory is None and watch is not None:
+            watch.close()
+    if memory is None or watch is None:
         return None
     cores = set[int]().union(*(cores for _, cores in told))
     spin = _SPIN_NANOSECONDS if len(told) <= len(cores) else 0
-    return NodeTeam(kernel, rank, memory, processes, allgather, heed, spin)
+    return NodeTeam(kernel, rank, memory, watch, allgather, check_launcher, spin)
+
+
+def _watch(peers: dict[int, int]) -> tuple[PeerWatch | None, Objection]:
+    try:
+        return PeerWatch(peers), Objection()
+    except (AttributeError, OSError) as error:
+        return None, objection_to(error, "pidfd_open")
 
 
 class NodeTeam:
@@ -79,10 +100,9 @@ class NodeTeam:
         kernel: the compiled part.
         rank: of this process.
         memory: a slot and a staging area for each rank.
-        processes: for each peer a descriptor that becomes readable when its process ends, and
-            the peer's rank.
+        watch: on the processes of the peers.
         allgather: gathers one picklable value of every rank.
-        heed: called every second or so of use.
+        check_launcher: called every second or so of use.
         spin_nanoseconds: how long to look at a flag before sleeping.
     """
 
@@ -91,18 +111,16 @@ class NodeTeam:
         kernel: ctypes.CDLL,
         rank: int,
         memory: NodeMemory,
-        processes: dict[int, int],
+        watch: PeerWatch,
         allgather: Callable[[Any], list[Any]],
-        heed: Callable[[], object],
+        check_launcher: Callable[[], object],
         spin_nanoseconds: int = 0,
     ) -> None:
-        self._heed, self._heeded = heed, time.monotonic()
+        self._check_launcher, self._checked = check_launcher, time.monotonic()
         size = len(memory.parts)
         self._kernel, self._memory = kernel, memory
         self.arena = NodeArena(rank, size, allgather)
-        self._processes, self._ended = processes, select.poll()
-        for descriptor in processes:
-            self._ended.register(descriptor, select.POLLIN)
+        self._watch = watch
         self._slots = _addresses(memory.addresses)
         self._staging = _addresses([address + _PAGE_BYTES for address in memory.addresses])
         self._team = Team(
@@ -118,14 +136,14 @@ class NodeTeam:
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         """Start an element-wise maximum of at most 8 numbers, in place."""
-        if time.monotonic() - self._heeded > _HEED_SECONDS:
+        if time.monotonic() - self._checked > _CHECK_SECONDS:
             self.check_peers()
         numbers = (ctypes.c_uint64 * values.size).from_buffer(values.data)
         self._kernel.hvd_start_max(self._team, numbers, values.size)
         return _Maximum(self, numbers)
 
     def finish_max(self, numbers: ctypes.Array[ctypes.c_uint64], nanoseconds: int) -> bool:
-        """Wait for it that long; tell whether it is complete."""
+        """Wait for it that long; return whether it is complete."""
         done = self._kernel.hvd_finish_max(self._team, numbers, len(numbers), nanoseconds)
         return bool(done)
 
@@ -178,20 +196,17 @@ class NodeTeam:
 
     def check_peers(self) -> None:
         """Raise PeerFailureError if the process of a rank has ended (local)."""
-        self._heeded = time.monotonic()
-        self._heed()
-        for descriptor, _ in self._ended.poll(0):
+        self._checked = time.monotonic()
+        self._check_launcher()
+        if (number := self._watch.ended()) is not None:
             raise PeerFailureError(
-                f"a peer on this node (number {self._processes[descriptor]} of {self._size}) has "
-                "ended while others waited for it: look for its own message"
+                f"a peer on this node (number {number} of {self._size}) has ended while others "
+                "waited for it: look for its own message"
             )
 
     def close(self) -> None:
         """Give up what the team holds; memory lives on where arrays show it (local)."""
-        for descriptor in self._processes:
-            self._ended.unregister(descriptor)
-            os.close(descriptor)
-        self._processes = {}
+        self._watch.close()
         self.arena.close()
 
 
@@ -209,17 +224,3 @@ class _Maximum(Pending):
 
 def _addresses(values: list[int]) -> Any:
     return (ctypes.c_uint64 * len(values))(*values)
-
-
-def _watch(processes: list[int], rank: int) -> dict[int, int] | None:
-    """Open a descriptor for each peer; None where that is not possible."""
-    opened: dict[int, int] = {}
-    try:
-        for number, process in enumerate(processes):
-            if number != rank:
-                opened[os.pidfd_open(process)] = number
-    except OSError:
-        for descriptor in opened:
-            os.close(descriptor)
-        return None
-    return opened

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -14,30 +13,26 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from hvdtrain.buffer import Buffer
+from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Communicator, Pending
-from hvdtrain.engines.torch_groups import Members, gloo_group, nccl_group
-from hvdtrain.engines.torch_types import (
-    BOOL_OPS,
-    OPS,
-    WIDE,
-    bytes_of,
-    capabilities,
-    elements_of,
-    multiply,
-)
-from hvdtrain.errors import ConnectionLostError
-from hvdtrain.types import DType, ReduceOp
+from hvdtrain.engines.torch_backend import Backend
+from hvdtrain.engines.torch_groups import Members, gloo_group
+from hvdtrain.engines.torch_types import GLOO_WIDE, OPS, bytes_of, capabilities, tensor_of
+from hvdtrain.errors import ConnectionLostError, HvdtrainError
+from hvdtrain.types import ReduceOp
 
 __all__ = ["TorchCommunicator"]
-
-_WIDE_ELEMENTS = 16 << 20  # that are widened at a time
 
 _SIGN = -(1 << 63)  # turned over, it keeps the order when unsigned bits are read as signed
 
 
 class TorchCommunicator(Communicator):
-    """One gloo group, which also carries the control messages, and for nccl one NCCL group."""
+    """One gloo group, which also carries the control messages, and for nccl one NCCL group.
+
+    GPUs are connected when the members first make or use memory on theirs, all at once: before,
+    nobody knows which GPU a rank will take (Horovod's scripts take one after init()), and a
+    communicator that moves host memory only has no use for it.
+    """
 
     def __init__(self, members: Members) -> None:
         self.rank = members.rank
@@ -47,80 +42,35 @@ class TorchCommunicator(Communicator):
         self._abort = members.abort
         self._splits = 0
         with self._peers("connect"):
-            self._gloo: Any = gloo_group(members)
-            self._nccl: Any = nccl_group(members) if members.cuda else None
+            self._gloo: Backend | None = Backend(gloo_group(members), GLOO_WIDE)
+        self._nccl: Backend | None = None
+        self._device: torch.device | None = None
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> _TorchPending:
         signed = values.view(np.int64)
         signed ^= _SIGN
-        work = self._gloo.allreduce([torch.from_numpy(signed)], _options(dist.ReduceOp.MAX))
+        options = dist.AllreduceOptions()
+        options.reduceOp = OPS[ReduceOp.MAX]
+        work = self._host().group.allreduce([torch.from_numpy(signed)], options)
         return _TorchPending(self, work, signed)
 
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
-        tensor = elements_of(buffer)
-        if buffer.dtype in (DType.BOOL, DType.UINT64):
-            multiply(tensor, prescale)
-            self._reduce_bits(tensor, op)
-            multiply(tensor, postscale)
-        else:
-            pieces = torch.split(tensor, _WIDE_ELEMENTS) if tensor.dtype in WIDE else (tensor,)
-            for piece in pieces:
-                wide = piece.to(WIDE.get(piece.dtype, piece.dtype))
-                multiply(wide, prescale)
-                self._reduce(wide, OPS[op])
-                multiply(wide, postscale)
-                if wide is not piece:
-                    piece.copy_(wide)
-        self._synchronize(tensor)
-
-    def _reduce_bits(self, tensor: torch.Tensor, op: ReduceOp) -> None:
-        """Reduce bool as bytes, and uint64 as signed numbers."""
-        if tensor.dtype == torch.bool:
-            self._reduce(tensor.view(torch.uint8), BOOL_OPS[op])
-            return
-        signed = tensor.view(torch.int64)
-        ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
-        if ordered:
-            signed.bitwise_xor_(_SIGN)
-        self._reduce(signed, OPS[op])
-        if ordered:
-            signed.bitwise_xor_(_SIGN)
-
-    def _reduce(self, tensor: torch.Tensor, op: Any) -> None:
-        if tensor.numel():
-            with self._peers("allreduce"):
-                self._group(tensor).allreduce([tensor], _options(op)).wait()
-            self._synchronize(tensor)
+        tensor = tensor_of(buffer)
+        with self._peers("allreduce"):
+            self._backend(tensor).allreduce(tensor, op, prescale, postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         memory = bytes_of(buffer)
-        if memory.numel():
-            with self._peers("broadcast"):
-                self._start_broadcast(memory, root_rank).wait()
-            self._synchronize(memory)
-
-    def _start_broadcast(self, memory: torch.Tensor, root_rank: int) -> dist.Work:
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = root_rank, 0
-        work: dist.Work = self._group(memory).broadcast([memory], options)
-        return work
+        with self._peers("broadcast"):
+            self._backend(memory).broadcast(memory, root_rank)
 
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        # Neither backend gathers uneven parts; broadcasts of all of them run side by side.
-        itemsize = send.dtype.itemsize
-        parts = torch.split(bytes_of(receive), [count * itemsize for count in counts])
-        parts[self.rank].copy_(bytes_of(send))
+        outgoing, incoming = bytes_of(send), bytes_of(receive)
+        sizes = [count * send.dtype.itemsize for count in counts]
         with self._peers("allgather"):
-            works = [
-                self._start_broadcast(part, root_rank)
-                for root_rank, part in enumerate(parts)
-                if part.numel()
-            ]
-            for work in works:
-                work.wait()
-        self._synchronize(*parts)
+            self._backend(incoming).allgather(outgoing, incoming, sizes)
 
     def alltoall(
         self,
@@ -132,15 +82,12 @@ class TorchCommunicator(Communicator):
         outgoing, incoming = bytes_of(send), bytes_of(receive)
         itemsize = send.dtype.itemsize
         with self._peers("alltoall"):
-            work = self._group(incoming).alltoall_base(
-                incoming,
+            self._backend(incoming).alltoall(
                 outgoing,
-                [count * itemsize for count in receive_counts],
+                incoming,
                 [count * itemsize for count in send_counts],
-                dist.AllToAllOptions(),
+                [count * itemsize for count in receive_counts],
             )
-            work.wait()
-        self._synchronize(incoming)
 
     def reduce_scatter(
         self,
@@ -151,42 +98,51 @@ class TorchCommunicator(Communicator):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        # Neither backend scatters uneven parts.
-        whole = elements_of(send).clone()
-        scratch = Buffer(whole.data_ptr(), send.dtype, send.count, send.device, whole)
-        self.allreduce(scratch, op, prescale, postscale)
-        start = [0, *accumulate(counts)][self.rank]
-        own = elements_of(receive)
-        own.copy_(whole[start : start + counts[self.rank]])
-        self._synchronize(own)
+        outgoing, incoming = tensor_of(send), tensor_of(receive)
+        with self._peers("reduce_scatter"):
+            self._backend(outgoing).reduce_scatter(
+                outgoing, incoming, counts, op, prescale, postscale
+            )
 
     def barrier(self) -> None:
         with self._peers("barrier"):
-            self._gloo.barrier(dist.BarrierOptions()).wait()
+            self._host().group.barrier(dist.BarrierOptions()).wait()
 
     def split(self, ranks: Sequence[int]) -> TorchCommunicator | None:
-        if self._members is None:
-            raise ValueError("this communicator is closed")
+        members = self._alive()
         self._splits += 1
         if self.rank not in ranks:
             return None
-        members = replace(
-            self._members,
-            store=dist.PrefixStore(f"split {self._splits}", self._members.store),
+        part = replace(
+            members,
+            store=dist.PrefixStore(f"split {self._splits}", members.store),
             rank=list(ranks).index(self.rank),
             size=len(ranks),
             leave=_nothing,
         )
-        return TorchCommunicator(members)
+        return TorchCommunicator(part)
 
-    def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        return np.empty(nbytes, np.uint8)
+    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
+        self._require(device)
+        place = torch.device(device)
+        if place.type == "cuda":
+            self._connect(place)
+            place = self._device or place  # which "cuda" without a number leaves open
+        return torch.empty(nbytes, dtype=torch.uint8, device=place)
+
+    def take_device(self) -> None:
+        cuda: Any = torch.cuda
+        if self._nccl is None and cuda.is_initialized():
+            self._device = torch.device("cuda", cuda.current_device())
+
+    def native(self, buffer: Buffer) -> Buffer:
+        return buffer
 
     def close(self) -> None:
         if self._members is None:
             return
         if self._nccl is not None:
-            self._nccl.shutdown()
+            self._nccl.group.shutdown()
         self._gloo = self._nccl = None
         leave, self._members = self._members.leave, None
         leave()
@@ -194,19 +150,53 @@ class TorchCommunicator(Communicator):
     def abort(self, code: int) -> None:
         self._abort(code)
 
-    def _group(self, tensor: torch.Tensor) -> Any:
-        return self._nccl if tensor.is_cuda else self._gloo
+    def _alive(self) -> Members:
+        if self._members is None:
+            raise ValueError("this communicator is closed")
+        return self._members
 
-    def _synchronize(self, *tensors: torch.Tensor) -> None:
-        """Wait for the GPU: the caller may read the memory from any stream."""
-        if any(tensor.is_cuda for tensor in tensors):
-            torch.cuda.current_stream().synchronize()
+    def _host(self) -> Backend:
+        self._alive()
+        assert self._gloo is not None  # as long as it has members
+        return self._gloo
+
+    def _backend(self, tensor: torch.Tensor) -> Backend:
+        return self._connect(tensor.device) if tensor.is_cuda else self._host()
+
+    def _connect(self, device: torch.device) -> Backend:
+        """Return what moves memory on a GPU, connecting it first if need be (collective)."""
+        if self._nccl is None:
+            from hvdtrain.engines.torch_nccl import connect
+
+            self._device = self._numbered(device)
+            with self._peers("connect"):
+                self._nccl = connect(self._alive(), self._device, self._gather)
+        elif device not in (self._device, torch.device("cuda")):
+            raise HvdtrainError(
+                f"[rank {self.rank}/{self.size}] memory on {device}, but this rank is connected "
+                f"to the others by {self._device}: keep what is reduced together on one GPU"
+            )
+        return self._nccl
+
+    def _numbered(self, device: torch.device) -> torch.device:
+        """Return a device with its number, which a rank that has joined leaves open."""
+        if device.index is not None:
+            return device
+        return self._device or torch.device("cuda", torch.cuda.current_device())
+
+    def _gather(self, record: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        everybodys = np.empty(self.size * record.size, np.uint8)
+        counts = [record.size] * self.size
+        self.allgather(Buffer.of(record), Buffer.of(everybodys), counts)
+        return everybodys
 
     @contextmanager
     def _peers(self, operation: str) -> Iterator[None]:
         """Say of an error of the network what it means here."""
         try:
             yield
+        except (HvdtrainError, torch.OutOfMemoryError):
+            raise
         except RuntimeError as error:
             reason = str(error).splitlines()[0].split(". This is typically")[0]
             reason = re.sub(r"^\[[^]]*\.cc:\d+\] ", "", reason)  # where in gloo's source
@@ -234,12 +224,6 @@ class _TorchPending(Pending):
         self._work = None
         self._signed ^= _SIGN
         return True
-
-
-def _options(op: Any) -> dist.AllreduceOptions:
-    options = dist.AllreduceOptions()
-    options.reduceOp = op
-    return options
 
 
 def _nothing() -> None:

@@ -62,6 +62,7 @@ def _open(backend: str, config: Config, environ: Mapping[str, str]) -> EngineWor
         size=found.size,
         device=device_at(found.address),
         cuda=backend == "nccl",
+        halves_in_float32=config.halves_in_float32,
         abort=found.abort,
         leave=found.leave,
     )

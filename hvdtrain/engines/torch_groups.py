@@ -31,6 +31,7 @@ class Members:
         size: how many there are.
         device: gloo's end of this rank's connections.
         cuda: whether NCCL moves what lies in CUDA memory.
+        halves_in_float32: whether NCCL adds halves in float32, if one rank wants it.
         abort: ends every rank of the job with an exit code.
         leave: gives back what the world was built with.
     """
@@ -40,6 +41,7 @@ class Members:
     size: int
     device: Any
     cuda: bool
+    halves_in_float32: bool
     abort: Callable[[int], None]
     leave: Callable[[], None]
 

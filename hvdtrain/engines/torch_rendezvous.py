@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -72,7 +72,7 @@ def find_ranks(config: Config, environ: Mapping[str, str]) -> Found:
 
 
 def _has_torchrun(environ: Mapping[str, str]) -> bool:
-    """Tell whether torchrun's variables are all there, and mean what the launcher means."""
+    """Return whether torchrun's variables are all there, and mean what the launcher means."""
     promised = promised_world(environ)
     return (
         all(environ.get(name) for name in _VARIABLES)
@@ -128,12 +128,13 @@ def _through_torchrun(rank: int, size: int, environ: Mapping[str, str]) -> Found
     if point.listener is not None:
         point.listener.close()
     hostnames = tuple(allgather(socket.gethostname()))
+    proved = prove_nodes(allgather)
     return Found(
         store=store,
         rank=rank,
         size=size,
         address=point.address,
-        nodes=prove_nodes(allgather) or tuple(map(hostnames.index, hostnames)),
+        nodes=tuple(map(hostnames.index, hostnames)) if isinstance(proved, str) else proved,
         hostnames=hostnames,
         abort=os._exit,
         leave=_nothing,
@@ -141,7 +142,7 @@ def _through_torchrun(rank: int, size: int, environ: Mapping[str, str]) -> Found
 
 
 class _StoreGather:
-    """Gathers a value of every rank through a store."""
+    """Gathers a value of every rank through a store, to which whoever reaches it may write."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store = store
@@ -151,18 +152,18 @@ class _StoreGather:
 
     def __call__(self, value: Any) -> list[Any]:
         self._round += 1
-        self._store.set(f"{self._round}/{self._rank}", pickle.dumps(value))
-        return [pickle.loads(self._store.get(f"{self._round}/{r}")) for r in range(self._size)]
+        self._store.set(f"{self._round}/{self._rank}", json.dumps(value))
+        return [json.loads(self._store.get(f"{self._round}/{r}")) for r in range(self._size)]
 
 
 def _gather_objects(communicator: Communicator, value: Any) -> list[Any]:
     size = communicator.size
-    own = np.frombuffer(pickle.dumps(value), np.uint8).copy()
+    own = np.frombuffer(json.dumps(value).encode(), np.uint8).copy()
     count, counts = np.array([own.size]), np.empty(size, np.int64)
     communicator.allgather(Buffer.from_array(count), Buffer.from_array(counts), [1] * size)
     texts = np.empty(int(counts.sum()), np.uint8)
     communicator.allgather(Buffer.from_array(own), Buffer.from_array(texts), counts.tolist())
-    return [pickle.loads(text.tobytes()) for text in np.split(texts, np.cumsum(counts)[:-1])]
+    return [json.loads(text.tobytes()) for text in np.split(texts, np.cumsum(counts)[:-1])]
 
 
 @contextmanager
@@ -171,7 +172,7 @@ def _reporting(rank: int, size: int) -> Iterator[None]:
         yield
     except HvdtrainError:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # or found something else
         reason = str(error).splitlines()[0]
         raise HvdtrainError(
             f"[rank {rank}/{size}] the ranks did not find each other ({reason}). Start all of "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -9,9 +12,22 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["BOOL_OPS", "OPS", "WIDE", "bytes_of", "capabilities", "elements_of", "multiply"]
+__all__ = [
+    "BOOL_OPS",
+    "GLOO_WIDE",
+    "NCCL_WIDE",
+    "OPS",
+    "Widths",
+    "bytes_of",
+    "capabilities",
+    "multiply",
+    "tensor_of",
+]
 
-OPS = {
+# For the types that a library does not add, or not well, those in which it does.
+Widths = Mapping[torch.dtype, torch.dtype]
+
+OPS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
     ReduceOp.MIN: dist.ReduceOp.MIN,
     ReduceOp.MAX: dist.ReduceOp.MAX,
@@ -22,14 +38,13 @@ BOOL_OPS = OPS | {
     ReduceOp.SUM: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.MIN,
 }
-# Reduced in a wider type: halves would be rounded at every hop, and no backend takes the others.
-WIDE = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
+# Neither library has these; and gloo would round halves at every hop, at a CPU's pace.
+NCCL_WIDE: Widths = {
     torch.int16: torch.int32,
     torch.uint16: torch.int32,
     torch.uint32: torch.int64,
 }
+GLOO_WIDE: Widths = {**NCCL_WIDE, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 _COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
 _REAL = frozenset(DType) - _COMPLEX
@@ -48,24 +63,32 @@ def capabilities(cuda: bool) -> Capabilities:
         reduces=_REDUCES,
         moves=frozenset(DType),
         devices=frozenset({"cpu", "cuda"} if cuda else {"cpu"}),
-        # NCCL kernels of two communicators can wait for each other on one GPU.
-        concurrent=not cuda,
+        # Of communicators side by side NCCL asks that their kernels can run on the GPU at once, or
+        # are started in one order on all ranks. A kernel of NCCL's takes a few of a GPU's many
+        # processors, and each communicator of torch's has a stream of its own; only a program with
+        # dozens of busy channels, or with CUDA_DEVICE_MAX_CONNECTIONS=1, could see them wait for
+        # each other.
+        concurrent=True,
+        halves=cuda,
+        rounds_once=not cuda,
     )
 
 
-def elements_of(buffer: Buffer) -> torch.Tensor:
-    """View a buffer as a 1-d tensor of its element type."""
+def tensor_of(buffer: Buffer) -> torch.Tensor:
+    """Return the elements as a 1-d tensor of their type over the same memory."""
+    elements = buffer.elements()
+    if isinstance(elements, torch.Tensor):
+        return elements
+    # Memory of numpy: agreement, objects, and the frameworks that have arrays.
     dtype: torch.dtype = getattr(torch, buffer.dtype.value)
-    return bytes_of(buffer).view(dtype)
+    if buffer.count == 0:
+        return torch.empty(0, dtype=dtype, device="cpu")
+    return torch.frombuffer(elements, dtype=dtype)
 
 
 def bytes_of(buffer: Buffer) -> torch.Tensor:
     """View a buffer as a 1-d tensor of bytes."""
-    if buffer.count == 0:
-        return torch.empty(0, dtype=torch.uint8, device=buffer.device)
-    if buffer.device == "cpu":
-        return torch.frombuffer(buffer.array(), dtype=torch.uint8)
-    return torch.as_tensor(_CudaArray(buffer), device=buffer.device)
+    return tensor_of(buffer).view(torch.uint8)
 
 
 def multiply(tensor: torch.Tensor, factor: float) -> None:
@@ -82,15 +105,3 @@ def multiply(tensor: torch.Tensor, factor: float) -> None:
         tensor.mul_(factor)
     else:
         tensor.copy_((tensor.to(torch.float64) * factor).trunc_())
-
-
-class _CudaArray:
-    """Memory on a GPU, described in the way that torch takes without copying it."""
-
-    def __init__(self, buffer: Buffer) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (buffer.nbytes,),
-            "typestr": "|u1",
-            "data": (buffer.pointer, False),
-            "version": 3,
-        }

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+from hvdtrain.core.context import is_initialized
+from hvdtrain.core.exits import speak_plainly
+from hvdtrain.errors import UsageError
 
 __all__ = ["MODULES", "HorovodFinder"]
 
@@ -20,8 +25,10 @@ MODULES = {
     "horovod.common.util": "hvdtrain.horovod_names.common.util",
     "horovod.keras": "hvdtrain.keras",
     "horovod.keras.callbacks": "hvdtrain.keras.callbacks",
+    "horovod.runner": "hvdtrain.horovod_names.runner",
     "horovod.tensorflow": "hvdtrain.tensorflow",
     "horovod.tensorflow.compression": "hvdtrain.tensorflow.compression",
+    "horovod.tensorflow.elastic": "hvdtrain.tensorflow.elastic",
     "horovod.tensorflow.functions": "hvdtrain.tensorflow.functions",
     # tf.keras is Keras.
     "horovod.tensorflow.keras": "hvdtrain.keras",
@@ -67,6 +74,7 @@ class HorovodFinder(MetaPathFinder):
 
         Raises:
             ModuleNotFoundError: hvdtrain has nothing of that name; says what it has.
+            UsageError: it has it for Keras 3 only, and tf.keras is Keras 2.
         """
         name = self._package.__name__
         if not fullname.startswith(f"{name}.") or sys.modules.get(name) is not self._package:
@@ -74,6 +82,8 @@ class HorovodFinder(MetaPathFinder):
         if fullname not in MODULES:
             # Without the name of the module: else Python hides this behind words of its own.
             raise ModuleNotFoundError(_refusal(fullname))
+        if fullname.startswith("horovod.tensorflow.keras"):
+            _require_keras_3(fullname)
         return ModuleSpec(fullname, _SameModule(MODULES[fullname]))
 
 
@@ -86,6 +96,20 @@ class _SameModule(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Put the other module into the place of the new, empty one."""
         sys.modules[module.__name__] = importlib.import_module(self._name)
+
+
+def _require_keras_3(fullname: str) -> None:
+    # As TensorFlow reads it.
+    legacy = os.environ.get("TF_USE_LEGACY_KERAS", "")
+    if legacy not in ("1", "true", "True"):
+        return
+    if not is_initialized():
+        speak_plainly()
+    raise UsageError(
+        f"TF_USE_LEGACY_KERAS={legacy} makes tf.keras Keras 2 (tf_keras), and {fullname} is for "
+        "Keras 3: use DistributedOptimizer and broadcast_variables of horovod.tensorflow, which "
+        "take optimizers and models of tf_keras, or unset the variable"
+    )
 
 
 def _refusal(fullname: str) -> str:

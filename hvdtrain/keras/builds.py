@@ -28,7 +28,7 @@ __all__ = [
 
 
 def gloo_built() -> bool:
-    """Tell whether torch, which brings Gloo, is installed."""
+    """Return whether torch, which brings Gloo, is installed."""
     return importlib.util.find_spec("torch") is not None
 
 
@@ -38,10 +38,10 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Tell whether gradients are reduced on CUDA devices: they go through host memory."""
+    """Return whether gradients are reduced on CUDA devices: they go through host memory."""
     return False
 
 
 def rocm_built() -> bool:
-    """Tell whether gradients are reduced on ROCm devices: they go through host memory."""
+    """Return whether gradients are reduced on ROCm devices: they go through host memory."""
     return False

@@ -19,6 +19,7 @@ from hvdtrain.core.place import size
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.keras.callbacks.together import Beginning, End
 from hvdtrain.keras.patching import extend
+from hvdtrain.keras.unwrapped import warn_if_unwrapped
 from hvdtrain.keras.wrapping import optimizers_of
 
 __all__ = ["prepare_fit"]
@@ -33,6 +34,7 @@ def _fit(plain: Callable[..., Any], given: inspect.BoundArguments) -> Any:
     arguments = given.arguments
     model = arguments["self"]
     optimizers = optimizers_of(model)
+    warn_if_unwrapped(model, _listed(arguments["callbacks"]))
     if optimizers:
         _weigh_steps(model)
     sets = [optimizer.hvdtrain_reduction.settings.process_set for optimizer in optimizers]
@@ -46,14 +48,21 @@ def _surrounded(callbacks: Any) -> Any:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         own = callbacks.callbacks
         if not any(isinstance(callback, Beginning) for callback in own):
-            given = list(own)
+            given = _listed(callbacks)
             callbacks.append(End(given))
             own.insert(0, Beginning(given))
             callbacks.set_params(callbacks.params)
             callbacks.set_model(callbacks.model)
         return callbacks
-    given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
+    given = _listed(callbacks)
     return [Beginning(given), *given, End(given)]
+
+
+def _listed(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Return the callbacks that `fit` is given, in whatever way."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return list(keras.tree.flatten(callbacks)) if callbacks is not None else []
 
 
 def _weigh_steps(model: Any) -> None:

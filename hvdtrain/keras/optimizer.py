@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from hvdtrain.core.arguments import Groups, choose_groups
+from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.keras.compression import Compression, Compressor
 from hvdtrain.keras.reduction import Reduction
@@ -32,6 +33,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    exchange: Exchange | None = None,
 ) -> Any:
     """Wrap an optimizer of Keras 3 so that it steps on the gradients of all ranks.
 
@@ -56,8 +58,11 @@ def DistributedOptimizer(
         average_aggregated_gradients: take the average all the same.
         process_set: the ranks that take part; other ranks step on their own gradients.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
+        exchange: what is done with dense gradients instead of op and compression; an object of
+            this optimizer's own.
 
     Raises:
+        TypeError: `exchange` is none.
         ValueError: the optimizer is distributed already, or arguments do not go together.
         UsageError: Keras runs on a backend that hvdtrain does not know.
     """
@@ -68,6 +73,7 @@ def DistributedOptimizer(
         sparse_as_dense,
         gradient_predivide_factor,
         choose_groups(num_groups, groups),
+        exchange,
     )
     passes = backward_passes_per_step
     factor = 1.0 if average_aggregated_gradients else float(passes)

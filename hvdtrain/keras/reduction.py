@@ -11,7 +11,8 @@ import keras
 from hvdtrain.core.arguments import group_indices
 from hvdtrain.keras.backends.choose import chosen
 from hvdtrain.keras.settings import GradientSettings
-from hvdtrain.tensors.arrays.fused import FusedSettings, reduce_fused
+from hvdtrain.tensors.arrays.fused import reduce_fused
+from hvdtrain.tensors.arrays.fused_plan import FusedSettings
 from hvdtrain.tensors.arrays.memory import Array
 from hvdtrain.types import ReduceOp
 
@@ -104,6 +105,8 @@ class Reduction:
         """
         settings = self.settings
         groups = group_indices(settings.groups, variables)
-        fused = FusedSettings(settings.op, settings.process_set, settings.predivide, groups)
+        fused = FusedSettings(
+            settings.op, settings.process_set, settings.predivide, groups, settings.exchange
+        )
         self.steps += 1
         return reduce_fused(arrays, name or self.name, fused, samples)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdtrain.core.arguments import Groups, check_groups, check_predivide
-from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.core.gradients.choose import choose_exchange
+from hvdtrain.core.gradients.exchange import Exchange, Kind
+from hvdtrain.core.process_set import ProcessSet, global_process_set, require_process_set
 from hvdtrain.keras.compression import Compression, Compressor
 from hvdtrain.types import ReduceOp
 
@@ -23,8 +25,10 @@ class GradientSettings:
         sparse_as_dense: make tf.IndexedSlices dense, instead of gathering the slices.
         predivide: the average is (1/predivide before, predivide/size after) the sum.
         groups: how many groups are reduced together, or lists of variables.
+        exchange: what is done with gradients instead of op and compression.
 
     Raises:
+        TypeError: `process_set` is none, or `exchange`.
         ValueError: arguments do not go together.
     """
 
@@ -34,9 +38,18 @@ class GradientSettings:
     sparse_as_dense: bool = False
     predivide: float = 1.0
     groups: Groups = None
+    exchange: Exchange | None = None
 
     def __post_init__(self) -> None:
+        require_process_set(self.process_set)
         if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise ValueError(f"op must be Average or Sum, got {self.op!r}")
         check_predivide(self.predivide, self.op)
         check_groups(self.groups, object)
+        compressed = self.compression is not Compression.none
+        exchange = choose_exchange(self.exchange, self.op, self.predivide, compressed)
+        if exchange is not None and exchange.kind is not Kind.GRADIENTS:
+            raise ValueError(
+                f"exchange {exchange.spec!r} exchanges weights, and optimizers of Keras exchange "
+                "gradients only: use hvdtrain.torch"
+            )

@@ -52,8 +52,12 @@ def distribute(optimizer: Any, reduction: Reduction) -> Any:
     if isinstance(optimizer, Distributed) or isinstance(inner, Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
+        got = type(optimizer)
+        legacy = got.__module__.startswith("tf_keras.")
+        instead = ": hvdtrain.tensorflow.DistributedOptimizer takes those of tf_keras"
         raise ValueError(
-            f"DistributedOptimizer takes an optimizer of Keras 3, got {type(optimizer).__name__}"
+            "DistributedOptimizer takes an optimizer of Keras 3, got "
+            + (f"{got.__module__}.{got.__name__}{instead}" if legacy else got.__name__)
         )
     kind = type(optimizer)
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

@@ -65,11 +65,12 @@ def run(
     key = secrets.token_bytes(_KEY_BYTES)
     arrived: list[Answer] = []
     ranks: list[Connection] = []
-    with session_folder(os.environ) as folder:
+    with session_folder(os.environ) as session:
         # Only this user may reach the socket, and only those who have the key are believed.
-        address = str(Path(folder) / "call")
+        address = str(Path(session.folder) / "call")
         with _listen(address, np, key) as listener:
-            process = _start(np, {SESSION: folder, ADDRESS: address, KEY: key.hex()})
+            variables = {SESSION: session.folder, ADDRESS: address, KEY: key.hex()}
+            process = _start(np, variables, session.lifeline)
             with ThreadPoolExecutor(np) as pool:
                 talks = [pool.submit(_talk, listener, request, ranks, arrived) for _ in range(np)]
                 try:
@@ -111,7 +112,7 @@ def _listen(address: str, np: int, key: bytes) -> Listener:
         ) from None
 
 
-def _start(np: int, variables: Mapping[str, str]) -> subprocess.Popen[str]:
+def _start(np: int, variables: Mapping[str, str], lifeline: int) -> subprocess.Popen[str]:
     library = loaded_library()
     environ = without_allocation(os.environ)  # whose other hosts do not have the socket
     line = mpirun_command(
@@ -131,6 +132,7 @@ def _start(np: int, variables: Mapping[str, str]) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        pass_fds=[lifeline],
         preexec_fn=bound_to_this_process(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     )
 

@@ -43,7 +43,8 @@ def main() -> None:
     rank = 0 if world is None else world.rank
     # Open to the end of this process: so is the caller's end, whose closing says that it has ended.
     caller = Client(os.environ.pop(ADDRESS), "AF_UNIX", authkey=key)
-    threading.Thread(target=_end_with, args=[caller], daemon=True).start()
+    name = "hvdtrain-caller"
+    threading.Thread(target=_end_with, args=[caller], name=name, daemon=True).start()
     sys.path[:], call = pickle.loads(caller.recv_bytes())
     answer = _called(call, rank)
     caller.send(answer)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,19 @@ from hvdtrain.launch.packages import check_frameworks, check_gpus, check_package
 from hvdtrain.launch.probe import ProbeError, ask_python
 from hvdtrain.launch.section import Section, guarded
 from hvdtrain.launch.trial import try_two_ranks
-from hvdtrain.memory import find_memory
+from hvdtrain.memory import Memory, find_memory
 
 __all__ = ["all_sections"]
 
 # Each in a process of its own, and each as a world of one.
 _INIT = """
-import json
+import ctypes, json
+from hvdtrain.engines.mpi_gpu_support import gpu_kinds
 from mpi4py import MPI
 names = ("single", "funneled", "serialized", "multiple")
 levels = {getattr(MPI, "THREAD_" + name.upper()): name for name in names}
-print(json.dumps({"threads": levels[MPI.Query_thread()]}))
+gpu_memory = gpu_kinds(ctypes.CDLL(MPI.__file__))
+print(json.dumps({"threads": levels[MPI.Query_thread()], "gpu_memory": gpu_memory}))
 """
 _ENGINE = """
 import json, os, sys
@@ -120,6 +122,7 @@ def check_mpi() -> Section:
     try:
         facts |= ask_python(_INIT)
         lines.append(f"threads: {facts['threads']}" + _TOO_FEW * (facts["threads"] != "multiple"))
+        lines.append(f"GPU memory: {_gpu_memory(library, facts['gpu_memory'])}")
     except ProbeError as error:
         problems.append(
             f"{library} does not start ({error}): reinstall it, or name another library in "
@@ -131,6 +134,13 @@ def check_mpi() -> Section:
     except UsageError as error:
         problems.append(str(error))
     return Section("MPI", facts, tuple(lines), tuple(problems))
+
+
+def _gpu_memory(library: MpiLibrary, kinds: Sequence[str]) -> str:
+    """Return whether engine mpi hands memory of GPUs to MPI as it is."""
+    if kinds:
+        return f"yes ({' and '.join(kinds)})"
+    return f"no ({library.name} {library.version} says that it takes neither CUDA's nor ROCm's)"
 
 
 def check_engines(engines: Sequence[str], mpi_is_broken: bool) -> Section:
@@ -171,10 +181,8 @@ def check_cores() -> Section:
 
 def check_memory() -> Section:
     """How much there is, and whether ranks of this machine can share it."""
-    memory, shared = find_memory(), find_shared_memory()
-    line = f"{_mib(memory.free_bytes)} free of {_mib(memory.machine_bytes)}"
-    if memory.limit_bytes is not None:
-        line += f"; the control group allows {_mib(memory.limit_bytes)}"
+    shared = find_shared_memory()
+    facts, line = _memory()
     devshm = f"/dev/shm: {_mib(shared.free_bytes)} free of {_mib(shared.size_bytes)}"
     if shared.free_bytes < _LITTLE_SHM_BYTES:
         devshm += ", which is little for data loaders (docker run --shm-size=1g)"
@@ -185,7 +193,19 @@ def check_memory() -> Section:
         f"segments of ranks: {shared.objection or 'work'}",
         f"compiled kernel: {kernel or 'ready'}",
     )
-    return Section("memory", {**asdict(memory), "shm": asdict(shared), "kernel": kernel}, lines)
+    return Section("memory", {**facts, "shm": asdict(shared), "kernel": kernel}, lines)
+
+
+def _memory() -> tuple[dict[str, int | None], str]:
+    """Return what is known of this machine's memory, and a line about it."""
+    try:
+        memory = find_memory()
+    except OSError as error:
+        return dict.fromkeys(field.name for field in fields(Memory)), f"unknown: {error}"
+    line = f"{_mib(memory.free_bytes)} free of {_mib(memory.machine_bytes)}"
+    if memory.limit_bytes is not None:
+        line += f"; the control group allows {_mib(memory.limit_bytes)}"
+    return asdict(memory), line
 
 
 def _ask_kernel() -> str:

@@ -53,9 +53,14 @@ class MpiLibrary:
     path: Path | None
 
     def __str__(self) -> str:
-        names = {vendor: name for name, vendor in _VENDORS.items()}
         where = f" ({self.path})" if self.path else ""
-        return f"{names.get(self.vendor, self.vendor)} {self.version}{where}"
+        return f"{self.name} {self.version}{where}"
+
+    @property
+    def name(self) -> str:
+        """The vendor's name for people."""
+        names = {vendor: name for name, vendor in _VENDORS.items()}
+        return names.get(self.vendor, self.vendor)
 
     @property
     def major(self) -> str:

@@ -15,7 +15,7 @@ OF_RANKS = ("train", "evaluate", "predict", "script")
 
 
 def is_script(arguments: Sequence[str]) -> bool:
-    """Tell whether it names a script: a file of any name, or what looks like one."""
+    """Return whether it names a script: a file of any name, or what looks like one."""
     word = arguments[0] if arguments else ""
     return word.endswith(".py") or (word not in OF_RANKS and os.path.isfile(word))
 
@@ -23,13 +23,32 @@ def is_script(arguments: Sequence[str]) -> bool:
 def require_program(arguments: Sequence[str]) -> None:
     """Raise UsageError if these words are nothing that ranks run."""
     word = arguments[0] if arguments else "train"
+    _refuse_python(arguments)
     if word.startswith("-") or word in OF_RANKS or is_script(arguments):
         return
-    if Path(word).name.startswith("python"):
-        raise UsageError(f"ranks run Python already: leave out '{word}', and begin with the script")
     raise UsageError(
         f"'{word}' is nothing that ranks run: name a script, or one of {', '.join(OF_RANKS)}"
     )
+
+
+def _refuse_python(arguments: Sequence[str]) -> None:
+    """Raise UsageError for the arguments of a Python, and say which words do the same here."""
+    words = list(arguments)
+    if words and not is_script(words) and Path(words[0]).name.startswith("python"):
+        python = words.pop(0)
+        if words[:1] not in (["-m"], ["-c"]):
+            raise UsageError(
+                f"ranks run Python already: leave out '{python}', and begin with the script"
+            )
+    if words[:2] == ["-m", "hvdtrain"]:
+        instead = " ".join(words[2:] or ["train"])
+        raise UsageError(f"ranks run 'python -m hvdtrain' already: write -- {instead}")
+    if words[:1] == ["-m"]:
+        raise UsageError("ranks run no modules by name: write -- and the path of the module's file")
+    if words[:1] == ["-c"]:
+        raise UsageError(
+            "ranks run no code from the command line: put it into a file, write -- FILE"
+        )
 
 
 def rank_words(arguments: Sequence[str], as_horovod: bool = False) -> list[str]:

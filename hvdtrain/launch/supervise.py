@@ -20,12 +20,19 @@ _GRACE_SECONDS = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def run_to_the_end(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run_to_the_end(
+    argv: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int] = ()
+) -> int:
     """Run a launcher and return its exit code, as a shell counts: 128 + N for signal N.
 
     A job that was asked to end by a signal, and did not end well, has the code of that signal,
     whatever the launcher says. Signals stay blocked: this process is to end with that code, and one
     that comes too late for the launcher must not keep it from clearing up.
+
+    Args:
+        argv: the launcher's.
+        environ: its environment.
+        descriptors: that it inherits.
 
     Raises:
         OSError: it cannot be started.
@@ -38,7 +45,7 @@ def run_to_the_end(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     begin = bound_to_this_process(before)
     others = _children()  # of the shell whose place this process has taken
-    process = subprocess.Popen(argv, env=environ, preexec_fn=begin)
+    process = subprocess.Popen(argv, env=environ, pass_fds=descriptors, preexec_fn=begin)
     asked = _wait(process, passed_on)
     code = process.returncode
     if code != 0:

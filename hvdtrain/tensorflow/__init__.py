@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,7 @@ from hvdtrain.core.process_set import (
 from hvdtrain.core.start import init
 from hvdtrain.core.timeline.control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
+from hvdtrain.tensorflow import elastic
 from hvdtrain.tensorflow.builds import (
     ccl_built,
     cuda_built,
@@ -72,6 +74,9 @@ from hvdtrain.tensorflow.ops import (
 from hvdtrain.tensorflow.optimizer import DistributedOptimizer
 from hvdtrain.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from hvdtrain.types import ReduceOp
+
+# Where Horovod has its operations.
+mpi_ops = sys.modules[__name__]
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -126,6 +131,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

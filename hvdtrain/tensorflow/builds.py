@@ -30,7 +30,7 @@ __all__ = [
 
 
 def gloo_built() -> bool:
-    """Tell whether torch, which brings Gloo, is installed."""
+    """Return whether torch, which brings Gloo, is installed."""
     return importlib.util.find_spec("torch") is not None
 
 
@@ -40,10 +40,10 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Tell whether TensorFlow was built with CUDA."""
+    """Return whether TensorFlow was built with CUDA."""
     return bool(tf.test.is_built_with_cuda())
 
 
 def rocm_built() -> bool:
-    """Tell whether TensorFlow was built with ROCm."""
+    """Return whether TensorFlow was built with ROCm."""
     return bool(tf.test.is_built_with_rocm())

@@ -11,7 +11,9 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from hvdtrain.errors import UnsupportedError
+from hvdtrain.tensorflow.background import call_in_background
 from hvdtrain.tensorflow.errors import translated
+from hvdtrain.tensorflow.order import is_in_order, next_in_order
 from hvdtrain.tensors.arrays.memory import Array
 from hvdtrain.tensors.tensorflow import as_array
 
@@ -22,9 +24,6 @@ Function = Callable[[Sequence[Array], str | None], Sequence[Array]]
 
 _NOT_IN_NAMES = re.compile("[^A-Za-z0-9_]")
 _NOT_IN_NODE_NAMES = re.compile(r"[^A-Za-z0-9_.\-/]")
-# Operations whose names contain this bring data into a graph of TensorFlow 1, or need a feed.
-_SOURCES = re.compile("Placeholder|Iterator|Dequeue|ReaderRead")
-_CHAIN = "_hvdtrain_chain"
 
 
 def automatic_name(kind: str, tensors: Sequence[Any]) -> str | None:
@@ -46,7 +45,7 @@ def call(
     shapes: Sequence[Any],
     name: str | None = None,
     ignore_name_scope: bool = False,
-    chained: bool = True,
+    collective: bool = True,
 ) -> list[Any]:
     """Run a function of arrays when the tensors are there.
 
@@ -58,7 +57,7 @@ def call(
         shapes: of its results, as far as they are known before it runs.
         name: of the operation; in a graph within the name scope.
         ignore_name_scope: leave the name scope out.
-        chained: in a graph of TensorFlow 1, run one after the other with what came before.
+        collective: it waits for other ranks.
 
     Raises:
         UnsupportedError: XLA compiles the graph.
@@ -70,20 +69,33 @@ def call(
     node = _NOT_IN_NODE_NAMES.sub("_", name or "Horovod")
     if not node[0].isalnum():  # with which no node's name may begin
         node = f"Horovod{node}"
-    full = graph.unique_name(node, mark_as_used=False)
+    in_order = is_in_order(graph)
+    if in_order:
+        full = graph.unique_name(node, mark_as_used=False)
+    else:
+        full = _whole(graph).unique_name(node)
     key = full.rpartition("/")[2] if ignore_name_scope else full
 
-    def run(*arrays: Any) -> list[Array]:
-        # TensorFlow hands over some scalars as such.
-        return list(function([np.asarray(array) for array in arrays], key))
+    def run(arrays: Sequence[Array]) -> Sequence[Array]:
+        return function(arrays, key)
 
-    with tf.control_dependencies(_chain(graph, tensors) if chained else []):
-        outputs = tf.numpy_function(run, list(tensors), list(dtypes), name=node)
-    if chained and outputs:
-        _remember(graph, outputs[0].op, tensors)
+    if not collective:
+        outputs = tf.numpy_function(_unpacked(run), list(tensors), list(dtypes), name=node)
+    elif in_order:
+        with tf.control_dependencies([next_in_order()]):
+            outputs = tf.numpy_function(_unpacked(run), list(tensors), list(dtypes), name=node)
+        with tf.control_dependencies(outputs if dtypes else [outputs]):
+            next_in_order()
+    else:
+        outputs = call_in_background(run, list(tensors), list(dtypes), full)
     for output, shape in zip(outputs if dtypes else [], shapes, strict=True):
         output.set_shape(shape)
     return list(outputs) if dtypes else [outputs]
+
+
+def _unpacked(run: Callable[[Sequence[Array]], Sequence[Array]]) -> Callable[..., list[Array]]:
+    # TensorFlow hands over some scalars as such.
+    return lambda *arrays: list(run([np.asarray(array) for array in arrays]))
 
 
 def _at_once(function: Function, tensors: Sequence[Any], name: str | None) -> list[Any]:
@@ -106,44 +118,12 @@ def _refuse_xla(graph: Any) -> None:
         )
 
 
-def _chain(graph: Any, tensors: Sequence[Any]) -> list[Any]:
-    """Return the operation of ours that must run before one on these tensors.
+def _whole(graph: Any) -> Any:
+    """Return the graph in which names must be unique.
 
-    An operation that waits for other ranks holds a thread of TensorFlow's. When ranks run theirs
-    in different orders, they may hold all threads and wait for ever, so one order is fixed: in
-    functions that of the trace (all of them run), in a graph of TensorFlow 1 that of their
-    making, but only after what needs no feeds and takes no data that these tensors do not.
+    In a session branches of a graph may run at the same time. Names outside of a function would
+    count how often a rank has traced it.
     """
-    before = _chains(graph)
-    if not before or _is_function(graph):
-        return [op for op, _ in before[-1:]]
-    sources = _sources(tensors)
-    return next(([op] for op, theirs in reversed(before) if theirs <= sources), [])
-
-
-def _remember(graph: Any, op: Any, tensors: Sequence[Any]) -> None:
-    sources = frozenset() if _is_function(graph) else _sources(tensors)
-    _chains(graph).append((op, sources))
-
-
-def _is_function(graph: Any) -> bool:
-    return getattr(graph, "building_function", False)
-
-
-def _chains(graph: Any) -> list[tuple[Any, frozenset[Any]]]:
-    """Return our operations in this graph and branch or loop, with what each needs."""
-    if not hasattr(graph, _CHAIN):
-        setattr(graph, _CHAIN, {})
-    chains: dict[Any, list[tuple[Any, frozenset[Any]]]] = getattr(graph, _CHAIN)
-    return chains.setdefault(graph._get_control_flow_context(), [])
-
-
-def _sources(tensors: Sequence[Any]) -> frozenset[Any]:
-    """Return the operations that need a feed or take data, and that these tensors depend on."""
-    seen: set[Any] = set()
-    open_ops = {tensor.op for tensor in tensors}
-    while open_ops:
-        op = open_ops.pop()
-        seen.add(op)
-        open_ops |= {*(tensor.op for tensor in op.inputs), *op.control_inputs} - seen
-    return frozenset(op for op in seen if _SOURCES.search(op.type))
+    while graph.building_function and not tf.compat.v1.executing_eagerly_outside_functions():
+        graph = graph.outer_graph
+    return graph

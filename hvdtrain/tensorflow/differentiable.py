@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from hvdtrain.core import context
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
-from hvdtrain.core.process_set import ProcessSet
+from hvdtrain.core.process_set import ProcessSet, require_process_set
 from hvdtrain.tensorflow.call import automatic_name, call
 from hvdtrain.tensors.arrays import move, reduce
 from hvdtrain.tensors.arrays.memory import Array
@@ -62,6 +62,9 @@ class Reduction:
     prescale: float = 1.0
     postscale: float = 1.0
 
+    def __post_init__(self) -> None:
+        require_process_set(self.process_set)
+
 
 def allreduce(tensors: Tensors, reduction: Reduction, naming: Naming) -> list[Any]:
     """Reduce a group; its gradient is reduced in the same way."""
@@ -76,7 +79,7 @@ def allreduce(tensors: Tensors, reduction: Reduction, naming: Naming) -> list[An
         dtypes, shapes = [t.dtype for t in inputs], [t.shape for t in inputs]
         return call(function, inputs, dtypes, shapes, named.name, named.ignore_name_scope)
 
-    def backward(upstream: Tensors) -> list[Any]:
+    def backward(upstream: Tensors, given: Tensors) -> list[Any]:
         return allreduce(upstream, how, Naming(None, naming.ignore_name_scope))
 
     return _differentiable(forward, backward, tensors)
@@ -84,6 +87,7 @@ def allreduce(tensors: Tensors, reduction: Reduction, naming: Naming) -> list[An
 
 def allgather(tensors: Tensors, process_set: ProcessSet, naming: Naming) -> list[Any]:
     """Gather a group; the gradient of a rank's part is the average of what ranks send back."""
+    require_process_set(process_set)
     kind = "Allgather" if len(tensors) == 1 else "GroupedAllgather"
     named = naming.of(kind, tensors)
     unnamed = Naming(None, naming.ignore_name_scope)
@@ -96,13 +100,13 @@ def allgather(tensors: Tensors, process_set: ProcessSet, naming: Naming) -> list
         dtypes = [t.dtype for t in inputs]
         return call(function, inputs, dtypes, shapes, named.name, named.ignore_name_scope)
 
-    def backward(upstream: Tensors) -> list[Any]:
+    def backward(upstream: Tensors, given: Tensors) -> list[Any]:
         averaged = allreduce(upstream, Reduction(ReduceOp.AVERAGE, process_set), unnamed)
-        own = [_rows(tensor) for tensor in tensors]
+        own = [_rows(tensor) for tensor in given]
         counts = allgather(own, process_set, unnamed)
         rank = process_set.rank() or 0
         parts = []
-        for gradient, rows, tensor in zip(averaged, counts, tensors, strict=True):
+        for gradient, rows, tensor in zip(averaged, counts, given, strict=True):
             start = tf.reduce_sum(rows[:rank])
             part = gradient[start : start + rows[rank]]
             parts.append(tf.reshape(part, tf.shape(tensor)))
@@ -113,6 +117,7 @@ def allgather(tensors: Tensors, process_set: ProcessSet, naming: Naming) -> list
 
 def broadcast(tensor: Any, root_rank: int, process_set: ProcessSet, naming: Naming) -> Any:
     """Broadcast; the root rank's gradient is the average, the other ranks' is zero."""
+    require_process_set(process_set)
     named = naming.of("Broadcast", [tensor])
 
     def function(arrays: Sequence[Array], name: str | None) -> list[Array]:
@@ -123,11 +128,13 @@ def broadcast(tensor: Any, root_rank: int, process_set: ProcessSet, naming: Nami
         dtypes, shapes = [given.dtype], [given.shape]
         return call(function, inputs, dtypes, shapes, named.name, named.ignore_name_scope)
 
-    def backward(upstream: Tensors) -> list[Any]:
+    def backward(upstream: Tensors, given: Tensors) -> list[Any]:
         unnamed = Naming(None, naming.ignore_name_scope)
         averaged = allreduce(upstream, Reduction(ReduceOp.AVERAGE, process_set), unnamed)
-        is_root = context.current().topology.rank == root_rank
-        return averaged if is_root else [tf.zeros_like(averaged[0])]
+        if context.current().topology.rank == root_rank:
+            return averaged
+        with tf.control_dependencies(averaged):  # for which the root waits
+            return [tf.zeros_like(upstream[0])]
 
     return _differentiable(forward, backward, [tensor])[0]
 
@@ -136,6 +143,7 @@ def alltoall(
     tensor: Any, splits: Any | None, process_set: ProcessSet, naming: Naming
 ) -> tuple[Any, Any]:
     """Exchange rows; gradients go back to where the rows came from."""
+    require_process_set(process_set)
     named = naming.of("Alltoall", [tensor])
     received: list[Any] = []
 
@@ -153,7 +161,7 @@ def alltoall(
         received.append(counts)
         return [rows, counts]
 
-    def backward(upstream: Tensors) -> list[Any]:
+    def backward(upstream: Tensors, given: Tensors) -> list[Any]:
         unnamed = Naming(None, naming.ignore_name_scope)
         return [alltoall(upstream[0], received[-1], process_set, unnamed)[0]]
 
@@ -177,7 +185,7 @@ def reducescatter(tensors: Tensors, reduction: Reduction, naming: Naming) -> lis
         dtypes, shapes = [t.dtype for t in inputs], [_part(t.shape, rank, size) for t in inputs]
         return call(function, inputs, dtypes, shapes, named.name, named.ignore_name_scope)
 
-    def backward(upstream: Tensors) -> list[Any]:
+    def backward(upstream: Tensors, given: Tensors) -> list[Any]:
         factor = how.prescale * how.postscale * (size if how.op is ReduceOp.SUM else 1)
         scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in upstream]
         return allgather(scaled, how.process_set, Naming(None, naming.ignore_name_scope))
@@ -202,17 +210,31 @@ def _rows(tensor: Any) -> Any:
 
 def _differentiable(
     forward: Callable[[Tensors], list[Any]],
-    backward: Callable[[Tensors], list[Any]],
+    backward: Callable[[Tensors, Tensors], list[Any]],
     tensors: Tensors,
 ) -> list[Any]:
-    if not any(t.dtype.is_floating or t.dtype.is_complex for t in tensors):
+    """Run an operation whose gradient is what `backward` makes of its results' gradients.
+
+    Of what TensorFlow needs for a gradient only that runs. So `backward` must need the same
+    operations on every rank.
+
+    Args:
+        forward: returns a result for each tensor, and perhaps more.
+        backward: takes the gradients of the fractional results, and the tensors they are of.
+        tensors: the arguments.
+    """
+    places = [i for i, t in enumerate(tensors) if t.dtype.is_floating or t.dtype.is_complex]
+    if not places:
         return forward(tensors)
 
     @tf.custom_gradient
     def operation(*inputs: Any) -> Any:
         def gradient(*upstream: Any) -> Any:
-            results = backward([tf.convert_to_tensor(part) for part in upstream[: len(inputs)]])
-            return results if len(results) > 1 else results[0]
+            fractional = [tf.convert_to_tensor(upstream[place]) for place in places]
+            results = dict(
+                zip(places, backward(fractional, [tensors[i] for i in places]), strict=True)
+            )
+            return [results.get(i) for i in range(len(inputs))] if len(inputs) > 1 else results[0]
 
         return forward(inputs), gradient
 

@@ -72,4 +72,4 @@ def _fact(fact: Callable[[], int], name: str) -> Any:
     def function(arrays: Sequence[Array], _: str | None) -> list[Array]:
         return [np.array(fact(), np.int32)]
 
-    return call(function, [], [tf.int32], [[]], name, chained=False)[0]
+    return call(function, [], [tf.int32], [[]], name, collective=False)[0]

@@ -8,7 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.core import objects
-from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.core.process_set import (
+    ProcessSet,
+    channel_of,
+    global_process_set,
+    require_process_set,
+)
 from hvdtrain.errors import MismatchError
 from hvdtrain.tensorflow.autograph import unconverted
 from hvdtrain.tensorflow.call import call
@@ -82,12 +87,12 @@ def _received(
 
     values = [tf.convert_to_tensor(variable) for variable in variables]
     dtypes, shapes = [value.dtype for value in values], [value.shape for value in values]
-    return call(function, values, dtypes, shapes, name, chained=False) if values else []
+    return call(function, values, dtypes, shapes, name) if values else []
 
 
 def _refuse_different(arrays: Sequence[Array], name: str, process_set: ProcessSet) -> None:
     own = [(array.shape, array.dtype.name) for array in arrays]
-    channel = process_set.channel()
+    channel = channel_of(process_set)
     told = objects.allgather_object(own, f"shapes for {name}", channel)
     for rank, theirs in zip(channel.ranks, told, strict=True):
         if theirs == told[0]:
@@ -160,7 +165,7 @@ def broadcast_object(
         name: shown in messages; must be equal on all ranks.
         process_set: the ranks that take part.
     """
-    return objects.broadcast_object(obj, root_rank, name, process_set.channel())
+    return objects.broadcast_object(obj, root_rank, name, channel_of(process_set))
 
 
 def broadcast_object_fn(
@@ -170,7 +175,8 @@ def broadcast_object_fn(
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
     """Return a function that broadcasts an object; see `broadcast_object`."""
-    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+    members = require_process_set(process_set)
+    return lambda obj: broadcast_object(obj, root_rank, session, name, members)
 
 
 def allgather_object(
@@ -180,4 +186,4 @@ def allgather_object(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Return the objects of all ranks, by rank, on every rank (collective, blocking)."""
-    return objects.allgather_object(obj, name, process_set.channel())
+    return objects.allgather_object(obj, name, channel_of(process_set))

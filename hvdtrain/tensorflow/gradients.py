@@ -9,11 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.core.arguments import Groups, check_groups, check_predivide, group_indices
-from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.core.process_set import ProcessSet, global_process_set, require_process_set
 from hvdtrain.tensorflow.call import call
 from hvdtrain.tensorflow.compression import Compression, Compressor
 from hvdtrain.tensorflow.ops import grouped_allreduce
-from hvdtrain.tensors.arrays.fused import FusedSettings, reduce_fused
+from hvdtrain.tensors.arrays.fused import reduce_fused
+from hvdtrain.tensors.arrays.fused_plan import FusedSettings
 from hvdtrain.tensors.arrays.memory import Array
 from hvdtrain.types import ReduceOp
 
@@ -33,6 +34,7 @@ class GradientSettings:
         groups: how many groups are reduced together, or lists of variables.
 
     Raises:
+        TypeError: `process_set` is none.
         ValueError: arguments do not go together.
     """
 
@@ -44,6 +46,7 @@ class GradientSettings:
     groups: Groups = None
 
     def __post_init__(self) -> None:
+        require_process_set(self.process_set)
         if not isinstance(self.op, ReduceOp):
             raise ValueError(f"op must be a reduction, Average for example, got {self.op!r}")
         check_predivide(self.predivide, self.op)
@@ -154,8 +157,7 @@ def _reduce_fused(tensors: Sequence[Any], settings: FusedSettings, name: str) ->
             return reduced if len(reduced) > 1 else reduced[0]
 
         dtypes, shapes = [t.dtype for t in inputs], [t.shape for t in inputs]
-        # Nothing is chained after it: running it means running the whole backward pass.
-        return call(function, inputs, dtypes, shapes, name, chained=False), gradient
+        return call(function, inputs, dtypes, shapes, name), gradient
 
     outputs: list[Any] = operation(*tensors)
     return outputs

@@ -1,7 +1,8 @@
-"""Optimizers of Keras 3 on TensorFlow, that reduce gradients before they apply them."""
+"""Optimizers of Keras on TensorFlow, that reduce gradients before they apply them."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +11,18 @@ import tensorflow as tf
 from hvdtrain.tensorflow.aggregation import LocalAggregation
 from hvdtrain.tensorflow.autograph import unconverted
 from hvdtrain.tensorflow.gradients import GradientSettings, LocalVariables, reduce_gradients
+from hvdtrain.tensorflow.tf_keras_optimizer import (
+    DistributedTfKeras,
+    is_tf_keras,
+    tf_keras_class,
+)
 from hvdtrain.types import ReduceOp
 
 __all__ = ["distributed_keras_optimizer"]
 
 
 class _Distributed:
-    """Goes before the class of an optimizer."""
+    """Goes before the class of an optimizer of Keras 3."""
 
     _hvdtrain_settings: GradientSettings
     _hvdtrain_local: LocalVariables
@@ -68,30 +74,23 @@ def distributed_keras_optimizer(
     """Return an optimizer like this one that steps on the gradients of all ranks.
 
     Args:
-        optimizer: of Keras 3.
+        optimizer: of Keras 3 or of tf_keras, which is Keras 2.
         settings: how gradients are reduced.
         local: variables whose gradients are not.
         passes: backward passes that add up locally before a reduction.
         average: divide the reduced sum by their number.
 
     Raises:
-        ValueError: it is distributed already, no optimizer, or with Adasum.
+        ValueError: it is distributed already, no optimizer, a LossScaleOptimizer of tf_keras, or
+            with Adasum.
     """
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, _Distributed | DistributedTfKeras):
         raise ValueError("the optimizer is a DistributedOptimizer already")
-    if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
-        raise ValueError(
-            "DistributedOptimizer takes an optimizer of tf.keras or tf.compat.v1.train, got "
-            f"{type(optimizer).__name__}"
-        )
+    distributed: Any = tf_keras_class if is_tf_keras(optimizer) else _keras_3_class
+    kind = distributed(optimizer)
     if settings.op is ReduceOp.ADASUM:
-        raise ValueError("op=Adasum does not go with optimizers of tf.keras")
-    kind = type(optimizer)
-    # By this name Keras finds it, so that a saved model loads without hvdtrain.
-    module = kind.__module__
-    module = "keras.optimizers" if module.startswith("keras.src.optimizers.") else module
-    distributed: Any = type(kind.__name__, (_Distributed, kind), {"__module__": module})
-    made = distributed.from_config(optimizer.get_config())
+        raise ValueError("op=Adasum does not go with optimizers of Keras")
+    made = kind.from_config(optimizer.get_config())
     made._hvdtrain_settings, made._hvdtrain_local = settings, local
     made._hvdtrain_aggregation = None
     if passes > 1:
@@ -99,3 +98,17 @@ def distributed_keras_optimizer(
             passes, average, settings.sparse_as_dense, made._hvdtrain_reduced
         )
     return made
+
+
+def _keras_3_class(optimizer: Any) -> type[Any]:
+    keras = sys.modules.get("keras")
+    if keras is None or not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            "DistributedOptimizer takes an optimizer of tf.keras, tf_keras or tf.compat.v1.train, "
+            f"got {type(optimizer).__name__}"
+        )
+    kind = type(optimizer)
+    # By this name Keras finds it, so that a saved model loads without hvdtrain.
+    module = kind.__module__
+    module = "keras.optimizers" if module.startswith("keras.src.optimizers.") else module
+    return type(kind.__name__, (_Distributed, kind), {"__module__": module})

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from hvdtrain.core import operations
 from hvdtrain.core.arguments import choose_op
-from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.tensorflow import differentiable
 from hvdtrain.tensorflow.autograph import unconverted
 from hvdtrain.tensorflow.call import call
@@ -285,7 +285,7 @@ def _reduce_and_scatter(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the process set has called it."""
-    operations.barrier(process_set.channel())
+    operations.barrier(channel_of(process_set))
 
 
 @unconverted

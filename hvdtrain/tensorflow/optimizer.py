@@ -41,9 +41,9 @@ def DistributedOptimizer(
     """Wrap an optimizer so that it steps on the gradients of all ranks.
 
     Args:
-        optimizer: of tf.compat.v1.train, whose compute_gradients() then reduces, or of tf.keras
-            (Keras 3), whose apply() then does; of the latter a new one is made from its
-            configuration.
+        optimizer: of tf.compat.v1.train, whose compute_gradients() then reduces, or of Keras 3 or
+            tf_keras (Keras 2), whose apply() or apply_gradients() then does; of these a new one is
+            made from its configuration.
         name: of the wrapper.
         use_locking: of the wrapper.
         device_dense: makes no difference.
@@ -53,7 +53,7 @@ def DistributedOptimizer(
         backward_passes_per_step: passes whose gradients are added up locally before they are
             reduced; variables change after the last of them only.
         op: Average, Sum, or another reduction. Adasum combines the ranks' steps instead of
-            gradients; not with tf.keras.
+            gradients; not with Keras.
         gradient_predivide_factor: with Average, gradients are divided by it before the sum, and
             by size / it after.
         average_aggregated_gradients: divide what was added up by backward_passes_per_step.

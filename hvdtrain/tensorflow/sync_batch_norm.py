@@ -9,6 +9,7 @@ import tensorflow as tf
 from hvdtrain.core.place import size
 from hvdtrain.tensorflow.autograph import unconverted
 from hvdtrain.tensorflow.ops import allreduce
+from hvdtrain.tensorflow.tf_keras_optimizer import is_tf_keras
 from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNormalization"]
@@ -31,29 +32,40 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
         if fused is not False:
             raise ValueError("SyncBatchNormalization does not go with fused=True")
+        if is_tf_keras(self):  # which would else normalise in one operation of TensorFlow's
+            kwargs["fused"] = False
         super().__init__(**kwargs)
         self.supports_jit = False
 
     @unconverted
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        """Return mean and variance, [channels]: mean = sum x / n, var = sum (x - mean)^2 / n."""
+    def _moments(self, inputs: Any, *given: Any, **named: Any) -> tuple[Any, Any]:
+        """Return mean and variance, [channels]: mean = sum x / n, var = sum (x - mean)^2 / n.
+
+        Keras 3 gives the mask; tf_keras the axes, and by name the mask and whether to keep them.
+        """
         if size() == 1:
-            moments: tuple[Any, Any] = super()._moments(inputs, mask)
+            moments: tuple[Any, Any] = super()._moments(inputs, *given, **named)
             return moments
-        axes = self._reduction_axes
-        counted = tf.ones_like(inputs)
-        if mask is not None:
-            counted *= tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
-        counts, sums = tf.unstack(
-            _sum([tf.reduce_sum(counted, axes), tf.reduce_sum(inputs * counted, axes)])
-        )
-        counts = tf.maximum(counts, 1)
-        mean = sums / counts
-        shape = [1] * len(inputs.shape)
-        shape[self.axis] = -1
-        centred = (inputs - tf.reshape(mean, shape)) * counted
-        (squares,) = tf.unstack(_sum([tf.reduce_sum(tf.square(centred), axes)]))
-        return mean, squares / counts
+        if is_tf_keras(self):
+            axes, mask, keep = given[0], named["mask"], named["keep_dims"]
+        else:
+            axes, mask, keep = self._reduction_axes, given[0], False
+        mean, variance = _moments_of_all_ranks(inputs, axes, mask)
+        return (mean, variance) if keep else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
+
+
+def _moments_of_all_ranks(inputs: Any, axes: Any, mask: Any) -> tuple[Any, Any]:
+    """Return mean and variance with the reduced axes kept as ones."""
+    counted = tf.ones_like(inputs)
+    if mask is not None:
+        counted *= tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
+    parts = [tf.reduce_sum(each, axes, keepdims=True) for each in (counted, inputs * counted)]
+    counts, sums = tf.unstack(_sum(parts))
+    counts = tf.maximum(counts, 1)
+    mean = sums / counts
+    centred = (inputs - mean) * counted
+    (squares,) = tf.unstack(_sum([tf.reduce_sum(tf.square(centred), axes, keepdims=True)]))
+    return mean, squares / counts
 
 
 def _sum(parts: list[Any]) -> Any:

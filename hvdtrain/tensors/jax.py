@@ -45,7 +45,7 @@ def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
 
 
 def _takes_gpus() -> bool:
-    """Tell whether JAX's part for NVIDIA's GPUs is installed."""
+    """Return whether JAX's part for NVIDIA's GPUs is installed."""
     plugins = importlib.util.find_spec("jax_plugins")
     folders = plugins.submodule_search_locations if plugins is not None else None
     return any(module.name.startswith("xla_cuda") for module in pkgutil.iter_modules(folders or []))

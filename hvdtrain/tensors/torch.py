@@ -14,12 +14,13 @@ from hvdtrain.types import DType
 
 __all__ = [
     "as_buffer",
+    "contiguous_copy",
     "dtype_of",
     "from_buffer",
     "is_plain",
     "pin_device",
+    "require_dense",
     "require_tensors",
-    "staged",
     "wire_type",
 ]
 
@@ -61,43 +62,54 @@ def as_buffer(tensor: torch.Tensor) -> Buffer:
 
     Raises:
         ValueError: the tensor is not contiguous.
+        TypeError: its elements have no counterpart here.
     """
-    if not tensor.is_contiguous():
-        raise ValueError(f"a Buffer needs contiguous memory, got strides {tensor.stride()}")
-    owner = tensor.detach() if tensor.requires_grad else tensor
-    device = "cpu" if tensor.is_cpu else tensor.device.type  # which takes torch a while to tell
-    return Buffer(tensor.data_ptr(), dtype_of(tensor), tensor.numel(), device, owner)
+    dtype = dtype_of(tensor)
+    if tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad:  # the usual one
+        return Buffer(tensor.data_ptr(), dtype, tensor.numel(), "cpu", tensor)
+    return Buffer.of(tensor)
 
 
 def from_buffer(buffer: Buffer) -> torch.Tensor:
-    """Return the elements of a CPU buffer as a 1-d tensor over the same memory."""
+    """Return the elements of a buffer as a 1-d tensor over the same memory."""
+    elements = buffer.elements()
+    if isinstance(elements, torch.Tensor):
+        return elements
     dtype = getattr(torch, buffer.dtype.value)
     if buffer.count == 0:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(buffer.array(), dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
+    return torch.frombuffer(elements, dtype=dtype)
 
 
-def staged(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a contiguous copy in host memory, which every engine can reach.
+def require_dense(tensor: torch.Tensor) -> None:
+    """Refuse a sparse tensor, which is no memory of elements.
 
     Raises:
-        ValueError: the tensor is sparse.
+        ValueError: it is sparse.
     """
     if tensor.layout != torch.strided:
         raise ValueError(
             "a sparse tensor cannot be communicated as it is: use sparse_allreduce_async(), or "
             "tensor.to_dense()"
         )
+
+
+def contiguous_copy(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a contiguous copy on the same device.
+
+    Raises:
+        ValueError: the tensor is sparse.
+    """
+    require_dense(tensor)
     return tensor.detach().to(
-        "cpu", dtype or tensor.dtype, copy=True, memory_format=torch.contiguous_format
+        dtype or tensor.dtype, copy=True, memory_format=torch.contiguous_format
     )
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor's elements lie as they are, one after the other, in host memory."""
+    """Return whether a tensor's elements lie as they are, one after the other, in memory."""
     return (
-        tensor.is_cpu
-        and tensor.is_contiguous()
+        tensor.is_contiguous()
         and not tensor.is_conj()  # whose memory holds the conjugate
         and not tensor.is_neg()
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from hvdtrain.core.context import is_initialized, shutdown
 from hvdtrain.core.place import cross_rank, cross_size, local_rank, local_size, rank, size
 from hvdtrain.core.process_set import (
@@ -66,6 +68,9 @@ from hvdtrain.torch.optimizer import DistributedOptimizer
 from hvdtrain.torch.shards import backward_by_shards, own_shards
 from hvdtrain.torch.sync_batch_norm import SyncBatchNorm
 from hvdtrain.types import ReduceOp
+
+# Where Horovod has its operations.
+mpi_ops = sys.modules[__name__]
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM

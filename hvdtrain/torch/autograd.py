@@ -47,7 +47,7 @@ class Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         averaged = _averaged(gradients, ctx.process_set)
-        own = [torch.tensor(shape[0] if shape else 1) for shape in ctx.shapes]
+        own = [torch.tensor(shape[0] if shape else 1, device="cpu") for shape in ctx.shapes]
         rows = allgather_handle(own, process_set=ctx.process_set).wait()
         rank = ctx.process_set.rank()
         parts = [

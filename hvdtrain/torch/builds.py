@@ -28,7 +28,7 @@ __all__ = [
 
 
 def gloo_built() -> bool:
-    """Tell whether torch brings Gloo."""
+    """Return whether torch brings Gloo."""
     return torch.distributed.is_available() and torch.distributed.is_gloo_available()
 
 
@@ -41,10 +41,10 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Tell whether torch was built with CUDA."""
+    """Return whether torch was built with CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Tell whether torch was built with ROCm."""
+    """Return whether torch was built with ROCm."""
     return torch.version.hip is not None

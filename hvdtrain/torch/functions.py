@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from hvdtrain.core import objects
-from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.torch.ops import broadcast_, broadcast_async_
+from hvdtrain.torch.unwrapped import note_broadcast
 
 __all__ = [
     "allgather_object",
@@ -35,14 +36,14 @@ def broadcast_object(
         name: shown in messages; must be equal on all ranks.
         process_set: the ranks that take part.
     """
-    return objects.broadcast_object(obj, root_rank, name, process_set.channel())
+    return objects.broadcast_object(obj, root_rank, name, channel_of(process_set))
 
 
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Return the objects of all ranks, by rank, on every rank (collective, blocking)."""
-    return objects.allgather_object(obj, name, process_set.channel())
+    return objects.allgather_object(obj, name, channel_of(process_set))
 
 
 def broadcast_parameters(
@@ -74,6 +75,7 @@ def broadcast_parameters(
     ]
     for handle in handles:
         handle.wait()
+    note_broadcast(tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor))
 
 
 @dataclass(frozen=True)

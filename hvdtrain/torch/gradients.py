@@ -4,145 +4,99 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.hooks import RemovableHandle
 
-from hvdtrain.core import context
-from hvdtrain.core.channel import Channel
-from hvdtrain.core.plan import ParameterSpec, Plan
-from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.core.reducer import (
-    GradientReducer,
-    agree_on_plan,
-    open_plan_channel,
-    replan,
-    take_layout,
-)
-from hvdtrain.errors import HvdtrainError
-from hvdtrain.tensors.torch import as_buffer, dtype_of, from_buffer, is_plain, wire_type
-from hvdtrain.torch.compression import Compression, Compressor
-from hvdtrain.torch.ops import sparse_allreduce_async
-from hvdtrain.types import DType, ReduceOp
+from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.plan_change import agree_on_change
+from hvdtrain.core.gradients.planning import replan, take_layout
+from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.errors import TooManyPassesError
+from hvdtrain.torch.compiling import in_compiled_backward
+from hvdtrain.torch.hooks import GradientHooks, check_hookable
+from hvdtrain.torch.numbers import Summed
+from hvdtrain.torch.planned import Planned, type_change
+from hvdtrain.torch.settings import GradientSettings
+from hvdtrain.torch.sparse import reduce_sparse
 
-__all__ = ["GradientSettings", "Gradients", "TooManyPassesError"]
-
-# From there on a gradient does not stay in the caches until it is reduced.
-_LARGE_BYTES = 256 << 10
-
-
-class TooManyPassesError(HvdtrainError, AssertionError):
-    """Gradients were computed more often than backward_passes_per_step before step()."""
-
-
-@dataclass(frozen=True)
-class GradientSettings:
-    """How gradients are reduced.
-
-    Attributes:
-        op: AVERAGE or SUM.
-        process_set: the ranks that take part.
-        compression: how gradients are rounded before they are added.
-        passes: backward passes that add up locally before a reduction.
-        predivide: the average is (1/predivide before, predivide/size after) the sum.
-        groups: indices of parameters that are reduced together.
-        sparse_as_dense: make sparse gradients dense, instead of gathering their elements.
-    """
-
-    op: ReduceOp
-    process_set: ProcessSet
-    compression: type[Compressor] = Compression.none
-    passes: int = 1
-    predivide: float = 1.0
-    groups: tuple[tuple[int, ...], ...] = ()
-    sparse_as_dense: bool = False
+__all__ = ["Gradients"]
 
 
 class Gradients:
-    """Hooks on parameters that hand their gradients to a reducer.
+    """Hands the gradients of parameters to a reducer, as backward passes yield them.
 
-    After backward `parameter.grad` of a CPU parameter is a view of its bucket, which holds the
-    reduced gradient; gradients of other devices are copied, those of half types where the engine
-    does not add them in float32, and those that backward(create_graph=True) computed.
+    Parameters may change their type, device or memory order: the plan then is made anew.
 
     Args:
         parameters: name and parameter, in the order of the model; equal on all ranks.
         settings: equal on all ranks.
+        rate: returns the learning rate.
+
+    Attributes:
+        passes: backward passes that add up before a reduction.
+        parameters: as given.
     """
 
     def __init__(
-        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], settings: GradientSettings
+        self,
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        settings: GradientSettings,
+        rate: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self._settings = settings
+        check_hookable(parameters)
+        self._settings, self._named, self._rate = settings, list(parameters), rate
         self.passes = settings.passes
-        self._names = [name for name, _ in parameters]
-        self._parameters = [parameter for _, parameter in parameters]
-        here, parent = context.current(), settings.process_set.channel()
-        halves = parent.communicator.capabilities.halves
-        specs = [_spec(name, parameter, halves) for name, parameter in parameters]
-        self._plan = agree_on_plan(specs, parent, settings.groups)
-        channel = open_plan_channel(parent)
-        self.reducer = GradientReducer(
-            channel,
-            self._plan,
-            settings.op,
-            here.blocked,
-            numbers=3 * len(specs) + 1,
-            prescale=1.0 / settings.predivide,
-            postscale=settings.predivide,
-        )
-        # In which order gradients come, until the plan has been made again from it.
-        self._arrivals: list[int] | None = []
-        self._cut_views()
-        self._lock = threading.Lock()  # each GPU has a backward thread of its own
-        self._callback_queued = False
-        self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-        self._reset()
-        hooks = [self._hook(index) for index in range(len(parameters))]
-        weakref.finalize(self, _release, hooks, channel)
+        self.parameters = [parameter for _, parameter in parameters]
+        self._lock = threading.Lock()  # each GPU has a thread
+        self._make_plan()
+        self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
+        weakref.finalize(self, self._hooks.remove)
 
-    def _cut_views(self) -> None:
-        self._views: dict[int, torch.Tensor] = {}
-        self._bucket_of: dict[int, int] = {}
-        for number, bucket in enumerate(self._plan.buckets):
-            memory = from_buffer(self.reducer.buffers[number])
-            for index, start in zip(bucket.parameters, bucket.starts, strict=True):
-                spec = self._plan.specs[index]
-                self._views[index] = torch.as_strided(memory, spec.shape, spec.strides, start)
-                self._bucket_of[index] = number
+    def _make_plan(self) -> None:
+        """Agree on a plan for the parameters as they are (collective)."""
+        self._planned = Planned.agree(self._named, self._settings)
+        self._release = weakref.finalize(self, setattr, self._planned.channel, "unused", True)
+        self._reducer.rate = self._rate
+        self._plan_stays = False  # until it follows the order in which gradients came
 
-    def _reset(self) -> None:
-        self._passes: Counter[int] = Counter()
-        self._sparse: dict[int, torch.Tensor] = {}
-        self._missing = [len(bucket.parameters) for bucket in self._plan.buckets]
-        self._delivered = 0
-        if self._arrivals is not None:
-            self._arrivals = []
+    @property
+    def plan(self) -> Plan:
+        """How gradients are cut into buckets now."""
+        return self._planned.plan
 
-    def _hook(self, index: int) -> RemovableHandle:
-        reference = weakref.ref(self)
+    @property
+    def _reducer(self) -> Reducer:
+        return self._planned.reducer
 
-        def hook(parameter: torch.Tensor) -> None:
-            gradients = reference()
-            if gradients is not None:
-                gradients._on_gradient(index)
+    @property
+    def sample_weight(self) -> float | None:
+        """What this rank counts in the average of the next steps; None for the plain average."""
+        return self._reducer.weight
 
-        return self._parameters[index].register_post_accumulate_grad_hook(hook)
+    @sample_weight.setter
+    def sample_weight(self, weight: float | None) -> None:
+        self._reducer.weight = weight
+
+    @property
+    def steps(self) -> int:
+        """How many steps the program has ended."""
+        return self._reducer.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._reducer.steps = steps
 
     @property
     def open(self) -> bool:
         """Whether a gradient has come since the last finish()."""
-        return bool(self._passes)
+        return bool(self._reducer.step.passes)
 
     @property
     def layout(self) -> dict[str, Any] | None:
         """The layout of the plan that stays; None before the first step has shown it."""
-        return None if self._arrivals is not None else self._plan.layout
+        return self.plan.layout if self._plan_stays else None
 
     def use_layout(self, layout: Mapping[str, Any] | None) -> None:
         """Take the layout that the first rank has for the plan that stays (collective).
@@ -153,237 +107,158 @@ class Gradients:
         """
         if self.open:
             raise RuntimeError("a bucket plan cannot be taken between backward() and step()")
-        plan = take_layout(self._plan, layout, self._settings.process_set.channel())
-        if plan is not self._plan:
+        plan = take_layout(self.plan, layout, self._settings.process_set.channel())
+        if plan is not self.plan:
             self._use_plan(plan)
-            self._reset()
 
-    def check_covers(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Raise RuntimeError if one of `parameters` needs a gradient that nobody reduces."""
-        hooked = {id(parameter) for parameter in self._parameters}
-        for number, parameter in enumerate(parameters):
-            if parameter.requires_grad and id(parameter) not in hooked:
-                raise RuntimeError(
-                    f"parameter {number} of the optimizer (shape {tuple(parameter.shape)}) was "
-                    "frozen when DistributedOptimizer was made, and is not now: wrap the "
-                    "optimizer again after changing requires_grad"
-                )
-
-    def _on_gradient(self, index: int) -> None:
+    def _on_gradient(self, index: int, moved: bool) -> None:
+        """Take a gradient that has been added up; `moved`, to another node than before."""
         with self._lock:
-            if self._passes[index] >= self.passes:
+            if moved:
+                self._planned.views.note_misfit(index)
+            if self._reducer.step.passes.get(index, 0) >= self.passes:
                 self._start_over(index)
-            self._passes[index] += 1
-            if self._passes[index] == self.passes:
+            if not self.open:
+                self._begin()
+            step = self._reducer.step
+            count = step.passes[index] = step.passes.get(index, 0) + 1
+            if count == self.passes:
                 self._take(index)
-                if self._arrivals is not None:
-                    self._arrivals.append(index)
-                self._missing[self._bucket_of[index]] -= 1
-                if not any(self._missing):
-                    self._note_numbers()
-                while not self.reducer.complete and self._missing[self.reducer.launched] == 0:
-                    self.reducer.launch()
-            if not self._callback_queued:
-                self._callback_queued = True
-                torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+                if step.ready(index):
+                    self._launch()
+        if step.complete and in_compiled_backward():
+            self._after_backward()
+
+    def _launch(self) -> None:
+        if self._reducer.step.all_ready:
+            self._note_numbers(())
+        elif in_compiled_backward():  # whose end nobody tells us, if a gradient does not come
+            return
+        self._reducer.launch()
+
+    def _note_numbers(self, absent: Sequence[int]) -> None:
+        step = self._reducer.step
+        arrivals = None if self._plan_stays else step.arrivals
+        self._planned.note_numbers(absent, step.sparse, arrivals)
 
     def _start_over(self, index: int) -> None:
         # A step that was skipped after a complete backward pass (a loss scaler does that)
         # leaves fresh gradients behind; anything else would be reduced twice.
-        if not self.reducer.complete or self._is_reduced(index):
-            raise TooManyPassesError(
-                f"the gradient of {self._names[index]!r} was computed more than "
-                f"backward_passes_per_step={self.passes} times before step(): call "
-                "optimizer.step() or optimizer.zero_grad() in between, or increase it"
-            )
+        views, step = self._planned.views, self._reducer.step
+        if not step.complete or views.is_taken(index):
+            raise TooManyPassesError(self._named[index][0], self.passes)
+        step.delivered = len(self.plan.buckets)  # nobody has asked for what is still missing
+        views.forget()
         self._finish()
-
-    def _is_reduced(self, index: int) -> bool:
-        """Tell whether a parameter's gradient is the one that was reduced last."""
-        gradient = self._parameters[index].grad
-        if gradient is None:
-            return False
-        copy = self._copies.get(index)
-        return self._holds(index, self._views[index]) or (
-            copy is not None and gradient.data_ptr() == copy.data_ptr()
-        )
-
-    def _holds(self, index: int, view: torch.Tensor) -> bool:
-        """Tell whether a parameter's gradient is this view of its bucket."""
-        gradient = self._parameters[index].grad
-        return (
-            gradient is not None
-            and not gradient.is_sparse
-            and gradient.data_ptr() == view.data_ptr()
-        )
-
-    def _lies_in_bucket(self, index: int) -> bool:
-        parameter, view = self._parameters[index], self._views[index]
-        return parameter.device.type == "cpu" and parameter.dtype == view.dtype
 
     def _take(self, index: int) -> None:
         """Bring a gradient into its bucket."""
-        parameter, view = self._parameters[index], self._views[index]
-        gradient = parameter.grad
+        gradient = self.parameters[index].grad
         if gradient is not None and gradient.is_sparse:
-            if not self._settings.sparse_as_dense:
-                self._sparse[index] = gradient
-                gradient = None
-            else:
+            if self._settings.sparse_as_dense:
                 gradient = gradient.to_dense()
-        if gradient is None:
-            view.zero_()
-            return
-        compressed, _ = self._settings.compression.compress(gradient)
-        if compressed.data_ptr() != view.data_ptr():
-            self._copy(compressed.detach(), view)
-        # One that can be differentiated again (create_graph) stays where its graph leads to.
-        if self._lies_in_bucket(index) and not gradient.requires_grad:
-            parameter.grad = view
-
-    def _copy(self, gradient: torch.Tensor, view: torch.Tensor) -> None:
-        equal = gradient.dtype == view.dtype and view.is_contiguous() and is_plain(gradient)
-        if equal and view.nbytes >= _LARGE_BYTES:
-            self.reducer.put(as_buffer(gradient), as_buffer(view))
-        else:
-            view.copy_(gradient)
+            else:
+                self._reducer.step.sparse[index], gradient = gradient, None
+        self._planned.views.take(index, gradient)
 
     def _after_backward(self) -> None:
-        self._callback_queued = False
-        self.reducer.wait_a_while()
-        self._deliver(self.reducer.reduced)
+        reduced = self._reducer.wait_a_while()
+        self._deliver(reduced)
+        if self._planned.channel.has_thread:  # else nothing is under way
+            launched = self._reducer.step.launched
+            self._planned.views.lend(self.plan.buckets[reduced:launched])
 
     def _deliver(self, count: int) -> None:
-        """Copy gradients of the first buckets back to where they do not lie in their bucket."""
-        for bucket in self._plan.buckets[self._delivered : count]:
-            for index in bucket.parameters:
-                parameter, view = self._parameters[index], self._views[index]
-                gradient = parameter.grad
-                if gradient is None or self._holds(index, view) or index in self._sparse:
-                    continue
-                if gradient.is_sparse:
-                    gradient = parameter.grad = torch.empty_like(parameter)
-                gradient.detach().copy_(view)
-                self._copies[index] = gradient
-        self._delivered = count
+        """Hand out the gradients of the first buckets."""
+        step = self._reducer.step
+        self._planned.views.deliver(self.plan.buckets[step.delivered : count], step.sparse)
+        step.delivered = count
 
     def finish(self) -> None:
         """End the step (collective): reduce what is missing, with zeros where this rank has none.
 
         A parameter that no rank used keeps its gradient None.
         """
-        self._callback_queued = False  # a backward pass that failed has left it set
+        self._end_step()
+        self._reducer.count_step()
+
+    def drop(self) -> None:
+        """Forget what has come since the last step.
+
+        Collective where the passes of a gradient are complete: others may have reduced it. Such a
+        step ends as any other, but the program has not taken it.
+        """
+        step = self._reducer.step
+        if step.launched or self.passes in step.passes.values():
+            self._end_step()
+        else:
+            self._hooks.forget()
+            self._reducer.forget()
+
+    def _end_step(self) -> None:
+        self._hooks.forget()
         with self._lock:
-            if self._plan.buckets:
+            if not self.open:
+                self._begin()
+            if self.plan.buckets:
                 self._finish()
 
     def _finish(self) -> None:
         try:
-            self._reduce_rest()
+            summed = self._reduce_rest()
         finally:
-            self.reducer.forget()
-            self._reset()
+            self._reducer.forget()
+        self._make_plan_again(summed)
 
-    def _reduce_rest(self) -> None:
-        count = len(self._parameters)
-        late = [index for index in range(count) if self._passes[index] < self.passes]
-        absent = [index for index in late if self._parameters[index].grad is None]
+    def _reduce_rest(self) -> Summed:
+        step = self._reducer.step
+        # Not by counting passes: one whose gradient could not be taken is complete, but not ready.
+        ready = set(step.arrivals)
+        late = [i for i in range(len(self.parameters)) if i not in ready]
+        absent = [i for i in late if self.parameters[i].grad is None]
         for index in late:
             self._take(index)
-        if late and not self.reducer.complete:
+        if late and not step.complete:
             self._note_numbers(absent)
-        while not self.reducer.complete:
-            self.reducer.launch()
-        summed = self.reducer.finish()
-        self._deliver(len(self._plan.buckets))
-        for index in absent:
-            if summed[index]:
-                parameter = self._parameters[index]
-                parameter.grad = self._views[index].to(parameter.device, parameter.dtype)
-        self._reduce_sparse([i for i in range(count) if summed[count + i]])
-        self._make_plan_again(summed[2 * count :])
+            for index in late:
+                self._reducer.ready(index)
+        summed = Summed.of(self._reducer.finish())
+        self._deliver(len(self.plan.buckets))
+        self._planned.views.give(index for index in absent if summed.used[index])
+        weighted = self.sample_weight is not None
+        reduce_sparse(summed.sparse, step.sparse, self._named, self._settings, weighted)
+        return summed
 
-    def _note_numbers(self, absent: Sequence[int] = ()) -> None:
-        """Say what the ranks have to add up: who used which parameter, and in which order.
-
-        For each parameter 1 where this rank has a gradient, and 1 where it is sparse; then,
-        until the plan has been made again, its place in the order of arrival, and 1.
-        """
-        count = len(self._parameters)
-        used, sparse, places = np.split(self.reducer.numbers[:-1], 3)
-        used[:] = 1
-        used[list(absent)] = 0
-        sparse[list(self._sparse)] = 1
-        if self._arrivals is not None:
-            places[:] = count
-            places[self._arrivals] = range(len(self._arrivals))
-            self.reducer.numbers[-1] = 1
-
-    def _make_plan_again(self, places: Sequence[int]) -> None:
-        """Follow the order in which gradients really came, once, if all ranks are there."""
-        if self._arrivals is None or places[-1] != len(self._settings.process_set.channel().ranks):
+    def _make_plan_again(self, summed: Summed) -> None:
+        """Make another plan for the next step, if it is time and all ranks are there."""
+        if summed.present != len(self._planned.channel.ranks):
             return
-        self._use_plan(replan(self._plan, places[:-1]))
+        if summed.outgrown:
+            self._make_plan_anew()
+        elif not self._plan_stays:
+            self._use_plan(replan(self.plan, summed.places))
 
     def _use_plan(self, plan: Plan) -> None:
         """Reduce by a plan that stays, from the next step on."""
-        self._arrivals = None
-        self._plan = plan
-        kept = {
-            index: view.clone() for index, view in self._views.items() if self._holds(index, view)
-        }
-        self.reducer.use_plan(self._plan)
-        self._cut_views()
-        for index, gradient in kept.items():
-            self._parameters[index].grad = self._views[index].copy_(gradient)
+        self._plan_stays = True
+        self._planned.use_plan(plan)
 
-    def _reduce_sparse(self, indices: Sequence[int]) -> None:
-        settings = self._settings
-        if indices and self.reducer.sample_weight is not None:
-            raise ValueError(
-                f"the gradient of {self._names[indices[0]]!r} is sparse, which does not go with "
-                "sample_weight: use sparse_as_dense=True"
-            )
-        for index in indices:
-            parameter = self._parameters[index]
-            own = self._sparse.get(index)
-            if own is None:
-                own = torch.sparse_coo_tensor(
-                    torch.empty((1, 0), dtype=torch.int64),
-                    torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype),
-                    parameter.shape,
-                    check_invariants=True,
-                ).to(parameter.device)
-            name = f"sparse gradient of {self._names[index]}"
-            handle = sparse_allreduce_async(own.coalesce(), name, settings.op, settings.process_set)
-            parameter.grad = handle.wait().coalesce()
+    def refuse_capture(self) -> None:
+        """Refuse to be part of a graph that a device records; see `Planned.refuse_capture`."""
+        self._planned.refuse_capture()
 
+    def _begin(self) -> None:
+        """Make the plan anew if parameters have other types now (collective, before a step)."""
+        self.refuse_capture()
+        change = type_change(self._named, self._planned.types)
+        if change:
+            agree_on_change(self._planned.channel, self._reducer.name, change)
+            self._make_plan_anew()
 
-def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:
-    # A gradient in the memory order of its parameter lets the optimizer run through both.
-    dense = parameter if _fills_its_memory(parameter) else parameter.detach().contiguous()
-    own = dtype_of(parameter)
-    return ParameterSpec(
-        name=name,
-        shape=tuple(parameter.shape),
-        strides=tuple(dense.stride()),
-        dtype=own if halves else DType(str(wire_type(parameter.dtype)).removeprefix("torch.")),
-        kind=own.value,
-        device=parameter.device.type,
-    )
-
-
-def _fills_its_memory(tensor: torch.Tensor) -> bool:
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length > 1:
-            if stride != expected:
-                return False
-            expected *= length
-    return True
-
-
-def _release(hooks: list[RemovableHandle], channel: Channel) -> None:
-    channel.unused = True
-    for hook in hooks:
-        hook.remove()
+    def _make_plan_anew(self) -> None:
+        weight, kept = self.sample_weight, self._planned.views.kept()
+        steps = self.steps
+        self._release()
+        self._make_plan()
+        self.sample_weight, self.steps = weight, steps
+        self._planned.views.restore(kept)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hvdtrain.core.operations import Submitted
+from hvdtrain.torch.compiling import uncompiled
 
 __all__ = ["Handle", "poll", "synchronize"]
 
@@ -42,9 +43,10 @@ class Handle:
         return self.then(lambda results: results[0])
 
     def done(self) -> bool:
-        """Tell whether wait() would return at once (local)."""
+        """Return whether wait() would return at once (local)."""
         return self._submitted.done()
 
+    @uncompiled
     def wait(self) -> Any:
         """Block until the operation is complete; return its result or raise its error."""
         if self._finish is not None:
@@ -58,11 +60,13 @@ class Handle:
         return self.wait()
 
 
+@uncompiled
 def poll(handle: Handle) -> bool:
-    """Tell whether synchronize() would return at once (local)."""
+    """Return whether synchronize() would return at once (local)."""
     return _checked(handle).done()
 
 
+@uncompiled
 def synchronize(handle: Handle | None) -> Any:
     """Block until an asynchronous operation is complete; return its result or raise its error.
 

@@ -9,9 +9,11 @@ import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import operations
-from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.tensors.torch import as_buffer, from_buffer, is_plain, require_tensors, staged
+from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
+from hvdtrain.tensors.torch import as_buffer, require_tensors
+from hvdtrain.tensors.torch_routes import order, route_of
 from hvdtrain.torch.handle import Handle
+from hvdtrain.torch.unwrapped import note_exchanged
 
 __all__ = ["allgather_handle", "alltoall_handle", "broadcast_handle"]
 
@@ -25,19 +27,21 @@ def allgather_handle(
     if not tensors:
         raise ValueError("a group needs at least one tensor")
     require_tensors(tensors)
-    hosts = [_at_least_1d(staged(tensor)) for tensor in tensors]
-    shapes = [host.shape for host in hosts]
+    note_exchanged(tensors)
+    channel = channel_of(process_set)
+    routes = [route_of(channel, tensor) for tensor in tensors]
+    sent = [_at_least_1d(route.sent(tensor)) for route, tensor in zip(routes, tensors, strict=True)]
     submitted = operations.allgather(
-        process_set.channel(), [as_buffer(host) for host in hosts], shapes, name
+        channel, [as_buffer(tensor) for tensor in sent], [tensor.shape for tensor in sent], name
     )
 
     def finish(gathered: list[tuple[Buffer, list[int]]]) -> list[torch.Tensor]:
         return [
-            from_buffer(buffer).reshape(sum(rows), *host.shape[1:]).to(tensor.device)
-            for tensor, host, (buffer, rows) in zip(tensors, hosts, gathered, strict=True)
+            route.received(buffer, tensor).reshape(sum(rows), *tensor.shape[1:])
+            for route, tensor, (buffer, rows) in zip(routes, tensors, gathered, strict=True)
         ]
 
-    return Handle(submitted, finish)
+    return Handle(order(submitted, routes), finish)
 
 
 def broadcast_handle(
@@ -49,21 +53,20 @@ def broadcast_handle(
 ) -> Handle:
     """Prepare a broadcast from the world's rank `root_rank`."""
     require_tensors([tensor])
-    direct = in_place and is_plain(tensor)
-    host = tensor.detach() if direct else staged(tensor)
-    submitted = operations.broadcast(
-        process_set.channel(), as_buffer(host), tensor.shape, root_rank, name
-    )
+    channel = channel_of(process_set)
+    route = route_of(channel, tensor)
+    direct = in_place and route.takes(tensor)
+    sent = route.own(tensor) if direct else route.copied(tensor)
+    submitted = operations.broadcast(channel, as_buffer(sent), tensor.shape, root_rank, name)
 
     def finish(_: None) -> torch.Tensor:
         if not in_place:
-            return host.to(tensor.device)
+            return route.returned(sent, tensor)
         if not direct:
-            with torch.no_grad():
-                tensor.copy_(host)
+            route.write_back(sent, tensor)
         return tensor
 
-    return Handle(submitted, finish)
+    return Handle(order(submitted, [route]), finish)
 
 
 def alltoall_handle(
@@ -74,19 +77,20 @@ def alltoall_handle(
 ) -> Handle:
     """Prepare an exchange of rows, whose result is (tensor, received splits)."""
     require_tensors([tensor])
+    note_exchanged([tensor])
     counts = _counts(splits)
-    host = staged(tensor if counts is None or not tensor.dim() else tensor[: sum(counts)])
-    submitted = operations.alltoall(
-        process_set.channel(), as_buffer(host), host.shape, counts, name
-    )
+    channel = channel_of(process_set)
+    route = route_of(channel, tensor)
+    sent = route.sent(tensor if counts is None or not tensor.dim() else tensor[: sum(counts)])
+    submitted = operations.alltoall(channel, as_buffer(sent), sent.shape, counts, name)
 
     def finish(result: tuple[Buffer, list[int]]) -> Any:
         buffer, received = result
-        rows = from_buffer(buffer).reshape(sum(received), *tensor.shape[1:]).to(tensor.device)
+        rows = route.received(buffer, tensor).reshape(sum(received), *tensor.shape[1:])
         device = splits.device if isinstance(splits, torch.Tensor) else "cpu"
         return rows, torch.tensor(received, dtype=torch.int32, device=device)
 
-    return Handle(submitted, finish)
+    return Handle(order(submitted, [route]), finish)
 
 
 def _counts(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:

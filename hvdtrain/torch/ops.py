@@ -20,9 +20,15 @@ import torch
 
 from hvdtrain.core import operations
 from hvdtrain.core.arguments import choose_op
-from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.core.process_set import (
+    ProcessSet,
+    channel_of,
+    global_process_set,
+    require_process_set,
+)
 from hvdtrain.tensors.torch import require_tensors
 from hvdtrain.torch import autograd
+from hvdtrain.torch.compiling import uncompiled
 from hvdtrain.torch.compression import Compression, Compressor
 from hvdtrain.torch.handle import Handle, poll, synchronize
 from hvdtrain.torch.move import allgather_handle, alltoall_handle, broadcast_handle
@@ -67,6 +73,7 @@ def _needs_gradient(tensors: Tensors) -> bool:
     return any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()
 
 
+@uncompiled
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -100,6 +107,7 @@ def allreduce(
     return grouped_allreduce([tensor], None, name, compression, op, *factors, process_set)[0]
 
 
+@uncompiled
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -115,6 +123,7 @@ def allreduce_async(
     return allreduce_handle([tensor], op, name, *factors, process_set).first().start()
 
 
+@uncompiled
 def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -131,6 +140,7 @@ def allreduce_async_(
     return handle.first().start()
 
 
+@uncompiled
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -148,6 +158,7 @@ def allreduce_(
     return reduced
 
 
+@uncompiled
 def grouped_allreduce(
     tensors: Tensors,
     average: bool | None = None,
@@ -175,6 +186,7 @@ def grouped_allreduce(
     ]
 
 
+@uncompiled
 def grouped_allreduce_async(
     tensors: Tensors,
     average: bool | None = None,
@@ -190,6 +202,7 @@ def grouped_allreduce_async(
     return allreduce_handle(list(tensors), op, name, *factors, process_set).then(tuple).start()
 
 
+@uncompiled
 def grouped_allreduce_async_(
     tensors: Tensors,
     average: bool | None = None,
@@ -206,6 +219,7 @@ def grouped_allreduce_async_(
     return handle.then(tuple).start()
 
 
+@uncompiled
 def grouped_allreduce_(
     tensors: Tensors,
     average: bool | None = None,
@@ -222,6 +236,7 @@ def grouped_allreduce_(
     return tuple(handle.wait())
 
 
+@uncompiled
 def sparse_allreduce_async(
     tensor: torch.Tensor,
     name: str,
@@ -243,11 +258,16 @@ def sparse_allreduce_async(
         places, values = gathered
         if op is ReduceOp.AVERAGE:
             values = values / size
-        return torch.sparse_coo_tensor(places.t(), values, tensor.shape, check_invariants=True)
+        # On a GPU the check would have the host wait for it.
+        check = tensor.is_cpu
+        return torch.sparse_coo_tensor(
+            places.t(), values, tensor.shape, device=values.device, check_invariants=check
+        )
 
     return handle.then(finish).start()
 
 
+@uncompiled
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -262,6 +282,7 @@ def allgather(
     return grouped_allgather([tensor], name, process_set)[0]
 
 
+@uncompiled
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -269,6 +290,7 @@ def allgather_async(
     return allgather_handle([tensor], name, process_set).first().start()
 
 
+@uncompiled
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
@@ -279,6 +301,7 @@ def grouped_allgather(
     return tuple(allgather_handle(tensors, name, process_set).wait())
 
 
+@uncompiled
 def grouped_allgather_async(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -286,6 +309,7 @@ def grouped_allgather_async(
     return allgather_handle(list(tensors), name, process_set).then(tuple).start()
 
 
+@uncompiled
 def broadcast(
     tensor: torch.Tensor,
     root_rank: int,
@@ -310,6 +334,7 @@ def broadcast(
     return output
 
 
+@uncompiled
 def broadcast_async(
     tensor: torch.Tensor,
     root_rank: int,
@@ -320,6 +345,7 @@ def broadcast_async(
     return broadcast_handle(tensor, root_rank, name, process_set).start()
 
 
+@uncompiled
 def broadcast_async_(
     tensor: torch.Tensor,
     root_rank: int,
@@ -330,6 +356,7 @@ def broadcast_async_(
     return broadcast_handle(tensor, root_rank, name, process_set, in_place=True).start()
 
 
+@uncompiled
 def broadcast_(
     tensor: torch.Tensor,
     root_rank: int,
@@ -342,6 +369,7 @@ def broadcast_(
     return output
 
 
+@uncompiled
 def alltoall(
     tensor: torch.Tensor,
     splits: torch.Tensor | Sequence[int] | None = None,
@@ -371,6 +399,7 @@ def alltoall(
     return received[0] if splits is None else received
 
 
+@uncompiled
 def alltoall_async(
     tensor: torch.Tensor,
     splits: torch.Tensor | Sequence[int] | None = None,
@@ -382,10 +411,11 @@ def alltoall_async(
 
 
 def _even_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int]:
-    size = process_set.size() or 1
+    size = require_process_set(process_set).size() or 1
     return [tensor.shape[0] // size] * size
 
 
+@uncompiled
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -404,6 +434,7 @@ def reducescatter(
     )[0]
 
 
+@uncompiled
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -418,6 +449,7 @@ def reducescatter_async(
     return reducescatter_handle([tensor], op, name, process_set, *factors).first().start()
 
 
+@uncompiled
 def grouped_reducescatter(
     tensors: Tensors,
     name: str | None = None,
@@ -444,6 +476,7 @@ def grouped_reducescatter(
     ]
 
 
+@uncompiled
 def grouped_reducescatter_async(
     tensors: Tensors,
     name: str | None = None,
@@ -459,11 +492,13 @@ def grouped_reducescatter_async(
     return handle.then(tuple).start()
 
 
+@uncompiled
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the process set has called it."""
-    operations.barrier(process_set.channel())
+    operations.barrier(channel_of(process_set))
 
 
+@uncompiled
 def join(device: int = -1) -> int:
     """Take part in the others' reductions with zeros until all ranks have joined.
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,16 @@ from hvdtrain.core.arguments import (
     choose_op,
     group_indices,
 )
+from hvdtrain.core.gradients.choose import choose_exchange
+from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.torch.adasum import adasum_step
+from hvdtrain.torch.compiling import uncompiled
 from hvdtrain.torch.compression import Compression, Compressor
-from hvdtrain.torch.gradients import Gradients, GradientSettings
-from hvdtrain.torch.parameters import name_parameters, owned
+from hvdtrain.torch.gradients import Gradients
+from hvdtrain.torch.parameters import check_reduced, name_parameters, owned
+from hvdtrain.torch.settings import GradientSettings
+from hvdtrain.torch.unwrapped import note_wrapped
+from hvdtrain.torch.weights import Weights
 from hvdtrain.torch.wrapped import WrappedOptimizer
 from hvdtrain.types import ReduceOp
 
@@ -44,15 +50,18 @@ class DistributedOptimizer(WrappedOptimizer):
         backward_passes_per_step: backward passes whose gradients are added up locally before
             they are reduced; divide the loss yourself for their mean.
         op: Average, Sum or Adasum. Adasum combines the ranks' steps instead of gradients: each
-            rank steps on its own gradients first (see `adasum_step`).
+            rank steps on its own gradients first.
         gradient_predivide_factor: with Average, gradients are divided by it before the sum, and
             by size / it after.
         num_groups: deprecated; the same as a number for `groups`.
         groups: how many groups of gradients are reduced together, or lists of parameters.
         sparse_as_dense: make sparse gradients dense, instead of gathering their elements.
         process_set: the ranks that take part; other ranks step on their own gradients.
+        exchange: what is done with gradients instead, or with weights after steps of each rank
+            by itself; an object of this optimizer's own.
 
     Raises:
+        TypeError: `exchange` is none.
         ValueError: names are missing or used twice, or arguments do not go together.
         MismatchError: the ranks have different models.
     """
@@ -69,6 +78,7 @@ class DistributedOptimizer(WrappedOptimizer):
         groups: Groups = None,
         sparse_as_dense: bool = False,
         process_set: ProcessSet = global_process_set,
+        exchange: Exchange | None = None,
     ) -> None:
         if isinstance(optimizer, WrappedOptimizer):
             raise ValueError("the optimizer is a DistributedOptimizer already")
@@ -94,17 +104,33 @@ class DistributedOptimizer(WrappedOptimizer):
             passes=backward_passes_per_step,
             predivide=gradient_predivide_factor,
             sparse_as_dense=sparse_as_dense,
+            exchange=choose_exchange(
+                exchange, op, gradient_predivide_factor, compression is not Compression.none
+            ),
         )
-        self._gradients = self._hook_gradients()
+        self._gradients: Gradients | None = None
+        self._weights: Weights | None = None
+        self._plan()
         self._synchronized = False
         self._skips = False
 
-    def _hook_gradients(self) -> Gradients | None:
-        if not self._settings.process_set.included() or self._settings.op is ReduceOp.ADASUM:
-            return None
+    def _plan(self) -> None:
+        """Plan how gradients or weights are exchanged, on ranks that take part (collective)."""
+        note_wrapped(self._optimizer)
+        if not self._settings.process_set.included():
+            return
         trainable = [(self._names[id(p)], p) for p in owned(self._optimizer) if p.requires_grad]
         groups = group_indices(self._groups, [p for _, p in trainable])
-        return Gradients(trainable, replace(self._settings, groups=groups))
+        settings, rate = replace(self._settings, groups=groups), partial(_rate, self._optimizer)
+        if settings.weights:
+            self._weights = Weights(trainable, settings, rate)
+        else:
+            self._gradients = Gradients(trainable, settings, rate)
+
+    @property
+    def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
+        """The names of the parameters, under Horovod's name, by which scripts find them."""
+        return {p: self._names[id(p)] for p in owned(self._optimizer)}
 
     @property
     def sample_weight(self) -> float | None:
@@ -115,7 +141,8 @@ class DistributedOptimizer(WrappedOptimizer):
         rank that has joined counts 0. While all ranks leave it at None, the gradient is the
         plain average over all ranks.
         """
-        return None if self._gradients is None else self._gradients.reducer.sample_weight
+        exchanged = self._gradients or self._weights
+        return None if exchanged is None else exchanged.sample_weight
 
     @sample_weight.setter
     def sample_weight(self, weight: float | None) -> None:
@@ -123,8 +150,9 @@ class DistributedOptimizer(WrappedOptimizer):
             raise ValueError(f"sample_weight must be a finite number >= 0, got {weight}")
         if self._settings.op is not ReduceOp.AVERAGE:
             raise ValueError("sample_weight needs op=Average")
-        if self._gradients is not None:
-            self._gradients.reducer.sample_weight = None if weight is None else float(weight)
+        exchanged = self._gradients or self._weights
+        if exchanged is not None:
+            exchanged.sample_weight = None if weight is None else float(weight)
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -159,33 +187,42 @@ class DistributedOptimizer(WrappedOptimizer):
         if self._gradients is not None:
             self._gradients.use_layout(plan)
 
+    @uncompiled
     def synchronize(self) -> None:
         """Reduce every gradient that is not reduced yet (collective); step() then does not."""
         if self._gradients is not None:
-            self._gradients.check_covers(owned(self._optimizer))
+            check_reduced(self._optimizer, self._gradients.parameters)
             self._gradients.finish()
         self._synchronized = True
 
+    @uncompiled
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Have step() take the gradients as they are, after synchronize().
 
         Raises:
-            AssertionError: with op=Adasum, for which step() itself is the reduction.
+            AssertionError: with op=Adasum, or another exchange of weights, for which step() itself
+                is the reduction.
         """
-        if self._settings.op is ReduceOp.ADASUM:
-            raise AssertionError("with op=Adasum step() is the reduction: it cannot be skipped")
+        if self._settings.weights:
+            raise AssertionError(
+                "with op=Adasum, and all else that exchanges weights, step() is the reduction: it "
+                "cannot be skipped"
+            )
         self._skips = True
         try:
             yield
         finally:
             self._skips = False
 
+    @uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step on the reduced gradients (collective), also in each evaluation of a closure."""
-        settings = self._settings
-        if settings.op is ReduceOp.ADASUM and settings.process_set.included():
-            return adasum_step(self._optimizer, settings.process_set, closure)
+        if self._weights is not None:
+            self._weights.before_step()
+            loss = self._optimizer.step(closure)
+            self._weights.after_step()
+            return loss
         if closure is None:
             self._reduce()
             return self._optimizer.step()
@@ -201,12 +238,13 @@ class DistributedOptimizer(WrappedOptimizer):
     def _reduce(self) -> None:
         if self._synchronized and not self._skips:
             warnings.warn(
-                "step() follows synchronize(): the gradients are reduced once, but Horovod would "
+                "optimizer.step() called without optimizer.skip_synchronize() context after "
+                "optimizer.synchronize(): the gradients are reduced once, but Horovod would "
                 "reduce them twice. Call it within `with optimizer.skip_synchronize():`",
-                stacklevel=3,
+                stacklevel=6,  # step(), and the three functions that keep it uncompiled
             )
         if self._gradients is not None and not self._skips:
-            self._gradients.check_covers(owned(self._optimizer))
+            check_reduced(self._optimizer, self._gradients.parameters)
             if not self._synchronized or self._gradients.open:
                 self._gradients.finish()
         self._synchronized = False
@@ -215,18 +253,39 @@ class DistributedOptimizer(WrappedOptimizer):
                 if parameter.grad is not None and not parameter.grad.is_sparse:
                     parameter.grad = parameter.grad.to_sparse(1)  # it takes no others
 
+    @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients; gradients that have come since the last step are dropped."""
-        if self._gradients is not None and self._gradients.open:
-            self._gradients.finish()
+        if self._gradients is not None:
+            self._gradients.refuse_capture()
+            if self._gradients.open:
+                self._gradients.drop()
         self._synchronized = False
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to optimize, under numbers for names (collective)."""
+        """Add parameters to optimize, under numbers for names (collective).
+
+        Raises:
+            RuntimeError: ranks have taken steps of their own since weights were exchanged.
+        """
+        if self._weights is not None and not self._weights.together:
+            raise RuntimeError(
+                "the ranks' weights differ until their next exchange: add parameters right after "
+                "one, or before the first step"
+            )
         self._optimizer.add_param_group(param_group)
         self._names = name_parameters(self._optimizer, None) | self._names
-        weight = self.sample_weight
-        self._gradients = self._hook_gradients()
+        weight, before = self.sample_weight, self._weights or self._gradients
+        self._plan()
+        after = self._weights or self._gradients
+        if before is not None and after is not None:
+            after.steps = before.steps
         if weight is not None:
             self.sample_weight = weight
+
+
+def _rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return the learning rate of an optimizer's first group, if it has one."""
+    rate = optimizer.param_groups[0].get("lr")
+    return None if rate is None else float(rate)

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
-__all__ = ["name_parameters", "owned"]
+__all__ = ["check_reduced", "name_parameters", "owned"]
 
 
 def owned(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     """Return the parameters of all groups, in order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def check_reduced(optimizer: torch.optim.Optimizer, reduced: Sequence[torch.nn.Parameter]) -> None:
+    """Raise RuntimeError if a parameter needs a gradient and is not one of `reduced`."""
+    hooked = {id(parameter) for parameter in reduced}
+    for number, parameter in enumerate(owned(optimizer)):
+        if parameter.requires_grad and id(parameter) not in hooked:
+            raise RuntimeError(
+                f"parameter {number} of the optimizer (shape {tuple(parameter.shape)}) was "
+                "frozen when DistributedOptimizer was made, and is not now: wrap the "
+                "optimizer again after changing requires_grad"
+            )
 
 
 def name_parameters(

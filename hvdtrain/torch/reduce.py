@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from hvdtrain.buffer import Buffer
 from hvdtrain.core import operations
 from hvdtrain.core.arguments import op_on_wire
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
-from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.tensors.torch import (
-    as_buffer,
-    dtype_of,
-    from_buffer,
-    is_plain,
-    require_tensors,
-    staged,
-    wire_type,
-)
+from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
+from hvdtrain.tensors.torch import as_buffer, dtype_of, require_tensors
+from hvdtrain.tensors.torch_routes import Route, order, route_of
 from hvdtrain.torch.handle import Handle
+from hvdtrain.torch.unwrapped import note_exchanged
 from hvdtrain.types import ReduceOp
 
 __all__ = ["allreduce_handle", "reducescatter_handle"]
@@ -37,21 +31,24 @@ def allreduce_handle(
 ) -> Handle:
     """Prepare the reduction of one tensor, or of a group, whose result is a list of tensors."""
     require_tensors(tensors)
+    note_exchanged(tensors)
     factors = (prescale_factor, postscale_factor)
     wire_op, kinds = op_on_wire([dtype_of(tensor).value for tensor in tensors], op, *factors)
-    hosts, buffers, sources = [], [], []
+    channel = channel_of(process_set)
+    routes, sent, targets, sources = [], [], [], []
     all_direct = True
     for tensor in tensors:
-        direct = _is_direct(tensor)
+        route = route_of(channel, tensor)
+        direct = route.reduces(tensor, op)
         all_direct &= direct
-        host = _result(tensor, in_place) if direct else staged(tensor, wire_type(tensor.dtype))
-        hosts.append(host)
-        buffer = as_buffer(host)
-        buffers.append(buffer)
-        sources.append(as_buffer(tensor) if direct and not in_place else buffer)
+        source, target = _send(route, tensor, op, in_place, direct)
+        routes.append(route)
+        sent.append(target)
+        targets.append(as_buffer(target))
+        sources.append(targets[-1] if source is target else as_buffer(source))
     submitted = operations.allreduce(
-        process_set.channel(),
-        buffers,
+        channel,
+        targets,
         [tensor.shape for tensor in tensors],
         wire_op,
         name,
@@ -62,11 +59,11 @@ def allreduce_handle(
 
     def finish(_: None) -> list[torch.Tensor]:
         if all_direct:
-            return list(tensors) if in_place else hosts
-        pairs = zip(tensors, hosts, strict=True)
-        return [_returned(tensor, host, in_place) for tensor, host in pairs]
+            return list(tensors) if in_place else sent
+        ways = zip(routes, tensors, sent, strict=True)
+        return [_returned(route, tensor, target, op, in_place) for route, tensor, target in ways]
 
-    return Handle(submitted, finish)
+    return Handle(order(submitted, routes), finish)
 
 
 def reducescatter_handle(
@@ -79,12 +76,16 @@ def reducescatter_handle(
 ) -> Handle:
     """Prepare a reduction of which this rank keeps a part, as a list of tensors."""
     require_tensors(tensors)
+    note_exchanged(tensors)
     factors = (prescale_factor, postscale_factor)
     wire_op, kinds = op_on_wire([dtype_of(tensor).value for tensor in tensors], op, *factors)
-    hosts = [staged(tensor, wire_type(tensor.dtype)) for tensor in tensors]
+    channel = channel_of(process_set)
+    routes = [route_of(channel, tensor) for tensor in tensors]
+    pairs = list(zip(routes, tensors, strict=True))
+    sent = [route.sent(tensor, route.wire_type(tensor.dtype, op)) for route, tensor in pairs]
     submitted = operations.reducescatter(
-        process_set.channel(),
-        [as_buffer(host) for host in hosts],
+        channel,
+        [as_buffer(tensor) for tensor in sent],
         [tensor.shape for tensor in tensors],
         wire_op,
         name,
@@ -94,32 +95,34 @@ def reducescatter_handle(
 
     size, rank = process_set.size() or 1, process_set.rank() or 0
 
-    def finish(buffers: list[Any]) -> list[torch.Tensor]:
+    def finish(buffers: list[Buffer]) -> list[torch.Tensor]:
         return [
-            from_buffer(buffer)
-            .reshape(rows_of_rank(tensor.shape[0], rank, size), *tensor.shape[1:])
-            .to(tensor.device, tensor.dtype)
-            for tensor, buffer in zip(tensors, buffers, strict=True)
+            route.received(buffer, tensor).reshape(
+                rows_of_rank(tensor.shape[0], rank, size), *tensor.shape[1:]
+            )
+            for (route, tensor), buffer in zip(pairs, buffers, strict=True)
         ]
 
-    return Handle(submitted, finish)
+    return Handle(order(submitted, routes), finish)
 
 
-def _is_direct(tensor: torch.Tensor) -> bool:
-    """Tell whether an engine can reduce a tensor where it is."""
-    return wire_type(tensor.dtype) == tensor.dtype and is_plain(tensor)
+def _send(
+    route: Route, tensor: torch.Tensor, op: ReduceOp, in_place: bool, direct: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the engine reads, and what it writes."""
+    if not direct:
+        copy = route.copied(tensor, route.wire_type(tensor.dtype, op))
+        return copy, copy
+    source = route.own(tensor)
+    return source, source if in_place else route.empty_like(tensor)
 
 
-def _result(tensor: torch.Tensor, in_place: bool) -> torch.Tensor:
+def _returned(
+    route: Route, tensor: torch.Tensor, target: torch.Tensor, op: ReduceOp, in_place: bool
+) -> torch.Tensor:
+    direct = route.reduces(tensor, op)
     if not in_place:
-        return torch.empty_like(tensor)
-    return tensor.detach() if tensor.requires_grad else tensor
-
-
-def _returned(tensor: torch.Tensor, host: torch.Tensor, in_place: bool) -> torch.Tensor:
-    if not in_place:
-        return host if _is_direct(tensor) else host.to(tensor.device, tensor.dtype)
-    if tensor.data_ptr() != host.data_ptr():
-        with torch.no_grad():
-            tensor.copy_(host)
+        return target if direct else route.returned(target, tensor)
+    if not direct:
+        route.write_back(target, tensor)
     return tensor

@@ -71,7 +71,7 @@ class _Normalise(torch.autograd.Function):
             output = output + _spread(bias, x)
         ctx.save_for_backward(x, weight, mean, inverse)
         ctx.count, ctx.has_bias = count, bias is not None
-        total = torch.tensor(count)
+        total = torch.tensor(count, device="cpu")
         ctx.mark_non_differentiable(mean, variance, total)
         return output.to(x.dtype), mean, variance, total
 
@@ -97,11 +97,13 @@ def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     count = x.numel() // x.shape[1]
     mean = _sum(x) / max(count, 1)
     squares = _sum((x - _spread(mean, x)).square())
-    own = torch.cat([mean.new_tensor([count]), mean, squares]).double()
-    (every,) = allgather_handle([own[None]]).wait()
+    # The counts go once more, from the host: reading them from a GPU would wait for all its work.
+    own = torch.cat([mean.new_full((1,), count), mean, squares]).double()
+    number = torch.tensor([count], device="cpu")
+    every, numbers = allgather_handle([own[None], number]).wait()
     counts = every[:, :1]
     means, squares = every[:, 1:].chunk(2, dim=1)
-    total = int(counts.sum())
+    total = int(numbers.sum())
     if total < 2:
         raise ValueError(f"expected more than 1 value per channel over all ranks, got {total}")
     overall = (counts * means).sum(0) / total

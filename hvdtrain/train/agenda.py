@@ -55,7 +55,7 @@ class Agenda:
         return {name: e.seconds for name, e in everies.items() if e.seconds is not None}
 
     def pauses(self, step: int) -> bool:
-        """Tell whether anything is to be done after so many steps."""
+        """Return whether anything is to be done after so many steps."""
         return (
             self.logs(step)
             or self.watches(step, False)
@@ -64,10 +64,10 @@ class Agenda:
         )
 
     def logs(self, step: int) -> bool:
-        """Tell whether a line of steps.jsonl is due."""
+        """Return whether a line of steps.jsonl is due."""
         return self.log_steps > 0 and step % self.log_steps == 0
 
     def watches(self, step: int, whole: bool) -> bool:
-        """Tell whether ranks are to be compared; `whole`: an epoch has just ended."""
+        """Return whether ranks are to be compared; `whole`: an epoch has just ended."""
         every = self.watch_steps
         return (every > 0 and step % every == 0) or (whole and self.watch_epochs)

@@ -59,11 +59,11 @@ class Every:
         return cls(amount, unit)
 
     def after_step(self, step: int) -> bool:
-        """Tell whether it is time, `step` steps after the very first start."""
+        """Return whether it is time, `step` steps after the very first start."""
         return self.unit == "steps" and step % int(self.amount) == 0
 
     def after_epoch(self, epoch: int) -> bool:
-        """Tell whether it is time, `epoch` whole epochs after the very first start."""
+        """Return whether it is time, `epoch` whole epochs after the very first start."""
         return self.unit == "epochs" and epoch % int(self.amount) == 0
 
     @property

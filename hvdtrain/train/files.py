@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -13,10 +14,19 @@ from typing import BinaryIO
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["new_directory", "prepare_directory", "publish", "refusing", "unfinished_file"]
+__all__ = [
+    "new_directory",
+    "prepare_directory",
+    "publish",
+    "refusing",
+    "sync_directory",
+    "unfinished_file",
+]
 
 _UNFINISHED = ".unfinished-"
 _DAY_SECONDS = 86400.0
+# What a file system says that does not bring directories to the disk on request.
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
 def prepare_directory(directory: Path) -> None:
@@ -92,15 +102,27 @@ def publish(file: BinaryIO, path: Path) -> None:
     file.flush()
     os.fsync(file.fileno())
     os.replace(file.name, path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Bring the names in a directory to the disk, where the file system can do that (local).
+
+    Raises:
+        OSError: it can, but fails.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
 def _is_stale(unfinished: Path) -> bool:
-    """Tell whether nobody writes this file any more: another job may be at work here."""
+    """Return whether nobody writes this file any more: another job may be at work here."""
     host, _, writer = unfinished.name.removeprefix(_UNFINISHED).rpartition("-")
     process_id = writer.partition(".")[0]
     if host == socket.gethostname() and process_id.isdecimal():

@@ -13,7 +13,7 @@ __all__ = ["improved", "require_known", "require_number"]
 
 
 def improved(value: float, best: float | None, name: str, metrics: Mapping[str, Any]) -> bool:
-    """Tell whether a value is better than the best before it; the first one is.
+    """Return whether a value is better than the best before it; the first one is.
 
     Less is better for the loss, and for metrics whose higher_is_better is False; what is not
     finite is never better.

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Self
 
-from hvdtrain.core.bucket_size import BucketSize
 from hvdtrain.core.context import Context
+from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import Found
 from hvdtrain.train.checkpoint.tensor_file import Framework as Tensors

@@ -100,7 +100,7 @@ class Run:
             self._attend(whole, (self._progress.samples - samples) / seconds)
 
     def _after_step(self) -> bool:
-        """Tell whether to go on without a pause (collective)."""
+        """Return whether to go on without a pause (collective)."""
         self._taken += 1
         step = self._progress.step + self._taken
         self._terminal.advance()
@@ -162,7 +162,7 @@ class Run:
             self._books.write_step(line)
 
     def _evaluate(self, lines: list[Metrics]) -> bool:
-        """Evaluate, add the line; tell whether it is the best so far (collective)."""
+        """Evaluate, add the line; return whether it is the best so far (collective)."""
         began = time.perf_counter()
         self._loop.agree_on_buffers()
         with on_this_rank():

@@ -93,7 +93,7 @@ class Terminal:
 
 
 def on_terminal() -> bool:
-    """Tell whether what this process prints is shown on a terminal.
+    """Return whether what this process prints is shown on a terminal.
 
     Open MPI's mpirun gives its ranks terminals of their own and passes on what they print, so
     below a launcher it is the launcher's output that counts, where that can be seen.

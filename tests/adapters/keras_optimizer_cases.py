@@ -10,11 +10,17 @@ from typing import Any
 
 import keras
 import numpy as np
+from block_momentum import BlockMomentum
+from exchange_formulas import OneBitFormula
+from one_bit import OneBit
+from process_sets import assert_lists_are_refused
 from raising import raising
 
 import hvdtrain.keras as hvd
+from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.choose import require_backend, require_keras
+from hvdtrain.types import DType
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[], Any]
@@ -192,7 +198,43 @@ def state_and_class_are_kept() -> None:
     assert float(optimizer.learning_rate) == 0.25
 
 
+def an_exchange_of_gradients() -> str:
+    """One bit per element, with feedback; each rank counts as a node."""
+    counts = [int(np.prod(shape)) for shape in SHAPES]
+    formula = OneBitFormula(range(hvd.size()), counts)
+    specs = [
+        ParameterSpec(str(number), (count,), (1,), DType.FLOAT32, "float32", "cpu")
+        for number, count in enumerate(counts)
+    ]
+    plan = make_plan(specs, 1 << 20, 1 << 20)
+
+    def combined(step: int) -> list[Array]:
+        every = [
+            [g.astype(np.float64).reshape(-1) for g in gradients(step, rank)]
+            for rank in range(hvd.size())
+        ]
+        found = formula.step(plan, every, [1.0] * hvd.size())
+        return [f.reshape(s).astype(np.float32) for f, s in zip(found, SHAPES, strict=True)]
+
+    make = partial(keras.optimizers.SGD, 0.1, momentum=0.9)
+    mine = stepped(hvd.DistributedOptimizer(make(), exchange=OneBit(apart=False)), own)
+    assert_close(mine, stepped(make(), combined))
+    return digest(mine)
+
+
+def an_exchange_goes_with_one_list_of_gradients() -> None:
+    if hvd.size() == 1 or keras.backend.backend() != "torch":  # others say it from a callback
+        return
+    exchange = OneBit()
+    stepped(hvd.DistributedOptimizer(keras.optimizers.SGD(), exchange=exchange), own)
+    other = hvd.DistributedOptimizer(keras.optimizers.SGD(), exchange=exchange)
+    with raising(ValueError, text="'onebit' was given 3 gradients before, and now 1 or others"):
+        other.apply([keras.ops.zeros([2])], [keras.Variable(np.zeros(2))])
+
+
 def bad_arguments() -> None:
+    arguments = {"optimizer": keras.optimizers.SGD()}
+    assert_lists_are_refused(hvd, arguments, 2)
     once = hvd.DistributedOptimizer(keras.optimizers.SGD())
     with raising(ValueError, text="already"):
         hvd.DistributedOptimizer(once)
@@ -205,10 +247,16 @@ def bad_arguments() -> None:
         {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
         {"groups": 0},
         {"backward_passes_per_step": 0},
+        {"exchange": BlockMomentum(2)},
+        {"exchange": OneBit(), "op": hvd.Sum},
+        {"exchange": OneBit(), "compression": hvd.Compression.fp16},
     ]
     for option in bad:
         with raising(ValueError):
             hvd.DistributedOptimizer(keras.optimizers.SGD(), **option)
+    with raising(TypeError, text="must be an Exchange, got str"):
+        wrong: Any = "onebit"
+        hvd.DistributedOptimizer(keras.optimizers.SGD(), exchange=wrong)
     with raising(UsageError, text="Keras >= 3, found 2.15.0"):
         require_keras("2.15.0")
     with raising(UsageError, text="tensorflow, torch, jax, found 'numpy': set KERAS_BACKEND"):
@@ -318,6 +366,8 @@ CASES = [
     process_sets_and_missing_gradients,
     local_layers_stay_local,
     state_and_class_are_kept,
+    an_exchange_of_gradients,
+    an_exchange_goes_with_one_list_of_gradients,
     bad_arguments,
     values,
 ]

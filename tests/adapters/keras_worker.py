@@ -17,6 +17,7 @@ import keras_fit_cases
 import keras_optimizer_cases
 import keras_together_cases
 import keras_training_cases
+import keras_unwrapped_cases
 from ranks import report
 
 import hvdtrain.keras as hvd
@@ -29,6 +30,7 @@ MODULES = (
     keras_together_cases,
     keras_data_cases,
     keras_training_cases,
+    keras_unwrapped_cases,
 )
 
 

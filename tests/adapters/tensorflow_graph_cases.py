@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +13,7 @@ import tensorflow as tf
 from tensorflow_training_cases import STEPS, assert_close, batch, digest, initial, loss_of, train
 
 import hvdtrain.tensorflow as hvd
+from hvdtrain.tensorflow.background import _Runs
 
 v1 = tf.compat.v1
 
@@ -53,6 +56,92 @@ def operations_do_not_hold_one_another_up() -> None:
                     for i, value in zip(order, got, strict=True):
                         want = (i + 2) * size if i < 6 else (i - 5) * size
                         np.testing.assert_allclose(value, np.full(np.shape(value), want))
+
+
+def two_optimizers_step_in_one_run() -> str:
+    """Both reduce for the first time, of equal shapes, and each rank fetches another one first."""
+    rank, size = hvd.rank(), hvd.size()
+    ends = []
+    for threads, passes in ((1, 1), (4, 1), (1, 2), (4, 2)):
+        with graph():
+            variables, updates = [], []
+            for number in (1.0, 2.0):
+                weight = v1.get_variable(f"w{threads}{passes}{number}", initializer=tf.zeros([99]))
+                optimizer = hvd.DistributedOptimizer(
+                    v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=passes
+                )
+                loss = tf.reduce_sum(weight) * (rank + number)
+                updates.append(optimizer.minimize(loss, var_list=[weight]))
+                variables.append(weight)
+            with session(threads) as running:
+                running.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+                for _ in range(3 * passes):
+                    running.run(updates[:: 1 - 2 * (rank % 2)])
+                ends += running.run(variables)
+        for number, end in zip((1.0, 2.0), ends[-2:], strict=True):
+            want = -3.0 * passes * (number + (size - 1) / 2)
+            np.testing.assert_allclose(end, np.full(99, want), rtol=1e-6)
+    return digest(ends)
+
+
+def gradients_evaluated_alone() -> None:
+    """All ranks run what one of them needs for its gradient, whatever TensorFlow leaves out."""
+    rank, size = hvd.rank(), hvd.size()
+    rest = hvd.add_process_set(list(range(1, size)))
+    for process_set in [hvd.global_process_set, *([rest] if rank else [])]:
+        count = process_set.size()
+        assert count is not None
+        for operation, want in operations_on(process_set, count):
+            _alone_in_a_session(operation, count, want)
+            _alone_in_a_function(operation, count, want)
+    hvd.remove_process_set(rest)
+
+
+def operations_on(process_set: Any, count: int) -> list[tuple[Callable[[Any], Any], Any]]:
+    """Return operations, and the gradients where rank r sends back ones times r + 1."""
+    rank, on = hvd.rank(), {"process_set": process_set}
+    numbers = [float(r + 1) for r in process_set.ranks]
+    mine, mean = np.array(numbers)[:, None], np.mean(numbers)
+
+    def slices(x: Any) -> Any:
+        rows = tf.IndexedSlices(x, tf.range(tf.shape(x)[0]), tf.shape(x, tf.int64))
+        return hvd.allreduce(rows, **on).values
+
+    def broadcast(root: int) -> tuple[Callable[[Any], Any], Any]:
+        return lambda x: hvd.broadcast(x, root, **on), mean if rank == root else 0.0
+
+    return [
+        (lambda x: hvd.allreduce(x, **on), mean),
+        (lambda x: hvd.grouped_allreduce([x, x], **on)[1], mean),
+        (slices, mean / count),
+        (lambda x: hvd.allgather(x, **on), mean),
+        (lambda x: hvd.grouped_allgather([x[:rank], x], **on)[1], mean),
+        (lambda x: hvd.alltoall(x, **on), mine),
+        (lambda x: hvd.alltoall(x, tf.ones([count], tf.int32), **on)[0], mine),
+        (lambda x: hvd.reducescatter(x, **on), mine),
+        (lambda x: hvd.reducescatter(x, op=hvd.Sum, **on), count * mine),
+        (lambda x: hvd.grouped_reducescatter([x, x], **on)[0], mine),
+        *map(broadcast, process_set.ranks),
+    ]
+
+
+def _alone_in_a_session(operation: Callable[[Any], Any], rows: int, want: Any) -> None:
+    with graph(), session() as running:
+        x = v1.get_variable("x", initializer=tf.ones([rows, 2]))
+        y = operation(x)
+        (gradient,) = tf.gradients(y, x, tf.ones_like(y) * (hvd.rank() + 1.0))
+        running.run(v1.global_variables_initializer())
+        np.testing.assert_allclose(running.run(gradient), np.broadcast_to(want, [rows, 2]), 1e-6)
+
+
+def _alone_in_a_function(operation: Callable[[Any], Any], rows: int, want: Any) -> None:
+    """The gradient is a function of TensorFlow's making, in which only what it needs runs."""
+    x = tf.ones([rows, 2])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.function(operation, autograph=False)(x)
+    gradient = tape.gradient(y, x, tf.ones_like(y) * (hvd.rank() + 1.0))
+    np.testing.assert_allclose(gradient, np.broadcast_to(want, [rows, 2]), 1e-6)
 
 
 def optimizers_give_what_one_rank_gives() -> str:
@@ -102,8 +191,37 @@ def steps_are_combined_by_adasum() -> str:
     return digest(after)
 
 
+def results_of_failed_sessions_are_dropped() -> None:
+    """A session that fails elsewhere takes no results; those of the last 1,000 runs are kept."""
+    may_end, ended = threading.Event(), threading.Semaphore(0)
+
+    def double(arrays: Sequence[Any]) -> list[Any]:
+        if arrays[0] == 0:
+            may_end.wait()
+        ended.release()
+        return [arrays[0] * 2]
+
+    runs = _Runs(double)
+    numbers = [runs.start(None, tf.constant(number)) for number in range(1500)]
+    for _ in numbers[1:]:
+        ended.acquire()
+    while not all(done.done() for number, done in runs._under_way.items() if number):
+        time.sleep(0.001)
+    last = runs.start(None, tf.constant(1500))
+    # The first run is not complete.
+    assert sorted(runs._under_way) == [0, *range(500, 1501)]
+    may_end.set()
+    for number in (0, 500, 1499, int(last)):
+        while not runs._under_way[number].done():
+            time.sleep(0.001)
+        assert runs.finish(number) == [2 * number]
+
+
 CASES = [
+    results_of_failed_sessions_are_dropped,
+    two_optimizers_step_in_one_run,
     operations_do_not_hold_one_another_up,
+    gradients_evaluated_alone,
     optimizers_give_what_one_rank_gives,
     steps_are_combined_by_adasum,
 ]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+from process_sets import assert_lists_are_refused
 from raising import raising
 
 import hvdtrain.tensorflow as hvd
-from hvdtrain.core import context
-from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.types import ReduceOp
 
 Array = np.ndarray[Any, Any]
@@ -212,58 +208,50 @@ def order_in_a_function_is_that_of_the_trace() -> None:
         assert [float(g) for g in got] == [size, 2 * size, 4 * size]
 
 
-def process_sets() -> None:
+def functions_in_a_function_keep_its_order() -> None:
+    """Two steps that share no variable: TensorFlow would run them at the same time."""
     rank, size = hvd.rank(), hvd.size()
-    rest = hvd.add_process_set(list(range(1, size)))
-    number = rest.process_set_id
-    assert number is not None
-    assert int(hvd.process_set_included_op(number)) == (rank > 0)
-    assert int(hvd.process_set_included_op(77)) == -2
-    assert int(hvd.size_op(number)) == size - 1
-    if rank:
-        for mode in both_modes(lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=rest)):
-            np.testing.assert_allclose(mode(tf.constant([float(rank)])), [size * (size - 1) / 2])
-        assert hvd.broadcast(rank, size - 1, process_set=rest).numpy() == size - 1
-    w = tf.Variable([1.0])
-    with hvd.DistributedGradientTape(tf.GradientTape(), process_set=rest) as tape:
-        loss = w * float(rank)
-    mean = size / 2  # of 1 .. size - 1
-    assert float(tape.gradient(loss, w)[0]) == (mean if rank else 0.0)
-    gc.collect()
-    kept = context.current().kept
-    before = len(kept)
-    assert hvd.remove_process_set(rest)
-    left = before - (rank > 0 and size > 2)  # without what gradients of the set have left
-    patience = time.monotonic() + 20.0  # the thread of the set's channel ends in its own time
-    while len(kept) != left and time.monotonic() < patience:
-        gc.collect()
-        time.sleep(0.01)
-    assert len(kept) == left
+
+    def step_of(weight: tf.Variable) -> Callable[[Any], None]:
+        @tf.function
+        def step(scale: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight) * scale
+            (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [weight])
+            weight.assign_sub(gradient)
+
+        return step
+
+    weights = [tf.Variable(tf.zeros([51])) for _ in range(2)]
+    first, second = map(step_of, weights)
+
+    @tf.function
+    def both(scale: Any) -> None:
+        first(scale)
+        hvd.allreduce(scale)
+        second(2.0 * scale)
+
+    for _ in range(10):
+        both(tf.constant(float(rank)))
+    for number, weight in enumerate(weights):
+        np.testing.assert_allclose(weight, [-5.0 * (number + 1) * (size - 1)] * 51)
 
 
-def bad_input() -> None:
-    rank, size = hvd.rank(), hvd.size()
-    wrong = tf.ones([3 if rank else 2])
-    failed = tf.errors.FailedPreconditionError
-    with raising(MismatchError, hvd.HorovodInternalError, failed, text="rank 0 sent"):
-        hvd.allreduce(wrong, name="wrong shape")
-    with raising(MismatchError, failed, text="root_rank"):
-        hvd.broadcast(tf.ones([2]), min(rank, 1), name="wrong root")
-    with raising(tf.errors.UnknownError, text="rank 0 sent allreduce 'wrong'"):
-        tf.function(lambda: hvd.allreduce(wrong, name="wrong"), autograph=False)()
-    invalid = tf.errors.InvalidArgumentError
-    with raising(ValueError, invalid, text=f"root_rank {size}"):
-        hvd.broadcast(tf.ones([2]), size)
-    with raising(ValueError, invalid, text="does not divide"):
-        hvd.alltoall(tf.ones([size + 1]))
-    with raising(ValueError, invalid, text="scalar"):
-        hvd.reducescatter(1.0)
-    with raising(UnsupportedError, text="jit_compile=False"):
-        tf.function(lambda: hvd.allreduce(tf.ones([2])), jit_compile=True, autograph=False)()
-    with raising(MismatchError, text="Build the same model"):
-        hvd.broadcast_variables([tf.Variable(wrong)], 0)
-    with raising(RuntimeError, text="eager"):
-        hvd.broadcast_global_variables(0)
+def process_sets_that_are_lists() -> None:
+    tensor, variables = tf.ones(hvd.size()), [tf.Variable(1.0)]
+    arguments = {
+        "tensor": tensor,
+        "tensors": [tensor],
+        "inplace_vars": variables,
+        "obj": 1,
+        "variables": variables,
+        "root_rank": 0,
+        "gradtape": tf.GradientTape(),
+        "op": hvd.Sum,
+        "optimizer": tf.keras.optimizers.SGD(),
+        "variable": variables[0],
+    }
+    assert_lists_are_refused(hvd, arguments, 12)
 
 
 def objects_variables_and_facts() -> None:
@@ -282,47 +270,6 @@ def objects_variables_and_facts() -> None:
     assert (int(hvd.local_size_op()), hvd.is_homogeneous()) == (size, True)
 
 
-def joined_ranks_give_zeros() -> None:
-    rank, size = hvd.rank(), hvd.size()
-    w = tf.Variable([[2.0]])
-    for step in range(rank + 1):  # the last rank has most
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(w)
-        (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [w])
-        assert float(gradient[0, 0]) == np.float32((size - step) / size)
-    assert int(hvd.join()) == size - 1
-
-    # Gradients of shapes that some ranks have not reduced yet, and wrapped while they are recorded.
-    v = tf.Variable(tf.ones([7]))
-    for steps in (rank, 2):
-        for _ in range(steps):
-            with tf.GradientTape() as inner:
-                loss = tf.reduce_sum(v)
-                outer = hvd.DistributedGradientTape(inner)
-            (gradient,) = outer.gradient(loss, [v])
-            assert gradient.shape == [7]
-        assert int(hvd.join()) in range(size)
-
-
-def interrupted_steps_end() -> None:
-    """Ctrl-C while gradients are copied: no thread of ours waits for the others for ever."""
-    rank, size = hvd.rank(), hvd.size()
-    w = tf.Variable([1.0, 2.0, 3.0])
-
-    def gradient() -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(w) * float(rank + 1)
-        return hvd.DistributedGradientTape(tape).gradient(loss, [w])[0]
-
-    def interrupted(*_: Any, **how: Any) -> None:
-        raise KeyboardInterrupt
-
-    with mock.patch("numpy.copyto", interrupted), raising(KeyboardInterrupt):
-        gradient()
-    hvd.barrier()  # comes after the step that was given up
-    np.testing.assert_allclose(gradient(), [(size + 1) / 2] * 3)
-
-
 CASES = [
     reductions_of_all_types,
     factors_compression_and_slices,
@@ -330,9 +277,7 @@ CASES = [
     gradients_flow,
     shapes_are_known_in_graphs,
     order_in_a_function_is_that_of_the_trace,
-    process_sets,
-    bad_input,
+    functions_in_a_function_keep_its_order,
+    process_sets_that_are_lists,
     objects_variables_and_facts,
-    joined_ranks_give_zeros,
-    interrupted_steps_end,
 ]

@@ -7,8 +7,11 @@ import time
 
 import tensorflow as tf
 import tensorflow_data_cases
+import tensorflow_elastic_cases
 import tensorflow_engine_cases
+import tensorflow_error_cases
 import tensorflow_graph_cases
+import tensorflow_join_cases
 import tensorflow_ops_cases
 import tensorflow_training_cases
 from ranks import report
@@ -17,11 +20,14 @@ import hvdtrain.tensorflow as hvd
 from hvdtrain.core import context
 
 MODULES = (
+    tensorflow_join_cases,
     tensorflow_ops_cases,
     tensorflow_training_cases,
     tensorflow_graph_cases,
     tensorflow_data_cases,
     tensorflow_engine_cases,
+    tensorflow_elastic_cases,
+    tensorflow_error_cases,
 )
 
 

@@ -83,6 +83,18 @@ def test_the_usual_training_script(
         torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), weights)
 
 
+def test_a_script_that_starts_its_own_ranks() -> None:
+    words = [sys.executable, *SCRIPT, SCRIPTS / "own_ranks.py", "--num-proc", "2", "--hosts"]
+    with start([*words, "localhost:2"]) as job:
+        done = job.wait(120)
+        job.assert_nothing_left()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(0, 6, 11) (1, 6, 11)\n", "")
+    with start([*words, "node1:1,node2:1"]) as job:
+        done = job.wait(60)
+    assert done.returncode != 0
+    assert "run() starts ranks on this host only, and takes no hosts: start" in done.stderr
+
+
 def test_an_elastic_script() -> None:
     elastic = SCRIPTS / "elastic.py"
     done = run_ranks(SCRIPT, 3, args=[elastic], cases_expected=True, timeout_seconds=120)

@@ -16,6 +16,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "JAX_PLATFOR
 
 
 TRAINING = "ranks_together_give_what_one_gives"
+WARNING = "plain_optimizers_are_warned_of"
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_optimizers_fit_and_callbacks(backend: str, size: int) -> None:
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_one_rank_without_mpi(backend: str) -> None:
-    done = run(backend, 1, [TRAINING], {"HVDTRAIN_ENGINE": "local"})
+    done = run(backend, 1, [TRAINING, WARNING], {"HVDTRAIN_ENGINE": "local"})
     assert (done["engine"], len(done["digests"])) == ("local", 1)
 
 

@@ -26,7 +26,7 @@ def test_operations_training_and_graphs(size: int) -> None:
     # Whatever the path, all ranks end with the same bits.
     first = done.results[0]
     assert done.results == [first] * size
-    assert (first["cases"], len(first["digests"])) == (31, 10)
+    assert (first["cases"], len(first["digests"])) == (40, 11)
 
 
 def test_training_on_horovod() -> None:
@@ -41,3 +41,14 @@ def test_training_on_horovod() -> None:
     first = done.results[0]
     assert done.results == [first] * 2
     assert (first["engine"], first["cases"], len(first["digests"])) == ("horovod", 2, 2)
+
+
+def test_keras_2() -> None:
+    done = run_ranks(
+        HERE / "tf_keras_worker.py",
+        2,
+        python=tensorflow_python(),
+        env=QUIET | {"TF_USE_LEGACY_KERAS": "1"},
+        timeout_seconds=120,
+    )
+    assert len(done.results) == 2

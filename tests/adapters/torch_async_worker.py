@@ -238,6 +238,34 @@ def sparse() -> None:
 
 
 @case
+def a_script_makes_its_tensors_elsewhere() -> None:
+    """Where torch makes tensors by default says nothing about where ours are."""
+    n, r = hvd.size(), hvd.rank()
+    one, table = torch.ones(2), torch.nn.Embedding(n + 1, 2, sparse=True)
+    here, own_row = one.device, torch.tensor([r])
+    norm, inputs = hvd.SyncBatchNorm(2), torch.arange(8.0).reshape(4, 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*table.parameters()], lr=1.0))
+    others = hvd.DistributedOptimizer(torch.optim.SGD(norm.parameters(), lr=1.0))
+    before = table.weight.detach().clone()
+    with torch.device("meta"):
+        assert hvd.allreduce(one.half(), op=hvd.Sum).tolist() == [float(n)] * 2
+        gathered = hvd.allgather(one.requires_grad_())
+        gathered.sum().backward()
+        assert hvd.alltoall(one.repeat(n)).tolist() == [1.0] * 2 * n
+        for _ in range(2):
+            if r != 1:  # this rank has no row
+                table(own_row).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            norm(inputs).sum().backward()
+            others.step()
+            others.zero_grad()
+    assert {gathered.device, table.weight.device, norm.weight.device} == {here}
+    users = [rank for rank in range(n) if rank != 1]
+    assert torch.allclose((before - table.weight)[users], torch.full((2,), 2 / n))
+
+
+@case
 def adasum() -> None:
     n, r = hvd.size(), hvd.rank()
     orthogonal = torch.zeros(n)

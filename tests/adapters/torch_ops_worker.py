@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 import torch
+from process_sets import assert_lists_are_refused
 from ranks import report
 
 import hvdtrain.torch as hvd
@@ -99,6 +100,18 @@ def whole_numbers_of_every_type() -> None:
 
 
 @case
+def average_of_the_largest_numbers() -> None:
+    for dtype in INTEGERS:
+        for extreme in (torch.iinfo(dtype).max, torch.iinfo(dtype).min):
+            values = torch.tensor([extreme if hvd.rank() == 0 else 0], dtype=dtype)
+            quotient = abs(extreme) // hvd.size()
+            expected = quotient if extreme > 0 else -quotient
+            assert hvd.allreduce(values).tolist() == [expected], (dtype, extreme)
+            scattered = hvd.reducescatter(values.repeat(hvd.size()), op=hvd.Average)
+            assert scattered.tolist() == [expected], (dtype, extreme)
+
+
+@case
 def booleans() -> None:
     first = torch.tensor([hvd.rank() == 0, True])
     assert hvd.allreduce(first, op=hvd.Sum).tolist() == [True, True]
@@ -118,7 +131,7 @@ def odd_tensors() -> None:
     assert hvd.allreduce(scalar, op=hvd.Sum).item() == ranks_sum() - n
     assert hvd.allreduce(torch.empty(0, 3)).shape == (0, 3)
     needs_gradient = mine(2).requires_grad_()
-    assert hvd.allreduce(needs_gradient).tolist() == [(n + 1) / 2, (n + 3) / 2]
+    assert close(hvd.allreduce(needs_gradient), mine(2) - hvd.rank() - 1 + (n + 1) / 2)
 
 
 @case
@@ -193,6 +206,23 @@ def what_is_no_tensor() -> None:
     for operation in operations:
         message = refused(TypeError, partial(operation, 3.0))
         assert message == "expected a torch tensor, got float: wrap it in torch.as_tensor()"
+
+
+@case
+def process_sets_that_are_lists() -> None:
+    module = torch.nn.Linear(2, 2)
+    arguments = {
+        "tensor": torch.ones(hvd.size()),
+        "tensors": [torch.ones(hvd.size())],
+        "name": "it",
+        "obj": 1,
+        "root_rank": 0,
+        "optimizer": torch.optim.SGD(module.parameters(), 0.1),
+        "op": hvd.Sum,
+        "num_features": 2,
+        "sparse_allreduce_async": {"tensor": torch.ones(2).to_sparse()},
+    }
+    assert_lists_are_refused(hvd, arguments, 25)
 
 
 @case

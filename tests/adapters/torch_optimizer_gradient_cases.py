@@ -6,6 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -17,6 +18,7 @@ from torch_training import (
     build,
     case,
     difference,
+    drawn,
     lie_in_engine_memory,
     momentum,
     own,
@@ -28,6 +30,7 @@ from torch_training import (
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
+from hvdtrain.torch.compression import Compressor
 
 
 class Backwards(torch.nn.Module):
@@ -53,7 +56,7 @@ def plans_follow_the_order_in_which_gradients_come() -> None:
         )
         single = torch.optim.Adam(alone.parameters())
         for step in range(4):
-            inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(step)).double()
+            inputs = drawn(step, 12, 4)
             for trained, its_optimizer, part in (
                 (model, optimizer, inputs[hvd.rank() * 12 // hvd.size() :][: 12 // hvd.size()]),
                 (alone, single, inputs),
@@ -116,6 +119,31 @@ def several_backward_passes_add_up() -> None:
         optimizer.step()
         reference.step()
     assert difference(model, alone) < 1e-14
+
+
+class OutOfMemoryOnce(Compressor):
+    """Refuses one gradient of the last rank, the first time."""
+
+    refused = False
+
+    @classmethod
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
+        if hvd.rank() == hvd.size() - 1 and not cls.refused:
+            cls.refused = True
+            raise MemoryError("no room for a gradient")
+        return tensor, None
+
+
+@case
+def a_gradient_that_finds_no_room_is_taken_at_the_step() -> None:
+    OutOfMemoryOnce.refused = False
+    weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    sgd = torch.optim.SGD([weight], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, compression=OutOfMemoryOnce)
+    with suppress(MemoryError):
+        (weight.sum() * (hvd.rank() + 1)).backward()
+    optimizer.step()
+    assert weight.tolist() == [-(hvd.size() + 1) / 2] * 2
 
 
 @case

@@ -13,6 +13,7 @@ import torch
 from torch_training import (
     case,
     difference,
+    drawn,
     lie_in_engine_memory,
     momentum,
     own,
@@ -97,7 +98,7 @@ def reductions_in_the_middle_of_backward() -> None:
     )
     assert together.again.weight is together.inner.weight
     for step in range(4):
-        inputs = torch.randn(11, 4, generator=torch.Generator().manual_seed(step)).double()
+        inputs = drawn(step, 11, 4)
         for model, its_optimizer, part in (
             (together, optimizer, own(inputs)),
             (alone, reference, inputs),
@@ -233,3 +234,16 @@ def a_model_that_differs() -> None:
     )
     assert f"[rank 1/{hvd.size()}] DistributedOptimizer: parameter 'weight'" in message
     assert "shape (5, 3), but rank 0 has (4, 3)" in message
+
+
+@case
+def inference_mode_is_named() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    with torch.inference_mode():
+        made_there = torch.nn.Parameter(torch.zeros(2))
+        sgd = torch.optim.SGD([weight], lr=1.0)
+        message = refused(RuntimeError, partial(hvd.DistributedOptimizer, sgd))
+    assert "outside torch.inference_mode()" in message
+    sgd = torch.optim.SGD([made_there], lr=1.0)
+    message = refused(RuntimeError, partial(hvd.DistributedOptimizer, sgd, [("w", made_there)]))
+    assert "'w' was made in torch.inference_mode()" in message

@@ -144,7 +144,8 @@ def synchronize_then_step() -> None:
     optimizer.sample_weight = len(inputs)
     F.cross_entropy(model(inputs), labels).backward()
     optimizer.synchronize()
-    assert "within `with optimizer.skip_synchronize():`" in warned(UserWarning, optimizer.step)
+    text = warned(UserWarning, optimizer.step)
+    assert "optimizer.step() called without optimizer.skip_synchronize()" in text
     alone = build()
     train_alone(alone, momentum(list(alone.parameters())), 1)
     assert difference(model, alone) < 1e-14
@@ -186,6 +187,20 @@ def schedulers_and_state() -> None:
     optimizer.load_state_dict(again.state_dict())
     assert len(optimizer.state) == len(list(model.parameters()))
     hvd.broadcast_optimizer_state(optimizer)
+
+
+@case
+def names_of_parameters() -> None:
+    model = build()
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[:2]}, {"params": parameters[2:]}]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
+    names = optimizer._parameter_names
+    assert list(names) == parameters
+    assert len(set(names.values())) == len(parameters)
+    assert hvd.allgather_object(list(names.values())) == [list(names.values())] * hvd.size()
+    named = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1), model.named_parameters())
+    assert named._parameter_names == {p: name for name, p in model.named_parameters()}
 
 
 @case

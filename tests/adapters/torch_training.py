@@ -6,11 +6,12 @@ import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 import hvdtrain.torch as hvd
-from hvdtrain.core.plan import Plan
+from hvdtrain.core.gradients.plan import Plan
 
 Model = torch.nn.Sequential
 CASES: list[Callable[[], None]] = []
@@ -40,9 +41,19 @@ def build(seed: int = 0, memory_format: torch.memory_format = torch.channels_las
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the whole batch of a step: 11 samples, which divides by no size above 1."""
-    generator = torch.Generator().manual_seed(100 + step)
-    inputs = torch.randn(11, 2, 4, 4, generator=generator, dtype=torch.float64)
-    return inputs, torch.randint(0, 4, (11,), generator=generator)
+    with torch.device("cpu"):  # that of the generator
+        generator = torch.Generator().manual_seed(100 + step)
+        inputs = torch.randn(11, 2, 4, 4, generator=generator, dtype=torch.float64)
+        labels = torch.randint(0, 4, (11,), generator=generator)
+    device = torch.get_default_device()
+    return inputs.to(device), labels.to(device)
+
+
+def drawn(seed: int, *shape: int) -> torch.Tensor:
+    """Return normal numbers, the same on every rank and device, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(*shape, generator=generator, device="cpu")
+    return numbers.double().to(torch.get_default_device())
 
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,7 +70,7 @@ def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
 def plan_of(optimizer: hvd.DistributedOptimizer) -> Plan:
     """Return how an optimizer's gradients are cut into buckets."""
     assert optimizer._gradients is not None
-    return optimizer._gradients._plan
+    return optimizer._gradients.plan
 
 
 def train_alone(
@@ -129,18 +140,30 @@ def warned(kind: type[Warning], call: Callable[[], object]) -> str:
 def lie_in_engine_memory(
     optimizer: hvd.DistributedOptimizer, parameters: Iterable[torch.nn.Parameter]
 ) -> bool:
-    """Tell whether all gradients lie where the engine reduces them: shared, if there are peers."""
+    """Return whether all gradients lie where the engine reduces them.
+
+    On the host that is shared memory, if there are peers.
+    """
     assert optimizer._gradients is not None
-    memory = optimizer._gradients.reducer._memory
-    begin = memory.ctypes.data
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    (line,) = [text for text in lines if _covers(text.split()[0], begin)]
-    assert hvd.size() == 1 or "/memfd:hvdtrain-memory" in line
+    ((device, memory),) = optimizer._gradients._planned.memory.items()
+    begin, nbytes = _extent(memory)
+    if device == "cpu":
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        (line,) = [text for text in lines if _covers(text.split()[0], begin)]
+        assert hvd.size() == 1 or "/memfd:hvdtrain-memory" in line
     gradients = [p.grad for p in parameters]
     assert gradients
     return all(
-        g is not None and begin <= g.data_ptr() <= begin + memory.size - g.nbytes for g in gradients
+        g is not None and begin <= g.data_ptr() <= begin + nbytes - g.nbytes for g in gradients
     )
+
+
+def _extent(memory: object) -> tuple[int, int]:
+    """Return the address of bytes, and how many they are."""
+    if isinstance(memory, torch.Tensor):
+        return memory.data_ptr(), memory.numel()
+    assert isinstance(memory, np.ndarray)
+    return memory.ctypes.data, memory.size
 
 
 def _covers(extent: str, address: int) -> bool:

@@ -37,6 +37,7 @@ class Case:
         op: reduction that it needs, or None where bytes are only moved.
         run: does it, and raises AssertionError.
         factors: whether there are factors other than 1.
+        rounded_once: whether halves are to be added in float32.
     """
 
     title: str
@@ -44,12 +45,15 @@ class Case:
     op: ReduceOp | None
     run: Callable[[Communicator], None]
     factors: bool = False
+    rounded_once: bool = False
 
     def objection(self, communicator: Communicator) -> str | None:
         """Return why the communicator refuses this case, by its own word."""
         probe = Buffer.from_array(np.zeros(1, self.dtype.numpy), self.dtype)
         if self.factors and self.dtype in HALVES and not communicator.capabilities.halves:
             return f"factors of {self.dtype.value}"
+        if self.rounded_once and not communicator.capabilities.rounds_once:
+            return f"adding {self.dtype.value} in float32"
         return communicator.capabilities.objection(probe, self.op)
 
 
@@ -89,7 +93,8 @@ def _case(
     arguments = [dtype, *([op] if run in (_allreduce, _reduce_scatter, _wrap) else []), *args]
     label = " ".join([title, dtype.value, *map(str, args)])
     factors = run in (_factors, _reduce_scatter_factors, _rounded_once, _empty)
-    return Case(label, dtype, op, lambda communicator: run(communicator, *arguments), factors)
+    once = run is _rounded_once
+    return Case(label, dtype, op, lambda communicator: run(communicator, *arguments), factors, once)
 
 
 def pattern(rank: int, count: int, dtype: DType) -> Array:
@@ -285,7 +290,7 @@ def _twins(c: Communicator, dtype: DType) -> None:
 
 def _empty(c: Communicator, dtype: DType) -> None:
     for count in (0, 1001, 300_007):
-        memory = c.empty((count + 16) * dtype.itemsize).view(dtype.numpy)
+        memory = np.asarray(c.empty((count + 16) * dtype.itemsize)).view(dtype.numpy)
         memory[:] = 77
         inner = memory[16:]
         inner[:] = pattern(c.rank, count, dtype)
@@ -298,7 +303,7 @@ def _empty(c: Communicator, dtype: DType) -> None:
 
 def _partly_empty(c: Communicator, dtype: DType) -> None:
     count = 300_007
-    memory = c.empty(count * dtype.itemsize).view(dtype.numpy)
+    memory = np.asarray(c.empty(count * dtype.itemsize)).view(dtype.numpy)
     array = np.empty_like(memory) if c.rank == c.size - 1 else memory
     array[:] = pattern(c.rank, count, dtype)
     c.allreduce(_buffer(array, dtype), ReduceOp.SUM)

@@ -1,4 +1,7 @@
-"""Runs the contract's table on each rank. Arguments: engine, then the name of a fault or none."""
+"""Runs the contract's table on each rank.
+
+Arguments: engines in a row, as gloo+hidden, then the name of a fault or none.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from contract_cases import all_cases
-from contract_gpu import on_gpu
+from contract_device import on_device
 from ranks import report
 
 from hvdtrain.buffer import Buffer
@@ -17,15 +20,54 @@ from hvdtrain.config import Config
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.registry import open_world
 from hvdtrain.types import ReduceOp
+from hvdtrain.world import promised_world
 
 
-def main(engine: str, fault: str) -> None:
-    """Run every case that the engine takes twice, and report how many it took and refused."""
+def main(engines: str, fault: str) -> None:
+    """Report how many cases of the table each of some engines took and refused, in their order."""
+    done = []
+    for engine in engines.split("+"):
+        communicator = _open(engine)
+        if fault:
+            FAULTS[fault](communicator)
+        taken, refused = _run_table(communicator)
+        communicator.barrier()
+        done.append({"taken": taken, "refused": refused, "size": communicator.size})
+    report(cases=sum(counts["taken"] for counts in done), payload=done)
+
+
+def _open(name: str) -> Communicator:
+    engine = name
+    # Environments of other engines have no torch.
+    if engine == "hidden":
+        from hidden_engine import make_known
+
+        make_known()
+    elif engine == "mpi-hidden":
+        from hidden_mpi import let_mpi_take_the_device
+
+        let_mpi_take_the_device()
+        engine = "mpi"
+    elif engine == "nccl":
+        _share_gpus()
     communicator = open_world(engine, Config.from_environ(os.environ), os.environ).communicator
-    if engine == "nccl":
-        communicator = on_gpu(communicator)
-    if fault:
-        FAULTS[fault](communicator)
+    if name in DEVICES:
+        return on_device(communicator, DEVICES[name])
+    return communicator
+
+
+def _share_gpus() -> None:
+    """Have NCCL take ranks for ranks of as many hosts, where there are fewer GPUs than ranks."""
+    import torch
+
+    promised = promised_world(os.environ)
+    if promised is not None and promised.size > torch.cuda.device_count():
+        os.environ["NCCL_HOSTID"] = f"rank {promised.rank}"
+        os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+
+
+def _run_table(communicator: Communicator) -> tuple[int, int]:
+    """Run every case that the engine takes twice; return how many it took and refused."""
     taken, refused = 0, 0
     for case in all_cases():
         if case.objection(communicator) is not None:
@@ -39,8 +81,7 @@ def main(engine: str, fault: str) -> None:
                 print(text, file=sys.stderr, flush=True)
                 communicator.abort(1)
         taken += 1
-    communicator.barrier()
-    report(cases=taken, payload={"taken": taken, "refused": refused, "size": communicator.size})
+    return taken, refused
 
 
 def _replace(communicator: Communicator, method: str, broken: Callable[..., Any]) -> None:
@@ -91,6 +132,9 @@ def _one_call_late(communicator: Communicator) -> None:
 
     _replace(communicator, "allreduce", broken)
 
+
+# Where an engine's table has its operands, if not in host memory.
+DEVICES = {"nccl": "cuda", "hidden": "hidden", "mpi-hidden": "hidden"}
 
 FAULTS = {
     "identity": _identity,

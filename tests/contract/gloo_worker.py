@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from ranks import report
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
+from hvdtrain.engines import registry
 from hvdtrain.engines.communicator import Communicator, EngineWorld
+from hvdtrain.engines.own_gpus import Seen
 from hvdtrain.engines.registry import open_world
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import DType, ReduceOp
@@ -162,7 +165,22 @@ def network() -> object:
     return [total(world.communicator, 1), len(world.hostnames)]
 
 
-CASES = (halves, integers, splits, sockets, late_rank, gone_rank, again, network)
+def automatic() -> object:
+    """All ranks leave the engine for host memory for nccl, or none; here gloo stands for that."""
+    registry.ENGINES["nccl"] = registry.ENGINES["gloo"]
+    rank, found = int(os.environ["OMPI_COMM_WORLD_RANK"]), []
+    for seen in ([Seen(2), Seen(2)], [Seen(2), Seen(0)], [Seen(0), Seen(0)]):
+        vars(registry)["see_gpus"] = lambda *_, own=seen[rank]: own
+        world = registry.open_engine("auto", Config(), os.environ)
+        assert total(world.communicator, 1) == 2
+        world.communicator.close()
+        found.append([world.engine, world.library.partition("; ")[2].replace(*_HERE)])
+    return found
+
+
+_HERE = (socket.gethostname(), "here")
+
+CASES = (halves, integers, splits, sockets, late_rank, gone_rank, again, network, automatic)
 
 if __name__ == "__main__":
     case = next(case for case in CASES if case.__name__ == sys.argv[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_a_world_is_left_and_joined_again() -> None:
     assert run_ranks(WORKER, 2, args=["again"]).results == [[0, 0], [0, 0]]
 
 
+def test_auto_takes_nccl_where_every_rank_has_a_gpu() -> None:
+    assert (
+        run_ranks(WORKER, 2, args=["automatic"]).results
+        == [
+            [
+                ["gloo", "each rank has a GPU of its own"],
+                ["mpi", "not nccl: rank 1 on here sees no GPU"],
+                ["mpi", ""],
+            ]
+        ]
+        * 2
+    )
+
+
 def test_two_jobs_at_once_do_not_meet() -> None:
     with launch(WORKER, 2, args=["again"]) as one, launch(WORKER, 2, args=["again"]) as other:
         for job in (one, other):
@@ -108,6 +123,29 @@ def test_an_interface_that_is_not_there() -> None:
     assert done.returncode == 2
     assert "hvdtrain: rank 0 has no address to listen on (GLOO_SOCKET_IFNAME=nope)" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_others_write_into_the_store_is_not_run(tmp_path: Path) -> None:
+    """Whoever reaches the port may write there, and a pickle would be a program."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    env = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    code = "from hvdtrain.core import context; context.init('gloo')"
+    stranger = f"""
+import os, pickle, torch.distributed as dist
+class Program:
+    def __reduce__(self):
+        return os.mkdir, ({str(tmp_path / "run")!r},)
+store = dist.TCPStore("127.0.0.1", {port}, 2, False)
+store.set("hvdtrain/1/1/1", pickle.dumps(Program()))
+"""
+    with start([sys.executable, "-c", code], env=env) as rank:
+        subprocess.run([sys.executable, "-c", stranger], check=True, timeout=60)
+        done = rank.wait(60)
+    assert not list(tmp_path.iterdir())
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hvdtrain: [rank 0/2] the ranks did not find each other (")
 
 
 def test_mpi_under_torchrun_is_refused() -> None:

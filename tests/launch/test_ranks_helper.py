@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,7 +49,7 @@ def test_misbehaviour_fails(mpi: str, behaviour: str, reason: str, started: list
 
 
 def test_a_failing_job_can_be_watched() -> None:
-    with launch(WORKER, 2, args=["sleeps"]) as job:
+    with launch(WORKER, 2, args=["all sleep"]) as job:
         pid = job.rank_pids(2)[1]
         job.wait_for_output("rank 1 of 2 is here")
         os.kill(pid, signal.SIGKILL)
@@ -57,7 +59,7 @@ def test_a_failing_job_can_be_watched() -> None:
 
 
 def test_leaving_the_block_ends_the_job() -> None:
-    with launch(WORKER, 2, args=["sleeps"]) as job:
+    with launch(WORKER, 2, args=["all sleep"]) as job:
         job.rank_pids(2)
     assert job.pids() == []
     with pytest.raises(ProcessLookupError):
@@ -89,3 +91,48 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
     monkeypatch.setattr(Job, "__init__", remember)
     return jobs
+
+
+# Goes on after the command has ended, and needs a moment of a core that others have.
+STARVED = """
+import os, sys, time
+print("begins", flush=True)
+if os.fork():
+    os._exit(0)
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while time.process_time() < 1.0:
+    pass
+"""
+BUSY = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+print("begins", flush=True)
+until = time.monotonic() + 2.5
+while time.monotonic() < until:
+    pass
+"""
+
+
+def waits_are_counted() -> bool:
+    """Return whether Linux counts for how long a thread has waited for a core."""
+    try:
+        counts = Path("/proc/thread-self/schedstat").read_text().split()
+    except OSError:
+        return False
+    return len(counts) == 3 and set(counts) != {"0"}
+
+
+def test_processes_that_got_no_core_are_not_late() -> None:
+    if not waits_are_counted():
+        pytest.skip("this Linux keeps no /proc/*/schedstat: all time counts as a process's own")
+    core = str(max(os.sched_getaffinity(0)))
+    words = [sys.executable, "-c", BUSY, core]
+    with (
+        subprocess.Popen(words, stdout=subprocess.PIPE) as busy,
+        start([sys.executable, "-c", STARVED, core]) as job,
+    ):
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        job.wait_for_output("begins")
+        job.assert_nothing_left(1.5)

@@ -94,8 +94,9 @@ def test_under_a_parent_that_ignores_the_end_of_children() -> None:
 
 @pytest.mark.parametrize("mpi", MPIS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_all_ranks(mpi: str, number: signal.Signals) -> None:
-    with run("-np", 2, OPTIONS_WORKER, "sleeps", mpi=mpi) as job:
+def test_a_signal_ends_all_ranks(mpi: str, number: signal.Signals, tmp_path: Path) -> None:
+    env = {"TMPDIR": tmp_path}
+    with run("-np", 2, OPTIONS_WORKER, "sleeps", mpi=mpi, env=env) as job:
         for rank in range(2):
             job.wait_for_output(f"rank {rank} sleeps")
         job.process.send_signal(signal.SIGUSR1)
@@ -105,6 +106,7 @@ def test_a_signal_ends_all_ranks(mpi: str, number: signal.Signals) -> None:
         code = job.wait(10).returncode
         job.assert_nothing_left()
     assert code == (-number if number == signal.SIGKILL else 128 + number)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_signal_to_all_ends_ranks_though_nobody_reads_what_mpirun_says() -> None:
@@ -186,6 +188,13 @@ def test_open_mpi_lets_more_ranks_run_than_there_are_cores() -> None:
         (["-np", "2", "--output-dir", "logs", "--prefix"], "are not for --output-dir"),
         (["-np", "2", "--", "missing.py"], "no script missing.py"),
         (["-np", "2", "python", "script.py"], "ranks run Python already: leave out 'python'"),
+        (
+            ["-np", "2", "--", "-m", "hvdtrain", "train", "--epochs", "1"],
+            "ranks run 'python -m hvdtrain' already: write -- train --epochs 1",
+        ),
+        (["-np", "2", "python3", "-m", "hvdtrain"], "already: write -- train"),
+        (["-np", "2", "--", "-m", "package.module"], "write -- and the path of the module's file"),
+        (["-np", "2", "--", "-c", "print(1)"], "put it into a file, write -- FILE"),
         (["-np", "2", "check"], "'check' is nothing that ranks run"),
     ],
 )

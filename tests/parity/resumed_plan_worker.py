@@ -23,9 +23,10 @@ from ranks import report
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.context import Context
+from hvdtrain.core.gradients.planning import use_bucket_size
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.core.reducer import use_bucket_size
-from hvdtrain.tensors.arrays.fused import FusedSettings, reduce_fused
+from hvdtrain.tensors.arrays.fused import reduce_fused
+from hvdtrain.tensors.arrays.fused_plan import FusedSettings
 from hvdtrain.train.checkpoint.directory import newest_good
 from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.digest import weights_digest

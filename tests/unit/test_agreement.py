@@ -1,8 +1,10 @@
-"""What ranks decide after they have told one another what they want."""
+"""What ranks decide after they have told one another what they ask for."""
 
 from __future__ import annotations
 
-from hvdtrain.core.agreement import Decision, decide
+from hvdtrain.core.agreement.decision import Decision, Ending, Report, decide
+from hvdtrain.core.agreement.events import EndJoin, Phase, State, Told
+from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.types import DType, ReduceOp
 
@@ -17,58 +19,102 @@ def gather(name: str) -> Request:
     return Request("allgather", name)
 
 
-def both(*requests: list[Request]) -> Decision:
-    return decide(requests, range(len(requests)))
+def report(*requests: Request, awaited: tuple[Request, ...] = ()) -> Report:
+    return Report(requests, frozenset(request.key for request in awaited))
+
+
+def both(*requests: list[Request], awaited: tuple[Request, ...] = ()) -> Decision:
+    """Decide; each rank waits for those of its requests that are awaited."""
+    reports = [report(*own, awaited=tuple(r for r in awaited if r in own)) for own in requests]
+    return decide(reports, range(len(requests)))
+
+
+def run(*requests: list[Request]) -> list[Request]:
+    return list(both(*requests).run)
 
 
 def test_what_all_have_runs_in_the_first_ranks_order() -> None:
     a, b, c = map(reduce, "abc")
-    assert both([a, b, c], [c, a]).run == [a, c]
+    assert run([a, b, c], [c, a]) == [a, c]
     assert both([a], [b]) == Decision()
 
 
 def test_requests_of_one_name_that_differ_fail_on_all() -> None:
     decision = both([reduce("a"), reduce("b")], [reduce("b"), reduce("a", "(4,)")])
-    assert decision.run == [reduce("b")]
-    (reason,) = decision.failed.values()
+    assert list(decision.run) == [reduce("b")]
+    (reason,) = decision.mismatched.values()
     assert "rank 0 sent allreduce 'a' (shape (3,))" in reason
     assert "rank 1 sent allreduce 'a' (shape (4,))" in reason
 
 
 def test_other_operations_of_one_name_fail_under_each_key() -> None:
     decision = both([reduce("a")], [gather("a")])
-    assert set(decision.failed) == {reduce("a").key, gather("a").key}
-    assert not both([Request("allreduce")], [Request("allgather")]).failed
+    assert set(decision.mismatched) == {reduce("a").key, gather("a").key}
+    assert not both([Request("allreduce")], [Request("allgather")]).mismatched
 
 
 def test_one_name_for_two_operations_is_no_conflict() -> None:
-    assert both([reduce("a"), gather("a")], [gather("a"), reduce("a")]).run == [
-        reduce("a"),
-        gather("a"),
-    ]
+    ordered = [reduce("a"), gather("a")]
+    assert run(ordered, ordered[::-1]) == ordered
+    assert run([*ordered, JOIN], [gather("a"), JOIN]) == ordered  # zeros for the reduction
 
 
 def test_a_joined_rank_counts_as_ready_where_zeros_will_do() -> None:
-    assert both([JOIN], [reduce("a")]).run == [reduce("a")]
-    failed = both([JOIN], [gather("a")], [gather("a")]).failed
+    assert run([JOIN], [reduce("a")]) == [reduce("a")]
+    failed = both([JOIN], [gather("a")], [gather("a")]).mismatched
     assert "rank 0 joined" in failed[gather("a").key]
-    assert both([JOIN], [reduce("a")], [reduce("b")]).run == []
-    assert both([JOIN], [JOIN]).all_joined
+    assert run([JOIN], [reduce("a")], [reduce("b")]) == []
+    assert both([JOIN], [JOIN]).ending is Ending.JOIN
 
 
 def test_what_a_joined_rank_submitted_before_counts() -> None:
-    assert both([reduce("a"), gather("b"), JOIN], [gather("b")]).run == [gather("b")]
-    failed = both([reduce("a", "(4,)"), JOIN], [reduce("a")], [JOIN]).failed
+    assert run([reduce("a"), gather("b"), JOIN], [gather("b")]) == [gather("b")]
+    failed = both([reduce("a", "(4,)"), JOIN], [reduce("a")], [JOIN]).mismatched
     assert "rank 0 sent allreduce 'a' (shape (4,)); rank 1 sent" in failed[reduce("a").key]
+
+
+def test_what_is_left_when_all_have_joined_runs_with_zeros_or_fails() -> None:
+    decision = both([reduce("a"), JOIN], [gather("b"), JOIN], [JOIN])
+    assert list(decision.run) == [reduce("a")]
+    assert "ranks 0, 2 joined" in decision.mismatched[gather("b").key]
+    assert decision.ending is Ending.JOIN
 
 
 def test_ranks_that_leave() -> None:
     a = reduce("a")
-    assert both([LEAVE], [LEAVE]).run == [LEAVE]
-    assert both([a, LEAVE], [a]).run == [a]
-    assert "rank 0 left the job while others were in allreduce 'a'" in both([LEAVE], [a]).deserted
+    assert both([LEAVE], [LEAVE]).ending is Ending.LEAVE
+    assert run([a, LEAVE], [a]) == [a]
+    deserted = both([LEAVE], [a], awaited=(a,)).deserted
+    assert "rank 0 left the job while others were in allreduce 'a'" in deserted
+
+
+def test_a_rank_is_deserted_only_in_what_it_waits_for() -> None:
+    a, b = reduce("a"), reduce("b")
+    assert both([LEAVE], [a]) == Decision()  # which may leave as well
+    assert both([LEAVE], [a, b], awaited=(b,)).deserted.count("allreduce") == 1
+    assert not both([a, LEAVE], [a], [b], awaited=(a,)).deserted  # rank 2 may come to it
+    assert both([LEAVE], [JOIN], awaited=(JOIN,)).deserted
+    assert not both([LEAVE], [a, LEAVE], awaited=(a,)).deserted
+
+
+def test_what_is_left_when_all_leave_fails_with_the_ranks_that_never_came() -> None:
+    a, b, c = map(reduce, "abc")
+    decision = both([a, b, LEAVE], [b, c, LEAVE], [b, c, LEAVE])
+    assert decision.ending is Ending.LEAVE
+    assert list(decision.run) == [b]
+    assert set(decision.unmet) == {a.key, c.key}
+    assert decision.unmet[a.key].startswith("ranks 1, 2 left without it")
+    assert decision.unmet[c.key].startswith("rank 0 left without it")
+
+
+def test_the_rank_that_joined_last_is_known() -> None:
+    state = State(size=3, phase=Phase.JOINING, joined=frozenset({0}))
+    reports = tuple(Report((JOIN,), joined_seconds=seconds) for seconds in (1.0, 3.0, 2.0))
+    after, actions = transition(state, Told(reports, (4, 5, 6), reports[0]))
+    assert (after, actions[-1]) == (State(3), EndJoin(6))
 
 
 def test_ranks_are_named_by_their_numbers_in_the_world() -> None:
-    decision = decide([[LEAVE], [reduce("a")]], [4, 7])
+    a = reduce("a")
+    decision = decide([report(LEAVE), report(a, awaited=(a,))], [4, 7])
     assert decision.deserted.startswith("rank 4 left")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
-from hvdtrain.core.bucket_size import choose_bucket_size, fit_cost, size_text
+from hvdtrain.core.gradients.bucket_size import choose_bucket_size, fit_cost, size_text
 
 MIB = 1 << 20
 

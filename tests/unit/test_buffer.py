@@ -1,14 +1,20 @@
-"""Buffers over numpy memory, and the arithmetic on them."""
+"""Buffers over numpy's and torch's memory, and the arithmetic on them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
-from hvdtrain.buffer import Buffer
+from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.collectives.adasum import combine
-from hvdtrain.core.collectives.allreduce import divide_truncating
+from hvdtrain.core.collectives.division import divide_truncating
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
+from hvdtrain.engines.torch_types import bytes_of
+from hvdtrain.tensors.torch import as_buffer
 from hvdtrain.types import DType
 
 
@@ -23,6 +29,105 @@ def test_views_share_memory() -> None:
         part.slice(1, 3)
     with pytest.raises(ValueError, match="C-contiguous"):
         Buffer.from_array(array[::2])
+
+
+def test_views_of_a_tensor_are_tensors() -> None:
+    tensor = torch.arange(12, dtype=torch.int32).reshape(3, 4)
+    buffer = Buffer.of(tensor)
+    assert (buffer.pointer, buffer.device, buffer.count) == (tensor.data_ptr(), "cpu", 12)
+    part = buffer.slice(2, 3)
+    elements = part.elements()
+    assert isinstance(elements, torch.Tensor)
+    elements.fill_(-1)
+    assert tensor.flatten().tolist() == [0, 1, -1, -1, -1, 5, 6, 7, 8, 9, 10, 11]
+    assert part.pointer == elements.data_ptr()
+    assert part.array().tolist() == [-1, -1, -1]
+    assert len(buffer.slice(12, 0).elements()) == 0
+    with pytest.raises(ValueError, match="contiguous memory, got strides"):
+        Buffer.of(tensor.t())
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_types_of_both_kinds(dtype: DType) -> None:
+    tensor = Buffer.of(torch.zeros(3, dtype=getattr(torch, dtype.value)))
+    array = Buffer.of(np.zeros(3, dtype.numpy), dtype)
+    assert (tensor.dtype, tensor.nbytes) == (array.dtype, array.nbytes)
+    for buffer in (tensor, array):
+        fresh = buffer.like(5)
+        assert (fresh.dtype, fresh.count, fresh.device) == (dtype, 5, "cpu")
+        assert type(fresh.elements()) is type(buffer.elements())
+        bytes_of_it = fresh.view(DType.UINT8)
+        assert bytes_of_it.count == fresh.nbytes
+        assert bytes_of_it.view(dtype).elements().dtype == buffer.elements().dtype
+
+
+def test_one_element_with_strides_of_its_own() -> None:
+    one = torch.arange(6).reshape(2, 3).t()[1:2, 1:]
+    assert one.stride() != (1, 1)
+    for buffer in (Buffer.of(one), as_buffer(one)):
+        assert list(buffer.view(DType.UINT8).elements()) == [4, *[0] * 7]
+        assert bytes_of(buffer).tolist() == [4, *[0] * 7]
+
+
+def test_what_is_no_element_type() -> None:
+    for elements in (np.zeros(2, "datetime64[s]"), torch.zeros(2, dtype=torch.float8_e4m3fn)):
+        with pytest.raises(ValueError, match="cannot be communicated"):
+            Buffer.of(elements)
+    with pytest.raises(ValueError, match="7 bytes are no whole number of int32"):
+        Buffer.of(np.zeros(7, np.uint8)).view(DType.INT32)
+
+
+def test_a_gradient_is_written_without_a_record() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    buffer = Buffer.of(weight)
+    buffer.scale(3.0)
+    assert weight.tolist() == [3.0, 3.0, 3.0]
+    buffer.zero()
+    assert weight.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_tensor_of_inference_is_written_like_any_other() -> None:
+    with torch.inference_mode():
+        tensor, on_device = torch.ones(3), torch.ones(3, device="meta")
+    Buffer.of(tensor).scale(3.0)
+    assert tensor.tolist() == [3.0, 3.0, 3.0]
+    other = Buffer.of(on_device).like(3)
+    for buffer in (Buffer.of(on_device), other):
+        buffer.scale(3.0)
+        buffer.zero()
+    Buffer.of(on_device).copy_from(other)
+
+
+@pytest.mark.parametrize("first", [np.arange(4.0), torch.arange(4.0, dtype=torch.float64)])
+@pytest.mark.parametrize("second", [np.ones(4), torch.ones(4, dtype=torch.float64)])
+def test_copies(first: Elements, second: Elements) -> None:
+    target = Buffer.of(first).like(4)
+    for source in (first, second):
+        target.copy_from(Buffer.of(source))
+        assert target.array().tolist() == [float(x) for x in source]
+    with pytest.raises(ValueError, match="cannot be copied to"):
+        target.copy_from(Buffer.of(first).slice(0, 3))
+    with pytest.raises(ValueError, match="cannot be copied to"):
+        target.copy_from(Buffer.of(first).view(DType.INT64))
+
+
+def test_memory_without_addresses() -> None:
+    """The device "meta" has none, and no elements either: nothing may look at them."""
+    buffer = Buffer.of(torch.zeros(2, 3, device="meta"))
+    assert (buffer.device, buffer.pointer, buffer.count) == ("meta", 0, 6)
+    part = buffer.slice(1, 2)
+    assert (part.device, part.pointer, part.count) == ("meta", 0, 2)
+    assert (part.like(3).device, part.view(DType.UINT8).count) == ("meta", 8)
+    for view in (buffer, part):
+        view.zero()
+        view.scale(2.0)
+        view.copy_from(view.like(view.count))
+        with pytest.raises(ValueError, match="numpy cannot see memory on meta"):
+            view.array()
+        with pytest.raises(ValueError, match="memory on meta is not the host's"):
+            view.host()
+    with pytest.raises(ValueError, match="cannot be copied to"):
+        buffer.copy_from(Buffer.of(torch.zeros(2)))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint8"])
@@ -40,16 +145,46 @@ def test_scale() -> None:
     Buffer.from_array(integers).scale(0.5)
     assert floats.tolist() == [0.5, 1.5]
     assert integers.tolist() == [1, -1]
-    with pytest.raises(ValueError, match="cannot be applied to bool"):
-        Buffer.from_array(np.array([True])).scale(0.5)
+    for elements in (np.array([True]), torch.tensor([True])):
+        with pytest.raises(ValueError, match="cannot be applied to bool"):
+            Buffer.of(elements).scale(0.5)
 
 
-def test_adasum_of_two() -> None:
-    a, b = np.array([1.0, 0.0]), np.array([0.0, 2.0])
-    assert combine(a, b).tolist() == [1.0, 2.0]
-    assert combine(a, a).tolist() == [1.0, 0.0]
-    assert combine(0 * a, b).tolist() == [0.0, 2.0]
-    assert np.allclose(combine(3 * a + b, a), 3 * combine(a + b / 3, a / 3))
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "uint64", "float32", "float64"])
+def test_tensors_are_scaled_as_arrays_are(dtype: str) -> None:
+    array = np.array([1, 2, 3, 100, 113], dtype)
+    tensor = torch.from_numpy(array.copy())
+    Buffer.of(tensor).scale(0.7)
+    Buffer.of(array).scale(0.7)
+    assert tensor.numpy().tobytes() == array.tobytes()
+
+
+def test_a_host_engine_computes_without_torch() -> None:
+    tensor = torch.full((3,), 1.5)
+    plain = Buffer.of(tensor).host()
+    assert isinstance(plain.slice(1, 2).elements(), np.ndarray)
+    plain.scale(2.0)
+    assert tensor.tolist() == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_adasum_of_two(make: Callable[..., Any], dtype: str) -> None:
+    kind = getattr(np if make is np.array else torch, dtype)
+    a, b = make([1.0, 0.0], dtype=kind), make([0.0, 2.0], dtype=kind)
+
+    def combined(first: Any, second: Any) -> list[float]:
+        result: Any = combine(first, second)
+        assert result.dtype == kind
+        values: list[float] = result.tolist()
+        return values
+
+    assert combined(a, b) == [1.0, 2.0]
+    assert combined(a, a) == [1.0, 0.0]
+    assert combined(0 * a, b) == [0.0, 2.0]
+    assert combined(b, 0 * a) == [0.0, 2.0]
+    three = [3 * value for value in combined(a + b / 3, a / 3)]
+    assert np.allclose(combined(3 * a + b, a), three)
 
 
 @pytest.mark.parametrize("rows", range(8))

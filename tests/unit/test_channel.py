@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 
@@ -9,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.channel import Channel
+from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.gathers import Barrier
-from hvdtrain.core.collectives.step import Step, StepState, step_request
-from hvdtrain.core.shadow import shadow
+from hvdtrain.core.gradients import allreduce
+from hvdtrain.core.gradients.request import step_request
+from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.core.zeros import answer_with_zeros
 from hvdtrain.engines.local_engine import LocalCommunicator, _Done
 from hvdtrain.types import ReduceOp
 
@@ -30,24 +33,70 @@ class CountingCommunicator(LocalCommunicator):
 
 def test_members_that_only_listen_rest_between_rounds() -> None:
     communicator = CountingCommunicator()
-    channel = Channel(communicator, [0], "[rank 0/1]", shadow, "world")
+    channel = Channel(communicator, [0], "[rank 0/1]", answer_with_zeros, "world")
     for _ in range(3):
         channel.run(Barrier())
-    before = communicator.rounds
-    channel.listen(lambda: None)
+    before, heard = communicator.rounds, threading.Event()
+    channel.listen(heard.set)
     time.sleep(0.1)
-    channel.listen(None)
+    channel.unlisten(heard.set)
     assert 0 < communicator.rounds - before < 50  # without a rest it is thousands
     channel.close()
 
 
+def _step(buckets: list[Buffer], op: ReduceOp) -> GradientStep:
+    exchange = allreduce.Allreduce(op)
+    step = GradientStep(buckets, Buffer.from_array(np.ones(1, np.int32)), exchange)
+    step.request = step_request("plan", "digest", buckets, 1, exchange)
+    return step
+
+
 def test_a_program_goes_on_only_when_it_may_submit_the_next_step() -> None:
-    channel = Channel(CountingCommunicator(), [0], "[rank 0/1]", shadow, "plan")
-    numbers = Buffer.from_array(np.ones(1, np.int32))
-    state = StepState([], numbers, ReduceOp.AVERAGE, weight=None)
-    step = Step(state, step_request("digest", [], 1, ReduceOp.AVERAGE))
-    state.added.add_done_callback(lambda _: under_way.append(step.request.key in channel._pending))
+    channel = Channel(CountingCommunicator(), [0], "[rank 0/1]", answer_with_zeros, "plan")
+    step = _step([], ReduceOp.AVERAGE)
+    step.added.add_done_callback(lambda _: under_way.append(len(channel._queue) > 0))
     under_way: list[bool] = []
     channel.run(step)
     assert under_way == [False]
     channel.close()
+
+
+def test_a_channel_that_is_closed_in_the_middle_of_a_step() -> None:
+    channel = Channel(CountingCommunicator(), [0], "[rank 0/1]", answer_with_zeros, "plan")
+    buckets = [Buffer.from_array(np.full(2, 3.0)) for _ in range(3)]
+    step = _step(buckets, ReduceOp.SUM)
+    channel.submit(step, at_once=True)
+    step.launch()
+    step.reduced[0].result()
+    waiting = threading.Thread(target=channel.wait, args=[step], daemon=True)
+    closing = threading.Thread(target=channel.close, daemon=True)
+    for thread in (waiting, closing):
+        thread.start()
+    for thread in (waiting, closing):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert step.outcome() is None
+    assert [bucket.array().tolist() for bucket in buckets] == [[3.0, 3.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+def test_all_count_from_the_same_number_when_all_have_joined() -> None:
+    channel = Channel(CountingCommunicator(), [0], "[rank 0/1]", answer_with_zeros, "world")
+    assert [channel.count("step"), channel.count("step"), channel.counted("step")] == [1, 2, 2]
+    assert channel.wait(channel.join()) == 0
+    assert channel.counted("step") == 0
+    channel.close()
+
+
+def test_what_was_made_beside_a_communicator_is_given_back_before_it() -> None:
+    order: list[str] = []
+
+    class Closing(CountingCommunicator):
+        def close(self) -> None:
+            order.append("communicator")
+            super().close()
+
+    channel = Channel(Closing(), [0], "[rank 0/1]", answer_with_zeros, "world")
+    channel.before_closing(lambda: order.append("node"))
+    channel.before_closing(lambda: order.append("network"))
+    channel.close()
+    assert order == ["node", "network", "communicator"]

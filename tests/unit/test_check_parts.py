@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.control_groups import cpu_limit, memory_limit, memory_room
+from hvdtrain.launch import checks
 from hvdtrain.launch.machine import Cores
 from hvdtrain.launch.mpi_library import MpiLibrary
 from hvdtrain.launch.probe import Finished, ProbeError, ask_python, finish
@@ -200,3 +201,14 @@ def test_a_check_that_breaks_is_a_problem_of_its_own() -> None:
     assert section.problems == (
         "cores: looking at it failed (KeyError: 'x'): report this as a bug of hvdtrain",
     )
+
+
+def test_memory_that_the_system_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_memory() -> None:
+        Path("/no/meminfo").read_text()
+
+    monkeypatch.setattr(checks, "find_memory", find_memory)
+    section = checks.check_memory()
+    assert section.lines[0].startswith("unknown: ")
+    assert section.facts["free_bytes"] is section.facts["machine_bytes"] is None
+    assert section.problems == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvdtrain.config import Config
-from hvdtrain.core.plan import ParameterSpec, make_plan
+from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.errors import UsageError
 from hvdtrain.types import DType
 
@@ -63,12 +63,13 @@ def test_stall_times_are_numbers_of_seconds(name: str, text: str) -> None:
     assert getattr(config, name.lower()) == 2.5
 
 
-def test_stacks_are_on_or_off() -> None:
-    texts = {"0": False, "1": True}
-    for text, expected in texts.items():
-        assert Config.from_environ({"HVDTRAIN_STALL_STACKS": text}).stall_stacks == expected
-    with pytest.raises(UsageError, match="HVDTRAIN_STALL_STACKS='yes' must be 0 or 1"):
-        Config.from_environ({"HVDTRAIN_STALL_STACKS": "yes"})
+@pytest.mark.parametrize("name", ["STALL_STACKS", "ABORT_ON_THREAD_EXCEPTION", "HALVES_IN_FLOAT32"])
+def test_switches_are_on_or_off(name: str) -> None:
+    variable = f"HVDTRAIN_{name}"
+    for text, expected in {"0": False, "1": True}.items():
+        assert getattr(Config.from_environ({variable: text}), name.lower()) == expected
+    with pytest.raises(UsageError, match=f"{variable}='yes' must be 0 or 1"):
+        Config.from_environ({variable: "yes"})
 
 
 def test_horovods_stall_variables_count_where_ours_are_not_set() -> None:

@@ -6,6 +6,7 @@ import ctypes.util
 import logging
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import time
@@ -20,9 +21,11 @@ import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.ordered import tree_sum
+from hvdtrain.engines import node_kernel
 from hvdtrain.engines.node_kernel import KernelError, load_kernel, open_kernel
 from hvdtrain.engines.node_memory import share_memory
 from hvdtrain.engines.node_team import NodeTeam, open_team
+from hvdtrain.engines.system_errors import Objection
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import DType, ReduceOp
 
@@ -163,6 +166,25 @@ def test_a_copy_past_the_caches(offset: int) -> None:
         assert not target[begin + nbytes :].any()
 
 
+def test_threads_that_flush_small_numbers_to_zero_add_as_others_do() -> None:
+    """Whole, in shared memory and in chunks; the thread's own mode is left as it was."""
+
+    def work(team: NodeTeam, rank: int) -> None:
+        torch.set_flush_denormal(rank % 2 == 0)
+        memory = team.arena.empty(4 * 20_000)
+        assert memory is not None
+        for array in (np.empty(9), memory.view(np.float32), np.empty(20_000, np.float32)):
+            bits = array.view(np.uint64 if array.itemsize == 8 else np.uint32)
+            bits[:] = 1000 * (rank + 1)
+            buffer = Buffer.from_array(array)
+            team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
+            assert (bits == 1000 * (1 + 2 + 3)).all()
+        flushes = (torch.tensor(1e-40) * 1.0).view(torch.int32).item() == 0
+        assert flushes == (rank % 2 == 0)
+
+    assert in_processes(3, work) == [0] * 3
+
+
 def test_a_late_rank_is_waited_for_without_burning_a_core() -> None:
     def work(team: NodeTeam, rank: int) -> None:
         array = np.ones(100_000, np.float32)
@@ -201,7 +223,8 @@ def test_without_memory_to_share() -> None:
 
 
 def _instead(value: object) -> object:
-    return (os.getpid(), None, "none here") if isinstance(value, tuple) else value
+    tells = isinstance(value, tuple) and not isinstance(value, Objection)
+    return (os.getpid(), None, Objection("none here")) if tells else value
 
 
 @pytest.fixture
@@ -255,13 +278,33 @@ def test_the_kernel_is_there() -> None:
 
 def test_a_kernel_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("no library")
+    whole = Path(KERNEL._name if KERNEL else "").read_bytes()
+    # As if compiled before a comment was changed: structures and sizes are the same.
+    (tmp_path / "old.so").write_bytes(whole.replace(b"All-reduce among", b"All-Reduce among"))
     for path, reason in (
         (None, "not compiled when hvdtrain was installed: install it again where a C compiler"),
         (tmp_path / "text.so", r"text\.so does not load \(.*\): install hvdtrain again"),
-        (Path(ctypes.util.find_library("c") or ""), "does not load .*hvd_layout"),
+        (Path(ctypes.util.find_library("c") or ""), "does not load .*hvd_source"),
+        (tmp_path / "old.so", r"old\.so was not compiled from .*node_kernel\.c: install"),
     ):
         with pytest.raises(KernelError, match=reason):
             open_kernel(path)
+
+
+def test_a_kernel_without_its_source_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in one file made of a program, or an image from which sources were removed."""
+    monkeypatch.setattr(node_kernel, "_SOURCE", tmp_path / "node_kernel.c")
+    node_kernel._found.cache_clear()
+    try:
+        assert load_kernel() is None
+        assert re.search(
+            r"/node_kernel\.c cannot be read \(.*\): install hvdtrain again",
+            node_kernel.kernel_objection(),
+        )
+    finally:
+        node_kernel._found.cache_clear()
 
 
 def test_many_open_files_do_not_matter() -> None:

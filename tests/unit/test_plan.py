@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.core.plan import ParameterSpec, first_difference, make_plan, plan_of_layout
+from hvdtrain.core.gradients.plan import ParameterSpec, first_difference, make_plan, plan_of_layout
 from hvdtrain.types import DType
 
 MIB = 1 << 20

@@ -56,7 +56,7 @@ def test_when_nobody_is_missing_the_last_to_come_counts() -> None:
     assert line.startswith("allreduce 'a' for 60 s: ranks 0-3 wait, and nobody is missing")
 
 
-def test_farewells_count_once_and_only_if_nothing_else_is_stalled() -> None:
+def test_markers_count_once_and_only_if_nothing_else_is_stalled() -> None:
     left = [wait(LEAVE, 90), wait(LEAVE, 90, number=1), wait(LEAVE, 90, "02")]
     assert lines(left, left, [], []) == ["leave the job for 90 s: ranks 0, 1 wait for ranks 2, 3"]
     (line,) = lines(left, left, [wait(SUM, 70)], [])

@@ -11,7 +11,10 @@ import pytest
 
 from hvdtrain.config import Config
 from hvdtrain.core.timeline.clock import Reading, offset, root_clock
-from hvdtrain.core.timeline.file import TimelineError, usable_path, write, write_or_say
+from hvdtrain.core.timeline.end import conclude_or_say
+from hvdtrain.core.timeline.file import TimelineError, usable_path, write
+from hvdtrain.core.timeline.items import bucket_phases, operation_phases
+from hvdtrain.core.timeline.recording import Recording
 from hvdtrain.core.timeline.times import (
     BucketTimes,
     ChannelTimes,
@@ -19,7 +22,7 @@ from hvdtrain.core.timeline.times import (
     RankTimes,
     Records,
 )
-from hvdtrain.core.timeline.trace import bucket_phases, operation_phases
+from hvdtrain.engines.local_engine import LocalCommunicator
 
 CLOCK = Reading(100.0, 0.0, 1e-6)
 
@@ -134,7 +137,7 @@ def test_paths_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
     gone = str(tmp_path / "gone" / "it.json")
     with pytest.raises(TimelineError, match="No such file"):
         write(gone, [pickle.dumps(times_of(Records()))], ["host"])
-    write_or_say(gone, [pickle.dumps(times_of(Records()))], ["host"])
+    conclude_or_say(LocalCommunicator(), Recording(gone, False, CLOCK, 0.0), ["host"])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"hvdtrain: timeline {gone} cannot be written (No such file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.files import new_directory, prepare_directory, publish, unfinished_file
+from hvdtrain.train.files import (
+    new_directory,
+    prepare_directory,
+    publish,
+    sync_directory,
+    unfinished_file,
+)
 
 
 def test_published_in_one_step(tmp_path: Path) -> None:
@@ -24,6 +30,18 @@ def test_published_in_one_step(tmp_path: Path) -> None:
         publish(file, target)
     assert target.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_file_system_that_does_not_sync_directories(tmp_path: Path) -> None:
+    proc = Path("/proc")  # one that does not
+    descriptor = os.open(proc, os.O_RDONLY)
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.fsync(descriptor)
+    os.close(descriptor)
+    sync_directory(proc)
+    sync_directory(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        sync_directory(tmp_path / "gone")
 
 
 @pytest.mark.parametrize("end", [RuntimeError, KeyboardInterrupt, SystemExit])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,16 @@ def test_what_is_not_installed_is_named(
         choose_framework(TrainOptions(framework=framework, backend=backend))
     assert str(refusal.value) == f"{missing} is not installed: pip install {install}"
     assert os.environ["KERAS_BACKEND"] == (backend or "tensorflow")  # before Keras is imported
+
+
+def test_what_reads_checkpoints_is_asked_for_before_one_is_written(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['safetensors'] = None; from hvdtrain.cli.main import main; "
+    argv = [sys.executable, "-c", f"{code}main(['train', '--epochs', '1', '--out', 'run'])"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    expected = "safetensors, which reads checkpoints, is not installed: pip install safetensors"
+    assert done.stderr == f"hvdtrain: {expected}\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_backend_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
+from hvdtrain.arrays import Array, namespace, of_type, to_float64
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator
 
@@ -16,38 +17,64 @@ __all__ = ["adasum", "combine"]
 
 _NEGLIGIBLE = math.sqrt(sys.float_info.min)
 
-Vector = npt.NDArray[np.floating[Any]]
 
-
-def combine(a: Vector, b: Vector) -> Vector:
+def combine(a: Array, b: Array) -> Array:
     """Return (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b, with float64 dot products.
 
     Orthogonal vectors are added, equal ones averaged. A vector whose square is negligible
     leaves the other one as it is.
     """
-    wide_a, wide_b = a.astype(np.float64, copy=False), b.astype(np.float64, copy=False)
-    dot, squared_a, squared_b = wide_a @ wide_b, wide_a @ wide_a, wide_b @ wide_b
-    factor_a = 1.0 if squared_a < _NEGLIGIBLE else 1.0 - dot / (2 * squared_a)
-    factor_b = 1.0 if squared_b < _NEGLIGIBLE else 1.0 - dot / (2 * squared_b)
-    return (factor_a * wide_a + factor_b * wide_b).astype(a.dtype)
+    wide_a, wide_b = to_float64(a), to_float64(b)
+    dot = wide_a @ wide_b
+    factor_a, factor_b = _factor(dot, wide_a @ wide_a), _factor(dot, wide_b @ wide_b)
+    return of_type(wide_a * factor_a + wide_b * factor_b, a)
+
+
+def _factor(dot: Array, squared: Array) -> Array:
+    # Without asking a device for the numbers, which would make the host wait for it.
+    with np.errstate(all="ignore"):
+        factor = 1.0 - dot / (squared * 2)
+    return cast("Array", namespace(squared).where(squared < _NEGLIGIBLE, 1.0, factor))
 
 
 def adasum(
-    communicator: Communicator, buffer: Buffer, prescale: float = 1.0, postscale: float = 1.0
+    communicator: Communicator,
+    buffer: Buffer,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    parts: Sequence[tuple[int, int]] | None = None,
 ) -> None:
     """Combine the members' buffers in place along a balanced binary tree over the ranks.
 
     Any number of members will do: one without a partner moves up a level unchanged. Every
     member computes the whole tree from the gathered buffers, so all get the same bits, at the
     price of memory for all of them.
+
+    Args:
+        communicator: of the members.
+        buffer: this one's.
+        prescale: factor before.
+        postscale: factor after.
+        parts: vectors in the buffer, each with its first element and how many it has, that are
+            combined by themselves, and all else not at all; by default the buffer is one vector.
     """
     buffer.scale(prescale)
-    gathered = np.empty(buffer.count * communicator.size, buffer.dtype.numpy)
-    counts = [buffer.count] * communicator.size
-    communicator.allgather(buffer, Buffer.from_array(gathered, buffer.dtype), counts)
-    level = cast("list[Vector]", list(gathered.reshape(communicator.size, -1)))
+    size, count = communicator.size, buffer.count
+    gathered = buffer.like(count * size)
+    communicator.allgather(buffer, gathered, [count] * size)
+    for start, length in [(0, count)] if parts is None else parts:
+        vectors = [_elements(gathered.slice(r * count + start, length)) for r in range(size)]
+        _elements(buffer.slice(start, length))[...] = _tree(vectors)
+    buffer.scale(postscale)
+
+
+def _tree(level: list[Array]) -> Array:
     while len(level) > 1:
         pairs = [combine(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
         level = pairs + level[len(pairs) * 2 :]
-    buffer.array()[:] = level[0]
-    buffer.scale(postscale)
+    return level[0]
+
+
+def _elements(buffer: Buffer) -> Array:
+    """View the elements: with numpy on the host, where all engines then give the same bits."""
+    return cast("Array", buffer.array() if buffer.device == "cpu" else buffer.elements())

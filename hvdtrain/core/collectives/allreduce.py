@@ -6,19 +6,18 @@ from collections.abc import Hashable, Iterator, Sequence
 from ctypes import memmove
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import cast
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.collectives.adasum import adasum
+from hvdtrain.core.collectives.division import divide_truncating
+from hvdtrain.core.collectives.places import device_details, device_types
 from hvdtrain.core.operation import Operation
 from hvdtrain.core.request import Request, Zeros
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["Allreduce", "divide_truncating"]
+__all__ = ["Allreduce"]
 
 # Larger buffers take longer to be copied than to be reduced by themselves.
 _TOGETHER_BYTES = 128 << 10
@@ -67,13 +66,14 @@ class Allreduce(Operation):
             tuple(kinds or [buffer.dtype.value for buffer in buffers]),
             prescale,
             postscale,
+            device_types(buffers),
         )
 
     def execute(self, communicator: Communicator) -> None:
         for source, buffer in self.pairs():
             if self._op is ReduceOp.ADASUM:
                 if source is not buffer:
-                    buffer.array()[:] = source.array()
+                    buffer.copy_from(source)
                 adasum(communicator, buffer, self._prescale, self._postscale)
             else:
                 self._reduce(communicator, source, buffer)
@@ -82,7 +82,7 @@ class Allreduce(Operation):
         """Return for each buffer where its elements come from, and itself."""
         return zip(self._sources, self._buffers, strict=True)
 
-    def kin(self) -> Hashable:
+    def batch_key(self) -> Hashable:
         buffers = self._buffers
         dtype = buffers[0].dtype
         if self._op is ReduceOp.ADASUM or any(
@@ -91,29 +91,29 @@ class Allreduce(Operation):
             return None
         return self._op, dtype, self._prescale, self._postscale
 
-    def execute_with(
+    def execute_batch(
         self,
         others: Sequence[Operation],
         communicator: Communicator,
-        memory: npt.NDArray[np.uint8],
+        memory: Buffer,
     ) -> None:
         operations = (self, *cast("Sequence[Allreduce]", others))
         pairs = [pair for operation in operations for pair in operation.pairs()]
-        for part in _fitting(pairs, memory.size):
+        for part in _fitting(pairs, memory.nbytes):
             self._reduce_together(communicator, part, memory)
 
     def _reduce_together(
         self,
         communicator: Communicator,
         pairs: Sequence[Pair],
-        memory: npt.NDArray[np.uint8],
+        memory: Buffer,
     ) -> None:
         starts = [0, *accumulate(buffer.nbytes for _, buffer in pairs)]
-        base = memory.ctypes.data
+        base = memory.pointer
         for (source, buffer), start in zip(pairs, starts, strict=False):
             memmove(base + start, source.pointer, buffer.nbytes)
         dtype = self._buffers[0].dtype
-        whole = Buffer(base, dtype, starts[-1] // dtype.itemsize, owner=memory)
+        whole = memory.slice(0, starts[-1]).view(dtype)
         self._reduce(communicator, whole, whole)
         for (_, buffer), start in zip(pairs, starts, strict=False):
             memmove(buffer.pointer, base + start, buffer.nbytes)
@@ -156,6 +156,7 @@ def _request(
     kinds: tuple[str, ...],
     prescale: float,
     postscale: float,
+    devices: tuple[str, ...],
 ) -> Request:
     return Request(
         "allreduce",
@@ -166,14 +167,7 @@ def _request(
             ("dtype", ", ".join(kinds)),
             ("prescale", repr(float(prescale))),
             ("postscale", repr(float(postscale))),
+            *device_details(devices),
         ),
-        Zeros(zeros, op, prescale, postscale),
+        Zeros(zeros, op, prescale, postscale, devices),
     )
-
-
-def divide_truncating(buffer: Buffer, divisor: int) -> None:
-    """Divide integers in place, truncating towards zero."""
-    array = cast("npt.NDArray[np.integer[Any]]", buffer.array())
-    rounded_up = (array < 0) & (array % divisor != 0)  # // rounds down
-    array //= divisor
-    array[rounded_up] += 1

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.collectives.places import device_details, device_types
 from hvdtrain.core.operation import Operation
 from hvdtrain.core.request import Request
 from hvdtrain.engines.communicator import Communicator
@@ -39,6 +40,7 @@ class Broadcast(Operation):
             ("root_rank", str(root_shown)),
             ("shape", str(tuple(shape))),
             ("dtype", buffer.dtype.value),
+            *device_details(device_types(self._buffers)),
         )
         self.request = Request("broadcast", name, details)
 
@@ -66,6 +68,7 @@ class Allgather(Operation):
         details = (
             ("shape beyond the first", ", ".join(str(tuple(shape[1:])) for shape in shapes)),
             ("dtype", ", ".join(buffer.dtype.value for buffer in buffers)),
+            *device_details(device_types(buffers)),
         )
         self.request = Request("allgather", name, details)
 
@@ -84,8 +87,7 @@ class Allgather(Operation):
         self, communicator: Communicator, number: int, rows: list[int]
     ) -> tuple[Buffer, list[int]]:
         send, width = self._buffers[number], prod(self._shapes[number][1:])
-        gathered = np.empty(sum(rows) * width, send.dtype.numpy)
-        receive = Buffer.from_array(gathered, send.dtype)
+        receive = send.like(sum(rows) * width)
         communicator.allgather(send, receive, [count * width for count in rows])
         return receive, rows
 
@@ -110,7 +112,11 @@ class Alltoall(Operation):
         self._buffer, self._splits = buffer, list(splits)
         self._buffers = (buffer,)
         self._width = prod(shape[1:])
-        details = (("shape beyond the first", str(tuple(shape[1:]))), ("dtype", buffer.dtype.value))
+        details = (
+            ("shape beyond the first", str(tuple(shape[1:]))),
+            ("dtype", buffer.dtype.value),
+            *device_details(device_types(self._buffers)),
+        )
         self.request = Request("alltoall", name, details)
 
     def execute(self, communicator: Communicator) -> tuple[Buffer, list[int]]:
@@ -118,8 +124,7 @@ class Alltoall(Operation):
         own, incoming = np.array(self._splits, np.int64), np.empty(communicator.size, np.int64)
         communicator.alltoall(Buffer.from_array(own), Buffer.from_array(incoming), ones, ones)
         received = [int(rows) for rows in incoming]
-        memory = np.empty(sum(received) * self._width, self._buffer.dtype.numpy)
-        receive = Buffer.from_array(memory, self._buffer.dtype)
+        receive = self._buffer.like(sum(received) * self._width)
         communicator.alltoall(
             self._buffer,
             receive,

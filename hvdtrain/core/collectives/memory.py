@@ -3,27 +3,51 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.core.collectives.places import device_details
 from hvdtrain.core.operation import Operation
 from hvdtrain.core.request import Request
 from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import ReduceOp
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "WantedMemory"]
 
 
 class Memory(Operation):
-    """Get memory that the communicator reduces fastest; the result is an array of bytes.
+    """Get memory that the communicator reduces fastest; the result is its bytes.
 
     Args:
         nbytes: equal on all members.
         name: equal on all members.
+        device: where, on this member.
     """
 
-    def __init__(self, nbytes: int, name: str) -> None:
+    def __init__(self, nbytes: int, name: str, device: str = "cpu") -> None:
         super().__init__()
-        self._size = nbytes
-        self.request = Request("memory", name, (("bytes", str(nbytes)),))
+        self._size, self._device = nbytes, device
+        kind = device.partition(":")[0]
+        self.request = Request("memory", name, (("bytes", str(nbytes)), *device_details([kind])))
 
-    def execute(self, communicator: Communicator) -> npt.NDArray[np.uint8]:
-        return communicator.empty(self._size)
+    def execute(self, communicator: Communicator) -> Elements:
+        return communicator.empty(self._size, self._device)
+
+
+class WantedMemory(Operation):
+    """Get such memory if all members want it; else the result is None.
+
+    Args:
+        nbytes: equal on all members.
+        name: equal on all members.
+        wanted: whether this member wants it.
+    """
+
+    def __init__(self, nbytes: int, name: str, wanted: bool) -> None:
+        super().__init__()
+        self._size, self._wanted = nbytes, wanted
+        self.request = Request("memory if wanted", name, (("bytes", str(nbytes)),))
+
+    def execute(self, communicator: Communicator) -> Elements | None:
+        wanted = np.array([self._wanted], np.int32)
+        communicator.allreduce(Buffer.from_array(wanted), ReduceOp.MIN)
+        return communicator.empty(self._size) if wanted[0] else None

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import numpy as np
-
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.collectives.allreduce import divide_truncating
+from hvdtrain.core.collectives.division import divide_truncating
+from hvdtrain.core.collectives.places import device_details, device_types
 from hvdtrain.core.operation import Operation
 from hvdtrain.core.request import Request
 from hvdtrain.engines.communicator import Communicator
@@ -56,6 +55,7 @@ class ReduceScatter(Operation):
             ("dtype", ", ".join(kinds or [buffer.dtype.value for buffer in buffers])),
             ("prescale", repr(float(prescale))),
             ("postscale", repr(float(postscale))),
+            *device_details(device_types(buffers)),
         )
         self.request = Request("reducescatter", name, details)
 
@@ -66,8 +66,7 @@ class ReduceScatter(Operation):
     def _reduce(self, communicator: Communicator, send: Buffer, shape: Sequence[int]) -> Buffer:
         width, size = prod(shape[1:]), communicator.size
         counts = [rows_of_rank(shape[0], rank, size) * width for rank in range(size)]
-        memory = np.empty(counts[communicator.rank], send.dtype.numpy)
-        receive = Buffer.from_array(memory, send.dtype)
+        receive = send.like(counts[communicator.rank])
         average = self._op is ReduceOp.AVERAGE
         divides = average and send.dtype.is_integer
         factor = self._postscale / size if average and not divides else self._postscale

@@ -13,9 +13,9 @@ from hvdtrain.core.objects import call_on_root
 from hvdtrain.core.operation import Operation
 from hvdtrain.core.operations import Submitted
 from hvdtrain.core.request import Request
-from hvdtrain.core.timeline.clock import read_clock
-from hvdtrain.core.timeline.file import TimelineError, collect, usable_path, write
-from hvdtrain.core.timeline.recording import Recording
+from hvdtrain.core.timeline.begin import begin
+from hvdtrain.core.timeline.end import conclude
+from hvdtrain.core.timeline.file import TimelineError, usable_path
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["start_timeline", "stop_timeline"]
@@ -51,8 +51,9 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
         )
     path = call_on_root(partial(usable_path, os.fspath(file_path)))
     request = Request("start_timeline", details=(("mark_cycles", str(bool(mark_cycles))),))
-    start = Submitted(here.world, _Together(request, read_clock)).run()
-    here.record(Recording(path, bool(mark_cycles), start))
+    host = here.topology.hostnames[here.topology.rank]
+    start = partial(begin, path=path, marks_rounds=bool(mark_cycles), host=host)
+    here.record(Submitted(here.world, _Together(request, start)).run())
 
 
 def stop_timeline() -> None:
@@ -67,7 +68,5 @@ def stop_timeline() -> None:
         return
     Submitted(here.world, Barrier("stop_timeline")).run()
     here.record(None)
-    gather = partial(collect, recording=recording)
-    collected = Submitted(here.world, _Together(Request("gather the timeline"), gather)).run()
-    if collected:
-        write(recording.path, collected, here.topology.hostnames)
+    gather = partial(conclude, recording=recording, hostnames=here.topology.hostnames)
+    Submitted(here.world, _Together(Request("gather the timeline"), gather)).run()

@@ -1,26 +1,19 @@
-"""The file of a timeline: whether it can be written, what goes into it, and writing it."""
+"""The file of a timeline: whether it can be written, and writing it."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from hvdtrain.buffer import Buffer
-from hvdtrain.core.timeline.clock import read_clock
-from hvdtrain.core.timeline.recording import Recording
+from hvdtrain.core.timeline.events import Event
 from hvdtrain.core.timeline.times import RankTimes
 from hvdtrain.core.timeline.trace import trace_events
-from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import UsageError
-from hvdtrain.types import ReduceOp
 
-__all__ = ["TimelineError", "collect", "usable_path", "write", "write_or_say"]
+__all__ = ["TimelineError", "usable_path", "write", "write_events"]
 
 
 class TimelineError(UsageError, ValueError):
@@ -45,36 +38,39 @@ def usable_path(file_path: str) -> str:
     return path
 
 
-def collect(communicator: Communicator, recording: Recording) -> list[bytes]:
-    """Bring what all ranks have recorded to rank 0 (collective; all members are there).
-
-    Returns:
-        What `write` takes, on rank 0; on other ranks nothing.
-    """
-    times = recording.times
-    times.stop = read_clock(communicator)
-    zero = np.array([times.start.at_seconds - times.start.offset_seconds])
-    communicator.allreduce(Buffer.from_array(zero), ReduceOp.MIN)  # Perfetto drops what is earlier
-    times.zero_seconds = float(zero[0])
-    own = np.frombuffer(pickle.dumps(times, pickle.HIGHEST_PROTOCOL), np.uint8).copy()
-    sizes = np.empty(communicator.size, np.int64)
-    ones = [1] * communicator.size
-    communicator.allgather(Buffer.from_array(np.array([own.size])), Buffer.from_array(sizes), ones)
-    incoming = sizes.tolist() if communicator.rank == 0 else [0] * communicator.size
-    outgoing = [own.size, *[0] * (communicator.size - 1)]
-    every = np.empty(sum(incoming), np.uint8)
-    communicator.alltoall(Buffer.from_array(own), Buffer.from_array(every), outgoing, incoming)
-    parts = np.split(every, np.cumsum(incoming)[:-1])
-    return [part.tobytes() for part in parts] if communicator.rank == 0 else []
-
-
 def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> None:
-    """Write the file, which is there in whole or not at all (local, rank 0).
+    """Write what all ranks have recorded (local, rank 0).
 
     Args:
         path: of the file.
-        collected: from `collect`.
+        collected: the pickled RankTimes of each rank.
         hostnames: of each rank.
+
+    Raises:
+        TimelineError: the disk is full, or the directory has gone.
+    """
+    clocks: list[dict[str, float]] = []
+    dropped: dict[str, int] = {}
+
+    def events() -> Iterator[Event]:
+        """Yield them with one rank at a time in memory."""
+        for rank, (data, host) in enumerate(zip(collected, hostnames, strict=True)):
+            times: RankTimes = pickle.loads(data)
+            yield from trace_events(times, rank, host)
+            clocks.append(_clock(times))
+            dropped[f"rank {rank}"] = times.dropped
+
+    notes = {"clocks, in seconds against rank 0": clocks, "dropped records": dropped}
+    write_events(path, events(), notes)
+
+
+def write_events(path: str, events: Iterable[Event], notes: Mapping[str, Any]) -> None:
+    """Write a file, which is there in whole or not at all (local).
+
+    Args:
+        path: of the file.
+        events: what is in it; at least one.
+        notes: come after the events, and may be written down while these are made.
 
     Raises:
         TimelineError: the disk is full, or the directory has gone.
@@ -83,37 +79,17 @@ def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> No
     try:
         try:
             with open(part, "w", encoding="utf-8") as file:
-                file.writelines(_text(collected, hostnames))
+                separator = '{"displayTimeUnit": "ms", "traceEvents": [\n'
+                for event in events:
+                    file.write(separator + json.dumps(event))
+                    separator = ",\n"
+                file.write(f'\n], "otherData": {json.dumps(notes)}}}\n')
             os.replace(part, path)
         finally:
             if os.path.exists(part):
                 os.unlink(part)
     except OSError as error:
         raise _cannot_write(path, error) from error
-
-
-def write_or_say(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> None:
-    """Write the file, or print why not: a job that has succeeded does not fail for it."""
-    try:
-        write(path, collected, hostnames)
-    except TimelineError as error:
-        print(f"hvdtrain: {error}", file=sys.stderr, flush=True)
-
-
-def _text(collected: Sequence[bytes], hostnames: Sequence[str]) -> Iterator[str]:
-    """Yield the pieces of the file, with one rank at a time in memory."""
-    clocks: list[dict[str, Any]] = []
-    dropped: dict[str, int] = {}
-    separator = '{"displayTimeUnit": "ms", "traceEvents": [\n'
-    for rank, (data, host) in enumerate(zip(collected, hostnames, strict=True)):
-        times: RankTimes = pickle.loads(data)
-        for event in trace_events(times, rank, host):
-            yield separator + json.dumps(event)
-            separator = ",\n"
-        clocks.append(_clock(times))
-        dropped[f"rank {rank}"] = times.dropped
-    notes = {"clocks, in seconds against rank 0": clocks, "dropped records": dropped}
-    yield f'\n], "otherData": {json.dumps(notes)}}}\n'
 
 
 def _clock(times: RankTimes) -> dict[str, float]:

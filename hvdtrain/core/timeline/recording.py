@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hvdtrain.core.request import Request
+from hvdtrain.core.stopwatch import Stopwatch
 from hvdtrain.core.timeline.clock import Reading
-from hvdtrain.core.timeline.times import BucketTimes, ChannelTimes, OperationTimes, RankTimes
+from hvdtrain.core.timeline.piece import Piece
+from hvdtrain.core.timeline.times import (
+    BucketTimes,
+    ChannelTimes,
+    OperationTimes,
+    RankTimes,
+    Records,
+)
 
 __all__ = ["Recorded", "Recording", "Track"]
 
 _UNFINISHED = "was under way when the timeline stopped"
+_UNDER_WAY = "was under way when this was written"
 
 
 class Recorded(Protocol):
@@ -91,24 +100,36 @@ class Track:
             self._keep(operation, marks, _UNFINISHED)
         self._open.clear()
 
-    def _keep(self, operation: Recorded, marks: _Marks, error: str) -> None:
-        request = operation.request
-        self._times.operations.append(
-            OperationTimes(
-                request.operation,
-                request.name,
-                dict(request.details).get("op", ""),
-                operation.nbytes,
-                marks.submitted,
-                marks.proposed,
-                marks.agreed,
-                marks.began,
-                time.perf_counter(),
-                error,
-            )
+    def under_way(self) -> ChannelTimes:
+        """Return which operations are not over, as if they ended now; they go on."""
+        under_way = list(self._open.items())
+        return ChannelTimes(
+            self._times.label,
+            self._times.process_set,
+            Records(_times_of(operation, marks, _UNDER_WAY) for operation, marks in under_way),
+            Records(bucket for operation, _ in under_way for bucket in operation.buckets()),
         )
+
+    def _keep(self, operation: Recorded, marks: _Marks, error: str) -> None:
+        self._times.operations.append(_times_of(operation, marks, error))
         for bucket in operation.buckets():
             self._times.buckets.append(bucket)
+
+
+def _times_of(operation: Recorded, marks: _Marks, error: str) -> OperationTimes:
+    request = operation.request
+    return OperationTimes(
+        request.operation,
+        request.name,
+        dict(request.details).get("op", ""),
+        operation.nbytes,
+        marks.submitted,
+        marks.proposed,
+        marks.agreed,
+        marks.began,
+        time.perf_counter(),
+        error,
+    )
 
 
 class Recording:
@@ -118,13 +139,25 @@ class Recording:
         path: of the file; rank 0's counts.
         marks_rounds: whether to keep when rounds of agreement begin.
         start: the clock.
+        zero_seconds: when the first rank began, on rank 0's clock.
+
+    Attributes:
+        times: what has been recorded.
+        piece: writes it as it goes, if anything does.
     """
 
-    def __init__(self, path: str, marks_rounds: bool, start: Reading) -> None:
+    def __init__(self, path: str, marks_rounds: bool, start: Reading, zero_seconds: float) -> None:
         self.path = path
-        self.times = RankTimes(start, start, start.at_seconds)
+        self.times = RankTimes(start, start, zero_seconds)
         self._marks_rounds = marks_rounds
         self._tracks: list[Track] = []
+        self._blocked: Stopwatch | None = None
+        self.piece: Piece | None = None
+
+    def follow(self, blocked: Stopwatch) -> None:
+        """Keep from when to when the program is blocked, which this counts, until finish()."""
+        self._blocked = blocked
+        blocked.intervals = self.times.blocked
 
     def track(self, label: str, process_set: str) -> Track:
         """Add the track of a channel, which is named by `label`."""
@@ -134,6 +167,23 @@ class Recording:
         return self._tracks[-1]
 
     def finish(self) -> None:
-        """Note which operations are not over."""
+        """End it, and note which operations are not over."""
+        if self._blocked is not None:
+            self._blocked.intervals = None
         for track in self._tracks:
             track.finish()
+        if self.piece is not None:
+            self.piece.close()
+
+    def save(self) -> None:
+        """Bring to the disk what has been recorded by now (local)."""
+        if self.piece is not None:
+            self.piece.save()
+
+    def under_way(self) -> RankTimes:
+        """Return what is not over, as if it ended now; it goes on."""
+        since = self._blocked.since if self._blocked is not None else None
+        blocked = Records([(since, time.perf_counter())] if since is not None else ())
+        channels = [track.under_way() for track in list(self._tracks)]
+        times = self.times
+        return RankTimes(times.start, times.stop, times.zero_seconds, channels, blocked)

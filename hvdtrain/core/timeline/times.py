@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -18,22 +20,34 @@ _MOST_RECORDS = 100_000
 class Records(Generic[T]):
     """A list that keeps its first entries, and counts those for which there is no room.
 
+    Another thread takes every entry from time to time, also those for which there is no room.
+
+    Args:
+        entries: the first ones, which nobody takes.
+        most: how many are kept.
+
     Attributes:
         kept: the entries.
         dropped: how many came when it was full.
     """
 
-    def __init__(self, most: int = _MOST_RECORDS) -> None:
-        self.kept: list[T] = []
+    def __init__(self, entries: Iterable[T] = (), most: int = _MOST_RECORDS) -> None:
+        self.kept: list[T] = list(entries)
         self.dropped = 0
         self._most = most
+        self._fresh: deque[T] = deque()
 
     def append(self, entry: T) -> None:
         """Keep an entry, or count it."""
+        self._fresh.append(entry)
         if len(self.kept) < self._most:
             self.kept.append(entry)
         else:
             self.dropped += 1
+
+    def take(self) -> Records[T]:
+        """Return what has been appended since the last call; others may append meanwhile."""
+        return Records([self._fresh.popleft() for _ in range(len(self._fresh))])
 
 
 class BucketTimes(NamedTuple):
@@ -78,6 +92,16 @@ class ChannelTimes:
     buckets: Records[BucketTimes] = field(default_factory=Records)
     rounds: Records[float] = field(default_factory=Records)
 
+    def take(self) -> ChannelTimes:
+        """Return what has been recorded since the last call."""
+        return ChannelTimes(
+            self.label,
+            self.process_set,
+            self.operations.take(),
+            self.buckets.take(),
+            self.rounds.take(),
+        )
+
 
 @dataclass
 class RankTimes:
@@ -96,6 +120,11 @@ class RankTimes:
     zero_seconds: float
     channels: list[ChannelTimes] = field(default_factory=list)
     blocked: Records[tuple[float, float]] = field(default_factory=Records)
+
+    def take(self) -> RankTimes:
+        """Return what has been recorded since the last call."""
+        channels = [channel.take() for channel in list(self.channels)]
+        return RankTimes(self.start, self.stop, self.zero_seconds, channels, self.blocked.take())
 
     @property
     def dropped(self) -> int:

@@ -37,7 +37,7 @@ class Backend(Protocol):
         """
 
     def is_symbolic(self, value: Any) -> bool:
-        """Tell whether a value is one of a function that is being traced."""
+        """Return whether a value is one of a function that is being traced."""
 
     def allreduce(
         self, value: Any, op: ReduceOp, name: str | None, prescale: float, postscale: float

@@ -53,7 +53,7 @@ def reduce(
 
 
 def is_symbolic(value: Any) -> bool:
-    """Tell whether a value is one of a function that is being traced."""
+    """Return whether a value is one of a function that is being traced."""
     return isinstance(value, jax.core.Tracer)
 
 

@@ -59,8 +59,7 @@ def _reduce_dense(
         return reduction.reduce_arrays(own, owners, samples, key)
 
     dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
-    # Nothing is chained after it: running it means running the whole backward pass.
-    return call(function, [*tensors, *weights], dtypes, shapes, reduction.name, chained=False)
+    return call(function, [*tensors, *weights], dtypes, shapes, reduction.name)
 
 
 def _reduce_sparse(slices: Sequence[Any], reduction: Reduction, factor: Any) -> list[Any]:
@@ -79,7 +78,7 @@ def _reduce_sparse(slices: Sequence[Any], reduction: Reduction, factor: Any) -> 
 
 
 def is_symbolic(value: Any) -> bool:
-    """Tell whether a value is one of a function that is being traced."""
+    """Return whether a value is one of a function that is being traced."""
     return bool(tf.is_symbolic_tensor(value))
 
 

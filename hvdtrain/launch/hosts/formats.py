@@ -195,5 +195,5 @@ def guess_format(source: Source) -> str:
 
 
 def _is_lsf(words: Sequence[str]) -> bool:
-    """Tell whether hosts and numbers take turns, two hosts or more."""
+    """Return whether hosts and numbers take turns, two hosts or more."""
     return len(words) >= 4 and len(words) % 2 == 0 and all(word.isdecimal() for word in words[1::2])

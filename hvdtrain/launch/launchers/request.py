@@ -102,7 +102,7 @@ Builder = Callable[[Request, Site], LaunchCommand]
 
 
 def has_allocation(environ: Mapping[str, str]) -> bool:
-    """Tell whether a scheduler has given hosts."""
+    """Return whether a scheduler has given hosts."""
     return any(name in environ for name in _ALLOCATIONS)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvdtrain.core import operations
-from hvdtrain.core.process_set import ProcessSet
+from hvdtrain.core.process_set import ProcessSet, channel_of
 from hvdtrain.tensors.arrays.memory import Array, as_buffer, empty, from_buffer
 
 __all__ = ["allgather", "alltoall", "broadcast"]
@@ -19,7 +19,7 @@ def allgather(
     """Return the concatenations of a group, and of each the rows by rank (collective, blocking)."""
     rows = [np.atleast_1d(array) for array in arrays]
     gathered = operations.allgather(
-        process_set.channel(), [as_buffer(array) for array in rows], [a.shape for a in rows], name
+        channel_of(process_set), [as_buffer(array) for array in rows], [a.shape for a in rows], name
     ).run()
     return [
         (from_buffer(buffer, array.dtype, (sum(counts), *array.shape[1:])), counts)
@@ -32,7 +32,7 @@ def broadcast(
 ) -> list[Array]:
     """Return rank `root_rank`'s arrays on every rank (collective, blocking)."""
     results = [empty(array.shape, array.dtype) for array in arrays]
-    channel, waits = process_set.channel(), []
+    channel, waits = channel_of(process_set), []
     for array, result, name in zip(arrays, results, names, strict=True):
         result[...] = array
         buffer = as_buffer(result)
@@ -52,7 +52,7 @@ def alltoall(
             raise ValueError(f"splits must be 1-d and whole numbers, got {splits}")
         counts = [int(count) for count in splits]
     buffer, received = operations.alltoall(
-        process_set.channel(), as_buffer(array), array.shape, counts, name
+        channel_of(process_set), as_buffer(array), array.shape, counts, name
     ).run()
     rows = from_buffer(buffer, array.dtype, (sum(received), *array.shape[1:]))
     return rows, np.array(received, np.int32)

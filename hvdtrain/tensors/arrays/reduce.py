@@ -9,7 +9,7 @@ import numpy as np
 from hvdtrain.core import operations
 from hvdtrain.core.arguments import op_on_wire
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
-from hvdtrain.core.process_set import ProcessSet
+from hvdtrain.core.process_set import ProcessSet, channel_of
 from hvdtrain.tensors.arrays.memory import Array, as_buffer, empty, from_buffer, wire_type
 from hvdtrain.types import ReduceOp
 
@@ -35,7 +35,7 @@ def allreduce(
     ]
     sources, buffers = [as_buffer(a) for a in wire], [as_buffer(a) for a in results]
     operations.allreduce(
-        process_set.channel(),
+        channel_of(process_set),
         buffers,
         [array.shape for array in arrays],
         wire_op,
@@ -63,7 +63,7 @@ def reducescatter(
     wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
     wire = [_on_the_wire(array) for array in arrays]
     buffers = operations.reducescatter(
-        process_set.channel(),
+        channel_of(process_set),
         [as_buffer(sent) for sent in wire],
         [array.shape for array in arrays],
         wire_op,

@@ -23,13 +23,16 @@ _INSTALL = {
     "keras": "'hvdtrain[keras]'",
     "jax": "jax",
 }
+# What writes no checkpoint, but reads them: without it a run could not be gone on with.
+_READER = "safetensors"
 
 
 def choose_framework(options: TrainOptions) -> Framework:
     """Import the framework; Keras's backend is settled before Keras is imported.
 
     Raises:
-        UsageError: it is not installed, or KERAS_BACKEND names what hvdtrain does not know.
+        UsageError: it or what reads checkpoints is not installed, or KERAS_BACKEND names what
+            hvdtrain does not know.
     """
     if options.framework != "torch":
         os.environ["KERAS_BACKEND"] = _keras_backend(options)
@@ -42,8 +45,18 @@ def choose_framework(options: TrainOptions) -> Framework:
         if missing not in _INSTALL:
             raise
         raise UsageError(f"{missing} is not installed: pip install {_INSTALL[missing]}") from error
+    _require_reader()
     framework: Framework = getattr(module, kind)(options)
     return framework
+
+
+def _require_reader() -> None:
+    try:
+        importlib.import_module(_READER)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{_READER}, which reads checkpoints, is not installed: pip install {_READER}"
+        ) from error
 
 
 def _keras_backend(options: TrainOptions) -> str:

@@ -10,7 +10,7 @@ __all__ = ["share_of_threads", "threads_are_given", "threads_text"]
 
 
 def threads_are_given() -> bool:
-    """Tell whether the user has set how many there are (local)."""
+    """Return whether the user has set how many there are (local)."""
     return "OMP_NUM_THREADS" in os.environ
 
 

@@ -165,7 +165,7 @@ def _require_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimize
 
 
 def _is_like(value: object, expected: object) -> bool:
-    """Tell whether a setting may stand where this one stood; None stands for a choice."""
+    """Return whether a setting may stand where this one stood; None stands for a choice."""
     if isinstance(expected, float):
         return isinstance(value, (int, float))
     return expected is None or isinstance(value, type(expected))

@@ -137,7 +137,7 @@ class Updater:
         return [p.grad for group in groups for p in group["params"] if p.grad is not None]
 
     def _is_fault(self) -> bool:
-        """Tell whether a smaller scale would not have helped (collective)."""
+        """Return whether a smaller scale would not have helped (collective)."""
         scaler = self.precision.scaler
         if scaler is None or scaler.get_scale() < _SMALLEST_SCALE:
             return True

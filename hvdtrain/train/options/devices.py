@@ -22,7 +22,8 @@ class Devices(Group):
 
     engine: str = option(
         "auto",
-        "What moves the gradients, see docs/engines.md; auto: mpi, under torchrun gloo.",
+        "What moves the gradients, see docs/engines.md; "
+        "auto: nccl if each rank has a GPU; else mpi, under torchrun gloo.",
         choices=ENGINES,
     )
     device: str = option(

@@ -40,7 +40,7 @@ class Store:
     _before: Mapping[str, str | None]
 
     def answers(self) -> bool:
-        """Tell whether it can be reached now, within seconds."""
+        """Return whether it can be reached now, within seconds."""
         return not _is_server(self.uri) or _trouble_of_server(self.uri) is None
 
     def close(self) -> None:

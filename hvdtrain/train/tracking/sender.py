@@ -40,7 +40,7 @@ class Sender:
         return error
 
     def close(self, timeout_seconds: float) -> bool:
-        """Wait for the jobs, and end the thread. Tell whether all have run in that time."""
+        """Wait for the jobs, and end the thread. Return whether all have run in that time."""
         try:
             self._jobs.put(None, timeout=timeout_seconds)
         except queue.Full:

@@ -175,9 +175,9 @@ def what_is_not_there_says_so() -> None:
 
 
 REFUSED = {
-    "from horovod import run": ["no horovod.run (start ranks with mpirun"],
+    "from horovod import gone": ["no horovod.gone; it has horovod.common"],
     "import horovod.spark": [
-        "no horovod.spark; it has horovod.common, horovod.keras, horovod.tensorflow, horovod.torch"
+        "no horovod.spark; it has horovod.common, horovod.keras, horovod.runner, horovod.tensorflow"
     ],
     "import horovod.torch.gone": ["no horovod.torch.gone; it has", "horovod.torch.elastic"],
     "from horovod.torch import gone": ["cannot import name 'gone'"],

@@ -1,0 +1,1 @@
+"""How the members of a channel agree on what they run next, and how a channel ends."""

@@ -1,0 +1,205 @@
+"""Takes part in rounds: does, with a communicator, what the life of a channel asks for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.decision import Report
+from hvdtrain.core.agreement.events import (
+    Action,
+    EndJoin,
+    Event,
+    Exchange,
+    Fail,
+    FailAll,
+    Leave,
+    Left,
+    Notify,
+    Rest,
+    Run,
+    Told,
+    Vote,
+    Voted,
+)
+from hvdtrain.core.agreement.queue import Queue
+from hvdtrain.core.agreement.votes import exchange, unanimous
+from hvdtrain.core.operation import AgreedError, Operation
+from hvdtrain.core.request import JOIN, LEAVE, Request, unpacked
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.errors import (
+    HvdtrainError,
+    MismatchError,
+    PeerFailureError,
+    SystemLimitError,
+    UnsupportedError,
+)
+
+__all__ = ["Driver"]
+
+_logger = logging.getLogger("hvdtrain")
+
+# The room for operations that are done together.
+_BATCH_BYTES = 4 << 20
+
+
+class Driver:
+    """Enters the primitives of one communicator, from one thread at a time.
+
+    Args:
+        communicator: of the members.
+        queue: what is pending on this rank.
+        ranks: the members' numbers in the world.
+        title: names the rank in messages.
+        answer: makes the operation with which a joined rank answers a request.
+        joined: called when all members have joined.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        queue: Queue,
+        ranks: Sequence[int],
+        title: str,
+        answer: Callable[[Request], Operation],
+        joined: Callable[[], None],
+    ) -> None:
+        self._communicator, self._queue = communicator, queue
+        self._ranks, self._title = tuple(ranks), title
+        self._answer, self._joined = answer, joined
+        self._own: dict[str, Operation] = {}  # what this rank has told the others of
+        self._doing: Sequence[Operation] = ()
+        self._memory: Buffer | None = None
+        self._handlers: dict[type[Action], Callable[[Any], Event | None]] = {
+            Vote: self._vote,
+            Exchange: self._exchange,
+            Run: self._run,
+            Fail: lambda action: self._fail(action.reasons, MismatchError),
+            Leave: self._leave,
+            FailAll: self._fail_all,
+            EndJoin: self._end_join,
+            Notify: self._notify,
+            Rest: self._rest,
+        }
+
+    @property
+    def subject(self) -> str:
+        """The operations that were last about to be done, the first three of them."""
+        subjects = [operation.request.subject for operation in self._doing[:3]]
+        return ", ".join(subjects) or "a vote"
+
+    def round(self) -> None:
+        """Take part in one round and do what comes out of it."""
+        self._doing, actions = self._queue.begin_round()
+        self._own = {operation.request.key: operation for operation in self._doing}
+        if self._doing and (track := self._queue.track) is not None:
+            track.proposed(self._doing[0])
+        self._perform(actions)
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            event = self._handlers[type(action)](action)
+            if event is not None:
+                self._perform(self._queue.apply(event))
+
+    def _vote(self, action: Vote) -> Voted:
+        requests = action.requests
+        positions = unanimous(self._communicator, requests)
+        if len(positions) == len(requests) == 1:
+            return Voted(requests, requests)
+        return Voted(requests, tuple(requests[position] for position in positions))
+
+    def _fail_all(self, action: FailAll) -> None:
+        self._fail(dict.fromkeys(self._own, action.reason), PeerFailureError)
+
+    def _end_join(self, action: EndJoin) -> None:
+        self._joined()
+        self._queue.end(self._own[JOIN.key], result=action.last)
+
+    def _notify(self, _: Notify) -> None:
+        for listener in list(self._queue.listeners):
+            listener()
+
+    def _rest(self, _: Rest) -> None:
+        self._queue.rest()
+
+    def _exchange(self, _: Exchange) -> Told:
+        operations, own = self._queue.report()
+        self._own = {operation.request.key: operation for operation in operations}
+        packed = tuple(request.packed for request in own.requests)
+        told = exchange(self._communicator, [(packed, own.awaited, own.joined_seconds)])
+        if (track := self._queue.track) is not None:
+            track.agreed()
+        reports = [
+            Report(tuple(map(unpacked, requests)), awaited, joined_seconds)
+            for ((requests, awaited, joined_seconds),) in told
+        ]
+        return Told(tuple(reports), self._ranks, own)
+
+    def _fail(self, reasons: Mapping[str, str], error: type[HvdtrainError]) -> None:
+        self._queue.rested()
+        for key, reason in reasons.items():
+            if (operation := self._own.get(key)) is not None:
+                self._end_with(operation, reason, error)
+
+    def _leave(self, action: Leave) -> Left:
+        for key, reason in action.unmet.items():
+            if (operation := self._own.get(key)) is not None:
+                self._end_with(operation, reason, PeerFailureError)
+        self._queue.end(self._own[LEAVE.key])
+        return Left()
+
+    def _end_with(self, operation: Operation, reason: str, error: type[HvdtrainError]) -> None:
+        message = f"{self._title} {operation.request.subject}: {reason}"
+        # A program that leaves or joins need not ask for it any more.
+        if not operation.waiters and (LEAVE.key in self._own or JOIN.key in self._own):
+            _logger.warning(message)
+        self._queue.end(operation, error(message))
+
+    def _run(self, action: Run) -> None:
+        """Run what all members have; operations of one batch key that follow it, together."""
+        self._queue.rested()
+        own, answer = self._own, self._answer
+        operations = [own.get(request.key) or answer(request) for request in action.requests]
+        if len(operations) == 1:
+            self._run_one(operations[0])
+            return
+        for key, following in groupby(operations, key=lambda operation: operation.batch_key()):
+            batch = list(following)
+            if key is not None and len(batch) > 1:
+                self._run_batch(batch)
+            else:
+                for operation in batch:
+                    self._run_one(operation)
+
+    def _run_batch(self, operations: Sequence[Operation]) -> None:
+        self._began(operations)
+        for operation in operations:
+            operation.streams.settle(operation.mark)  # their memory is the host's
+        if self._memory is None:
+            self._memory = Buffer.of(self._communicator.empty(_BATCH_BYTES))
+        first, *others = operations
+        first.execute_batch(others, self._communicator, self._memory)
+        for operation in operations:
+            self._queue.end(operation)
+
+    def _run_one(self, operation: Operation) -> None:
+        self._began([operation])
+        try:
+            result = operation.run(self._communicator)
+        except AgreedError as error:
+            self._queue.end(operation, error.error)
+        # Refused by the engine of every member alike.
+        except (SystemLimitError, UnsupportedError) as error:
+            self._queue.end(operation, error)
+        else:
+            self._queue.end(operation, result=result)
+
+    def _began(self, operations: Sequence[Operation]) -> None:
+        self._doing = operations
+        if (track := self._queue.track) is not None:
+            for operation in operations:
+                track.began(operation)

@@ -1,0 +1,1 @@
+"""The gradient step: how gradients are cut into buckets, filled, exchanged and handed back."""

@@ -1,0 +1,54 @@
+"""Adasum as an exchange: ranks step on their own gradients, and their steps are combined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvdtrain.arrays import Array, copy
+from hvdtrain.core.collectives.adasum import adasum
+from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket, Kind
+from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.request import Zeros
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["Adasum"]
+
+_TYPES = (DType.FLOAT32, DType.FLOAT64)
+
+
+class Adasum(Exchange):
+    """w = w0 + adasum_r(w_r - w0), for each parameter, with the weights w0 before the step."""
+
+    spec = "adasum"
+    exactness = (
+        "Not the average: orthogonal steps of ranks are added, equal ones averaged, for each "
+        "parameter, with dot products in float64."
+    )
+    kind = Kind.WEIGHTS
+    whole_tensors = True
+
+    def __init__(self) -> None:
+        self._starts: dict[int, Array] = {}
+
+    def prepare(self, plan: Plan) -> None:
+        for spec in plan.specs:
+            if spec.dtype not in _TYPES:
+                raise ValueError(
+                    f"adasum takes float32 and float64, {spec.name!r} is {spec.dtype.value}"
+                )
+
+    def begin(self, bucket: FilledBucket) -> None:
+        self._starts |= {part.index: copy(part.array) for part in bucket.parts}
+
+    def reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
+        # A rank that has joined has no parts: the steps of the others are combined without it.
+        for part in bucket.parts:
+            part.array[...] = part.array - self._starts[part.index]
+        parts = [(part.start, part.count) for part in bucket.parts]
+        adasum(wires.whole, bucket.buffer, parts=parts)
+        for part in bucket.parts:
+            part.array[...] = part.array + self._starts[part.index]
+
+    def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros:
+        return Zeros(tuple(kinds), ReduceOp.ADASUM)

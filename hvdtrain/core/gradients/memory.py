@@ -1,0 +1,57 @@
+"""The memory of buckets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.collectives.memory import Memory
+from hvdtrain.core.gradients.plan import Bucket, Plan
+
+__all__ = ["bucket_memory", "cut", "memory_bytes"]
+
+# Buckets begin on lines of the cache, which two of them never share.
+_ALIGNMENT_BYTES = 128
+
+
+def memory_bytes(plan: Plan) -> dict[str, int]:
+    """Return for each device of a plan how much memory all plans of its gradients need."""
+    sizes: Counter[str] = Counter()
+    for spec in plan.specs:
+        sizes[spec.device] += spec.nbytes + _ALIGNMENT_BYTES
+    return dict(sizes)
+
+
+def bucket_memory(
+    channel: Channel, plan: Plan, name: str, places: Mapping[str, str]
+) -> dict[str, Elements]:
+    """Get memory that the engine reduces fastest, for each device of a plan (collective).
+
+    Args:
+        channel: of the ranks.
+        plan: of the gradients.
+        name: of what the memory is for.
+        places: for each device of the plan where its buckets lie on this rank.
+    """
+    return {
+        device: channel.run(Memory(nbytes, f"of {name} on {device}", places[device]))
+        for device, nbytes in sorted(memory_bytes(plan).items())
+    }
+
+
+def cut(buckets: Sequence[Bucket], memory: Mapping[str, Elements]) -> list[Buffer]:
+    """Cut memory into buckets.
+
+    Args:
+        buckets: in the order in which they lie.
+        memory: bytes, for each device of the plan.
+    """
+    whole = {device: Buffer.of(elements) for device, elements in memory.items()}
+    buffers, ends = [], dict.fromkeys(memory, 0)
+    for bucket in buckets:
+        start = ends[bucket.device]
+        buffers.append(whole[bucket.device].slice(start, bucket.nbytes).view(bucket.dtype))
+        ends[bucket.device] = start + -(-bucket.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    return buffers

@@ -1,0 +1,210 @@
+"""The bucket plan: which gradients are reduced together, and in which order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from math import prod
+from typing import Any
+
+from hvdtrain.types import DType
+
+__all__ = ["Bucket", "ParameterSpec", "Plan", "first_difference", "make_plan", "plan_of_layout"]
+
+
+_CALLED = {"kind": "dtype"}
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """What must be equal on all ranks for one parameter.
+
+    `dtype` is the type in which its gradient is reduced, `kind` the name of its own type.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    kind: str
+    device: str
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its gradient in bytes."""
+        return self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients of one type and device that lie one behind the other.
+
+    Attributes:
+        parameters: their indices in the plan's list of parameters.
+        starts: for each its first element in the bucket.
+        count: number of elements of the bucket.
+        dtype: element type.
+        device: type of the device of their parameters.
+    """
+
+    parameters: tuple[int, ...]
+    starts: tuple[int, ...]
+    count: int
+    dtype: DType
+    device: str = "cpu"
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Buckets in the order in which they are reduced.
+
+    Attributes:
+        specs: the parameters, in the order of the model.
+        buckets: what is reduced together.
+        bucket_bytes: limit of a bucket.
+        first_bucket_bytes: limit of the first bucket.
+        groups: indices of parameters that share a bucket.
+    """
+
+    specs: tuple[ParameterSpec, ...]
+    buckets: tuple[Bucket, ...]
+    bucket_bytes: int
+    first_bucket_bytes: int
+    groups: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all gradients."""
+        return sum(spec.nbytes for spec in self.specs)
+
+    @cached_property
+    def bucket_of(self) -> dict[int, int]:
+        """The number of each parameter's bucket."""
+        return {i: number for number, bucket in enumerate(self.buckets) for i in bucket.parameters}
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash that is equal exactly for equal plans."""
+        return blake2b(repr(self).encode(), digest_size=8).hexdigest()
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """What else than the parameters makes the plan, as plain data; see plan_of_layout()."""
+        return {
+            "buckets": [list(bucket.parameters) for bucket in self.buckets],
+            "bucket_bytes": self.bucket_bytes,
+            "first_bucket_bytes": self.first_bucket_bytes,
+        }
+
+
+def make_plan(
+    specs: Sequence[ParameterSpec],
+    bucket_bytes: int,
+    first_bucket_bytes: int,
+    groups: Sequence[Sequence[int]] = (),
+    order: Sequence[int] | None = None,
+) -> Plan:
+    """Cut parameters, in the order of their gradients, into buckets of one type and device each.
+
+    The first bucket is small so that reducing starts early. A bucket is closed when the next
+    gradient would take it over its limit, so one larger gradient gets its own.
+
+    Args:
+        specs: the parameters, in the order of the model.
+        bucket_bytes: limit of a bucket.
+        first_bucket_bytes: limit of the first bucket.
+        groups: indices of parameters that share a bucket (one for each type and device),
+            whatever their size; the others are cut as usual.
+        order: indices of all parameters as backward yields their gradients; by default, and
+            roughly, the reverse of the model's.
+    """
+    order = list(order or reversed(range(len(specs))))
+    place = {index: number for number, index in enumerate(order)}
+    grouped = [sorted(members, key=place.__getitem__) for members in groups]
+    taken = {index for members in grouped for index in members}
+    closed: list[list[int]] = []
+    open_buckets: dict[tuple[DType, str], list[int]] = {}
+    for index in order:
+        if index in taken:
+            continue
+        spec = specs[index]
+        key = (spec.dtype, spec.device)
+        bucket = open_buckets.setdefault(key, [])
+        limit = bucket_bytes if closed else first_bucket_bytes
+        if bucket and sum(specs[i].nbytes for i in bucket) + spec.nbytes > limit:
+            closed.append(bucket)
+            open_buckets[key] = bucket = []
+        bucket.append(index)
+    # What is left is complete when its last member is.
+    closed += [bucket for members in grouped for bucket in _by_kind(specs, members)]
+    closed += open_buckets.values()
+    if len(closed) > 1:
+        closed.sort(key=lambda bucket: place[bucket[-1]])
+    buckets = tuple(_bucket(specs, members) for members in closed)
+    kept = tuple(tuple(members) for members in groups)
+    return Plan(tuple(specs), buckets, bucket_bytes, first_bucket_bytes, kept)
+
+
+def plan_of_layout(plan: Plan, layout: Mapping[str, Any]) -> Plan:
+    """Make the plan of a layout for the parameters of another plan.
+
+    Raises:
+        ValueError: the layout is not one of these parameters.
+    """
+    try:
+        buckets, limits = layout["buckets"], (layout["bucket_bytes"], layout["first_bucket_bytes"])
+        indices = sorted(index for members in buckets for index in members)
+        kinds = [_by_kind(plan.specs, members) for members in buckets]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"this is no bucket plan of these parameters: {error!r}") from error
+    if indices != list(range(len(plan.specs))) or any(len(kind) != 1 for kind in kinds):
+        raise ValueError(
+            f"this bucket plan does not hold each of {len(plan.specs)} parameters once, with those "
+            "of one type in a bucket: it belongs to another model"
+        )
+    return Plan(plan.specs, tuple(_bucket(plan.specs, m) for m in buckets), *limits, plan.groups)
+
+
+def _by_kind(specs: Sequence[ParameterSpec], members: Sequence[int]) -> list[list[int]]:
+    kinds: dict[tuple[DType, str], list[int]] = {}
+    for index in members:
+        kinds.setdefault((specs[index].dtype, specs[index].device), []).append(index)
+    return list(kinds.values())
+
+
+def _bucket(specs: Sequence[ParameterSpec], members: Sequence[int]) -> Bucket:
+    starts, count = [], 0
+    for index in members:
+        starts.append(count)
+        count += specs[index].count
+    first = specs[members[0]]
+    return Bucket(tuple(members), tuple(starts), count, first.dtype, first.device)
+
+
+def first_difference(
+    own: Sequence[ParameterSpec], root: Sequence[ParameterSpec], root_rank: int = 0
+) -> str | None:
+    """Say where this rank's parameters differ from those of `root_rank`, or return None."""
+    for mine, theirs in zip(own, root, strict=False):
+        if mine.name != theirs.name:
+            return f"parameter {mine.name!r}, but rank {root_rank} has {theirs.name!r} in its place"
+        for what in ("shape", "kind", "strides", "device"):
+            here, there = getattr(mine, what), getattr(theirs, what)
+            if here != there:
+                called = _CALLED.get(what, what)
+                return f"parameter {mine.name!r}: {called} {here}, but rank {root_rank} has {there}"
+    if len(own) != len(root):
+        return f"{len(own)} parameters, but rank {root_rank} has {len(root)}"
+    return None

@@ -1,0 +1,246 @@
+"""One step of gradients: a single agreed operation, whose buckets then travel unannounced."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.arrays import Array, all_finite
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket
+from hvdtrain.core.gradients.plan import Bucket, Plan
+from hvdtrain.core.gradients.progress import Progress
+from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.operation import Operation
+from hvdtrain.core.timeline.times import BucketTimes
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.streams import HOST, Mark, Place, Streams
+from hvdtrain.types import ReduceOp
+
+__all__ = ["GradientStep"]
+
+
+class GradientStep(Operation):
+    """Exchange the buckets of a plan in its order, each as soon as it is filled.
+
+    The thread that fills the buckets says so with `ready` and `launch`; the channel's thread
+    exchanges them.
+
+    Args:
+        buffers: for each bucket its memory.
+        numbers: 32-bit integers in host memory that are added up over the ranks at the end, in
+            place; they are to be there before the last bucket is launched.
+        exchange: what is done with a bucket.
+        plan: of the gradients in the buckets; None where nobody says which of them are ready.
+        streams: for each bucket the order of work on its device; the host's by default.
+
+    Attributes:
+        request: what ranks agree on; to be set before the step is submitted, as are `number`,
+            `weight`, `rate`, `wires` and `joined`.
+        number: how many steps the program has ended before, for the exchange.
+        weight: what this rank counts in the average; None for 1, with the plain average over
+            all ranks, joined ones included, as long as no rank gives a weight.
+        rate: the learning rate, if the exchange is to know it.
+        wires: the ranks; by default those of the channel, all alike.
+        joined: this rank has no data any more; it neither weighs nor gives a weight.
+        reduced: for each bucket a future of the mark after its reduction.
+        added: a future that is done when all is over, and the next step may be submitted.
+        arrivals: the gradients that are ready, in the order in which they came.
+        passes: for each gradient how many backward passes have added to it.
+        sparse: gradients that the ranks exchange beside the buckets.
+        delivered: of how many buckets the program has the results.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        numbers: Buffer,
+        exchange: Exchange,
+        plan: Plan | None = None,
+        streams: Sequence[Streams] | None = None,
+    ) -> None:
+        super().__init__()
+        self._buffers, self._numbers = buffers, numbers
+        self._exchange, self._plan = exchange, plan
+        self._streams = streams or [HOST] * len(buffers)
+        self.number = 0
+        self.weight: float | None = None
+        self.rate: float | None = None
+        self.wires: Wires | None = None
+        self.joined = False
+        self.reduced: list[Future[Mark]] = [Future() for _ in buffers]
+        self.added: Future[None] = Future()
+        self.arrivals: list[int] = []
+        self.passes: dict[int, int] = {}
+        self.sparse: dict[int, Any] = {}
+        self.delivered = 0
+        self._missing = [len(bucket.parameters) for bucket in plan.buckets] if plan else []
+        self._places: list[set[Place]] = [set() for _ in buffers]
+        self._progress = Progress(len(buffers))
+        self._news = threading.Condition()
+        self._marks: list[Mark] = []
+        self._filled: list[float] = []
+        self._moves: list[tuple[float, float, float]] = []
+        self._finite: list[Array] = []
+
+    @property
+    def launched(self) -> int:
+        """How many buckets are filled, and on their way or done."""
+        return self._progress.filled
+
+    @property
+    def complete(self) -> bool:
+        """Whether all buckets are launched."""
+        return self._progress.complete
+
+    @property
+    def progress(self) -> Progress:
+        """How many buckets are filled, and how many of these reduced."""
+        return self._progress
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether all gradients are ready."""
+        return not any(self._missing)
+
+    def ready(self, index: int) -> bool:
+        """Note that a gradient is in its bucket, as far as the calling thread's stream is.
+
+        Returns:
+            Whether it was the last one of its bucket.
+        """
+        assert self._plan is not None
+        number = self._plan.bucket_of[index]
+        streams = self._streams[number]
+        if streams is not HOST:
+            self._places[number].add(streams.place())
+        self._missing[number] -= 1
+        self.arrivals.append(index)
+        return self._missing[number] == 0
+
+    def launch_ready(self) -> None:
+        """Launch the next buckets of the plan whose gradients are all ready."""
+        while not self.complete and self._missing[self.launched] == 0:
+            self.launch()
+
+    def launch(self) -> None:
+        """Launch the next bucket of the plan."""
+        self._launch(1)
+
+    def launch_all(self) -> None:
+        """Launch all buckets that are left."""
+        self._launch(None)
+
+    def _launch(self, count: int | None) -> None:
+        """Launch so many buckets, or the rest; one thread may abandon what another one fills."""
+        with self._news:
+            first = self.launched
+            last = len(self._buffers) if count is None else first + count
+            self._progress = self._progress.fill(last - first)
+            self._marks += [
+                self._streams[number].mark(self._places[number] or None)
+                for number in range(first, last)
+            ]
+            self._filled += [time.perf_counter()] * (last - first)
+            self._news.notify()
+
+    def wait(self, count: int) -> None:
+        """Have what the calling thread does next come after the reduction of the first buckets."""
+        for streams, reduced in zip(self._streams[:count], self.reduced, strict=False):
+            streams.wait(reduced.result())
+
+    def buckets(self) -> list[BucketTimes]:
+        pairs = zip(self._buffers, self._filled, self._moves, strict=False)
+        return [
+            BucketTimes(number, buffer.nbytes, free, filled, began, ended)
+            for number, (buffer, filled, (free, began, ended)) in enumerate(pairs)
+        ]
+
+    def awaited_since(self) -> float | None:
+        return self._filled[-1] if self.complete and self._filled else None
+
+    def abandon(self) -> None:
+        # Peers may be blocked in any bucket: let them through, with zeros.
+        for number in range(self.launched, len(self._buffers)):
+            # Copies that fill a bucket in host memory, or read its last result, may be under way.
+            streams = self._streams[number]
+            streams.settle(streams.mark())
+            self._buffers[number].zero()
+            self._places[number].add(streams.place())
+        self.launch_all()
+
+    def execute(self, communicator: Communicator) -> None:
+        wires = self.wires or Wires.flat(communicator)
+        facts = self._agree_on_facts(communicator)
+        for number in range(len(self._buffers)):
+            free = time.perf_counter()
+            filled = self._await_bucket(number)
+            began = time.perf_counter()
+            reduce = partial(self._reduce, self._bucket(number), facts, wires)
+            _, reduced = self._streams[number].run_after(filled, reduce)
+            self._moves.append((free, began, time.perf_counter()))
+            self._note_reduced(number, reduced)
+        if self._exchange.checks_finite:
+            facts = replace(facts, finite=self._agree_on_finite(communicator))
+        self._exchange.end(facts)
+        communicator.allreduce(self._numbers, ReduceOp.SUM)
+
+    def end(self, result: Any, error: BaseException | None) -> None:
+        super().end(result, error)
+        # Not before: whoever waits for these may submit the next step at once.
+        if error is None:
+            self.added.set_result(None)
+        else:
+            self._refuse(error)
+
+    def _reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
+        if self._exchange.checks_finite:
+            self._finite.append(all_finite(bucket.elements))
+        self._exchange.reduce(bucket, facts, wires)
+
+    def _agree_on_finite(self, communicator: Communicator) -> bool:
+        """Return whether what all ranks filled the buckets with was finite; waits for devices."""
+        finite = np.ones(1, np.int32)
+        for streams, reduced, own in zip(self._streams, self.reduced, self._finite, strict=True):
+            finite[0] &= streams.run_after(reduced.result(), partial(bool, own))[0]
+        communicator.allreduce(Buffer.from_array(finite), ReduceOp.MIN)
+        return bool(finite[0])
+
+    def _await_bucket(self, number: int) -> Mark:
+        with self._news:
+            self._news.wait_for(lambda: self.launched > number)
+        return self._marks[number]
+
+    def _note_reduced(self, number: int, mark: Mark) -> None:
+        with self._news:
+            self._progress = self._progress.reduce()
+        self.reduced[number].set_result(mark)
+
+    def _refuse(self, error: BaseException) -> None:
+        """Hand an error to whoever waits for a bucket."""
+        futures: list[Future[Any]] = [*self.reduced, self.added]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+
+    def _agree_on_facts(self, communicator: Communicator) -> Facts:
+        given = self.weight is not None and not self.joined
+        own = 0.0 if self.joined else 1.0 if self.weight is None else self.weight
+        weights = np.array([own, float(given)])
+        communicator.allreduce(Buffer.from_array(weights), ReduceOp.SUM)
+        total, weighted = weights.tolist()
+        size = communicator.size
+        return Facts(self.number, size, self.rate, own, total, bool(weighted))
+
+    def _bucket(self, number: int) -> FilledBucket:
+        buffer, plan = self._buffers[number], self._plan
+        if plan is None:
+            return FilledBucket(number, buffer, Bucket((), (), buffer.count, buffer.dtype), ())
+        return FilledBucket(number, buffer, plan.buckets[number], plan.specs)

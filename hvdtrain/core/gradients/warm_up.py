@@ -1,0 +1,73 @@
+"""Plain averages for the first steps, before an exchange begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hvdtrain.arrays import HostArray
+from hvdtrain.core.gradients.allreduce import Allreduce
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, Facts, FilledBucket
+from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.wires import Wires
+
+__all__ = ["WarmUp"]
+
+_STEPS = "warm-up steps"
+
+
+class WarmUp(Exchange):
+    """Average what buckets hold, gradients or weights, for some steps; then exchange otherwise.
+
+    Weights are averaged after each of these steps.
+
+    Args:
+        exchange: from then on.
+        steps: how many; those before a checkpoint count.
+    """
+
+    def __init__(self, exchange: Exchange, steps: int) -> None:
+        if steps < 0:
+            raise ValueError(f"warm-up steps must be at least 0, got {steps}")
+        self._exchange, self._steps, self._done = exchange, steps, 0
+        self._plain = Allreduce()
+        self.spec = f"{exchange.spec} after {steps} steps of {self._plain.spec}"
+        self.exactness = f"For {steps} steps the exact average. Then: {exchange.exactness}"
+        self.kind, self.apart = exchange.kind, exchange.apart
+        self.whole_tensors, self.halves = exchange.whole_tensors, exchange.halves
+        self.checks_finite, self.uses_rate = exchange.checks_finite, exchange.uses_rate
+
+    @property
+    def _warm(self) -> bool:
+        return self._done >= self._steps
+
+    def prepare(self, plan: Plan) -> None:
+        self._exchange.prepare(plan)
+
+    def begin(self, bucket: FilledBucket) -> None:
+        self._exchange.begin(bucket)
+
+    def due(self, step: int) -> bool:
+        return not self._warm or self._exchange.due(step)
+
+    def reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
+        (self._exchange if self._warm else self._plain).reduce(bucket, facts, wires)
+
+    def end(self, facts: Facts) -> None:
+        if self._warm:
+            self._exchange.end(facts)
+        else:
+            self._done += 1
+
+    def state(self) -> ExchangeState:
+        inner = self._exchange.state()
+        done: Mapping[str, HostArray] = {_STEPS: np.array(self._done)}
+        return ExchangeState({**done, **inner.shared}, inner.own)
+
+    def load(self, state: ExchangeState) -> None:
+        shared = dict(state.shared)
+        if _STEPS not in shared:
+            raise ValueError(f"exchange {self.spec!r} was given no {_STEPS}")
+        self._done = int(shared.pop(_STEPS))
+        self._exchange.load(ExchangeState(shared, state.own))

@@ -1,0 +1,72 @@
+"""Events of Chrome's trace event format, for one rank. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hvdtrain.core.timeline.clock import root_clock
+from hvdtrain.core.timeline.items import Item
+from hvdtrain.core.timeline.times import RankTimes
+
+__all__ = ["Event", "Events"]
+
+Event = dict[str, Any]
+
+
+class Events:
+    """Makes the events of one rank, a process of the trace, whose rows are threads.
+
+    Args:
+        times: have the clock.
+        rank: its number.
+    """
+
+    def __init__(self, times: RankTimes, rank: int) -> None:
+        self._clock = root_clock(times.start, times.stop)
+        self._zero_seconds = times.zero_seconds
+        self._rank = rank
+
+    def process(self, host: str) -> Iterator[Event]:
+        """Yield what names the rank, which runs on this host."""
+        yield self._metadata("process_name", 0, name=f"rank {self._rank} ({host})")
+        yield self._metadata("process_sort_index", 0, sort_index=self._rank)
+
+    def thread(self, thread: int, label: str, lane: int) -> Iterator[Event]:
+        """Yield what names a row, which is the lane, counted from 1, of what has this label."""
+        name = label if lane == 1 else f"{label} ({lane})"
+        yield self._metadata("thread_name", thread, name=name)
+        yield self._metadata("thread_sort_index", thread, sort_index=thread)
+
+    def slices(self, item: Item, thread: int) -> Iterator[Event]:
+        """Yield the phases of an item."""
+        for phase, start, end in item.phases:
+            began = self._nanoseconds(start)
+            yield {
+                "name": f"{phase} {item.subject}".rstrip(),
+                "cat": phase,
+                "ph": "X",
+                "ts": began / 1000,
+                "dur": (self._nanoseconds(end) - began) / 1000,
+                "pid": self._rank,
+                "tid": thread,
+                "args": item.args,
+            }
+
+    def round(self, seconds: float, thread: int) -> Event:
+        """Return the mark of a round of agreement."""
+        return self._instant("round", "t", seconds, thread)
+
+    def note(self, text: str, seconds: float) -> Event:
+        """Return a mark that is for the whole rank."""
+        return self._instant(text, "p", seconds, 1)
+
+    def _instant(self, name: str, scope: str, seconds: float, thread: int) -> Event:
+        at = {"ts": self._nanoseconds(seconds) / 1000, "pid": self._rank, "tid": thread}
+        return {"name": name, "ph": "i", "s": scope, **at}
+
+    def _metadata(self, kind: str, thread: int, **args: object) -> Event:
+        return {"name": kind, "ph": "M", "pid": self._rank, "tid": thread, "args": args}
+
+    def _nanoseconds(self, seconds: float) -> int:
+        return round((self._clock(seconds) - self._zero_seconds) * 1e9)

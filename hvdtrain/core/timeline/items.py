@@ -1,0 +1,100 @@
+"""What a rank has recorded, as rows of items that have phases. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdtrain.core.request import Request
+from hvdtrain.core.timeline.times import BucketTimes, ChannelTimes, OperationTimes, RankTimes
+
+__all__ = ["Item", "Row", "bucket_phases", "operation_phases", "rows_of"]
+
+Phase = tuple[str, float, float]
+
+
+@dataclass(frozen=True)
+class Item:
+    """Phases that follow one another without a gap."""
+
+    subject: str
+    phases: Sequence[Phase]
+    args: dict[str, Any]
+
+    @property
+    def start(self) -> float:
+        """When the first phase begins."""
+        return self.phases[0][1]
+
+    @property
+    def end(self) -> float:
+        """When the last phase ends."""
+        return self.phases[-1][2]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Items of one kind, which may overlap, and moments to be marked."""
+
+    label: str
+    items: Iterable[Item]
+    marks: Sequence[float] = ()
+
+
+def rows_of(times: RankTimes) -> Iterator[Row]:
+    """Yield the rows of one rank, the one of its program first."""
+    blocked = (Item("", [("blocked", *interval)], {}) for interval in times.blocked.kept)
+    yield Row("training thread", blocked)
+    for channel in times.channels:
+        operations = (_operation(o, channel) for o in channel.operations.kept)
+        yield Row(channel.label, operations, channel.rounds.kept)
+        if channel.buckets.kept:
+            buckets = (_bucket(b, channel) for b in channel.buckets.kept)
+            yield Row(f"{channel.label}: buckets", buckets)
+
+
+def operation_phases(times: OperationTimes) -> list[Phase]:
+    """Return the phases of an operation; one that got no further has no later ones."""
+    phases = []
+    start = times.submitted
+    for phase, reached in (
+        ("queue", times.proposed),
+        ("negotiation", times.agreed),
+        ("queue", times.began),
+        ("moving", times.ended),
+    ):
+        end = times.ended if reached is None else reached
+        if phase != "queue" or end > start or reached is None:
+            phases.append((phase, start, end))
+        if reached is None:
+            break
+        start = end
+    return phases
+
+
+def bucket_phases(times: BucketTimes) -> list[Phase]:
+    """Return the phases of a bucket: the channel waits for it, or it for the channel."""
+    waiting = [("waiting", times.free, times.filled)] if times.filled > times.free else []
+    queue, moving = ("queue", times.filled, times.began), ("moving", times.began, times.ended)
+    return [*waiting, queue, moving]
+
+
+def _operation(times: OperationTimes, channel: ChannelTimes) -> Item:
+    args = {
+        "operation": times.operation,
+        "name": times.name,
+        "op": times.op,
+        "bytes": times.nbytes,
+        "process set": channel.process_set,
+        "error": times.error,
+    }
+    said = {key: value for key, value in args.items() if value != ""}
+    subject = Request(times.operation, times.name).subject
+    return Item(subject, operation_phases(times), said)
+
+
+def _bucket(times: BucketTimes, channel: ChannelTimes) -> Item:
+    name = f"bucket {times.number}"
+    args = {"name": name, "bytes": times.nbytes, "process set": channel.process_set}
+    return Item(name, bucket_phases(times), args)

@@ -1,0 +1,130 @@
+"""What one rank has recorded, written while the job goes on: of a job that is killed it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from hvdtrain.core.exits import say
+from hvdtrain.core.timeline.events import Event, Events
+from hvdtrain.core.timeline.growing_file import GrowingFile
+from hvdtrain.core.timeline.items import Row, rows_of
+from hvdtrain.core.timeline.pieces import remove_piece
+from hvdtrain.core.timeline.times import RankTimes
+
+__all__ = ["Piece"]
+
+_PAUSE_SECONDS = 0.5
+# An abort does not wait for a disk that has stopped to answer.
+_PATIENCE_SECONDS = 1.0
+
+
+class Piece:
+    """Writes what a rank records, in a thread, from its making to close().
+
+    Args:
+        file: where to; None where there is no room for it, then what is recorded is only counted.
+        times: what is recorded.
+        under_way: returns what is not over yet.
+        title: names the rank in messages.
+        rank: its number.
+        host: where it runs.
+    """
+
+    def __init__(
+        self,
+        file: GrowingFile | None,
+        times: RankTimes,
+        under_way: Callable[[], RankTimes],
+        title: str,
+        rank: int,
+        host: str,
+    ) -> None:
+        self._file, self._title = file, title
+        self._path = file.path if file is not None else None
+        self._times, self._under_way = times, under_way
+        self._rows = _Rows(times, rank, host)
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="hvdtrain-timeline", daemon=True)
+        self.save()
+        self._thread.start()
+
+    def save(self) -> None:
+        """Write what has been recorded by now (local)."""
+        if self._lock.acquire(timeout=_PATIENCE_SECONDS):
+            try:
+                self._write()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Stop, with all written that is recorded (local)."""
+        self._closing.set()
+        self._thread.join()
+        self.save()
+        self._release()
+
+    def remove(self) -> None:
+        """Remove the file after close(), because its content is in another (local)."""
+        if self._path is not None:
+            remove_piece(self._path)
+
+    def _serve(self) -> None:
+        while not self._closing.wait(_PAUSE_SECONDS):
+            self.save()
+
+    def _write(self) -> None:
+        fresh = self._times.take()
+        if self._file is None:
+            return
+        try:
+            lasting = list(self._rows.add(fresh))
+            passing = self._rows.passing(self._under_way())
+            self._file.write(lasting, passing)
+        except Exception as error:  # whatever it is, the job goes on
+            reason = error.strerror if isinstance(error, OSError) else None
+            say(self._title, f"timeline: {self._path} ends here: {reason or repr(error)}")
+            self._release()
+
+    def _release(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # what is not written by now has been complained of
+                file.close()
+
+
+class _Rows:
+    """Makes events from batches of records, and remembers which rows there are."""
+
+    def __init__(self, times: RankTimes, rank: int, host: str) -> None:
+        self._events = Events(times, rank)
+        self._host = host
+        self._ends: dict[str, list[float]] = {}  # of each lane of the rows with a label
+        self._threads: dict[tuple[str, int], int] = {}
+
+    def add(self, times: RankTimes) -> Iterator[Event]:
+        """Yield the events of records that no later ones replace."""
+        for row in rows_of(times):
+            ends = self._ends.setdefault(row.label, [])
+            yield from self._row(row, ends)
+
+    def passing(self, times: RankTimes) -> Iterator[Event]:
+        """Yield those of records that later ones replace, and after them the names of all rows."""
+        for row in rows_of(times):
+            yield from self._row(row, list(self._ends.get(row.label, [])))
+        yield from self._events.process(self._host)
+        for (label, lane), thread in self._threads.items():
+            yield from self._events.thread(thread, label, lane)
+
+    def _row(self, row: Row, ends: list[float]) -> Iterator[Event]:
+        for item in sorted(row.items, key=lambda item: item.start):
+            lane = next((n for n, end in enumerate(ends) if end <= item.start), len(ends))
+            ends[lane : lane + 1] = [item.end]
+            yield from self._events.slices(item, self._thread(row.label, lane + 1))
+        for moment in row.marks:
+            yield self._events.round(moment, self._thread(row.label, 1))
+
+    def _thread(self, label: str, lane: int) -> int:
+        return self._threads.setdefault((label, lane), len(self._threads) + 1)

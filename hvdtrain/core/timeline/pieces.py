@@ -1,0 +1,55 @@
+"""The pieces that ranks write as they go, beside the file that is written at a good end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from hvdtrain.core.timeline.growing_file import earlier_path, is_growing_file
+
+__all__ = ["find_pieces", "piece_path", "remove_piece", "remove_pieces"]
+
+
+def piece_path(path: str, rank: int) -> str:
+    """Return the name of a rank's piece of the timeline at `path`."""
+    stem, suffix = os.path.splitext(path)
+    return f"{stem}.rank-{rank}{suffix}"
+
+
+def find_pieces(path: str) -> list[Path]:
+    """Return the pieces of the timeline at `path`, by rank and in their order (local).
+
+    Raises:
+        OSError: the directory cannot be looked at.
+    """
+    stem, suffix = map(re.escape, os.path.splitext(os.path.basename(path)))
+    name = re.compile(rf"{stem}\.rank-(\d+)(\.earlier)?{suffix}")
+    found = [
+        (int(match[1]), match[2] is None, entry)
+        for entry in Path(path).parent.iterdir()
+        if (match := name.fullmatch(entry.name))
+    ]
+    return [entry for _, _, entry in sorted(found)]
+
+
+def remove_piece(path: str) -> None:
+    """Remove a piece, and what was written before it (local)."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    _remove_ours(earlier_path(path))
+
+
+def remove_pieces(path: str) -> None:
+    """Remove all pieces of the timeline at `path`, which may be those of another job (local)."""
+    with contextlib.suppress(OSError):
+        for piece in find_pieces(path):
+            _remove_ours(piece)
+
+
+def _remove_ours(path: str | Path) -> None:
+    # A program may write files of such names, too, as the profiler of torch does.
+    with contextlib.suppress(OSError):
+        if is_growing_file(path):
+            os.unlink(path)

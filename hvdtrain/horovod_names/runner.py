@@ -1,0 +1,70 @@
+"""`horovod.runner`: Horovod's `run`, on the ranks that `hvdtrain.run` starts on this host."""
+
+from __future__ import annotations
+
+import socket
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch import call
+
+__all__ = ["run"]
+
+Result = TypeVar("Result")
+
+# Horovod's arguments that would start other ranks than there are; the others make no difference.
+_ELSEWHERE = (
+    *("hostfile", "host_discovery_script", "min_num_proc", "max_num_proc", "min_np", "max_np"),
+    *("mpi_args", "output_filename", "executable"),
+)
+_WITHOUT_MEANING = (
+    *("slots", "reset_limit", "cooldown_range", "start_timeout", "ssh_port", "ssh_identity_file"),
+    *("disable_cache", "verbose", "use_gloo", "use_mpi", "network_interface", "network_interfaces"),
+)
+
+
+def run(
+    func: Callable[..., Result],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    hosts: str | None = None,
+    np: int | None = None,
+    **settings: Any,
+) -> list[Result]:
+    """Call a function on every rank of a new job on this host, and return what each one returned.
+
+    Args:
+        func: calls init() itself.
+        args: its arguments.
+        kwargs: its named arguments.
+        num_proc: how many ranks.
+        hosts: "localhost:2", or this host by its name.
+        np: deprecated; the same as num_proc.
+        settings: Horovod's others, of which those about launching make no difference.
+
+    Raises:
+        UsageError: other hosts, elastic training or arguments of mpirun are asked for; else as
+            `hvdtrain.run`.
+        TypeError: Horovod has no such argument.
+    """
+    unknown = sorted(set(settings) - {*_ELSEWHERE, *_WITHOUT_MEANING})
+    if unknown:
+        raise TypeError(f"run() has no argument {unknown[0]!r}")
+    refused = [name for name in _ELSEWHERE if settings.get(name) is not None]
+    refused += [] if _is_here(hosts) else ["hosts"]
+    if refused:
+        raise UsageError(
+            f"run() starts ranks on this host only, and takes no {', '.join(refused)}: start the "
+            "script with `python -m hvdtrain run`, which takes hosts, files and more"
+        )
+    if np is not None:
+        warnings.warn("np is deprecated, use num_proc", DeprecationWarning, stacklevel=2)
+    return call.run(func, args, kwargs, np=num_proc if np is None else np)
+
+
+def _is_here(hosts: str | None) -> bool:
+    names = [] if hosts is None else [part.partition(":")[0].strip() for part in hosts.split(",")]
+    return set(names) <= {"localhost", "127.0.0.1", socket.gethostname()}

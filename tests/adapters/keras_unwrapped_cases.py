@@ -1,0 +1,89 @@
+"""A fit of several ranks with a plain optimizer is warned of, and no other."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras_fit_cases import dense_model
+
+import hvdtrain.keras as hvd
+from hvdtrain.keras import unwrapped
+
+
+class OwnStep(keras.Sequential):
+    """May reduce its gradients itself."""
+
+    def train_step(self, *given: Any) -> Any:
+        return super().train_step(*given)
+
+
+class OwnOptimizer(keras.optimizers.SGD):
+    """May reduce gradients itself."""
+
+
+class OwnCallback(keras.callbacks.Callback):
+    """May average weights itself."""
+
+
+class EnoughError(Exception):
+    """Ends a fit before its first step, which would only take time."""
+
+
+def no_data() -> Iterator[Any]:
+    """End the fit that asks for the first batch."""
+    raise EnoughError
+    yield
+
+
+def warnings_of(optimizer: Any, *callbacks: Any, kind: Any = None, frozen: bool = False) -> str:
+    """Return what two fits say on this rank."""
+    unwrapped._warn.cache_clear()
+    said = io.StringIO()
+    model = dense_model(seed=hvd.rank())
+    if kind is not None:
+        model = kind(model.layers)
+    model.trainable = not frozen
+    with contextlib.redirect_stderr(said):
+        model.compile(optimizer, loss="mse")
+        for _ in range(2):
+            with contextlib.suppress(EnoughError):
+                model.fit(no_data(), verbose=0, callbacks=list(callbacks))
+    lines = said.getvalue().splitlines(keepends=True)
+    return "".join(line for line in lines if "not wrapped" in line)
+
+
+def plain_optimizers_are_warned_of() -> None:
+    """Once, on rank 0, where there are others."""
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    average = hvd.callbacks.MetricAverageCallback()
+    for optimizer, others in (("adam", []), (keras.optimizers.SGD(0.1), [average])):
+        said = warnings_of(optimizer, *others, broadcast)
+        if hvd.size() == 1 or hvd.rank() > 0:
+            assert said == ""
+            continue
+        (line,) = said.splitlines()
+        name = "BroadcastGlobalVariablesCallback"
+        assert line.startswith(f"[rank 0/{hvd.size()}] fit: {name}, but the optimizer is")
+        assert "compile(hvd.DistributedOptimizer(optimizer), ...)" in line
+
+
+def what_may_be_right_is_not_warned_of() -> None:
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    adam = keras.optimizers.Adam
+    assert warnings_of("adam") == ""
+    assert warnings_of(hvd.DistributedOptimizer(adam()), broadcast) == ""
+    scaled = keras.optimizers.LossScaleOptimizer(adam())
+    assert warnings_of(hvd.DistributedOptimizer(scaled), broadcast) == ""
+    assert warnings_of(OwnOptimizer(0.1), broadcast) == ""
+    assert warnings_of("adam", broadcast, kind=OwnStep) == ""
+    assert warnings_of("adam", broadcast, frozen=True) == ""
+    assert warnings_of("adam", broadcast, OwnCallback()) == ""
+    assert warnings_of("adam", broadcast, keras.callbacks.LambdaCallback()) == ""
+    assert warnings_of("adam", hvd.callbacks.MetricAverageCallback()) == ""
+
+
+CASES = [plain_optimizers_are_warned_of, what_may_be_right_is_not_warned_of]

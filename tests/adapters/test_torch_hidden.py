@@ -1,0 +1,33 @@
+"""hvdtrain.torch on a device whose memory the host cannot read: nothing is staged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks import launch, run_ranks
+
+WORKER = Path(__file__).parent / "torch_hidden_worker.py"
+ENGINE = {"HVDTRAIN_ENGINE": "hidden"}
+
+
+@pytest.mark.parametrize(
+    ("np", "cases"),
+    [
+        (1, "optimizers"),
+        (2, "operations+optimizers"),
+        (3, "operations+optimizers"),
+        (4, "optimizers"),
+    ],
+)
+def test_nothing_is_staged(np: int, cases: str) -> None:
+    done = run_ranks(WORKER, np, args=[cases], env=ENGINE, timeout_seconds=300)
+    assert done.results == [[]] * np  # nor is there a refusal that was swallowed
+
+
+@pytest.mark.parametrize("cases", ["operations", "optimizers"])
+def test_staging_is_caught(cases: str) -> None:
+    with launch(WORKER, 2, args=[cases, "staged"], env=ENGINE) as job:
+        done = job.wait(120)
+    assert done.returncode != 0
+    assert "reads memory of device 'hidden' from the host" in done.stderr

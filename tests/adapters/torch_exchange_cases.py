@@ -1,0 +1,261 @@
+"""Optimizers that exchange otherwise than by the plain average, against formulas for all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from block_momentum import BlockMomentum
+from exchange_formulas import BlockFormula, Flat, OneBitFormula
+from one_bit import OneBit
+from torch.nn import functional as F
+from torch_training import Model, batch, case, difference, momentum, plan_of, refused
+
+import hvdtrain.torch as hvd
+from hvdtrain.core import context
+from hvdtrain.core.gradients.allreduce import Allreduce
+from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket
+from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.objects import allgather_object
+from hvdtrain.errors import MismatchError
+
+
+class Noting(Allreduce):
+    """The plain average, which notes what it is told."""
+
+    uses_rate = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts: list[Facts] = []
+
+    def reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
+        if bucket.number == 0:
+            self.facts.append(facts)
+        super().reduce(bucket, facts, wires)
+
+
+def dense() -> Model:
+    """Return a model in whose memory elements lie in order."""
+    torch.manual_seed(0)
+    first, last = torch.nn.Linear(32, 20), torch.nn.Linear(20, 4)
+    return Model(torch.nn.Flatten(), first, torch.nn.Tanh(), last).double()
+
+
+def flat(tensors: Sequence[torch.Tensor]) -> list[Flat]:
+    """Return them for a formula."""
+    return [tensor.detach().cpu().reshape(-1).numpy().copy() for tensor in tensors]
+
+
+def parameters(model: Model) -> list[torch.nn.Parameter]:
+    """Return them, in order."""
+    return list(model.parameters())
+
+
+def wrapped(model: Model, exchange: Exchange) -> hvd.DistributedOptimizer:
+    """Return an optimizer with momentum that exchanges like that."""
+    inner = momentum(parameters(model))
+    return hvd.DistributedOptimizer(inner, model.named_parameters(), exchange=exchange)
+
+
+def one_bit(apart: bool) -> OneBit:
+    """Return one that does not ask a device whether a step was finite."""
+    exchange = OneBit(apart)
+    exchange.checks_finite = False
+    return exchange
+
+
+def share(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """Return a rank's uneven share of a batch."""
+    return tensor[rank :: hvd.size()]
+
+
+def samples(step: int, rank: int) -> float:
+    """Return how many a rank's share of a batch has."""
+    return float(len(share(batch(step)[0], rank)))
+
+
+def backward(model: Model, step: int, rank: int) -> None:
+    """Compute the gradients of a rank's share."""
+    inputs, labels = (share(tensor, rank) for tensor in batch(step))
+    model.zero_grad()
+    F.cross_entropy(model(inputs), labels).backward()
+
+
+def gradients(model: Model) -> list[torch.Tensor]:
+    """Return those of all parameters."""
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def put(values: Sequence[Flat], tensors: Sequence[torch.Tensor]) -> None:
+    """Overwrite tensors."""
+    for value, tensor in zip(values, tensors, strict=True):
+        tensor.detach().copy_(torch.from_numpy(value).reshape(tensor.shape))
+
+
+@case
+def gradients_of_one_bit() -> None:
+    own_nodes = allgather_object(context.current().topology.node, "nodes")
+    for apart, nodes in ((False, list(range(hvd.size()))), (True, own_nodes)):
+        model, alone = dense(), dense()
+        optimizer, inner = wrapped(model, one_bit(apart)), momentum(parameters(alone))
+        formula = OneBitFormula(nodes, [p.numel() for p in model.parameters()])
+        for step in range(4):
+            optimizer.sample_weight = samples(step, hvd.rank())
+            backward(model, step, hvd.rank())
+            plan = plan_of(optimizer)
+            optimizer.step()
+            counts = [samples(step, rank) for rank in range(hvd.size())]
+            found = []
+            for rank in range(hvd.size()):
+                backward(alone, step, rank)
+                found.append(flat(gradients(alone)))
+            put(formula.step(plan, found, counts), gradients(alone))
+            inner.step()
+            assert difference(model, alone) < 1e-12, (apart, step)
+
+
+@case
+def weights_of_blocks() -> None:
+    form = (0.5, 0.75, True)
+    model, everybody = dense(), [dense() for _ in range(hvd.size())]
+    optimizer = wrapped(model, BlockMomentum(2, *form))
+    inner = [momentum(parameters(each)) for each in everybody]
+    formula = BlockFormula(flat(parameters(model)), *form)
+    for step in range(6):
+        optimizer.sample_weight = samples(step, hvd.rank())
+        backward(model, step, hvd.rank())
+        optimizer.step()
+        for rank, (each, its_optimizer) in enumerate(zip(everybody, inner, strict=True)):
+            backward(each, step, rank)
+            its_optimizer.step()
+        if step % 2:
+            counts = [samples(step, rank) for rank in range(hvd.size())]
+            result = formula.block([flat(parameters(each)) for each in everybody], counts)
+            for each in everybody:
+                put(result, parameters(each))
+        assert difference(model, everybody[hvd.rank()]) < 1e-12, step
+
+
+@case
+def adasum_is_that_of_the_named_operation() -> None:
+    model, alone = dense(), dense()
+    inner = momentum(parameters(alone))
+    optimizer = hvd.DistributedOptimizer(momentum(parameters(model)), op=hvd.Adasum)
+    for step in range(3):
+        backward(model, step, hvd.rank())
+        optimizer.step()
+        start = [parameter.detach().clone() for parameter in alone.parameters()]
+        backward(alone, step, hvd.rank())
+        inner.step()
+        steps = [p.detach() - w for p, w in zip(alone.parameters(), start, strict=True)]
+        combined = hvd.grouped_allreduce(steps, op=hvd.Adasum, name="steps")
+        for parameter, before, moved in zip(alone.parameters(), start, combined, strict=True):
+            parameter.detach().copy_(before + moved)
+        on_host = torch.get_default_device().type == "cpu"
+        assert difference(model, alone) <= (0.0 if on_host else 1e-15)
+
+
+@case
+def adasum_goes_on_without_ranks_that_have_joined() -> None:
+    model, alone = dense(), dense()
+    inner = momentum(parameters(alone))
+    optimizer = hvd.DistributedOptimizer(momentum(parameters(model)), op=hvd.Adasum)
+    if hvd.rank() == 0:
+        for step in range(2):
+            for each, its_optimizer in ((model, optimizer), (alone, inner)):
+                backward(each, step, 0)
+                its_optimizer.step()
+        assert difference(model, alone) < 1e-15
+    hvd.join()
+
+
+@case
+def an_exchange_knows_the_step() -> None:
+    noting, model = Noting(), dense()
+    optimizer = wrapped(model, noting)
+    for step in range(3):
+        optimizer.param_groups[0]["lr"] = 0.5**step
+        if step == 1:
+            optimizer.sample_weight = float(hvd.rank() + 1)
+        backward(model, step, hvd.rank())
+        optimizer.step()
+    assert [(facts.step, facts.rate) for facts in noting.facts] == [(0, 1.0), (1, 0.5), (2, 0.25)]
+    assert [facts.weighted for facts in noting.facts] == [False, True, True]
+    assert noting.facts[1].total == sum(range(1, hvd.size() + 1))
+
+
+@case
+def half_types_are_exchanged_in_float32() -> None:
+    weight = torch.nn.Parameter(torch.zeros(12, dtype=torch.bfloat16))
+    inner = torch.optim.SGD([weight], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(inner, exchange=one_bit(apart=False))
+    # Of one magnitude on a rank, so that nothing is lost.
+    signs = [torch.tensor([1.0, -1.0] if rank % 2 else [1.0, 1.0]) for rank in range(hvd.size())]
+    own = signs[hvd.rank()].repeat(6) * (hvd.rank() + 1)
+    (weight * own.bfloat16()).sum().backward()
+    optimizer.step()
+    total = torch.stack([(rank + 1) * sign.repeat(6) for rank, sign in enumerate(signs)]).sum(0)
+    assert torch.equal(weight.detach(), (-total / hvd.size()).bfloat16())
+
+
+@case
+def what_is_lost_is_kept_over_a_step_that_is_not_finite() -> None:
+    exchange, model = OneBit(apart=False), dense()
+    optimizer = wrapped(model, exchange)
+    for step in range(3):
+        before = exchange.state().own
+        if step == 2 and hvd.rank() == 0:
+            optimizer.zero_grad()
+            (parameters(model)[0].sum() * float("inf")).backward()
+        else:
+            backward(model, step, hvd.rank())
+        optimizer.step()
+        after = exchange.state().own
+        same = before.keys() == after.keys() and all(
+            (before[name] == after[name]).all() for name in before
+        )
+        assert same == (step == 2 or (step > 0 and hvd.size() == 1)), step
+
+
+@case
+def ranks_that_exchange_in_different_ways_are_refused() -> None:
+    if hvd.size() == 1:
+        return
+    for given in (OneBit(apart=False), OneBit(apart=True)):
+
+        def step(given: OneBit = given) -> None:
+            wrapped(dense(), given if hvd.rank() == 0 else Allreduce()).step()
+
+        message = refused(MismatchError, step)
+        assert "exchange onebit" in message, message
+        assert "exchange allreduce:op=average" in message, message
+
+
+@case
+def what_does_not_go_together_is_refused() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    sgd = torch.optim.SGD([weight], lr=1.0)
+    wrong: Any = "onebit"
+    wrap = partial(hvd.DistributedOptimizer, sgd)
+    assert "must be an Exchange, got str" in refused(TypeError, partial(wrap, exchange=wrong))
+    for beside in (
+        {"op": hvd.Sum},
+        {"op": hvd.Adasum},
+        {"gradient_predivide_factor": 2.0},
+        {"compression": hvd.Compression.fp16},
+    ):
+        wrong = beside
+        assert "says itself" in refused(ValueError, partial(wrap, exchange=OneBit(), **wrong))
+    local = wrap(exchange=BlockMomentum(2))
+    assert "cannot be skipped" in refused(AssertionError, local.skip_synchronize().__enter__)
+    weight.sum().backward()
+    local.step()  # the first of two
+    group = {"params": [torch.nn.Parameter(torch.zeros(2))]}
+    assert "right after" in refused(RuntimeError, partial(local.add_param_group, group))
+    complex_weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    other = torch.optim.SGD([complex_weight], lr=1.0)
+    make = partial(hvd.DistributedOptimizer, other, exchange=OneBit())
+    assert "is complex64" in refused(ValueError, make)

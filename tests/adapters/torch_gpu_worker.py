@@ -1,0 +1,73 @@
+"""Cases of torch on a device. Arguments: cpu or cuda, then topics, or names of cases."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FunctionType
+
+import torch_async_worker
+
+# Whose functions add themselves to the table of torch_training.
+import torch_exchange_cases  # noqa: F401
+import torch_gpu_graph_cases
+import torch_gpu_operation_cases
+import torch_gpu_optimizer_cases
+import torch_gpu_step_cases
+import torch_ops_worker
+import torch_optimizer_gradient_cases  # noqa: F401
+import torch_optimizer_hook_cases  # noqa: F401
+import torch_optimizer_mode_cases  # noqa: F401
+import torch_optimizer_use_cases  # noqa: F401
+import torch_training
+from gpu_ranks import run_cases, take_device
+
+import hvdtrain.torch as hvd
+
+Case = Callable[[], None]
+# These are about what is no tensor, or about time, or belong to another topic.
+NOT_OF_A_DEVICE = {
+    "a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind",
+    "backward_goes_on_waiting_when_all_have_what_others_are_blocked_in",
+    "backward_goes_on_waiting_when_others_have_joined",
+    "compiled_steps",
+    "objects_that_pickle_refuses",
+    "process_sets_that_are_lists",
+    "returns_while_the_peer_is_absent",
+}
+
+
+def of_the_cpu(*tables: list[Case]) -> list[Case]:
+    """Return the cases that are run on the CPU, too, but for those that look into its memory."""
+    cases = [case for table in tables for case in table]
+    return [
+        case
+        for case in cases
+        if isinstance(case, FunctionType)
+        and case.__name__ not in NOT_OF_A_DEVICE
+        and "lie_in_engine_memory" not in case.__code__.co_names
+    ]
+
+
+TOPICS: dict[str, list[Case]] = {
+    "operations": torch_gpu_operation_cases.CASES,
+    "operations of the cpu": of_the_cpu(torch_ops_worker.CASES, torch_async_worker.CASES),
+    "optimizers": torch_gpu_optimizer_cases.CASES,
+    "optimizers of the cpu": of_the_cpu(torch_training.CASES),
+    "step": torch_gpu_step_cases.CASES,
+    "graphs": torch_gpu_graph_cases.CASES,
+}
+
+
+def chosen(words: list[str]) -> list[Case]:
+    """Return the cases of topics, or those of these names."""
+    named = {case.__name__: case for cases in TOPICS.values() for case in cases}
+    return [case for word in words for case in TOPICS.get(word) or [named[word]]]
+
+
+if __name__ == "__main__":
+    device = take_device(sys.argv[1])
+    cases = chosen(sys.argv[2:])
+    hvd.init()
+    with device:  # where tensors are made
+        run_cases(cases, hvd.rank(), hvd.size())

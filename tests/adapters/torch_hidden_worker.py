@@ -1,0 +1,98 @@
+"""hvdtrain.torch on memory that the host cannot read: the cases of other workers, there.
+
+Arguments: "operations", "optimizers" or "exchanges", or several in a row, as
+operations+optimizers; then "staged" to have hvdtrain stage what the engine takes as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+from hidden_device import DEVICE, allowed, refusals
+from hidden_engine import make_known
+from ranks import report
+
+import hvdtrain.torch as hvd
+from hvdtrain.streams import HOST
+from hvdtrain.tensors import torch_routes
+from hvdtrain.torch import planned
+
+# torch has no sparse tensors on such a device, loses the sign of an imaginary part, does not
+# compile for it, and ends the process when a hook raises. Splits in a tensor must be read, whether
+# a step was finite, what is pickled, and the loss by LBFGS. Halves stay halves on engine mpi only.
+LEFT_OUT = {
+    *("two_backwards_without_a_step", "closures", "a_script_makes_its_tensors_elsewhere"),
+    *("sparse_gradients", "sparse_gradients_for_an_optimizer_that_takes_no_others"),
+    *("gradients_lie_in_engine_memory", "half_precision_weights"),
+    "what_is_lost_is_kept_over_a_step_that_is_not_finite",
+    *("process_sets_that_are_lists", "arguments_that_make_no_sense", "sparse"),
+    *("conjugated_tensors", "alltoall", "a_script_makes_its_tensors_elsewhere"),
+    "a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind",
+    "a_gradient_that_finds_no_room_is_taken_at_the_step",
+}
+
+
+def rows_to_each_rank() -> None:
+    """All-to-all with as many rows to a rank as its number and one."""
+    n, r = hvd.size(), hvd.rank()
+    counts = [rank + 1 for rank in range(n)]
+    rows = torch.cat([torch.full((count, 2), 10.0 * r + count) for count in counts])
+    received, splits = hvd.alltoall(rows, counts)
+    assert splits.tolist() == [r + 1] * n
+    assert received[:, 1].tolist() == [10.0 * k + r + 1 for k in range(n) for _ in range(r + 1)]
+
+
+def operations() -> Sequence[Callable[[], None]]:
+    """Return the cases of named operations."""
+    import torch_async_worker
+    import torch_ops_worker
+
+    return [*torch_ops_worker.CASES, *torch_async_worker.CASES, rows_to_each_rank]
+
+
+def optimizers() -> Sequence[Callable[[], None]]:
+    """Return the cases of DistributedOptimizer that are not about PyTorch's own machinery."""
+    import torch_optimizer_gradient_cases  # noqa: F401
+    import torch_optimizer_use_cases  # noqa: F401  # both fill the table
+    from torch_training import CASES
+
+    return CASES
+
+
+def exchanges() -> Sequence[Callable[[], None]]:
+    """Return the cases of ways to exchange."""
+    import torch_exchange_cases  # noqa: F401  # fills the table
+    from torch_training import CASES
+
+    return CASES
+
+
+FOUND = {"operations": operations, "optimizers": optimizers, "exchanges": exchanges}
+
+
+def stage() -> None:
+    """Have hvdtrain copy to the host what the engine takes as it is: the fault to be caught."""
+    vars(torch_routes)["_make"] = lambda *_: torch_routes.StagingRoute(HOST, pinned=False)
+    vars(planned)["places_of"] = lambda *_: {DEVICE: "cpu"}
+
+
+def main(names: str, fault: str) -> None:
+    """Run cases; what they do themselves may look at results, and hvdtrain may not."""
+    make_known()
+    hvd.init()
+    if fault:
+        stage()
+    found = [case for name in names.split("+") for case in FOUND[name]()]
+    cases = [case for case in found if case.__name__ not in LEFT_OUT]
+    torch.set_default_device(DEVICE)
+    for case in cases:
+        print(case.__name__, file=sys.stderr, flush=True)
+        with allowed():
+            case()
+    report(cases=len(cases), payload=refusals())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "")

@@ -1,0 +1,180 @@
+"""What is left unfinished: backward passes without a step, and operations that a rank waits for."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+
+import torch
+from torch_training import case, refused
+
+import hvdtrain.torch as hvd
+from hvdtrain.core import context
+from hvdtrain.errors import HvdtrainError
+
+# What still polls a channel that is gone fails within this time; 0 where another launch waits.
+POLLING_SECONDS = float(os.environ.get("POLLING_SECONDS", "0"))
+
+
+def mean() -> float:
+    """Return the mean of rank + 1."""
+    return (hvd.size() + 1) / 2
+
+
+def wrapped() -> tuple[torch.nn.Parameter, hvd.DistributedOptimizer]:
+    """Return a weight, and an optimizer that takes its gradient away from it."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    return weight, hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+
+
+def train(weight: torch.nn.Parameter, optimizer: hvd.DistributedOptimizer, steps: int) -> None:
+    """Take steps of which each takes the mean of rank + 1 from the weight."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (weight * (hvd.rank() + 1)).sum().backward()
+        optimizer.step()
+
+
+@case
+def a_backward_pass_that_nobody_steps() -> None:
+    weight, optimizer = wrapped()
+    if hvd.rank() == 0 and hvd.mpi_threads_supported():
+        weight.sum().backward()
+    weight.grad = None
+    del optimizer
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    until = time.monotonic() + POLLING_SECONDS  # of the first plan's channel
+    steps = 0
+    while hvd.allreduce(torch.tensor(float(time.monotonic() < until)), op=hvd.Min, name="go on"):
+        train(weight, optimizer, 5)
+        steps += 5
+    assert weight.tolist() == [-mean() * steps] * 3
+    optimizer.zero_grad()
+
+
+@case
+def operations_that_are_pending_at_shutdown() -> None:
+    values = [torch.ones(4) for _ in range(3)]
+    handles = [hvd.allreduce_async_(values[0], name="of all", op=hvd.Sum)]
+    if hvd.rank() == 0:
+        handles.append(hvd.allreduce_async_(values[1], name="of rank 0"))
+    weight, optimizer = wrapped()
+    if hvd.rank() == hvd.size() - 1 and hvd.size() > 1 and hvd.mpi_threads_supported():
+        hvd.broadcast_async_(values[2], 0, name="of the last rank")
+    size = hvd.size()
+    hvd.shutdown()
+    time.sleep(POLLING_SECONDS / 3)
+    assert hvd.synchronize(handles[0]).tolist() == [float(size)] * 4
+    if size > 1 and len(handles) > 1:
+        assert "of rank 0" in refused(HvdtrainError, lambda: hvd.synchronize(handles[1]))
+    del optimizer
+    hvd.init()
+    assert hvd.size() == size
+    weight, optimizer = wrapped()
+    train(weight, optimizer, 3)
+    assert weight.tolist() == [-mean() * 3] * 3
+    total = hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum, name="of rank 0")
+    assert total.item() == size
+
+
+@case
+def operations_that_are_pending_on_a_process_set_that_goes() -> None:
+    if hvd.size() < 2 or not hvd.mpi_threads_supported():
+        return
+    ranks = list(range(max(hvd.size() - 1, 1)))
+    some = hvd.add_process_set(ranks)
+    handle = None
+    if hvd.rank() == 0 and len(ranks) > 1:
+        handle = hvd.allreduce_async_(torch.ones(2), name="alone", process_set=some)
+    assert hvd.remove_process_set(some)
+    if handle is not None:
+        assert "alone" in refused(HvdtrainError, lambda: hvd.synchronize(handle))
+    again = hvd.add_process_set(ranks)
+    if again.included():
+        summed = hvd.allreduce(torch.ones(2), name="alone", op=hvd.Sum, process_set=again)
+        assert summed.tolist() == [float(len(ranks))] * 2
+    hvd.remove_process_set(again)
+
+
+@case
+def an_operation_that_a_rank_leaves_behind_when_it_joins() -> None:
+    for _ in range(2):
+        value = torch.full((2,), 2.0)
+        handle = None
+        if hvd.rank() == 0:
+            handle = hvd.allreduce_async_(value, name="left behind", op=hvd.Sum)
+        hvd.join()
+        assert hvd.synchronize(handle) is (value if hvd.rank() == 0 else None)
+        assert value.tolist() == [2.0] * 2
+
+
+@case
+def two_optimizers_and_a_join() -> None:
+    pairs = [wrapped(), wrapped()]
+    for _ in range(1 + 2 * (hvd.rank() == 0)):
+        for weight, optimizer in pairs:
+            train(weight, optimizer, 1)
+    hvd.join()
+    expected = [-(mean() + 2 * 1 / hvd.size())] * 3
+    for weight, optimizer in pairs:
+        if hvd.rank() == 0:
+            torch.testing.assert_close(weight.detach(), torch.tensor(expected))
+        hvd.broadcast_parameters([("weight", weight)])
+        train(weight, optimizer, 1)
+        torch.testing.assert_close(weight.detach(), torch.tensor(expected) - mean())
+
+
+@case
+def passes_that_are_left_over() -> None:
+    """Batches of which two make a step: one rank has one more, and drops its gradients."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    sgd = torch.optim.SGD([weight], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, backward_passes_per_step=2)
+    for _ in range(2):
+        for batch in range(4 + (hvd.rank() == 0)):
+            (weight * (hvd.rank() + 1)).sum().backward()
+            if batch % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        optimizer.zero_grad()
+    assert weight.tolist() == [-2 * mean() * 4] * 3
+
+
+@case
+def a_rank_that_leaves_while_others_wait_and_goes_on() -> None:
+    if hvd.size() < 2:
+        return
+    leaves = hvd.shutdown if hvd.rank() == 0 else lambda: hvd.allreduce(torch.ones(1), name="vain")
+    assert "rank 0 left the job while others were in allreduce 'vain'" in refused(
+        HvdtrainError, leaves
+    )
+    train(*wrapped(), steps=1)
+    hvd.shutdown()
+    hvd.init()
+
+
+@case
+def ranks_that_have_taken_other_numbers_of_steps() -> None:
+    if hvd.size() < 2 or not hvd.mpi_threads_supported():
+        return
+    weight, optimizer = wrapped()
+    weight.sum().backward()
+    if hvd.rank() == 0:
+        optimizer.zero_grad()  # which drops what the others step
+        assert "step 0" in refused(HvdtrainError, weight.sum().backward)
+    else:
+        optimizer.step()
+        assert "step 1" in refused(HvdtrainError, weight.sum().backward)
+    del optimizer
+    weight, optimizer = wrapped()
+    train(weight, optimizer, 1)
+    assert weight.tolist() == [-mean()] * 3
+
+
+@case
+def nothing_is_left() -> None:
+    with warnings.catch_warnings(action="error"):
+        hvd.barrier()
+    for channel in context.current().channels():
+        assert channel.pending() == []

@@ -1,0 +1,168 @@
+"""What a program does with gradients beside reducing them: hooks, other types, early changes."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+from torch_training import (
+    build,
+    case,
+    difference,
+    lie_in_engine_memory,
+    momentum,
+    plan_of,
+    refused,
+    train_alone,
+    train_together,
+)
+
+import hvdtrain.torch as hvd
+from hvdtrain.errors import MismatchError
+
+
+def scaled_late(parameter: torch.Tensor) -> None:
+    """Multiply a gradient by rank + 1, some time after it has been accumulated."""
+    time.sleep(0.02)
+    assert parameter.grad is not None
+    parameter.grad.mul_(hvd.rank() + 1)
+
+
+def on_tensor(parameter: torch.nn.Parameter) -> object:
+    return parameter.register_post_accumulate_grad_hook(scaled_late)
+
+
+def on_node(parameter: torch.nn.Parameter) -> object:
+    node = get_gradient_edge(parameter).node
+    node.register_hook(lambda *_: scaled_late(parameter))
+    return node  # which somebody must keep
+
+
+@case
+def hooks_of_the_users_come_first() -> None:
+    size = hvd.size()
+    mean = (size + 1) / 2
+    orders: list[tuple[Callable[[torch.nn.Parameter], object], bool]]
+    orders = [(on_tensor, False), (on_tensor, True), (on_node, False)]
+    for hook, wrapped_first in orders:
+        weights = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(2)]
+        kept = [] if wrapped_first else [hook(weight) for weight in weights]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0))
+        kept += [hook(weight) for weight in weights] if wrapped_first else []
+        for _ in range(2):
+            optimizer.zero_grad()
+            (weights[0] + weights[1]).sum().backward()
+            for weight in weights:
+                assert weight.grad is not None
+                assert weight.grad.tolist() == [mean] * 2, (hook, wrapped_first)
+            assert lie_in_engine_memory(optimizer, weights)
+            optimizer.step()
+        assert weights[1].tolist() == [-2 * mean] * 2
+
+
+@case
+def gradients_whose_data_is_replaced() -> None:
+    """As old scripts do to clip them."""
+    mean = (hvd.size() + 1) / 2
+    used, elsewhere = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, elsewhere], lr=1.0))
+    for factor, set_to_none in ((1, True), (2, False), (4, True), (8, True)):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss = used.sum() * (hvd.rank() + 1) * factor
+        if hvd.rank() == 0:
+            loss = loss + elsewhere.sum() * hvd.size() * factor
+        loss.backward()
+        optimizer.synchronize()
+        for weight in (used, elsewhere):
+            assert weight.grad is not None
+            weight.grad.data = weight.grad.data / 2
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    assert used.tolist() == [-mean * 15 / 2] * 2
+    assert elsewhere.tolist() == [-15 / 2] * 2
+
+
+@case
+def parameters_that_change_their_type() -> None:
+    for set_to_none in (True, False):
+        model, alone = build().float(), build()
+        optimizer = hvd.DistributedOptimizer(
+            momentum(list(model.parameters())), model.named_parameters()
+        )
+        reference = momentum(list(alone.parameters()))
+        for number in range(2):
+            if number == 0:
+                model.double()
+            else:
+                model.float().double()  # nothing but the nodes is another
+                if set_to_none:  # else torch itself warns of the gradient that is there
+                    weight = model.get_parameter("3.weight")
+                    weight.data = weight.data.t().contiguous().t()
+            model.load_state_dict(alone.state_dict())
+            train_together(model, optimizer, 2, 0.05, set_to_none)
+            train_alone(alone, reference, 2, 0.05)
+            assert difference(model, alone) < 1e-13, number
+            assert lie_in_engine_memory(optimizer, model.parameters())
+        specs = plan_of(optimizer).specs
+        assert {spec.kind for spec in specs} == {"float64"}
+        assert specs[2].strides == ((1, 20) if set_to_none else (48, 1))
+
+
+@case
+def a_type_that_changes_without_a_backward_pass() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    weight.data = weight.data.double()
+    if hvd.rank() == hvd.size() - 1:
+        (weight * (1 / 3)).sum().backward()
+    optimizer.step()
+    assert abs(float(weight.detach()[0]) + 1 / 3 / hvd.size()) < 1e-15
+
+
+@case
+def a_type_that_changes_on_one_rank() -> None:
+    if hvd.size() == 1:
+        return
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)])
+    if hvd.rank() == 1:
+        weight.data = weight.data.double()
+    message = refused(MismatchError, lambda: (weight.sum().backward(), optimizer.step()))
+    assert "rank 1 sent" in message
+    assert "'weight' from torch.float32 to torch.float64" in message
+
+
+@case
+def gradients_changed_before_they_are_reduced() -> None:
+    if not hvd.mpi_threads_supported() or hvd.size() == 1:
+        return  # backward() then waits in MPI itself, which nothing calls back
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
+    mean = (hvd.size() + 1) / 2
+    for step, change in enumerate((False, True, True)):
+        optimizer.zero_grad()
+        last = hvd.rank() == hvd.size() - 1
+        if last:
+            hvd.allreduce(torch.zeros(1), name="elsewhere")
+        for weight in parameters:
+            (weight.sum() * (hvd.rank() + 1)).backward()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if not last:
+                for weight in parameters:
+                    assert weight.grad is not None
+                    if change:
+                        weight.grad.zero_()
+                assert not lie_in_engine_memory(optimizer, parameters)
+                hvd.allreduce(torch.zeros(1), name="elsewhere")
+            optimizer.step()
+        expected = [] if last or step != 1 else ["synchronize() before changing gradients"]
+        assert len(caught) == len(expected), caught
+        for warning, part in zip(caught, expected, strict=True):
+            assert part in str(warning.message)
+        assert parameters[0].tolist() == [-mean * (step + 1)] * 2
+        assert parameters[1].tolist() == [-mean * (step + 1)] * 2
+        assert lie_in_engine_memory(optimizer, parameters)

@@ -1,0 +1,69 @@
+"""Loops that train equal parameters on each rank alone are warned of, and no others."""
+
+from __future__ import annotations
+
+import torch
+from torch_training import case, warned
+
+import hvdtrain.torch as hvd
+
+
+def _weights() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+
+
+def _train(
+    weights: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, average: bool = False
+) -> None:
+    for _ in range(130):
+        optimizer.zero_grad()
+        (weights[0] + weights[1]).sum().backward()
+        if average:
+            hvd.grouped_allreduce_([w.grad for w in weights if w.grad is not None])
+        optimizer.step()
+
+
+def _alone(average: bool = False, broadcast: bool = True) -> None:
+    weights = _weights()
+    if broadcast:
+        hvd.broadcast_parameters(weights)
+    _train(weights, torch.optim.SGD(weights, lr=0.1), average)
+    hvd.allreduce(torch.tensor(1.0))  # of the loss
+
+
+def _on_rank_0_after_all(wrap_first: bool) -> None:
+    weights = _weights()
+    if not wrap_first:
+        hvd.broadcast_parameters(weights)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights[:1], lr=0.1))
+    optimizer.add_param_group({"params": weights[1:]})
+    if wrap_first:
+        hvd.broadcast_parameters(weights)
+    _train(weights, optimizer)
+    del optimizer
+    if hvd.rank() == 0:
+        _train(weights, torch.optim.Adam(weights))
+
+
+def _after_shutdown() -> None:
+    weights = _weights()
+    hvd.broadcast_parameters(weights)
+    hvd.shutdown()
+    _train(weights, torch.optim.SGD(weights, lr=0.1))
+    hvd.init()
+
+
+@case
+def loops_that_wrap_nothing() -> None:
+    _alone(average=True)
+    _alone(broadcast=False)
+    _on_rank_0_after_all(wrap_first=False)
+    _on_rank_0_after_all(wrap_first=True)
+    _after_shutdown()
+    if hvd.rank() == 0 and hvd.size() > 1:
+        text = warned(UserWarning, _alone)
+        assert "SGD took 100 steps" in text
+        assert "if each rank is to train the same model, wrap the optimizer" in text
+    else:
+        _alone()
+    _alone(broadcast=False)

@@ -1,0 +1,161 @@
+"""The operations of random programs: how a rank makes them, and of which data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from channel_program import BARRIER, OTHER, Planned
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
+from hvdtrain.core.collectives.memory import Memory
+from hvdtrain.core.collectives.reducescatter import ReduceScatter
+from hvdtrain.core.collectives.split import Split
+from hvdtrain.core.gradients import allreduce
+from hvdtrain.core.gradients.request import step_request
+from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.core.operation import Operation
+
+__all__ = ["Made", "Value", "data", "make", "rows"]
+
+Array = npt.NDArray[np.generic]
+Value = list[list[float]]
+
+
+@dataclass
+class Made:
+    """An operation of one rank.
+
+    Attributes:
+        operation: for the channel; None as long as a step is not begun.
+        read: returns its value from its result.
+        step: the operation, where it is one.
+    """
+
+    operation: Operation
+    read: Callable[[Any], Value]
+    step: GradientStep | None = None
+
+
+def data(planned: Planned, rank: int, part: int, count: int) -> Array:
+    """Return what a rank contributes: small integers, negative ones among them."""
+    places = np.arange(count) * 3 + planned.number * 7 + rank * 11 + part * 5
+    return ((places % 17) - 8).astype(planned.dtype.numpy)
+
+
+def make(planned: Planned, rank: int, size: int, name: Callable[[str, str], str]) -> Made:
+    """Make a rank's operation.
+
+    Args:
+        planned: what is planned.
+        rank: on which rank.
+        size: how many ranks there are.
+        name: returns the name of an operation, given its kind and "" or a name.
+    """
+    if planned.variants.get(rank) == BARRIER:
+        return Made(Barrier(name("barrier", planned.name)), lambda _: [])
+    return _MAKERS[planned.kind](planned, rank, size, name(planned.kind, planned.name))
+
+
+def _longer(planned: Planned, rank: int) -> int:
+    return int(planned.variants.get(rank) == OTHER)
+
+
+def _arrays(planned: Planned, rank: int) -> list[Array]:
+    more = _longer(planned, rank)
+    return [data(planned, rank, part, count + more) for part, count in enumerate(planned.counts)]
+
+
+def _allreduce(planned: Planned, rank: int, size: int, name: str) -> Made:
+    arrays = _arrays(planned, rank)
+    buffers = [Buffer.from_array(array) for array in arrays]
+    shapes = [array.shape for array in arrays]
+    operation = Allreduce(buffers, shapes, planned.op, name, planned.prescale)
+    return Made(operation, lambda _: [array.tolist() for array in arrays])
+
+
+def _reducescatter(planned: Planned, rank: int, size: int, name: str) -> Made:
+    arrays = _arrays(planned, rank)
+    buffers = [Buffer.from_array(array) for array in arrays]
+    shapes = [array.shape for array in arrays]
+    operation = ReduceScatter(buffers, shapes, planned.op, name, planned.prescale)
+    return Made(operation, lambda result: [part.array().tolist() for part in result])
+
+
+def _broadcast(planned: Planned, rank: int, size: int, name: str) -> Made:
+    (array, *_) = _arrays(planned, rank)
+    root = planned.number % size
+    operation = Broadcast(Buffer.from_array(array), array.shape, root, name, root)
+    return Made(operation, lambda _: [array.tolist()])
+
+
+def rows(planned: Planned, rank: int, other: int = 0) -> int:
+    """Return how many rows a rank contributes, or sends to another."""
+    return (planned.number + rank + other) % 3
+
+
+def _allgather(planned: Planned, rank: int, size: int, name: str) -> Made:
+    width = planned.counts[0] + _longer(planned, rank)
+    own_rows = rows(planned, rank)
+    own = Buffer.from_array(data(planned, rank, 0, own_rows * width))
+    operation = Allgather([own], [(own_rows, width)], name)
+    return Made(operation, lambda result: [result[0][0].array().tolist(), result[0][1]])
+
+
+def _alltoall(planned: Planned, rank: int, size: int, name: str) -> Made:
+    width = planned.counts[0] + _longer(planned, rank)
+    splits = [rows(planned, rank, other) for other in range(size)]
+    own = Buffer.from_array(data(planned, rank, 0, sum(splits) * width))
+    operation = Alltoall(own, (sum(splits), width), splits, name)
+    return Made(operation, lambda result: [result[0].array().tolist(), result[1]])
+
+
+def _barrier(planned: Planned, rank: int, size: int, name: str) -> Made:
+    return Made(Barrier(name), lambda _: [])
+
+
+def _split(planned: Planned, rank: int, size: int, name: str) -> Made:
+    def read(communicator: Any) -> Value:
+        if communicator is None:
+            return []
+        communicator.close()
+        return [[communicator.rank, communicator.size]]
+
+    return Made(Split(planned.members), read)
+
+
+def _memory(planned: Planned, rank: int, size: int, name: str) -> Made:
+    nbytes = 64 * (planned.counts[0] + _longer(planned, rank))
+    return Made(Memory(nbytes, name), lambda memory: [[memory.size]])
+
+
+def _step(planned: Planned, rank: int, size: int, name: str) -> Made:
+    arrays = [
+        data(planned, rank, part, count).astype(np.float64)
+        for part, count in enumerate(planned.counts)
+    ]
+    buffers = [Buffer.from_array(array) for array in arrays]
+    numbers = np.array([planned.number, rank + 1], np.int32)
+    exchange = allreduce.Allreduce(planned.op, predivide=2.0 if _longer(planned, rank) else 1.0)
+    step = GradientStep(buffers, Buffer.from_array(numbers), exchange)
+    step.weight = planned.weights.get(rank)
+    step.request = step_request(name, "digest", buffers, numbers.size, exchange)
+    return Made(step, lambda _: [*(a.tolist() for a in arrays), numbers.tolist()], step)
+
+
+_MAKERS: Mapping[str, Callable[[Planned, int, int, str], Made]] = {
+    "allreduce": _allreduce,
+    "reducescatter": _reducescatter,
+    "broadcast": _broadcast,
+    "allgather": _allgather,
+    "alltoall": _alltoall,
+    "barrier": _barrier,
+    "split": _split,
+    "memory": _memory,
+    "step": _step,
+}

@@ -1,0 +1,66 @@
+"""Ranks that are stopped for a while, interrupted or slow: the job goes on, with right results.
+
+Those that end are in test_rank_failures.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from ranks import Job, launch, torch_beside
+
+WORKER = Path(__file__).with_name("disturbed_worker.py")
+PATIENCE_SECONDS = 60.0
+STOPPED_SECONDS = 0.3
+
+
+def wait_for_rounds(job: Job, more: int) -> None:
+    """Wait until so many more have been computed."""
+    begun = rounds(job)
+    job.wait_for_output(f"round {begun + more}\n", PATIENCE_SECONDS)
+
+
+def rounds(job: Job) -> int:
+    return max(map(int, re.findall(r"^round (\d+)$", job.stdout, re.MULTILINE)), default=0)
+
+
+def stop_for_a_while(pid: int) -> None:
+    """Have a process stand still, in the middle of whatever it does."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    time.sleep(STOPPED_SECONDS)
+    os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("mpi", "engine", "shared_memory"),
+    [("openmpi", "mpi", "1"), ("openmpi", "gloo", "1"), ("mpich", "mpi", "0")],
+)
+def test_the_job_goes_on(mpi: str, engine: str, shared_memory: str, tmp_path: Path) -> None:
+    env = {"HVDTRAIN_ENGINE": engine, "HVDTRAIN_SHARED_MEMORY": shared_memory}
+    end = tmp_path / "end"
+    with launch(WORKER, 3, args=[end], mpi=mpi, env={**env, **torch_beside(mpi)}) as job:
+        pids = job.rank_pids(3)
+        wait_for_rounds(job, 3)
+        for rank in (0, 1, 2, 1):
+            stop_for_a_while(pids[rank])
+            wait_for_rounds(job, 2)
+        end.touch()
+        done = job.wait(PATIENCE_SECONDS)
+        job.assert_nothing_left()
+        assert done.returncode == 0, done.stderr
+        results = job.results(3)
+    computed = {number for number, _ in results}
+    assert len(computed) == 1
+    assert min(computed) >= 11
+    # Rank 1 sleeps, so that the others are interrupted in the middle of operations, and often.
+    assert all(rung > min(computed) for _, rung in results)
+    assert "Traceback" not in done.stderr

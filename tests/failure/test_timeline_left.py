@@ -1,0 +1,105 @@
+"""A job that ends badly leaves its timeline, up to the last second."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ranks import launch
+from trace_file import Trace
+
+WORKER = Path(__file__).parent / "timeline_worker.py"
+STEPS = 40
+PATIENCE_SECONDS = 60.0
+
+
+def merged(folder: Path) -> Trace:
+    """Make one timeline of the pieces and read it."""
+    argv = [sys.executable, "-m", "hvdtrain", "timeline", "it.json"]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout == "it.json: 2 pieces\n"
+    return Trace(folder / "it.json", 2)
+
+
+def events(piece: Path) -> list[dict[str, Any]]:
+    """Return what is in a piece; it is whole whenever it is looked at."""
+    return json.loads(piece.read_text())["traceEvents"] if piece.exists() else []
+
+
+def subjects(piece: Path) -> set[str]:
+    """Return what a piece knows of."""
+    return {event["name"] for event in events(piece)}
+
+
+def shows_blocked(piece: Path) -> bool:
+    """Return whether a piece says that the program has been blocked in the operation 'stuck'."""
+    starts = [e["ts"] for e in events(piece) if e["name"] == "negotiation allreduce 'stuck'"]
+    ends = [e["ts"] + e["dur"] for e in events(piece) if e["name"] == "blocked"]
+    return bool(starts) and max(ends) > starts[0]
+
+
+def wait_for(piece: Path, shows: Callable[[Path], bool]) -> None:
+    """Wait until a piece shows something."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not shows(piece):
+        assert time.monotonic() < deadline, subjects(piece)
+        time.sleep(0.02)
+
+
+def check_what_is_stuck(trace: Trace) -> None:
+    """See that rank 0 waits for an operation when the file ends."""
+    (stuck,) = (s for s in trace.slices if s.subject == "allreduce 'stuck'" and s.phase != "queue")
+    assert (stuck.rank, stuck.phase) == (0, "negotiation")
+    assert stuck.args["error"] == "was under way when this was written"
+    (before,) = trace.of(f"allreduce 'step {STEPS - 1}'", "moving")[0]
+    last = [s for s in trace.slices if s.rank == 0 and s.row == "training thread"][-1]
+    assert last.phase == "blocked"
+    assert before.end <= last.start < stuck.end
+    assert stuck.start < last.end
+
+
+def test_a_job_that_is_killed(tmp_path: Path) -> None:
+    with launch(WORKER, 2, args=["is_killed"], cwd=tmp_path) as job:
+        pids = job.rank_pids(2)
+        wait_for(tmp_path / "it.rank-0.json", shows_blocked)
+        last = f"moving allreduce 'step {STEPS - 1}'"
+        wait_for(tmp_path / "it.rank-1.json", lambda piece: last in subjects(piece))
+        for pid in (job.process.pid, *pids.values()):
+            os.kill(pid, signal.SIGKILL)
+        job.wait(30)
+        job.assert_nothing_left()
+    trace = merged(tmp_path)
+    for step in range(STEPS):
+        for rank in range(2):
+            assert trace.phases(rank, f"allreduce 'step {step}'") == ["negotiation", "moving"]
+    check_what_is_stuck(trace)
+
+
+def test_a_job_that_the_stall_watch_ends(tmp_path: Path) -> None:
+    env = {"HVDTRAIN_STALL_SHUTDOWN_SECONDS": 0.5}
+    with launch(WORKER, 2, args=["stalls"], cwd=tmp_path, env=env) as job:
+        done = job.wait(60)
+        job.assert_nothing_left()
+    assert done.returncode == 1
+    assert "the job ends" in done.stderr
+    assert all(
+        f"moving allreduce 'step {step}'" in subjects(tmp_path / "it.rank-0.json")
+        for step in range(STEPS)
+    )
+    check_what_is_stuck(merged(tmp_path))
+
+
+def test_pieces_that_are_not_there(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "hvdtrain", "timeline", "it.json"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"hvdtrain: no pieces such as {tmp_path}/it.rank-0.json are there: ")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,127 @@
+"""An engine that takes memory of the tests' device: gloo moves the bytes that lie behind it.
+
+    make_known()                              # in a worker, before init()
+    HVDTRAIN_ENGINE=hidden                    # in its environment
+
+Everything that the engine is given for the device is of the device; small integers of the core's
+own are host memory, as for nccl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from hidden_device import DEVICE, elements_behind, install
+
+from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.config import Config
+from hvdtrain.engines.communicator import Communicator, EngineWorld, Pending
+from hvdtrain.engines.registry import ENGINES
+from hvdtrain.engines.torch_engine import open_gloo
+from hvdtrain.types import ReduceOp
+
+__all__ = ["ENGINE", "HiddenCommunicator", "make_known", "open_hidden"]
+
+ENGINE = "hidden"
+
+
+def make_known() -> None:
+    """Install the device, and let hvdtrain find the engine by its name, in this process."""
+    install()
+    ENGINES[ENGINE] = f"{__name__}:open_hidden"
+
+
+def open_hidden(config: Config, environ: Mapping[str, str]) -> EngineWorld:
+    """Join all ranks over gloo (collective)."""
+    world = open_gloo(config, environ)
+    return replace(world, engine=ENGINE, communicator=HiddenCommunicator(world.communicator))
+
+
+class HiddenCommunicator(Communicator):
+    """A communicator of memory on the device and on the host.
+
+    Args:
+        inner: takes memory of the host.
+    """
+
+    def __init__(self, inner: Communicator) -> None:
+        self._inner = inner
+        self.rank, self.size = inner.rank, inner.size
+        devices = inner.capabilities.devices | {DEVICE}
+        self.capabilities = replace(inner.capabilities, devices=devices)
+
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
+        return self._inner.start_max(values)
+
+    def allreduce(
+        self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+    ) -> None:
+        self._inner.allreduce(_behind(buffer), op, prescale, postscale)
+
+    def broadcast(self, buffer: Buffer, root_rank: int) -> None:
+        self._inner.broadcast(_behind(buffer), root_rank)
+
+    def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
+        self._inner.allgather(_behind(send), _behind(receive), counts)
+
+    def alltoall(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+    ) -> None:
+        self._inner.alltoall(_behind(send), _behind(receive), send_counts, receive_counts)
+
+    def reduce_scatter(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        self._inner.reduce_scatter(_behind(send), _behind(receive), counts, op, prescale, postscale)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def split(self, ranks: Sequence[int]) -> HiddenCommunicator | None:
+        part = self._inner.split(ranks)
+        return None if part is None else HiddenCommunicator(part)
+
+    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
+        self._require(device)
+        if device == "cpu":
+            return self._inner.empty(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def abort(self, code: int) -> None:
+        self._inner.abort(code)
+
+
+class _OfTensor(Buffer):
+    """A buffer of which gloo is to take the tensor."""
+
+    def array(self) -> NoReturn:
+        raise AssertionError(f"a numpy view of {self}, which stands for memory on a device")
+
+
+def _behind(buffer: Buffer) -> Buffer:
+    """Return what lies behind a buffer on the device; one in host memory as it is."""
+    if buffer.device == "cpu":
+        return buffer
+    elements = buffer.elements()
+    assert isinstance(elements, torch.Tensor), buffer
+    assert elements.device == torch.device(buffer.device), buffer
+    assert (elements.data_ptr(), elements.numel()) == (buffer.pointer, buffer.count), buffer
+    return _OfTensor.of(elements_behind(elements))

@@ -1,0 +1,144 @@
+"""The compiled kernel by itself, driven at random and watched by the compiler's sanitizers.
+
+The text of the kernel is compiled together with driver.c. Whatever watches it, and whichever
+instructions it is compiled to, ranks must get the bits that all other builds get.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import hvdtrain.engines.node_kernel
+
+SOURCE = Path(hvdtrain.engines.node_kernel.__file__).with_name("node_kernel.c")
+DRIVER = Path(__file__).with_name("driver.c")
+SIZES = (1, 2, 3, 5)
+TURNS = 1200
+LIMIT_SECONDS = 60
+# Where Linux scatters memory too widely for the sanitizers of GCC 12.
+NO_PLACE = ("unexpected memory mapping", "Shadow memory range interleaves")
+COMMON = ("-std=c11", "-pthread", "-ffp-contract=off", "-fno-strict-aliasing")
+# Else GCC compiles functions several times, and has them chosen before a sanitizer is at work.
+ONCE = "-DFAST=static"
+THREAD_SANITIZER = ("-g", "-O1", ONCE, "-fsanitize=thread")
+# How it is compiled, and whether ranks are threads, which the thread sanitizer needs, or processes.
+BUILDS = {
+    "threads": (THREAD_SANITIZER, "threads"),
+    "memory": (
+        ("-g", "-O1", ONCE, "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+        "processes",
+    ),
+    "as installed": (("-O3",), "processes"),
+}
+# As the clones in the kernel are.
+LEVELS = ("x86-64", "x86-64-v3", "x86-64-v4")
+# What each needs beside the ones before, as /proc/cpuinfo names it: pni is SSE3, abm has lzcnt.
+FLAGS = {
+    "x86-64": "cmov cx8 fpu fxsr mmx sse sse2 syscall",
+    "x86-64-v3": "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3 "
+    "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave",
+    "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
+}
+# Each takes one thing away that orders what ranks write and read.
+MUTATIONS = {
+    "an arrival releases nothing": (
+        "atomic_store(&own->phase, team->phase)",
+        "atomic_store_explicit(&own->phase, team->phase, memory_order_relaxed)",
+    ),
+    "a look acquires nothing": (
+        "atomic_load_explicit(&peer->phase, memory_order_acquire), target)",
+        "atomic_load_explicit(&peer->phase, memory_order_relaxed), target)",
+    ),
+    "a first look acquires nothing": (
+        "atomic_load_explicit(&peer->phase, memory_order_acquire), team->phase)",
+        "atomic_load_explicit(&peer->phase, memory_order_relaxed), team->phase)",
+    ),
+    "a sleeper acquires nothing": (
+        "uint32_t phase = atomic_load(&peer->phase);",
+        "uint32_t phase = atomic_load_explicit(&peer->phase, memory_order_relaxed);",
+    ),
+    "turns share a place": ("(turn & 1) * team->chunk_bytes", "0 * team->chunk_bytes"),
+    "nobody waits for the last slice": (
+        "spread_slice(task);\n        arrive(team);\n        task->stage = ADDED;",
+        "spread_slice(task);\n        arrive(team);\n        team->turn++;\n        return 1;",
+    ),
+}
+
+
+def gcc() -> str:
+    """Return the compiler; only where there is none is the kernel not tested."""
+    found = shutil.which("gcc")
+    if found is None:
+        pytest.skip("no gcc, whose sanitizers watch the kernel: apt install g++")
+    return found
+
+
+def build(flags: tuple[str, ...], source: Path, folder: Path) -> Path:
+    program = folder / "driver"
+    command = [gcc(), *COMMON, *flags, f"-I{source.parent}", str(DRIVER), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=LIMIT_SECONDS)
+    return program
+
+
+def run(program: Path, ranks_are: str, size: int) -> str:
+    """Return the checksum of all results, or what went wrong."""
+    command = [str(program), ranks_are, str(size), str(size), str(TURNS)]
+    done = _run(command)
+    if any(words in done.stderr for words in NO_PLACE):
+        done = _run(["setarch", "-R", *command])
+    return done.stderr or f"exit code {done.returncode}" if done.returncode else done.stdout
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        env=os.environ | {"TSAN_OPTIONS": "halt_on_error=1"},
+    )
+
+
+def test_ranks_get_the_same_bits_under_all_sanitizers_and_instruction_sets(tmp_path: Path) -> None:
+    """Checksums of 24 runs; numbers that no type rounds are compared with a formula as well."""
+    builds = dict(BUILDS)
+    for level in LEVELS:
+        if supports(level):
+            builds[level] = (("-O3", ONCE, f"-march={level}"), "processes")
+    checksums = {}
+    for name, (flags, ranks_are) in builds.items():
+        program = build(flags, SOURCE, tmp_path)
+        checksums[name] = [run(program, ranks_are, size) for size in SIZES]
+    first = checksums["threads"]
+    assert all(len(text) == 17 for text in first), first
+    assert len(set(first)) == len(SIZES)
+    assert checksums == dict.fromkeys(checksums, first)
+
+
+def supports(level: str) -> bool:
+    """Return whether this processor has such instructions."""
+    machine = os.uname().machine
+    if machine != "x86_64":
+        return False
+    with open("/proc/cpuinfo", encoding="ascii") as file:
+        flags = next(line for line in file if line.startswith("flags")).split()
+    needed = [flag for other in LEVELS[: LEVELS.index(level) + 1] for flag in FLAGS[other].split()]
+    return set(needed) <= set(flags)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_race_is_reported(name: str, tmp_path: Path) -> None:
+    """So that the runs above can fail."""
+    before, after = MUTATIONS[name]
+    text = SOURCE.read_text(encoding="utf-8")
+    assert text.count(before) == 1
+    mutated = tmp_path / SOURCE.name
+    mutated.write_text(text.replace(before, after), encoding="utf-8")
+    said = run(build(THREAD_SANITIZER, mutated, tmp_path), "threads", 3)
+    assert "WARNING: ThreadSanitizer: data race" in said, said

@@ -1,0 +1,172 @@
+"""What there is on one rank of a model, and what becomes of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from explorer import Fault
+
+from hvdtrain.core.agreement.decision import Report
+from hvdtrain.core.agreement.events import Action, Fail, Leave, State
+from hvdtrain.core.gradients.progress import Progress
+from hvdtrain.core.request import JOIN, LEAVE, Request, Zeros
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = [
+    "BUCKETS",
+    "DESERTED",
+    "DIFFERS",
+    "DONE",
+    "FAILED",
+    "REFUSED",
+    "UNMET",
+    "WORDS",
+    "Rank",
+    "abandon",
+    "fill",
+    "finish",
+    "finish_all",
+    "hashable",
+    "is_pending",
+    "name_of",
+    "names_of",
+    "request_of",
+    "run",
+    "takes_part",
+]
+
+# How many buckets a step has.
+BUCKETS = 2
+
+SUM = Zeros(((1, DType.FLOAT32),), ReduceOp.SUM)
+WORDS = {"join": JOIN, "leave": LEAVE}
+
+# What becomes of an operation.
+DONE, DIFFERS, UNMET, DESERTED, FAILED, REFUSED = (
+    *("done", "differs", "unmet", "deserted", "failed"),
+    "refused",
+)
+
+
+class Rank(NamedTuple):
+    """What there is on one rank.
+
+    Attributes:
+        place: how many words of its program are done.
+        life: the state of the channel.
+        pending: requests, in the order of submission.
+        steps: the progress of those that are pending, by name.
+        agenda: what the driver does next; empty between rounds.
+        ended: how operations ended, by name.
+        told: what the driver has last proposed or reported.
+        listening: whether it takes part in rounds with nothing submitted.
+        freed: whether the communicator was given back.
+        over: whether the process has ended, in whatever way.
+    """
+
+    place: int = 0
+    life: State = State(0)
+    pending: tuple[Request, ...] = ()
+    steps: tuple[tuple[str, Progress], ...] = ()
+    agenda: tuple[Action | Report | Request, ...] = ()
+    ended: tuple[tuple[str, str], ...] = ()
+    told: tuple[Request, ...] = ()
+    listening: bool = False
+    freed: bool = False
+    over: bool = False
+
+
+def run(ranks: Sequence[Rank], request: Request) -> tuple[Rank, ...] | None:
+    """Return the ranks after an operation, or the next bucket of a step; None if it cannot run."""
+    name = name_of(request)
+    if request.operation == "step":
+        own = [dict(rank.steps).get(name) if takes_part(rank, request) else None for rank in ranks]
+        if any(progress is not None and not progress.ready for progress in own):
+            return None
+        ranks = [
+            rank if progress is None else with_progress(rank, name, progress.reduce())
+            for rank, progress in zip(ranks, own, strict=True)
+        ]
+        if any(progress is not None and progress.reduced + 1 < BUCKETS for progress in own):
+            return tuple(rank._replace(agenda=(request, *rank.agenda)) for rank in ranks)
+    return tuple(finish(rank, name, DONE) if takes_part(rank, request) else rank for rank in ranks)
+
+
+def fill(rank: Rank, name: str, count: int | None) -> Rank:
+    """Fill so many buckets, or the rest, of a step that is still pending."""
+    progress = dict(rank.steps).get(name)
+    if progress is None:
+        return rank
+    rest = progress.total - progress.filled
+    return with_progress(rank, name, progress.fill(rest if count is None else count))
+
+
+def abandon(rank: Rank) -> Rank:
+    for name, _ in rank.steps:
+        rank = fill(rank, name, None)
+    return rank
+
+
+def with_progress(rank: Rank, name: str, progress: Progress) -> Rank:
+    return rank._replace(steps=tuple({**dict(rank.steps), name: progress}.items()))
+
+
+def finish(rank: Rank, name: str, end: str) -> Rank:
+    if name in dict(rank.ended):
+        raise Fault(f"{name} ends twice")
+    pending = tuple(request for request in rank.pending if name_of(request) != name)
+    ended = tuple(sorted((*rank.ended, (name, end))))
+    steps = tuple(step for step in rank.steps if step[0] != name)
+    return rank._replace(pending=pending, ended=ended, steps=steps)
+
+
+def finish_all(rank: Rank, keys: Iterable[str], end: str) -> Rank:
+    chosen = set(keys)
+    for request in rank.pending:
+        if request.key in chosen and takes_part(rank, request):
+            rank = finish(rank, name_of(request), end)
+    return rank
+
+
+def takes_part(rank: Rank, request: Request) -> bool:
+    """Return whether others know that an operation is pending here; else it has yet to be run."""
+    return is_pending(rank, request) and any(own.key == request.key for own in rank.told)
+
+
+def is_pending(rank: Rank, request: Request) -> bool:
+    return any(own.key == request.key for own in rank.pending)
+
+
+def name_of(request: Request) -> str:
+    return request.name or {JOIN: "join", LEAVE: "leave"}[request]
+
+
+def names_of(requests: Iterable[Request]) -> str:
+    return ", ".join(map(name_of, requests))
+
+
+@cache
+def request_of(word: str) -> Request:
+    """Return what a word of a program submits."""
+    details = (("shape", "other" if word.endswith("~") else "same"),)
+    zeros = None if word.isupper() else SUM
+    kind = "step" if word.endswith("(") else "gather" if word.isupper() else "allreduce"
+    return Request(kind, word.rstrip("(~"), details, zeros)
+
+
+class Reasons(dict[str, str]):
+    """Reasons by key, as a part of a state."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
+
+
+def hashable(action: Action) -> Action:
+    match action:
+        case Fail(reasons):
+            return Fail(Reasons(reasons))
+        case Leave(unmet):
+            return Leave(Reasons(unmet))
+    return action

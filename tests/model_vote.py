@@ -1,0 +1,43 @@
+"""The vote of production, for requests that a model's members propose."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.core.agreement.votes import unanimous
+from hvdtrain.core.request import Request
+from hvdtrain.engines.local_engine import LocalCommunicator, _Done
+
+__all__ = ["vote"]
+
+
+class _Ballots(LocalCommunicator):
+    """Takes the votes of one member; gives it the highest of all members' when these are known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self.highest: npt.NDArray[np.uint64] | None = None
+
+    def start_max(self, values: npt.NDArray[np.uint64]) -> _Done:
+        self.own = values.copy()
+        if self.highest is not None:
+            values[:] = self.highest
+        return _Done()
+
+
+@cache
+def vote(proposed: tuple[tuple[Request, ...], ...]) -> list[tuple[Request, ...]]:
+    """Return what production's vote tells each member about these proposals."""
+    members = [_Ballots() for _ in proposed]
+    for member, requests in zip(members, proposed, strict=True):
+        unanimous(member, requests)
+    highest = np.maximum.reduce([member.own for member in members])
+    results = []
+    for member, requests in zip(members, proposed, strict=True):
+        member.highest = highest
+        results.append(tuple(requests[place] for place in unanimous(member, requests)))
+    return results

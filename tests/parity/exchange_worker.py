@@ -1,0 +1,349 @@
+"""Exchanges over made-up nodes, in numpy's and torch's memory, against formulas for all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from hashlib import blake2b
+from itertools import product
+
+import numpy as np
+import pytest
+from block_momentum import BlockMomentum
+from exchange_formulas import BlockFormula, Flat, OfRanks, OneBitFormula, mean
+from exchanging import SHAPES, Driven, plan_of, together
+from one_bit import OneBit
+from ranks import report
+
+import hvdtrain.torch as hvd
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.collectives.adasum import adasum
+from hvdtrain.core.gradients.adasum import Adasum
+from hvdtrain.core.gradients.allreduce import Allreduce
+from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket
+from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.warm_up import WarmUp
+from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.objects import allgather_object
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import DType, ReduceOp
+
+COUNTS = [int(np.prod(shape)) for shape in SHAPES]
+LIMITS = (1 << 20, 300)
+# Up to four ranks, on one node, on nodes of their own, side by side and mixed, evenly and not.
+NODES = [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 1, 1]]
+TOLERANCE = {DType.FLOAT32: 2e-5, DType.FLOAT64: 1e-12}
+
+# Of all results so far: every rank has the same.
+BITS = blake2b()
+OPS = [(ReduceOp.AVERAGE, 1.0), (ReduceOp.AVERAGE, 3.0), (ReduceOp.SUM, 1.0)]
+
+
+def values(step: int, rank: int, dtype: DType) -> list[Flat]:
+    """Return a rank's own, in the type in which buckets hold them."""
+    generator = np.random.default_rng([step, rank])
+    return [generator.standard_normal(count).astype(dtype.numpy) for count in COUNTS]
+
+
+def of_ranks(step: int, dtype: DType) -> OfRanks:
+    """Return everybody's."""
+    return [
+        [each.astype(np.float64) for each in values(step, rank, dtype)]
+        for rank in range(hvd.size())
+    ]
+
+
+def check(found: Sequence[Flat], expected: Sequence[Flat], dtype: DType) -> None:
+    """Compare with a formula, and note the bits."""
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE[dtype])
+        BITS.update(one.tobytes())
+
+
+def layouts() -> list[tuple[int, ...]]:
+    """Return for each layout of the nodes the node of each rank of this world."""
+    return list(dict.fromkeys(tuple(nodes[: hvd.size()]) for nodes in NODES))
+
+
+@cache
+def wires_of(nodes: tuple[int, ...] | None) -> Wires:
+    """Return the wires of some nodes; None for each rank on its own."""
+    wires: Wires = together(Wires.flat if nodes is None else partial(Wires.apart, nodes=nodes))
+    return wires
+
+
+def close(wires: Wires, _: Communicator) -> None:
+    """Give them back, when all ranks are there."""
+    wires.close()
+
+
+def exchanged(
+    driven: Driven, own: Sequence[Flat], facts: Facts, nodes: tuple[int, ...] | None = None
+) -> list[Flat]:
+    """Take a step."""
+    wires = wires_of(nodes)
+    result: list[Flat] = together(lambda _: driven.step(own, facts, wires))
+    return result
+
+
+def weighed(step: int, weights: Sequence[float] | None) -> Facts:
+    """Return the facts of a step in which the ranks count so much, or as much as one another."""
+    if weights is None:
+        return Facts(step, hvd.size())
+    rank = hvd.rank()
+    return Facts(step, hvd.size(), None, weights[rank], sum(weights), weighted=True)
+
+
+def kinds() -> Iterator[tuple[DType, bool]]:
+    """Return types of elements, and whether buckets are tensors."""
+    return product((DType.FLOAT32, DType.FLOAT64), (False, True))
+
+
+def allreduce_is_the_average_of_samples() -> int:
+    weights, cases = [float(rank) for rank in range(1, hvd.size() + 1)], 0
+    for (dtype, tensors), given in product(kinds(), (None, weights)):
+        for op, predivide in (
+            (ReduceOp.AVERAGE, 1.0),
+            (ReduceOp.AVERAGE, 3.0),
+            (ReduceOp.SUM, 1.0),
+        ):
+            driven = Driven(Allreduce(op, predivide), plan_of(dtype, 200), tensors)
+            found = exchanged(driven, values(0, hvd.rank(), dtype), weighed(0, given))
+            equal = op is ReduceOp.SUM or given is None
+            expected = mean(of_ranks(0, dtype), [1.0] * hvd.size() if equal else weights)
+            factor = hvd.size() if op is ReduceOp.SUM else 1
+            check(found, [factor * each for each in expected], dtype)
+            cases += 1
+    return cases
+
+
+def allreduce_has_the_bits_of_the_engines() -> int:
+    weights = [float(rank) for rank in range(1, hvd.size() + 1)]
+    size, total = hvd.size(), sum(weights)
+    (bucket,) = plan_of(DType.FLOAT32, LIMITS[0]).buckets
+    driven = Driven(Allreduce(predivide=3.0), plan_of(DType.FLOAT32, LIMITS[0]), tensors=False)
+    found = exchanged(driven, values(0, hvd.rank(), DType.FLOAT32), weighed(0, weights))
+    own = values(0, hvd.rank(), DType.FLOAT32)
+    whole = Buffer.from_array(np.concatenate([own[index] for index in bucket.parameters]))
+    factors = (1.0 / 3.0 * weights[hvd.rank()] * size / total, 3.0 / size)
+    together(lambda communicator: communicator.allreduce(whole, ReduceOp.SUM, *factors))
+    expected = np.concatenate([found[index] for index in bucket.parameters])
+    assert (whole.array() == expected).all()
+    return 1
+
+
+def add_slices(bucket: FilledBucket, wires: Wires, cuts: Sequence[int]) -> list[tuple[int, int]]:
+    """Add a bucket over the network; return where this rank's slice of it lies."""
+    seen = []
+
+    def combine(own: Buffer, start: int, network: Communicator) -> None:
+        seen.append((start, start + own.count))
+        network.allreduce(own, ReduceOp.SUM)
+
+    together(lambda _: wires.over_network(bucket.buffer, combine, cuts=cuts))
+    return seen
+
+
+def slices_of_whole_tensors() -> int:
+    own = values(0, hvd.rank(), DType.FLOAT64)
+    expected = [sum(each) for each in zip(*of_ranks(0, DType.FLOAT64), strict=True)]
+    for nodes in layouts():
+        driven = Driven(Allreduce(), plan_of(DType.FLOAT64, LIMITS[0]), tensors=False)
+        driven.fill(own)
+        (bucket,) = driven.buckets
+        cuts = [part.start for part in bucket.parts]
+        seen = add_slices(bucket, wires_of(nodes), cuts)
+        check(driven.values(), expected, DType.FLOAT64)
+        assert len(seen) <= (len(set(nodes)) > 1)
+        assert all({start, end} <= {*cuts, bucket.buffer.count} for start, end in seen)
+    return len(layouts())
+
+
+def no_samples_are_an_error() -> int:
+    driven = Driven(Allreduce(), plan_of(DType.FLOAT32, 200), tensors=False)
+    own, facts = values(0, hvd.rank(), DType.FLOAT32), weighed(0, [0.0] * hvd.size())
+    with pytest.raises(ValueError, match="no rank has samples: the sample weights"):
+        exchanged(driven, own, facts)
+    return 1
+
+
+def combine_all(steps: Sequence[Flat], communicator: Communicator) -> Sequence[Flat]:
+    """Return what Adasum, as a named operation does it, makes of each of some arrays."""
+    for step in steps:
+        adasum(communicator, Buffer.from_array(step))
+    return steps
+
+
+def adasum_combines_steps_of_each_parameter() -> int:
+    for dtype, tensors in kinds():
+        start = values(99, 0, dtype)
+        driven = Driven(Adasum(), plan_of(dtype, 200), tensors)
+        driven.begin(start)
+        own = values(0, hvd.rank(), dtype)
+        found = exchanged(driven, own, Facts(0, hvd.size()))
+        steps = [w - w0 for w, w0 in zip(own, start, strict=True)]
+        combined = together(partial(combine_all, steps))
+        for result, w0, step in zip(found, start, combined, strict=True):
+            assert (result == w0 + step).all()  # bit by bit
+    return 4
+
+
+def one_bit_with_feedback() -> int:
+    """Several steps, the third with other buckets, the fourth not finite."""
+    cases = 0
+    weights = [float(rank) for rank in range(1, hvd.size() + 1)]
+    for nodes, (dtype, tensors) in product(layouts(), kinds()):
+        given = None if dtype is DType.FLOAT32 else weights
+        driven = Driven(OneBit(), plan_of(dtype, LIMITS[0]), tensors)
+        formula = OneBitFormula(nodes, COUNTS)
+        for step, finite in enumerate((True, True, True, False, True)):
+            if step == 2:
+                driven.use_plan(plan_of(dtype, LIMITS[1]))
+            facts = replace(weighed(step, given), finite=finite)
+            own = values(step, hvd.rank(), dtype)
+            found = exchanged(driven, own, facts, nodes)
+            counts = given or [1.0] * hvd.size()
+            check(found, formula.step(driven.plan, of_ranks(step, dtype), counts, finite), dtype)
+        cases += 1
+    return cases
+
+
+def lost(exchange: OneBit, nodes: tuple[int, ...] | None) -> float:
+    """Return how much of all gradients is neither in the results nor in residuals."""
+    driven = Driven(exchange, plan_of(DType.FLOAT64, 200), tensors=False)
+    rest = [np.zeros(count) for count in COUNTS]
+    for step in range(6):
+        own, facts = values(step, hvd.rank(), DType.FLOAT64), Facts(step, hvd.size())
+        found = exchanged(driven, own, facts, nodes)
+        everybody = zip(*of_ranks(step, DType.FLOAT64), strict=True)
+        rest = [r + sum(g) - hvd.size() * f for r, g, f in zip(rest, everybody, found, strict=True)]
+    for residuals in allgather_object(exchange.state().own, "residuals"):
+        rest = [r - residuals[f"residual.{i}"].reshape(-1) for i, r in enumerate(rest)]
+    return max(float(np.abs(r).max()) for r in rest)
+
+
+def nothing_is_lost_but_to_a_planted_error() -> int:
+    for nodes in (None, *layouts()):
+        assert lost(OneBit(), nodes) < 1e-12
+        if hvd.size() > 1 if nodes is None else len(set(nodes)) > 1:  # something crosses a network
+            assert lost(OneBit(feedback=False), nodes) > 0.1
+    return len(layouts()) + 1
+
+
+def drift(step: int, rank: int, dtype: DType) -> list[Flat]:
+    """Return what a rank's own steps add to its weights."""
+    return [each * np.float32(0.25) for each in values(step, rank, dtype)]
+
+
+def blocks_of_local_steps() -> int:
+    cases = 0
+    weights = [float(rank) for rank in range(1, hvd.size() + 1)]
+    forms = ((0.0, 1.0, False), (0.5, 0.75, False), (0.5, 0.75, True))
+    for (dtype, tensors), form in product(kinds(), forms):
+        given = None if dtype is DType.FLOAT32 else weights
+        start = values(99, 0, dtype)
+        exchange = BlockMomentum(3, *form)
+        driven = Driven(exchange, plan_of(dtype, LIMITS[0]), tensors)
+        driven.begin(start)
+        formula = BlockFormula([w.astype(np.float64) for w in start], *form)
+        own, everybody = start, [list(formula.start) for _ in range(hvd.size())]
+        for step in range(9):
+            own = [w + d for w, d in zip(own, drift(step, hvd.rank(), dtype), strict=True)]
+            everybody = [
+                [w + d for w, d in zip(ws, drift(step, rank, dtype), strict=True)]
+                for rank, ws in enumerate(everybody)
+            ]
+            if not exchange.due(step):
+                continue
+            own = exchanged(driven, own, weighed(step, given))
+            expected = formula.block(everybody, given or [1.0] * hvd.size())
+            check(own, expected, dtype)
+            everybody = [list(expected) for _ in everybody]
+            driven.use_plan(plan_of(dtype, LIMITS[1]))
+        cases += 1
+    return cases
+
+
+def warmed_up() -> Exchange:
+    return WarmUp(OneBit(apart=False), 2)
+
+
+def first_steps_are_plain() -> int:
+    driven = Driven(warmed_up(), plan_of(DType.FLOAT64, 200), tensors=False)
+    own = OneBitFormula(range(hvd.size()), COUNTS)
+    for step in range(4):
+        gradients, ones = of_ranks(step, DType.FLOAT64), [1.0] * hvd.size()
+        found = exchanged(driven, gradients[hvd.rank()], Facts(step, hvd.size()))
+        expected = mean(gradients, ones) if step < 2 else own.step(driven.plan, gradients, ones)
+        check(found, expected, DType.FLOAT64)
+    return 1
+
+
+def goes_on(make: Callable[[], Exchange], plan: Plan, tensors: bool) -> None:
+    """Take four steps, and the last two of them also with what a checkpoint has kept."""
+    dtype = plan.specs[0].dtype
+
+    def step(driven: Driven, number: int) -> list[Flat]:
+        own = values(number, hvd.rank(), dtype)
+        return exchanged(driven, own, Facts(number, hvd.size()))
+
+    driven = Driven(make(), plan, tensors)
+    driven.begin(values(99, 0, dtype))
+    for number in range(2):
+        step(driven, number)
+    saved = driven.exchange.state()
+    through = [step(driven, number) for number in (2, 3)]
+    resumed = Driven(make(), plan_of(dtype, LIMITS[0]), tensors)
+    resumed.exchange.load(saved)
+    for number, expected in zip((2, 3), through, strict=True):
+        for one, other in zip(step(resumed, number), expected, strict=True):
+            assert (one == other).all()
+
+
+def state_goes_through_a_checkpoint() -> int:
+    """Residuals do not depend on buckets where scales do not: each rank is a node."""
+    cases = 0
+    for dtype, tensors in kinds():
+        for make in (warmed_up, lambda: BlockMomentum(1, 0.5, 0.75, nesterov=True)):
+            goes_on(make, plan_of(dtype, LIMITS[1]), tensors)
+            cases += 1
+    return cases
+
+
+def wires_of_the_nodes() -> int:
+    for nodes in layouts():
+        wires = wires_of(nodes)
+        mine = [rank for rank, node in enumerate(nodes) if node == nodes[hvd.rank()]]
+        assert wires.node is not None
+        assert (wires.node.size, wires.node.rank) == (len(mine), mine.index(hvd.rank()))
+        assert wires.owners == min(nodes.count(node) for node in nodes)
+        assert (wires.network is not None) == (mine.index(hvd.rank()) < wires.owners)
+        if wires.network is not None:
+            assert wires.network.size == len(set(nodes))
+    return len(layouts())
+
+
+def main() -> None:
+    hvd.init()
+    cases = (
+        wires_of_the_nodes,
+        allreduce_is_the_average_of_samples,
+        allreduce_has_the_bits_of_the_engines,
+        slices_of_whole_tensors,
+        no_samples_are_an_error,
+        adasum_combines_steps_of_each_parameter,
+        one_bit_with_feedback,
+        nothing_is_lost_but_to_a_planted_error,
+        blocks_of_local_steps,
+        first_steps_are_plain,
+        state_goes_through_a_checkpoint,
+    )
+    ran = sum(case() for case in cases)
+    for nodes in layouts():
+        together(partial(close, wires_of(nodes)))
+    report(ran, BITS.hexdigest())
+    hvd.shutdown()
+
+
+main()

@@ -1,0 +1,392 @@
+"""What the product puts on streams, recorded, as it is and with a wait missing; see the test."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import stream_engine
+import stream_record
+import torch
+from hidden_device import DEVICE, allow_staging
+from stream_record import Record
+
+import hvdtrain.torch as hvd
+from hvdtrain.buffer import Buffer
+from hvdtrain.core import context
+from hvdtrain.core.compression import Compressor
+from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.errors import UnsupportedError
+from hvdtrain.streams import Mark, Several, Streams
+from hvdtrain.tensors import torch_streams
+from hvdtrain.tensors.torch_streams import CudaStreams, StagingStreams, streams_of
+
+Case = Callable[[], None]
+
+
+def filled(number: float = 1.0) -> torch.Tensor:
+    """Return a tensor that the current stream fills."""
+    return torch.full((4, 3), number, device=DEVICE)
+
+
+def used(tensor: torch.Tensor) -> None:
+    """Read and write a result on the current stream, and give it back."""
+    tensor.mul_(2)
+
+
+def named_operations() -> None:
+    """Operations on temporary tensors, whose results are used and given back at once."""
+    used(hvd.allreduce(filled(), op=hvd.Sum))
+    used(hvd.allreduce(filled().t(), op=hvd.Sum))
+    used(hvd.allreduce(filled().half(), op=hvd.Sum))
+    used(hvd.allreduce_(filled(), op=hvd.Sum))
+    for tensor in hvd.grouped_allreduce([filled(), filled().t()], op=hvd.Sum):
+        used(tensor)
+    used(hvd.broadcast(filled(), 0))
+    used(hvd.broadcast_(filled(), 0))
+    used(hvd.broadcast_(filled().t(), 0))
+    used(hvd.allgather(filled()))
+    used(hvd.alltoall(filled()))
+    used(hvd.alltoall(filled(), torch.tensor([2]))[0])
+    used(hvd.reducescatter(filled(), op=hvd.Sum))
+
+
+def operations_beside_others() -> None:
+    """Operations that are waited for later, and on another stream than they were submitted on."""
+    other = torch.hidden.Stream()  # type: ignore[attr-defined]
+    handles = [
+        hvd.allreduce_async(filled(), op=hvd.Sum),
+        hvd.allreduce_async_(filled(), op=hvd.Sum),
+        hvd.allgather_async(filled()),
+        hvd.broadcast_async(filled(), 0),
+        hvd.allgather_async(filled().t()),
+    ]
+    filled()
+    with torch.hidden.stream(other):  # type: ignore[attr-defined]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+
+def operations_done_together() -> None:
+    """Small reductions that come at once."""
+    channel = context.current().world
+    with channel._driving:  # which no round can begin without
+        handles = [hvd.allreduce_async(filled(), name=f"small {i}", op=hvd.Sum) for i in range(3)]
+    for handle in handles:
+        used(hvd.synchronize(handle))
+
+
+def buckets() -> None:
+    """Two steps of two buckets, whose gradients come on three streams."""
+    channel = context.current().world
+    streams = streams_of(f"{DEVICE}:0", channel.communicator.capabilities)
+    on_device = DEVICE in channel.communicator.capabilities.devices
+    memories = [torch.empty(8, device=DEVICE if on_device else "cpu") for _ in range(2)]
+    for memory in memories:
+        streams.keep(memory)
+    sources = [torch.hidden.Stream() for _ in range(2)]  # type: ignore[attr-defined]
+    for step in range(2):
+        marks = [_fill(streams, memory, sources, step) for memory in memories]
+        finished = []
+        for memory, mark in zip(memories, marks, strict=True):
+            reduce = _Reduce(Buffer.of(memory))
+            finished.append(streams.run_after(mark, reduce)[1])
+        for memory, mark in zip(memories, finished, strict=True):
+            streams.wait(mark)
+            gradient = torch.empty(8, device=DEVICE)
+            streams.read(memory, gradient)
+            used(gradient)
+
+
+def several_devices() -> None:
+    """A reduction of a group whose tensors have streams of different devices."""
+    capabilities = context.current().world.communicator.capabilities
+    both = [streams_of(f"{DEVICE}:0", capabilities) for _ in range(2)]
+    streams, on_host = Several(both), DEVICE not in capabilities.devices
+    for number in range(2):
+        memory = torch.empty(3, device="cpu" if on_host else DEVICE)
+        both[1].keep(memory)
+        both[number].fill(torch.ones(3, device=DEVICE), memory)
+        result, finished = streams.run_after(streams.mark(), _Reduce(Buffer.of(memory)))
+        assert result is None
+        streams.wait(finished)
+        gradient = torch.empty(3, device=DEVICE)
+        both[number].read(memory, gradient)
+        used(gradient)
+
+
+class _Reduce:
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+
+    def __call__(self) -> None:
+        communicator = context.current().world.communicator
+        communicator.allreduce(self._buffer, hvd.Sum)
+
+
+def _fill(streams: Streams, memory: torch.Tensor, sources: list[object], step: int) -> Mark:
+    places = set()
+    for source, view in zip(sources, (memory[:3], memory[3:6]), strict=True):
+        with torch.hidden.stream(source):  # type: ignore[attr-defined]
+            streams.fill(torch.ones(3, device=DEVICE), view)
+            places.add(streams.place())
+    if step:
+        streams.clear(memory[6:])
+    else:
+        streams.fill(torch.ones(2, device=DEVICE), memory[6:])
+    places.add(streams.place())
+    return streams.mark(places)
+
+
+def training() -> None:
+    """Steps of an optimizer by two plans, with a parameter that is used now and then."""
+    layers = [torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)]
+    model, seldom = torch.nn.Sequential(*layers).to(DEVICE), torch.nn.Linear(3, 2).to(DEVICE)
+    parameters = [*model.parameters(), *seldom.parameters()]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters, 0.1, momentum=0.9, foreach=False), compression=Rounded
+    )
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        outputs = model(filled()) + (seldom(filled()) if step == 1 else 0)
+        outputs.sum().backward()
+        if step == 3:
+            optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
+
+
+class Rounded(Compressor):
+    """Leaves gradients as they are, in memory of their own."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return tensor * 1, None
+
+
+CASES: list[Case] = [
+    training,
+    named_operations,
+    operations_beside_others,
+    operations_done_together,
+    buckets,
+    several_devices,
+]
+
+
+def races(engine: str, cases: list[Case]) -> list[str]:
+    """Run cases, and return what may happen too early."""
+    found = []
+    hvd.init(engine=engine)
+    for case in cases:
+        record = Record()
+        with record.running(), allow_staging() if engine == "host" else nullcontext():
+            case()
+            hvd.barrier()  # the channel's thread has given back what it had
+        assert len(record.texts()) > 10, record.texts()
+        found += [f"{case.__name__}: {race}" for race in record.races()]
+    hvd.shutdown()
+    return found
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _run_at_once(self: CudaStreams, mark: object, work: Callable[[], object]) -> object:
+    with self._layer.on(self._side):
+        result = work()
+    return result, (self._side.record_event(),)
+
+
+def _mark_before(self: CudaStreams, mark: object, work: Callable[[], object]) -> object:
+    torch_streams._follow(self._side, mark)  # type: ignore[arg-type]
+    before = self._side.record_event()
+    with self._layer.on(self._side):
+        return work(), (before,)
+
+
+def _read_at_once(self: StagingStreams, mark: object, work: Callable[[], object]) -> object:
+    return work(), None
+
+
+def _fill_at_once(self: StagingStreams, source: torch.Tensor, target: torch.Tensor) -> None:
+    with self._layer.on(self._side):
+        target.copy_(source, non_blocking=True)
+    self._layer.record(source, self._side)
+
+
+def _fill_unkept(self: StagingStreams, source: torch.Tensor, target: torch.Tensor) -> None:
+    torch_streams._follow(self._side, (self._layer.current_stream().record_event(),))
+    _fill_at_once_unkept(self, source, target)
+
+
+def _fill_at_once_unkept(self: StagingStreams, source: torch.Tensor, target: torch.Tensor) -> None:
+    with self._layer.on(self._side):
+        target.copy_(source, non_blocking=True)
+
+
+def _mark_one(self: CudaStreams, places: set[object] | None = None) -> object:
+    return (self._layer.current_stream().record_event(),)
+
+
+def _clear_at_once(self: StagingStreams, target: torch.Tensor) -> None:
+    target.zero_()
+
+
+# What is left out: the engine, the class, its method, what is in its place, and what then may
+# come too early.
+MUTATIONS: dict[str, tuple[str, type, str, object, list[str]]] = {
+    "operations do not wait for what fills their memory": (
+        *("device", CudaStreams, "run_after", _run_at_once),
+        [
+            "training: allreduce on stream",
+            "named_operations: allreduce on stream",
+            "several_devices: allreduce on stream",
+        ],
+    ),
+    "results are read before operations are through": (
+        *("device", CudaStreams, "wait", _nothing),
+        ["named_operations: mul_ on default may come before allreduce on stream"],
+    ),
+    "gradients are read before the step has waited": (
+        *("device", GradientStep, "wait", _nothing),
+        ["training: _copy_from on default may come before allreduce on stream"],
+    ),
+    "the mark of an operation is taken before it": (
+        *("device", CudaStreams, "run_after", _mark_before),
+        [
+            "training: _copy_from on default may come before allreduce on stream",
+            "named_operations: mul_ on default may come before allreduce on stream",
+        ],
+    ),
+    "only the last stream that fills a bucket is marked": (
+        *("device", CudaStreams, "mark", _mark_one),
+        ["buckets: allreduce on stream"],
+    ),
+    "buckets are filled again before they were read": (
+        *("device", CudaStreams, "_follow_readers", _nothing),
+        ["may come before _copy_from on default"],
+    ),
+    "memory of operations is given to others": (
+        *("device", CudaStreams, "keep", _nothing),
+        ["next use on default may come before allreduce on stream"],
+    ),
+    "memory of results is given to others": (
+        *("device", CudaStreams, "hand_over", _nothing),
+        ["named_operations: next use on stream"],
+    ),
+    "the host reads before it is copied to": (
+        *("host", StagingStreams, "run_after", _read_at_once),
+        [
+            "training: allreduce on host may come before _copy_from",
+            "named_operations: allreduce on host may come before _copy_from",
+        ],
+    ),
+    "the host takes together what is not yet copied to it": (
+        *("host", StagingStreams, "settle", _nothing),
+        ["operations_done_together: memmove on host may come before _copy_from on stream"],
+    ),
+    "copies to the host do not wait for what they copy": (
+        *("host", StagingStreams, "fill", _fill_at_once),
+        ["training: _copy_from on stream", "named_operations: _copy_from on stream"],
+    ),
+    "what is copied to the host is given to others": (
+        *("host", StagingStreams, "fill", _fill_unkept),
+        ["training: next use on", "buckets: next use on"],
+    ),
+    "the host writes zeros before a result was read": (
+        *("host", StagingStreams, "clear", _clear_at_once),
+        ["training: zero_ on host may come before _copy_from on default"],
+    ),
+}
+
+
+def staging_is_said_once() -> None:
+    """Copy tensors through host memory twice."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("hvdtrain").addHandler(handler)
+    hvd.init(engine="host")
+    with allow_staging():
+        hvd.allreduce(filled(), op=hvd.Sum)
+        hvd.allgather(filled())
+    hvd.shutdown()
+    logging.getLogger("hvdtrain").removeHandler(handler)
+    assert said == [
+        f"tensors on {DEVICE}:0 are copied through host memory: engine host takes no {DEVICE} "
+        "memory"
+    ], said
+
+
+def ask_before_it_is_done() -> None:
+    """Ask about a result that the device has not come to yet."""
+    hvd.init(engine="device")
+    record = Record()
+    with record.running():
+        handle = hvd.allreduce_async(filled(), op=hvd.Sum)
+        hvd.barrier()
+        assert not hvd.poll(handle)
+        record.idle = True
+        assert hvd.poll(handle)
+    hvd.shutdown()
+
+
+def capture_is_refused() -> None:
+    """Call operations while a graph is captured."""
+    for engine in ("device", "host"):
+        hvd.init(engine=engine)
+        tensor, on_host = filled(), torch.ones(2)
+        record = Record(capturing=True)
+        with record.running():
+            for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter):
+                assert refusal(call, tensor) == REFUSAL, refusal(call, tensor)
+            assert refusal(hvd.broadcast_, tensor, 0) == REFUSAL
+            assert not refusal(hvd.allreduce, on_host)
+            assert not any("copy" in text for text in record.texts())
+        hvd.shutdown()
+
+
+REFUSAL = (
+    "[rank 0/1] an operation on tensors cannot be part of a CUDA graph, which is being captured: "
+    "ranks agree on the host before each. Capture what lies between such operations, or call them "
+    "outside of torch.cuda.graph()"
+)
+
+
+def refusal(call: Callable[..., object], *arguments: object) -> str:
+    """Return how a call is refused."""
+    try:
+        call(*arguments)
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+def main() -> None:
+    """Print what was found wrong, and how many mutations were tried."""
+    stream_record.install()
+    stream_engine.install()
+    ask_before_it_is_done()
+    capture_is_refused()
+    staging_is_said_once()
+    for engine in ("device", "host"):
+        for race in races(engine, CASES):
+            print(engine, race)
+    for text, (engine, kind, method, instead, expected) in MUTATIONS.items():
+        usual = getattr(kind, method)
+        setattr(kind, method, instead)
+        found = races(engine, CASES)
+        setattr(kind, method, usual)
+        for part in expected:
+            if not any(part in race for race in found):
+                print(f"not found: {text}: {part}", *found[:5], sep="\n  ")
+    print(len(MUTATIONS), "mutations")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Random programs on real channels, over an engine that notes every primitive that mismatches.
+
+HVDTRAIN_TRIALS=10000 plays so many of each kind; the number of a trial is in its message.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import channel_trials
+import pytest
+from channel_trials import faulty_trial, sound_trial
+
+from hvdtrain.core.agreement import channel, driver, lifecycle, queue
+from hvdtrain.core.agreement.decision import Decision, Ending, decide
+from hvdtrain.core.agreement.events import Leave, Left, Notify
+from hvdtrain.core.agreement.votes import unanimous
+from hvdtrain.core.request import LEAVE
+
+Trial = Callable[[int], list[str]]
+
+GIVEN = os.environ.get("HVDTRAIN_TRIALS")
+
+
+@pytest.fixture(autouse=True)
+def _quick_switches() -> Iterator[None]:
+    """Have threads change places often, in many an order."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(50e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def failures(trial: Trial, count: int) -> Iterator[list[str]]:
+    """Return what is wrong in each of so many trials that fails."""
+    return filter(None, map(trial, range(count)))
+
+
+@pytest.mark.parametrize(("trial", "count"), [(sound_trial, 1400), (faulty_trial, 1000)])
+def test_random_programs(trial: Trial, count: int) -> None:
+    wrong = next(failures(trial, int(GIVEN or count)), None)
+    assert wrong is None, "\n".join(wrong or ())
+
+
+def _leave_early(*given: object) -> Decision:
+    """Have all leave as soon as one does."""
+    decision = decide(*given)  # type: ignore[arg-type]
+    left = any(LEAVE in report.requests for report in given[0])  # type: ignore[attr-defined]
+    return replace(decision, ending=Ending.LEAVE) if left else decision
+
+
+def _leave_with_leftovers(self: driver.Driver, action: Leave) -> Left:
+    """Leave without failing what others did not submit."""
+    operation = self._own.get(LEAVE.key)
+    if operation is not None:
+        self._queue.end(operation)
+    return Left()
+
+
+def _close_with_leftovers(self: queue.Queue, actions: object) -> None:
+    """Close without failing what is pending."""
+
+
+def _agree_on_the_first(communicator: object, requests: object) -> list[int]:
+    """Take the hash of the first request for that of all of them."""
+    agreed = unanimous(communicator, requests)  # type: ignore[arg-type]
+    return list(range(len(requests))) if agreed else []  # type: ignore[arg-type]
+
+
+def _go_on(self: channel.Channel, error: BaseException) -> None:
+    """Fail what is pending, and go on after an engine call that has failed."""
+    for operation in self._queue.operations():
+        self._queue.end(operation, error)
+
+
+def _call_no_listener(self: driver.Driver, action: Notify) -> None:
+    """Have a rank that listens wait for ever."""
+
+
+MUTATIONS: list[tuple[Trial, object, str, object]] = [
+    (sound_trial, lifecycle, "decide", _leave_early),
+    (sound_trial, driver.Driver, "_leave", _leave_with_leftovers),
+    (sound_trial, driver, "unanimous", _agree_on_the_first),
+    (sound_trial, driver.Driver, "_notify", _call_no_listener),
+    (faulty_trial, queue.Queue, "fail", _close_with_leftovers),
+    (faulty_trial, channel.Channel, "_give_up", _go_on),
+]
+
+
+@pytest.mark.parametrize(
+    ("trial", "owner", "name", "wrong"), MUTATIONS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_they_find(
+    trial: Trial, owner: object, name: str, wrong: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, wrong)
+    # A trial may hang now, and that is a finding, too.
+    monkeypatch.setattr(channel_trials, "HANG_SECONDS", 1.0)
+    assert any(failures(trial, 300))

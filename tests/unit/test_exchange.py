@@ -1,0 +1,222 @@
+"""The parts of exchanges that need no other rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from block_momentum import BlockMomentum
+from exchanging import SHAPES, Driven, plan_of
+from hypothesis import given
+from hypothesis import strategies as st
+from one_bit import OneBit
+
+from hvdtrain.arrays import (
+    buffer_of,
+    copy,
+    elements_of,
+    like,
+    pack_signs,
+    strided,
+    to_host,
+    unpack_signs,
+    zeros_like,
+)
+from hvdtrain.core.gradients.adasum import Adasum
+from hvdtrain.core.gradients.allreduce import Allreduce
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, Facts
+from hvdtrain.core.gradients.parameter_state import ParameterState
+from hvdtrain.core.gradients.warm_up import WarmUp
+from hvdtrain.core.gradients.wires import slice_bounds
+from hvdtrain.core.operation import AgreedError
+from hvdtrain.types import DType, ReduceOp
+
+EXCHANGES: list[Exchange] = [
+    Allreduce(),
+    Adasum(),
+    OneBit(),
+    BlockMomentum(4, 0.5),
+    WarmUp(OneBit(), 3),
+]
+
+
+def kinds_of(values: Sequence[float]) -> list[Any]:
+    """Return the same array for numpy and for torch, in two types."""
+    return [
+        make(values, dtype=getattr(module, dtype))
+        for module, make in ((np, np.array), (torch, torch.tensor))
+        for dtype in ("float32", "float64")
+    ]
+
+
+@given(st.lists(st.floats(-4, 4, width=32), min_size=1, max_size=40))
+def test_signs_are_packed_and_come_back(values: list[float]) -> None:
+    packed = []
+    for array in kinds_of(values):
+        bits = pack_signs(array)
+        packed.append(to_host(bits).tolist())
+        signs: Any = unpack_signs(bits, array)
+        assert signs.dtype == array.dtype
+        assert signs.tolist() == [1.0 if value >= 0 else -1.0 for value in values]
+    assert all(each == packed[0] for each in packed)
+    assert len(packed[0]) == -(-len(values) // 8)
+
+
+def test_arrays_of_both_kinds_are_made_and_viewed_alike() -> None:
+    for array in kinds_of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]):
+        columns: Any = strided(array, 1, 6, (2, 3), (1, 2))
+        columns[0] = 0  # where the array shows it
+        assert array.tolist() == [1, 0, 3, 0, 5, 0, 7]
+        kept: Any = copy(columns)
+        assert (columns[1] + kept[1]).tolist() == [6, 10, 14]
+        kept[1] = 9
+        assert array[2] == 3
+        zeros: Any = zeros_like(kept)
+        assert type(kept) is type(zeros) is type(array)
+        assert not zeros.any()
+        back: Any = like(to_host(array), array)
+        assert type(back) is type(array)
+        assert back.dtype == array.dtype
+        assert to_host(elements_of(buffer_of(array))).tolist() == array.tolist()
+
+
+def test_a_copy_for_the_host_is_nobody_elses() -> None:
+    for array in kinds_of([1.0, 2.0]):
+        host = to_host(array)
+        array[0] = 5
+        assert host.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+@given(st.data())
+def test_pieces_of_a_slice_are_its_elements_in_order(tensors: bool, data: st.DataObject) -> None:
+    driven = Driven(Allreduce(), plan_of(DType.FLOAT32, 1 << 20), tensors)
+    (bucket,) = driven.buckets
+    start = data.draw(st.integers(0, bucket.buffer.count - 1))
+    count = data.draw(st.integers(1, bucket.buffer.count - start))
+    elements: Any = bucket.elements[start : start + count]
+    elements[...] = 0
+    pieces = bucket.pieces(elements, start)
+    for number, piece in enumerate(pieces):
+        piece.elements[...] = piece.elements + (number + 1)
+        length = piece.elements.shape[0]
+        assert bucket.specs[piece.index].count == piece.count >= piece.first + length
+    assert sum(piece.elements.shape[0] for piece in pieces) == count
+    assert sorted(elements.tolist()) == elements.tolist()
+    assert elements[0] == 1
+    assert [p.first for p in pieces[1:]] == [0] * (len(pieces) - 1)
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_parts_are_views_of_the_bucket_in_the_parameters_shapes(tensors: bool) -> None:
+    driven = Driven(Allreduce(), plan_of(DType.FLOAT64, 1 << 20), tensors)
+    (bucket,) = driven.buckets
+    bucket.elements[...] = 0
+    for part in bucket.parts:
+        part.array[...] = part.index + 1
+        assert tuple(part.array.shape) == list(SHAPES)[part.index]
+    whole = to_host(bucket.elements)
+    for part in bucket.parts:
+        assert set(whole[part.start : part.start + part.count]) == {part.index + 1}
+    columns = next(part for part in bucket.parts if part.index == 0)
+    columns.array[1] = 7  # lies next to the first element
+    assert to_host(bucket.elements)[columns.start : columns.start + 2].tolist() == [1, 7]
+
+
+@given(st.integers(0, 50), st.integers(1, 6), st.none() | st.sets(st.integers(0, 49)))
+def test_slices_cover_a_buffer_and_begin_where_they_may(
+    count: int, owners: int, cuts: set[int] | None
+) -> None:
+    allowed = None if cuts is None else sorted({0, *(cut for cut in cuts if cut <= count)})
+    bounds = slice_bounds(count, owners, allowed)
+    assert len(bounds) == owners + 1
+    assert bounds == sorted(bounds)
+    assert (bounds[0], bounds[-1]) == (0, count)
+    if allowed is not None:
+        assert set(bounds) <= {*allowed, count}
+    else:
+        sizes = [high - low for low, high in pairwise(bounds)]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_weights_make_factors_in_the_order_that_bits_depend_on() -> None:
+    facts = Facts(0, 3, weight=0.1, total=0.7, weighted=True)
+    assert facts.weigh(1 / 3) == (1 / 3) * 0.1 * 3 / 0.7
+    assert Facts(0, 3, weight=5.0, total=15.0, weighted=True).weigh() == 1.0
+    assert Facts(0, 3).weigh(0.3) == 0.3
+    with pytest.raises(AgreedError, match="no rank has samples"):
+        Facts(0, 3, weight=0.0, total=0.0, weighted=True).weigh()
+
+
+def test_what_is_put_for_a_step_counts_when_it_has_ended_well() -> None:
+    for array in kinds_of([1.0, 2.0]):
+        state = ParameterState("residual")
+        assert to_host(state.get(3, array)).tolist() == [0, 0]
+        state.put(3, array)
+        assert to_host(state.get(3, array)).tolist() == [0, 0]
+        state.end(keep=False)
+        assert to_host(state.get(3, array)).tolist() == [0, 0]
+        state.put(3, array)
+        state.end()
+        assert to_host(state.get(3, array)).tolist() == [1, 2]
+
+
+def test_what_is_kept_comes_back_on_the_bucket_of_then() -> None:
+    for before in kinds_of([1.0, 2.0]):
+        for after in kinds_of([0.0, 0.0]):
+            saved = ParameterState("residual")
+            saved.put(3, copy(before))
+            saved.end()
+            loaded = ParameterState("residual")
+            loaded.load({**saved.arrays(), "velocity.3": np.zeros(2)})
+            assert loaded.arrays()["residual.3"].tolist() == [1, 2]  # before it is used, too
+            found: Any = loaded.get(3, after)
+            assert type(found) is type(after)
+            assert found.dtype == after.dtype
+            assert found.tolist() == [1, 2]
+            assert list(loaded.arrays()) == ["residual.3"]
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: exchange.spec)
+def test_each_says_what_it_is_and_how_exact(exchange: Exchange) -> None:
+    assert exchange.spec
+    assert exchange.exactness.endswith(".")
+
+
+def test_specs_differ_where_ranks_must_not() -> None:
+    specs = [
+        Allreduce().spec,
+        Allreduce(ReduceOp.SUM).spec,
+        Allreduce(predivide=2.0).spec,
+        WarmUp(Allreduce(), 2).spec,
+        WarmUp(Allreduce(), 3).spec,
+    ]
+    assert len(set(specs)) == len(specs)
+
+
+def test_a_joined_rank_answers_what_has_no_state() -> None:
+    kinds = [(5, DType.FLOAT32), (2, DType.INT32)]
+    zeros = Allreduce(predivide=2.0).zeros(kinds)
+    assert zeros.buffers == tuple(kinds)
+    assert Allreduce.answering(zeros).spec == Allreduce(predivide=2.0).spec
+    assert Adasum().zeros(kinds).buffers == tuple(kinds)
+    assert all(each.zeros(kinds) is None for each in EXCHANGES[2:])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Allreduce(ReduceOp.MAX), "op must be Average or Sum"),
+        (lambda: WarmUp(Allreduce(), -1), "at least 0, got -1"),
+        (lambda: Allreduce().load(ExchangeState({"x.1": np.zeros(1)})), "keeps nothing.*x.1"),
+        (lambda: WarmUp(Allreduce(), 1).load(ExchangeState()), "warm-up steps"),
+        (lambda: Adasum().prepare(plan_of(DType.INT32, 100)), "'p0' is int32"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Callable[[], None], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,118 @@
+"""Pieces of a timeline that cannot be written, and those that a job finds when it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hvdtrain.core import context
+from hvdtrain.core.timeline.begin import begin
+from hvdtrain.core.timeline.clock import Reading
+from hvdtrain.core.timeline.growing_file import GrowingFile, earlier_path
+from hvdtrain.core.timeline.piece import Piece
+from hvdtrain.core.timeline.pieces import piece_path
+from hvdtrain.core.timeline.times import RankTimes
+from hvdtrain.engines.local_engine import LocalCommunicator
+
+CLOCK = Reading(100.0, 0.0, 1e-6)
+TITLE = "[rank 1/2]"
+
+
+def begun(file: GrowingFile) -> Piece:
+    times = RankTimes(CLOCK, CLOCK, 0.0)
+    return Piece(file, times, lambda: times, TITLE, 1, "host")
+
+
+def write_piece(path: str) -> None:
+    file = GrowingFile(path, {})
+    file.write([], [{"name": "old", "ph": "X"}])
+    file.close()
+
+
+class SecondCommunicator(LocalCommunicator):
+    """Rank 1, as if alone."""
+
+    rank = 1
+
+
+@pytest.fixture
+def beginning() -> Iterator[Any]:
+    """Begin to record as a rank, and end it."""
+    recordings = []
+
+    def start(communicator: LocalCommunicator, path: Path) -> None:
+        recordings.append(begin(communicator, str(path), False, "host"))
+
+    yield start
+    for recording in recordings:
+        recording.finish()
+
+
+def test_whatever_a_write_raises_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = GrowingFile(str(tmp_path / "piece"), {})
+    piece = begun(file)
+    file.close()
+    piece.save()
+    piece.save()
+    piece.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{TITLE} timeline: {tmp_path}/piece ends here: ValueError(")
+    piece.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_piece_for_which_the_disk_is_full_goes_at_a_good_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "piece"
+    path.symlink_to("/dev/full")
+    piece = begun(GrowingFile(str(path), {}))
+    piece.close()
+    message = f"{TITLE} timeline: {path} ends here: No space left on device\n"
+    assert capsys.readouterr().err == message
+    piece.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_rank_removes_its_own_old_pieces(tmp_path: Path, beginning: Any) -> None:
+    path = tmp_path / "it.json"
+    own, other = (piece_path(str(path), rank) for rank in (1, 2))
+    for each in (own, earlier_path(own), other):
+        write_piece(each)
+    beginning(SecondCommunicator(), path)
+    assert {str(each) for each in tmp_path.iterdir()} == {own, other}
+    assert '"old"' not in Path(own).read_text()
+
+
+def test_files_that_others_write_stay(tmp_path: Path, beginning: Any) -> None:
+    path = tmp_path / "it.json"
+    old, profile = (piece_path(str(path), rank) for rank in (6, 7))
+    write_piece(old)
+    Path(profile).write_text('{\n  "schemaVersion": 1, "displayTimeUnit": "ms"}')
+    beginning(LocalCommunicator(), path)
+    assert {str(each) for each in tmp_path.iterdir()} == {piece_path(str(path), 0), profile}
+
+
+def test_a_timeline_that_cannot_be_saved_does_not_keep_a_job_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def save() -> None:
+        raise MemoryError
+
+    codes: list[int] = []
+
+    class Aborted(LocalCommunicator):
+        def abort(self, code: int) -> None:
+            codes.append(code)
+
+    recording = SimpleNamespace(recording=SimpleNamespace(save=save))
+    monkeypatch.setattr(context, "_context", recording)
+    with pytest.raises(MemoryError):
+        context._abort(Aborted(), 3)
+    assert codes == [3]
