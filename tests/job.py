@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Self
 
 from own_time import OwnTime
 
-__all__ = ["RESULTS", "Completed", "Job", "rank_of"]
+__all__ = ["RESULTS", "Completed", "Job", "python_path", "rank_of"]
 
 RESULTS = "HVDTRAIN_TEST_RESULTS"
 _MARK = "HVDTRAIN_TEST_JOB"
@@ -184,14 +184,20 @@ class Job:
 
 def _environment(env: Mapping[str, object]) -> dict[str, str]:
     """Return this process's environment with `env` over it, fit for a launcher and its ranks."""
-    path = os.pathsep.join(filter(None, [str(_TESTS), os.environ.get("PYTHONPATH")]))
     # Open MPI yields by itself only to ranks of one job on one host, and others run beside it.
     kind = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    merged: dict[str, object] = {**kind, **os.environ, "PYTHONPATH": path}
+    merged: dict[str, object] = {**kind, **os.environ, "PYTHONPATH": python_path()}
     if os.geteuid() == 0:
         merged |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     merged |= env
     return {name: str(value) for name, value in merged.items() if value is not None}
+
+
+def python_path(*more: str) -> str:
+    """Return where ranks look for modules: the tests', those of this process, and then more."""
+    inherited = os.environ.get("PYTHONPATH")
+    own = [str(_TESTS), str(_TESTS / "rank_start")]
+    return os.pathsep.join([*own, *([inherited] if inherited else []), *more])
 
 
 def _read_environ(pid: str) -> dict[str, str]:

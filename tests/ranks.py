@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from job import RESULTS, Completed, Job, rank_of
+from job import RESULTS, Completed, Job, python_path, rank_of
 
 __all__ = [
     "Completed",
@@ -153,8 +153,7 @@ def torch_beside(mpi: str) -> dict[str, str]:
 
 def packages_of(folder: str) -> dict[str, str]:
     """Return variables with which ranks find, after all else, the packages of an environment."""
-    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH"), folder]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+    return {"PYTHONPATH": python_path(folder)}
 
 
 def mpi_python(mpi: str) -> Path:
