@@ -53,7 +53,7 @@ class Job:
         # mpirun that is killed leaves files named by its process number, and one that is given
         # the same number later finds them in its way: every job has its own.
         temporary = {"TMPDIR": self._files / "tmp"}
-        own = {_MARK: self._mark, RESULTS: self._files / "results"}
+        own = {_MARK: self._mark, RESULTS: self.results_folder}
         self._started = time.monotonic()
         with open(self._files / "stdout", "wb") as out, open(self._files / "stderr", "wb") as err:
             self.process = subprocess.Popen(
@@ -82,6 +82,11 @@ class Job:
     def stderr(self) -> str:
         """What was written so far."""
         return (self._files / "stderr").read_text(errors="replace")
+
+    @property
+    def results_folder(self) -> Path:
+        """Into which ranks write what they hand to tests."""
+        return self._files / "results"
 
     def wait(self, timeout_seconds: float) -> Completed:
         """Wait for the end; a job that takes longer is ended and fails the test."""
@@ -155,7 +160,7 @@ class Job:
         """Return what each of `np` ranks reported; a rank that ran no case fails the test."""
         payloads = []
         for rank in range(np):
-            path = self._files / "results" / f"{rank}.json"
+            path = self.results_folder / f"{rank}.json"
             if not path.exists():
                 self.fail(f"rank {rank} of {np} left no result")
             result = json.loads(path.read_text())

@@ -101,6 +101,7 @@ def test_an_elastic_script() -> None:
     assert complaints(done) == []
 
 
+@pytest.mark.horovod
 def test_hvdtrain_answers_on_top_of_an_installed_horovod() -> None:
     done = run_ranks(
         SCRIPT,

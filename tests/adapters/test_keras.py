@@ -34,6 +34,7 @@ def test_one_rank_without_mpi(backend: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "size"), [("tensorflow", 2), ("torch", 2), ("jax", 3)])
+@pytest.mark.horovod
 def test_training_on_horovod(backend: str, size: int) -> None:
     done = run(backend, size, [TRAINING], beside_horovod())
     assert (done["engine"], len(done["digests"])) == ("horovod", 1)

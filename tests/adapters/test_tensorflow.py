@@ -29,6 +29,7 @@ def test_operations_training_and_graphs(size: int) -> None:
     assert (first["cases"], len(first["digests"])) == (40, 11)
 
 
+@pytest.mark.horovod
 def test_training_on_horovod() -> None:
     done = run_ranks(
         HERE / "tensorflow_worker.py",

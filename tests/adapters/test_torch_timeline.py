@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from horovod_environment import horovod_python
+from mpis import MPICH
 from ranks import launch, run_ranks
 from trace_file import Trace
 
@@ -149,7 +150,7 @@ def check_waiting(trace: Trace, rank: int) -> None:
         assert start <= slice_.start < slice_.end == pytest.approx(end, abs=0.01)
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize("mpi", ["openmpi", MPICH])
 def test_the_environment_starts_it_and_the_end_of_the_job_writes_it(
     mpi: str, tmp_path: Path
 ) -> None:
@@ -160,7 +161,7 @@ def test_the_environment_starts_it_and_the_end_of_the_job_writes_it(
     assert {e["name"] for e in trace.events if e["ph"] == "i"} == {"round"}
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize("mpi", ["openmpi", MPICH])
 def test_a_file_that_cannot_be_written_ends_the_job(mpi: str, tmp_path: Path) -> None:
     env = {"HVDTRAIN_TIMELINE": tmp_path / "missing" / "it.json"}
     with launch(["-c", BARRIERS], 2, mpi=mpi, env=env, cwd=tmp_path) as job:
@@ -172,6 +173,7 @@ def test_a_file_that_cannot_be_written_ends_the_job(mpi: str, tmp_path: Path) ->
     assert line.startswith(f"hvdtrain: timeline {tmp_path}/missing/it.json cannot be written (No")
 
 
+@pytest.mark.horovod
 def test_horovods_own_timeline_stays_off(tmp_path: Path) -> None:
     env = {"HVDTRAIN_ENGINE": "horovod", "HOROVOD_TIMELINE": "it.json"}
     pieces = "{'it.rank-0.json', 'it.rank-1.json'}"

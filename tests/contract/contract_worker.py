@@ -1,19 +1,20 @@
 """Runs the contract's table on each rank.
 
-Arguments: engines in a row, as gloo+hidden, then the name of a fault or none.
+Arguments: cases of it, one after the other in one job: an engine, then settings or a fault, as
+"mpi", "mpi CHUNK_BYTES=1000 SHARED_MEMORY=0" or "mpi: wrong root".
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from contract_cases import all_cases
 from contract_device import on_device
-from ranks import report
+from shared_launch import run_each
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
@@ -23,20 +24,26 @@ from hvdtrain.types import ReduceOp
 from hvdtrain.world import promised_world
 
 
-def main(engines: str, fault: str) -> None:
-    """Report how many cases of the table each of some engines took and refused, in their order."""
-    done = []
-    for engine in engines.split("+"):
-        communicator = _open(engine)
-        if fault:
-            FAULTS[fault](communicator)
-        taken, refused = _run_table(communicator)
-        communicator.barrier()
-        done.append({"taken": taken, "refused": refused, "size": communicator.size})
-    report(cases=sum(counts["taken"] for counts in done), payload=done)
+class _Cases(dict[str, Callable[[], object]]):
+    """All that can be asked for, by name."""
+
+    def __missing__(self, case: str) -> Callable[[], object]:
+        return lambda: _run(case)
 
 
-def _open(name: str) -> Communicator:
+def _run(case: str) -> dict[str, int]:
+    """Return how many cases of the table an engine took and refused, and the number of ranks."""
+    named, _, fault = case.partition(": ")
+    engine, *settings = named.split()
+    communicator = _open(engine, dict(f"HVDTRAIN_{word}".split("=") for word in settings))
+    if fault:
+        FAULTS[fault](communicator)
+    taken, refused = _run_table(communicator)
+    communicator.barrier()
+    return {"taken": taken, "refused": refused, "size": communicator.size}
+
+
+def _open(name: str, settings: Mapping[str, str]) -> Communicator:
     engine = name
     # Environments of other engines have no torch.
     if engine == "hidden":
@@ -50,7 +57,8 @@ def _open(name: str) -> Communicator:
         engine = "mpi"
     elif engine == "nccl":
         _share_gpus()
-    communicator = open_world(engine, Config.from_environ(os.environ), os.environ).communicator
+    environ = {**os.environ, **settings}
+    communicator = open_world(engine, Config.from_environ(environ), environ).communicator
     if name in DEVICES:
         return on_device(communicator, DEVICES[name])
     return communicator
@@ -145,4 +153,4 @@ FAULTS = {
 }
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "")
+    run_each(_Cases(), sys.argv[1:])

@@ -10,8 +10,9 @@ import pytest
 import torch
 from horovod_environment import horovod_python
 from hosts import AGENT_ARGS, require_hosts, write_hostfile
-from open_mpi_4 import OPEN_MPI_4
+from mpis import MPICH, OPEN_MPI_4
 from ranks import launch, run_ranks, start
+from shared_launch import SharedLaunch, results_of
 
 WORKER = Path(__file__).parent / "contract_worker.py"
 
@@ -29,58 +30,64 @@ TAKEN = {
 REFUSED = {"local": 8, "mpi": 80, "node": 36, "gloo": 34, "hidden": 34, "nccl": 28, "horovod": 34}
 
 
-def _check(results: list[list[dict[str, int]]], *engines: str) -> None:
-    expected = [
-        {"taken": TAKEN[engine], "refused": REFUSED[engine], "size": len(results)}
-        for engine in engines
-    ]
-    assert results == [expected] * len(results)
+# In one launch for each number of ranks. The last one has MPI take the memory of a device, as where
+# the library takes that of a GPU.
+WITHOUT_KERNEL = ["mpi SHARED_MEMORY=numpy", "mpi CHUNK_BYTES=1000 SHARED_MEMORY=0"]
+LAUNCHES = {
+    np: SharedLaunch(WORKER, np, cases, timeout_seconds=400)
+    for np, cases in {
+        1: ["mpi", "gloo", "hidden", "mpi-hidden"],
+        2: ["mpi", "mpi SHARED_MEMORY=0", *WITHOUT_KERNEL, "gloo", "hidden", "mpi-hidden"],
+        3: ["mpi", "mpi SHARED_MEMORY=0", *WITHOUT_KERNEL, "gloo", "hidden", "mpi-hidden"],
+        4: ["mpi", "mpi SHARED_MEMORY=0", "gloo", "hidden", "mpi-hidden"],
+    }.items()
+}
+
+
+def _check(results: list[dict[str, int]], engine: str) -> None:
+    expected = {"taken": TAKEN[engine], "refused": REFUSED[engine], "size": len(results)}
+    assert results == [expected] * max(len(results), 1)
+
+
+def _kind(case: str, np: int) -> str:
+    """Return whose counts a case has: ranks of one node meet in shared memory, where they may."""
+    if case in ("mpi", "mpi-hidden"):
+        return "node" if np > 1 else "mpi"
+    return case.split()[0]
 
 
 def test_local() -> None:
-    _check(run_ranks(WORKER, 1, args=["local"]).results, "local")
+    _check(SharedLaunch(WORKER, 1, ["local"]).results("local"), "local")
+
+
+@pytest.mark.parametrize(
+    ("np", "case"), [(np, case) for np, launched in LAUNCHES.items() for case in launched.cases]
+)
+def test_open_mpi_and_gloo(np: int, case: str) -> None:
+    _check(LAUNCHES[np].results(case), _kind(case, np))
 
 
 @pytest.mark.parametrize("np", [1, 2, 3, 4])
-@pytest.mark.parametrize("mpi", ["openmpi", OPEN_MPI_4, "mpich"])
-def test_mpi(mpi: str, np: int) -> None:
-    # The second time in memory of a device, as where the library takes that of a GPU.
-    engines = "mpi+mpi-hidden" if mpi == "openmpi" else "mpi"
-    done = run_ranks(WORKER, np, args=[engines], mpi=mpi, timeout_seconds=180)
-    _check(done.results, *["node" if np > 1 else "mpi"] * len(engines.split("+")))
+@pytest.mark.parametrize("mpi", [OPEN_MPI_4, MPICH])
+def test_other_mpis(mpi: str, np: int) -> None:
+    _check(SharedLaunch(WORKER, np, ["mpi"], mpi=mpi).results("mpi"), _kind("mpi", np))
 
 
 @pytest.mark.parametrize(
     ("mpi", "slots"),
-    [("openmpi", [2, 1, 1]), ("mpich", [2, 1])],
+    [("openmpi", [2, 1, 1]), pytest.param("mpich", [2, 1], marks=pytest.mark.mpich)],
 )
 def test_mpi_on_several_nodes(mpi: str, slots: list[int], tmp_path: Path) -> None:
     require_hosts()
-    done = run_ranks(
+    launched = SharedLaunch(
         WORKER,
         sum(slots),
-        args=["mpi"],
+        ["mpi"],
         mpi=mpi,
         hostfile=write_hostfile(tmp_path / "hosts", mpi, slots),
         launcher_args=AGENT_ARGS[mpi],
-        timeout_seconds=180,
     )
-    _check(done.results, "mpi")
-
-
-@pytest.mark.parametrize(
-    ("shared_memory", "np"), [("0", 2), ("0", 3), ("0", 4), ("numpy", 2), ("numpy", 3)]
-)
-def test_mpi_without_the_kernel(shared_memory: str, np: int) -> None:
-    env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}
-    done = run_ranks(WORKER, np, args=["mpi"], env=env, timeout_seconds=120)
-    _check(done.results, "mpi")
-
-
-@pytest.mark.parametrize("np", [1, 2, 3, 4])
-def test_gloo_and_memory_that_the_host_cannot_read(np: int) -> None:
-    done = run_ranks(WORKER, np, args=["gloo+hidden"], timeout_seconds=240)
-    _check(done.results, "gloo", "hidden")
+    _check(launched.results("mpi"), "mpi")
 
 
 def test_gloo_under_torchrun() -> None:
@@ -90,7 +97,7 @@ def test_gloo_under_torchrun() -> None:
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()
-        _check(job.results(2), "gloo")
+        _check(results_of(job, 2, 0) or [], "gloo")
 
 
 @pytest.mark.gpu
@@ -98,28 +105,21 @@ def test_gloo_under_torchrun() -> None:
 def test_nccl(np: int) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    _check(run_ranks(WORKER, np, args=["nccl"], timeout_seconds=180).results, "nccl")
+    _check(SharedLaunch(WORKER, np, ["nccl"]).results("nccl"), "nccl")
 
 
+@pytest.mark.horovod
 @pytest.mark.parametrize("np", [1, 2, 3, 4])
 def test_horovod(np: int) -> None:
-    python = horovod_python()
-    done = run_ranks(WORKER, np, args=["horovod"], python=python, timeout_seconds=180)
-    _check(done.results, "horovod")
+    launched = SharedLaunch(WORKER, np, ["horovod"], python=horovod_python())
+    _check(launched.results("horovod"), "horovod")
 
 
+@pytest.mark.horovod
 def test_horovod_in_small_chunks() -> None:
     env = {"HVDTRAIN_CHUNK_BYTES": 5000, "HOROVOD_CYCLE_TIME": 0.1}
-    python = horovod_python()
-    done = run_ranks(WORKER, 3, args=["horovod"], python=python, env=env, timeout_seconds=180)
-    _check(done.results, "horovod")
-
-
-@pytest.mark.parametrize("np", [2, 3])
-def test_mpi_in_chunks_of_a_few_elements(np: int) -> None:
-    env = {"HVDTRAIN_CHUNK_BYTES": 1000, "HVDTRAIN_SHARED_MEMORY": 0}
-    done = run_ranks(WORKER, np, args=["mpi"], env=env, timeout_seconds=120)
-    _check(done.results, "mpi")
+    launched = SharedLaunch(WORKER, 3, ["horovod"], python=horovod_python(), env=env)
+    _check(launched.results("horovod"), "horovod")
 
 
 def test_broadcast_of_more_than_2_to_the_31_bytes() -> None:
@@ -138,7 +138,7 @@ def test_broadcast_of_more_than_2_to_the_31_bytes() -> None:
     ],
 )
 def test_a_broken_engine_fails(fault: str, caught_by: str) -> None:
-    with launch(WORKER, 3, args=["mpi", fault]) as job:
+    with launch(WORKER, 3, args=[f"mpi: {fault}"]) as job:
         done = job.wait(60)
     assert done.returncode != 0
     assert f"of 3, {caught_by}" in done.stderr

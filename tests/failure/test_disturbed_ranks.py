@@ -42,7 +42,11 @@ def stop_for_a_while(pid: int) -> None:
 
 @pytest.mark.parametrize(
     ("mpi", "engine", "shared_memory"),
-    [("openmpi", "mpi", "1"), ("openmpi", "gloo", "1"), ("mpich", "mpi", "0")],
+    [
+        ("openmpi", "mpi", "1"),
+        ("openmpi", "gloo", "1"),
+        pytest.param("mpich", "mpi", "0", marks=pytest.mark.mpich),
+    ],
 )
 def test_the_job_goes_on(mpi: str, engine: str, shared_memory: str, tmp_path: Path) -> None:
     env = {"HVDTRAIN_ENGINE": engine, "HVDTRAIN_SHARED_MEMORY": shared_memory}

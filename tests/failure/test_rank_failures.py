@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from mpis import MPICH
 from ranks import Completed, launch, torch_beside
 from segments import segments
 
 WORKER = Path(__file__).parent / "failing_worker.py"
 LIMIT_SECONDS = 5.0
-MPIS = ("openmpi", "mpich")
+MPIS = ("openmpi", MPICH)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def fail(
         ("openmpi", "raises", {}),
         ("openmpi", "raises_in_own_thread", {}),
         ("openmpi", "raises_in_thread", {"HVDTRAIN_ABORT_ON_THREAD_EXCEPTION": "1"}),
-        ("mpich", "raises", {}),
+        pytest.param("mpich", "raises", {}, marks=pytest.mark.mpich),
     ],
 )
 def test_an_exception(mpi: str, fault: str, variables: Mapping[str, str]) -> None:
@@ -69,8 +70,8 @@ def test_an_exception(mpi: str, fault: str, variables: Mapping[str, str]) -> Non
         ("openmpi", "mpi", "0"),
         ("openmpi", "mpi", "numpy"),
         ("openmpi", "gloo", "1"),
-        ("mpich", "mpi", "1"),
-        ("mpich", "mpi", "0"),
+        pytest.param("mpich", "mpi", "1", marks=pytest.mark.mpich),
+        pytest.param("mpich", "mpi", "0", marks=pytest.mark.mpich),
     ],
 )
 def test_a_rank_that_is_killed(mpi: str, engine: str, shared_memory: str) -> None:
@@ -193,7 +194,13 @@ if hvd.rank() == 0:
 
 
 @pytest.mark.parametrize(
-    ("mpi", "slots"), [("openmpi", [2, 1]), ("openmpi", [1, 1, 1]), ("mpich", [2, 1])], ids=str
+    ("mpi", "slots"),
+    [
+        ("openmpi", [2, 1]),
+        ("openmpi", [1, 1, 1]),
+        pytest.param("mpich", [2, 1], marks=pytest.mark.mpich),
+    ],
+    ids=str,
 )
 def test_a_rank_that_is_killed_on_one_of_several_hosts(
     mpi: str, slots: list[int], tmp_path: Path
@@ -218,7 +225,12 @@ def test_a_kill_at_any_moment(whom: str) -> None:
 
 @pytest.mark.parametrize(
     ("mpi", "shared_memory"),
-    [("openmpi", "0"), ("openmpi", "1"), ("openmpi", "numpy"), ("mpich", "1")],
+    [
+        ("openmpi", "0"),
+        ("openmpi", "1"),
+        ("openmpi", "numpy"),
+        pytest.param("mpich", "1", marks=pytest.mark.mpich),
+    ],
 )
 def test_the_launcher_is_killed(mpi: str, shared_memory: str) -> None:
     env = {"HVDTRAIN_SHARED_MEMORY": shared_memory, **torch_beside(mpi)}

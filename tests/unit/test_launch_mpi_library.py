@@ -40,7 +40,11 @@ def install(path: Path, says: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("mpi", "vendor", "launcher"), [("openmpi", "openmpi", "mpirun"), ("mpich", "mpich", "mpiexec")]
+    ("mpi", "vendor", "launcher"),
+    [
+        ("openmpi", "openmpi", "mpirun"),
+        pytest.param("mpich", "mpich", "mpiexec", marks=pytest.mark.mpich),
+    ],
 )
 def test_the_installed_mpi(mpi: str, vendor: str, launcher: str) -> None:
     python = mpi_python(mpi)

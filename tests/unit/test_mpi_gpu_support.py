@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from open_mpi_4 import OPEN_MPI_4
+from mpis import MPICH, OPEN_MPI_4
 from ranks import mpi_python
 
 from hvdtrain.engines.mpi_gpu_support import gpu_kinds
@@ -32,7 +32,7 @@ QUERIES = {
 EVERY = sorted({name for names in QUERIES.values() for name in names})
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", OPEN_MPI_4, "mpich"])
+@pytest.mark.parametrize("mpi", ["openmpi", OPEN_MPI_4, MPICH])
 def test_libraries_without_gpus_say_so(mpi: str) -> None:
     done = subprocess.run(
         [mpi_python(mpi), "-c", CODE % EVERY],

@@ -1,0 +1,106 @@
+"""Cases that differ only in what ranks do run in one launch, and each is a test of its own.
+
+In a worker, on each rank:
+
+    run_each({"first": first, "second": second}, sys.argv[1:])  # functions; returns are reported
+
+In a test:
+
+    LAUNCH = SharedLaunch(WORKER, 2, ["first", "second"])
+
+    @pytest.mark.parametrize("case", LAUNCH.cases)
+    def test_it(case: str) -> None:
+        assert LAUNCH.results(case) == [...]          # what the function returned, by rank
+
+The first test that asks starts the ranks. A case that fails ends the job: its test fails with the
+output, those of the cases before it pass, and those of the cases after it fail with the same words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from job import RESULTS, rank_of
+from ranks import Job, launch
+
+__all__ = ["SharedLaunch", "results_of", "run_each"]
+
+
+def run_each(cases: Mapping[str, Callable[[], object]], names: Sequence[str]) -> None:
+    """Run cases by name, in this order, and hand the result of each to its test."""
+    folder, rank = Path(os.environ[RESULTS]), rank_of(os.environ) or 0
+    for number, name in enumerate(names):
+        result = cases[name]()
+        part = folder / f"{number}.{rank}.part"
+        part.write_text(json.dumps(result))
+        part.rename(part.with_suffix(".json"))
+
+
+class SharedLaunch:
+    """One launch that runs several cases when the first of them is asked for.
+
+    Args:
+        target: a Python script that ends with run_each().
+        np: number of ranks.
+        cases: names of cases, which are the script's arguments.
+        timeout_seconds: for the whole job.
+        how: the other arguments of ranks.launch().
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        np: int,
+        cases: Sequence[str],
+        *,
+        timeout_seconds: float = 240,
+        **how: Any,
+    ) -> None:
+        self.cases = list(cases)
+        self._target, self._np, self._timeout_seconds, self._how = target, np, timeout_seconds, how
+        self._results: dict[str, list[Any]] | None = None
+        self._failure = ""
+
+    def results(self, case: str) -> list[Any]:
+        """Return what a case returned on each rank, by rank.
+
+        Raises:
+            AssertionError: it failed, or one before it; shows the tails of the output.
+        """
+        if self._results is None:
+            self._results = {}
+            self._run()
+        if case not in self._results:
+            raise AssertionError(self._failure)
+        return self._results[case]
+
+    def _run(self) -> None:
+        with launch(self._target, self._np, args=self.cases, **self._how) as job:
+            try:
+                done = job.wait(self._timeout_seconds)
+                if done.returncode != 0:
+                    job.fail(f"exit code {done.returncode}")
+                job.assert_nothing_left()
+            except AssertionError as error:
+                self._failure = str(error)
+            assert self._results is not None
+            for number, case in enumerate(self.cases):
+                results = results_of(job, self._np, number)
+                if results is None:
+                    self._failure = f"in case {case!r}: {self._failure}"
+                    return
+                self._results[case] = results
+        if self._failure:  # after the last case, which must tell
+            del self._results[case]
+
+
+def results_of(job: Job, np: int, number: int) -> list[Any] | None:
+    """Return what `np` ranks have returned from the case of this number; None if one has not."""
+    files = [job.results_folder / f"{number}.{rank}.json" for rank in range(np)]
+    if not all(file.exists() for file in files):
+        return None
+    return [json.loads(file.read_text()) for file in files]
