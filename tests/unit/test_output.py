@@ -12,7 +12,7 @@ import pytest
 
 ABORTING = """
 import os, sys
-from hvdtrain.core import output
+from hvdtrain.core.process import output
 from hvdtrain.core.process.exits import ExitGuard
 from hvdtrain.topology import Topology
 
