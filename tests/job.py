@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -42,7 +43,12 @@ class Job:
 
     Descendants are found by a mark in their environment: mpirun puts ranks into process groups
     of their own, and a daemon can outlive its parent.
+
+    Attributes:
+        patience_seconds: how long they may take to end after the command.
     """
+
+    patience_seconds = 20.0
 
     def __init__(self, argv: list[str], env: Mapping[str, object], cwd: Path | None) -> None:
         self.argv = argv
@@ -92,7 +98,7 @@ class Job:
             self.fail(f"still running after {timeout_seconds} s")
         return Completed(code, self.stdout, self.stderr, time.monotonic() - self._started)
 
-    def wait_for_output(self, text: str, timeout_seconds: float = 30) -> None:
+    def wait_for_output(self, text: str, timeout_seconds: float = 60) -> None:
         """Wait until stdout or stderr holds `text`."""
         deadline = time.monotonic() + timeout_seconds
         while text not in self.stdout + self.stderr:
@@ -108,7 +114,7 @@ class Job:
         """Return every process of this job that is alive now, the command included."""
         return list(self._environments())
 
-    def rank_pids(self, np: int, timeout_seconds: float = 20) -> dict[int, int]:
+    def rank_pids(self, np: int, timeout_seconds: float = 60) -> dict[int, int]:
         """Return {rank: pid} once `np` ranks run; children of ranks are not ranks."""
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -141,14 +147,16 @@ class Job:
                     pass
             time.sleep(0.01)
 
-    def assert_nothing_left(self, timeout_seconds: float = _GRACE_SECONDS) -> None:
+    def assert_nothing_left(self, timeout_seconds: float | None = None) -> None:
         """Fail if a process of this job is alive after a moment of grace, in which it could run."""
+        limit = self.patience_seconds if timeout_seconds is None else timeout_seconds
         passed = OwnTime()
         while left := self.pids():
             passed.count(left)
-            if passed.seconds > timeout_seconds or passed.wall_seconds > _LONGEST_SECONDS:
+            if passed.seconds > limit or passed.wall_seconds > _LONGEST_SECONDS:
+                lines = [f"{pid}: {_command(pid)}" for pid in left]
                 self.stop()
-                self.fail(f"processes {left} outlived the job")
+                self.fail("\n".join(["processes outlived the job:", *lines, "of"]))
             time.sleep(0.02)
 
     def results(self, np: int) -> list[Any]:
@@ -200,6 +208,15 @@ def _read_environ(pid: str) -> dict[str, str]:
     except OSError:  # it has gone, or is another user's
         return {}
     return dict(item.split("=", 1) for item in data.split("\0") if "=" in item)
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "it has ended meanwhile"
+    return f"{shlex.join(words.split(chr(0))[:-1])} (state {state})"
 
 
 def rank_of(environ: Mapping[str, str]) -> int | None:

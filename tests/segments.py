@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["segments"]
+__all__ = ["no_new_segments"]
 
 # What Open MPI and MPICH themselves leave behind when a rank is killed.
 _OF_MPI = ("sm_segment.", "mpich_", "vader_", "psm2_", "ucx_")
+_PATIENCE_SECONDS = 30.0
 
 
-def segments() -> set[str]:
+@contextmanager
+def no_new_segments() -> Iterator[None]:
+    """Fail a block that leaves a segment in /dev/shm, where other tests have some for a while."""
+    before = _segments()
+    yield
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while left := _segments() - before:
+        assert time.monotonic() < deadline, f"left in /dev/shm: {sorted(left)}"
+        time.sleep(0.05)
+
+
+def _segments() -> set[str]:
     """Return the shared-memory segments of this machine but those of an MPI library."""
     return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith(_OF_MPI)}

@@ -133,7 +133,7 @@ def _start(np: int, variables: Mapping[str, str], lifeline: int) -> subprocess.P
         text=True,
         errors="replace",
         pass_fds=[lifeline],
-        preexec_fn=bound_to_this_process(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        preexec_fn=bound_to_this_process(signal.pthread_sigmask(signal.SIG_BLOCK, []), lifeline),
     )
 
 

@@ -7,6 +7,7 @@ import pickle
 import select
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
@@ -19,6 +20,9 @@ __all__ = ["ADDRESS", "KEY", "Answer", "main"]
 
 # Environment variables: where the caller listens, and the secret that both share.
 ADDRESS, KEY = "HVDTRAIN_CALL_ADDRESS", "HVDTRAIN_CALL_KEY"
+
+# For the launcher to end this rank: Open MPI 5's may hang when ranks end before it ends them.
+_GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ def _end_with(caller: Connection) -> None:
     closing = select.poll()
     closing.register(caller.fileno(), select.POLLRDHUP)  # what there is to read is for others
     closing.poll()
+    time.sleep(_GRACE_SECONDS)
     os._exit(EXIT_CRASH)
 
 

@@ -7,9 +7,8 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from hvdtrain.errors import UsageError
 
@@ -19,8 +18,22 @@ __all__ = ["SESSION", "Session", "session_folder"]
 _SESSIONS, SESSION = "PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base"
 
 _SHELL = "/bin/sh"
-# The subshell is nobody's child, and waits for a line, or for the end of all that could write one.
-_REMOVER = 'exec 3<&0; (read -r _ <&3 || rm -rf -- "$0") & '
+# The subshell is nobody's child, and outlives signals that are sent to all processes of a job. Its
+# input ends when this process does. What it reads from the lifeline is the launcher's process
+# number, then the end of the launcher.
+_CLEANUP = """
+exec 3<&0 4<"/dev/fd/$1"
+(
+    trap '' HUP INT TERM
+    read -r launcher <&4
+    read -r _ <&3 && exit
+    timeout -s KILL "$2" cat <&4 || kill -KILL "$launcher"
+    rm -rf -- "$0"
+) &
+"""
+# For the launcher, after this process: an mpirun of Open MPI 5 that is told to end while its ranks
+# end by themselves may wait forever, for a lock that it holds itself.
+_GRACE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -30,7 +43,8 @@ class Session:
     Attributes:
         folder: for its files.
         lifeline: a descriptor for the launcher to inherit. The folder is removed when all who have
-            it have ended, also where this process was killed.
+            it have ended, also where this process was killed. A launcher that writes a line with
+            its process number there is killed when it outlives this process for too long.
     """
 
     folder: str
@@ -48,39 +62,47 @@ def session_folder(environ: Mapping[str, str]) -> Iterator[Session]:
         UsageError: it cannot be made, or nothing could remove it.
     """
     base = environ.get(_SESSIONS)
-    parent = os.path.abspath(base) if base else None  # the remover is at work in another directory
+    parent = os.path.abspath(base) if base else None  # the cleanup is at work in another directory
     try:
         temporary = tempfile.TemporaryDirectory(
             prefix="hvdtrain-run-", dir=parent, ignore_cleanup_errors=True
         )
     except OSError as error:
         raise UsageError(f"cannot make a folder: {error}") from None
-    with temporary as folder, _removed_at_the_latest(folder) as lifeline:
+    with temporary as folder, _cleaned_up(folder) as lifeline:
         yield Session(folder, lifeline)
 
 
 @contextmanager
-def _removed_at_the_latest(folder: str) -> Iterator[int]:
-    """Have a folder removed when the descriptor is closed everywhere, unless the block ends."""
-    listening, lifeline = os.pipe()
-    try:
-        with os.fdopen(listening, "rb") as end:
-            _start_remover(folder, end)
-        yield lifeline
-    finally:
-        with contextlib.suppress(OSError):  # somebody has ended it
-            os.write(lifeline, b"\n")
-        os.close(lifeline)
+def _cleaned_up(folder: str) -> Iterator[int]:
+    """Have the launcher killed and the folder removed where this process does not do it."""
+    with ExitStack() as ends:
+        waiting, block = _pipe(ends)  # nobody else has the end to write to
+        listening, lifeline = _pipe(ends)
+        _start_cleanup(folder, waiting, listening)
+        try:
+            yield lifeline
+        finally:
+            with contextlib.suppress(OSError):  # somebody has ended it
+                os.write(block, b"\n")
 
 
-def _start_remover(folder: str, end: BinaryIO) -> None:
+def _pipe(ends: ExitStack) -> tuple[int, int]:
+    pair = os.pipe()
+    for end in pair:
+        ends.callback(os.close, end)
+    return pair
+
+
+def _start_cleanup(folder: str, waiting: int, listening: int) -> None:
     try:
         subprocess.run(
-            [_SHELL, "-c", _REMOVER, folder],
-            stdin=end,
+            [_SHELL, "-c", _CLEANUP, folder, str(listening), str(_GRACE_SECONDS)],
+            stdin=waiting,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
+            pass_fds=[listening],
             start_new_session=True,  # Ctrl-C is not for it
             check=False,
         )

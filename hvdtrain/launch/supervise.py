@@ -109,11 +109,14 @@ def _children() -> set[int]:
     return found
 
 
-def bound_to_this_process(mask: set[int | signal.Signals]) -> Callable[[], None]:
+def bound_to_this_process(
+    mask: set[int | signal.Signals], lifeline: int | None = None
+) -> Callable[[], None]:
     """Return what a child does first: have the kernel end it when this process is killed.
 
     Args:
         mask: the signals that the child blocks.
+        lifeline: of the child's session, which kills a child that SIGTERM does not end.
     """
     parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 
@@ -121,6 +124,8 @@ def bound_to_this_process(mask: set[int | signal.Signals]) -> Callable[[], None]
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(128 + signal.SIGKILL)
+        if lifeline is not None:
+            os.write(lifeline, b"%d\n" % os.getpid())
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     return begin

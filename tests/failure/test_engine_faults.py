@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from faulty_engine import FAULT
 from ranks import Completed, launch
-from segments import segments
+from segments import no_new_segments
 
 WORKER = Path(__file__).parent / "faulty_worker.py"
 
@@ -20,9 +20,8 @@ LIMIT_SECONDS = 120.0
 @pytest.fixture(autouse=True)
 def no_shared_memory_left() -> Iterator[None]:
     """Fail a test that leaves a segment in /dev/shm."""
-    before = segments()
-    yield
-    assert segments() <= before
+    with no_new_segments():
+        yield
 
 
 def fail(fault: str, *work: str, np: int = 2, env: Mapping[str, object] | None = None) -> Completed:

@@ -65,7 +65,7 @@ def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:
     with launch(JOB, 2, args=arguments) as job:
         job.wait_for_output("epoch   2/500", LIMIT_SECONDS)
         os.kill(job.rank_pids(2)[1], signal.SIGUSR1)
-        done = job.wait(20)
+        done = job.wait(60)
         job.assert_nothing_left()
     assert (done.returncode, done.stderr) == (0, "")
     told = (tmp_path / MARKER).read_text()
@@ -83,7 +83,7 @@ def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path)
     with launch(JOB, 2, args=[*OPTIONS, "--out", tmp_path, "--epochs", 500]) as job:
         job.wait_for_output("epoch   3/500", LIMIT_SECONDS)
         job.process.send_signal(signal.SIGTERM)
-        done = job.wait(20)
+        done = job.wait(60)
         assert done.returncode != 0
         assert "Traceback" not in done.stderr
         job.assert_nothing_left()

@@ -37,7 +37,7 @@ def stalls(stderr: str) -> dict[str, set[str]]:
 
 def wait_for_stalls(job: Job, case: str, expected: set[str]) -> None:
     """Wait until rank 0 has warned of all that is expected in this case."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not expected <= stalls(job.stderr).get(case, set()):
         if job.process.poll() is not None or time.monotonic() > deadline:
             job.fail(f"{case}: no {expected}")
@@ -150,7 +150,7 @@ def test_a_rank_that_is_stopped() -> None:
         for rank in (0, 2):
             job.wait_for_output(f" s: rank {rank} waits, {UNHEARD}")
         os.kill(pid, signal.SIGCONT)
-        done = job.wait(30)
+        done = job.wait(60)
     assert done.returncode == 0
     assert "[rank 1/3] stalled" not in done.stderr
     assert "[rank 2/3] no longer stalled: broadcast 'weights'" in done.stderr
@@ -165,10 +165,10 @@ if rank == 1:
 def test_a_rank_that_keeps_python_from_running() -> None:
     env = {"HVDTRAIN_STALL_SECONDS": 1, "HVDTRAIN_STALL_SHUTDOWN_SECONDS": 2}
     with launch(["-c", START + HOLDS_PYTHON + BROADCAST], 2, env=env) as job:
-        done = job.wait(30)
+        done = job.wait(60)
         job.assert_nothing_left()
     assert done.returncode == 1
-    end = rf"the job ends .*: broadcast 'weights' for 2 s: rank 0 waits, {UNHEARD} \d s"
+    end = rf"the job ends .*: broadcast 'weights' for \d s: rank 0 waits, {UNHEARD} \d s"
     assert re.search(rf"^\[rank 0/2\] {end}", done.stderr, re.M)
 
 
@@ -195,7 +195,7 @@ def test_an_mpi_for_one_thread_tells_who_waits() -> None:
 
 def test_a_stall_time_that_makes_no_sense() -> None:
     with start([sys.executable, "-c", START], env={"HVDTRAIN_STALL_SECONDS": "soon"}) as job:
-        done = job.wait(30)
+        done = job.wait(60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "hvdtrain: HVDTRAIN_STALL_SECONDS='soon' must be a number of seconds, 0 or more\n"

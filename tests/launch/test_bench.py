@@ -168,7 +168,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     with start([sys.executable, *words]) as job:
         job.wait_for_output("collectives: 1 KiB")
         job.interrupt()
-        done = job.wait(20)
+        done = job.wait(60)
         job.assert_nothing_left()
     assert done.returncode == 130
     assert "hvdtrain: interrupted" in done.stderr

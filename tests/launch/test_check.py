@@ -117,7 +117,7 @@ def test_ctrl_c_ends_it_without_a_traceback() -> None:
     with start([sys.executable, *CHECK]) as job:
         job.wait_for_output("engines")
         job.process.send_signal(signal.SIGINT)
-        done = job.wait(20)
+        done = job.wait(60)
         job.assert_nothing_left()
     assert done.returncode == 130
     assert done.stderr == "hvdtrain: interrupted\n"

@@ -40,7 +40,10 @@ def test_results_come_back_by_rank(mpi: str, np: int) -> None:
         ("openmpi", "leaves a child", "outlived the job"),
     ],
 )
-def test_misbehaviour_fails(mpi: str, behaviour: str, reason: str, started: list[Job]) -> None:
+def test_misbehaviour_fails(
+    mpi: str, behaviour: str, reason: str, started: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Job, "patience_seconds", 2.0)
     timeout_seconds = 3 if "still running" in reason else 60
     with pytest.raises(AssertionError, match=reason) as caught:
         run_ranks(WORKER, 2, args=[behaviour], mpi=mpi, timeout_seconds=timeout_seconds)

@@ -103,7 +103,7 @@ def test_a_signal_ends_all_ranks(mpi: str, number: signal.Signals, tmp_path: Pat
         for rank in range(2):
             job.wait_for_output(f"rank {rank} has SIGUSR1")
         job.process.send_signal(number)
-        code = job.wait(10).returncode
+        code = job.wait(60).returncode
         job.assert_nothing_left()
     assert code == (-number if number == signal.SIGKILL else 128 + number)
     assert list(tmp_path.iterdir()) == []
@@ -116,7 +116,7 @@ def test_a_signal_to_all_ends_ranks_though_nobody_reads_what_mpirun_says() -> No
         for rank in range(2):
             job.wait_for_output(f"rank {rank} sleeps")
         os.killpg(job.process.pid, signal.SIGTERM)
-        job.wait(10)
+        job.wait(60)
         job.assert_nothing_left()
 
 
@@ -128,7 +128,7 @@ def test_an_mpirun_that_is_killed_leaves_no_files(tmp_path: Path) -> None:
             Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
         )
         os.kill(int(mpirun), signal.SIGKILL)
-        assert job.wait(10).returncode == 128 + signal.SIGKILL
+        assert job.wait(60).returncode == 128 + signal.SIGKILL
         job.assert_nothing_left()
     assert list(tmp_path.iterdir()) == []
 
