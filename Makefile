@@ -71,7 +71,7 @@ clean: ## remove the environments, the wheel and the caches
 # The checksums of the sources, rewritten only when one changes, appears or disappears.
 $(MAKE_DIR)/sources: FORCE
 	@mkdir -p $(MAKE_DIR)
-	@{ find hvdtrain -type f ! -name '*.py[co]' -print0 | sort -z; \
+	@{ find hvdtrain benchmarks/hvdtrain_bench -type f ! -name '*.py[co]' -print0 | sort -z; \
 	  printf '%s\0' setup.py pyproject.toml LICENSE; } | xargs -0 cksum > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
@@ -128,7 +128,7 @@ endef
 
 # The wheel of Horovod is kept in the user's cache, so that it takes minutes only once.
 .venv-horovod/installed: constraints.txt hvdtrain/cli/build_horovod.py
-.venv-horovod/installed: $(wildcard hvdtrain/launch/horovod_build/*.py) | .venv-test/installed
+.venv-horovod/installed: $(wildcard hvdtrain/horovod/build/*.py) | .venv-test/installed
 	@echo "make: installing Horovod into $(@D): some minutes the first time"
 	$(beside_test)
 	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(@D)/bin/python -P -m hvdtrain build-horovod || { \

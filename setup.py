@@ -36,18 +36,19 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    packages=find_packages(include=["hvdtrain", "hvdtrain.*"]),
+    packages=[*find_packages(include=["hvdtrain", "hvdtrain.*"]), *find_packages("benchmarks")],
+    package_dir={"hvdtrain_bench": "benchmarks/hvdtrain_bench"},
     # Where no compiler is, ranks of a node meet through MPI instead.
     ext_modules=[
         Extension(
-            "hvdtrain.engines._node_kernel",
-            ["hvdtrain/engines/node_kernel.c"],
+            "hvdtrain.engines.shared_memory._node_kernel",
+            ["hvdtrain/engines/shared_memory/node_kernel.c"],
             # Multiplied and added in one step, sums would differ between machines.
             extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing"],
             optional=True,
         )
     ],
-    package_data={"hvdtrain": ["py.typed", "engines/*.c", "report/assets/*"]},
+    package_data={"hvdtrain": ["py.typed", "engines/shared_memory/*.c", "report/assets/*"]},
     python_requires=">=3.11",
     install_requires=["click>=8.1", "mpi4py>=4.1", "numpy>=2.0", "rich>=13.0"],
     extras_require={

@@ -19,10 +19,10 @@ import sys
 from pathlib import Path
 
 import torch
+from hvdtrain_bench.cases.models import MODELS
+from hvdtrain_bench.harness.settings import MODELS as NAMES
 
 import hvdtrain.torch as hvd
-from hvdtrain.bench.models import MODELS
-from hvdtrain.bench.settings import MODELS as NAMES
 
 _STEPS = 3
 _SAMPLES = 1  # so that what lies between the layers is small

@@ -12,7 +12,7 @@ from channel_program import NEVER, Act, Planned, Program
 from channel_record import Outcome, Record
 
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.operation import Operation
+from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.errors import HvdtrainError, MismatchError
 from hvdtrain.patience import wait_patiently
 

@@ -71,8 +71,8 @@ from hvdtrain.core.agreement.events import (
     Voted,
 )
 from hvdtrain.core.agreement.lifecycle import transition
+from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
 from hvdtrain.core.gradients.progress import Progress
-from hvdtrain.core.request import JOIN, LEAVE, Request
 
 __all__ = ["ChannelModel", "Transition", "World"]
 

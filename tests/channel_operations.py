@@ -11,6 +11,7 @@ import numpy.typing as npt
 from channel_program import BARRIER, OTHER, Planned
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
 from hvdtrain.core.collectives.memory import Memory
@@ -19,7 +20,6 @@ from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.gradients import allreduce
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.operation import Operation
 
 __all__ = ["Made", "Value", "data", "make", "rows"]
 

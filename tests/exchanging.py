@@ -12,11 +12,11 @@ from exchange_formulas import Flat
 from hvdtrain.arrays import HostArray, elements_of, like, to_host
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket, Kind
 from hvdtrain.core.gradients.plan import ParameterSpec, Plan, make_plan
 from hvdtrain.core.gradients.wires import Wires
-from hvdtrain.core.operation import Operation
-from hvdtrain.core.request import Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType
 

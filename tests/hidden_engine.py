@@ -22,7 +22,7 @@ from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Pending
 from hvdtrain.engines.registry import ENGINES
-from hvdtrain.engines.torch_engine import open_gloo
+from hvdtrain.engines.torch_distributed.engine import open_gloo
 from hvdtrain.types import ReduceOp
 
 __all__ = ["ENGINE", "HiddenCommunicator", "make_known", "open_hidden"]

@@ -1,4 +1,4 @@
-"""The layers of the package, and the imports that break them, read from the source text."""
+"""The layers of the packages, and the imports that break them, read from the source text."""
 
 from __future__ import annotations
 
@@ -11,42 +11,59 @@ from pathlib import Path
 __all__ = ["faults"]
 
 _FOUNDATIONS = {
-    *(
-        "",
-        "arithmetic",
-        "arrays",
-        "buffer",
-        "config",
-        "control_groups",
-        "devices",
-        "errors",
-        "memory",
-        "patience",
-        "streams",
-        "topology",
-    ),
-    *("types", "world"),
+    *("", "arithmetic", "arrays", "buffer", "config", "control_groups", "devices", "errors"),
+    *("memory", "patience", "streams", "topology", "types", "world"),
 }
-_BELOW_ADAPTERS = {"foundations", "engines", "core", "tensors"}
+_BELOW_ADAPTERS = {"foundations", "engines", "core"}
 _BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}
+_BELOW_CLI = _BELOW_TRAIN | {"train", "check", "horovod"}
 # What each layer may import beside itself.
 _MAY_IMPORT: Mapping[str, set[str]] = {
     "foundations": set(),
     "engines": {"foundations"},
     "core": {"foundations", "engines"},
-    "tensors": {"foundations", "engines", "core"},
     "torch": _BELOW_ADAPTERS,
     "tensorflow": _BELOW_ADAPTERS,
     "keras": _BELOW_ADAPTERS | {"torch", "tensorflow"},
     "launch": {"foundations"},
+    "check": {"foundations", "launch"},
+    "horovod": _BELOW_TRAIN,
     "data": {"foundations", "core"},
     "train": _BELOW_TRAIN,
-    "horovod_names": _BELOW_TRAIN,
-    "bench": _BELOW_TRAIN | {"train"},
     # It reads files, of runs of other versions too, and knows nothing of what wrote them.
     "report": {"foundations"},
-    "cli": _BELOW_TRAIN | {"train", "horovod_names", "bench", "report"},
+    "hvdtrain_bench": _BELOW_CLI,
+    "cli": _BELOW_CLI | {"report", "hvdtrain_bench"},
 }
+# The folders of each layer, lowest first: each may import those before it. "" is the layer's own.
+_FOLDERS: Mapping[str, list[str]] = {
+    "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
+    "core": [
+        *("process", "agreement", "collectives", "timeline", "stall", "gradients"),
+        *("", "arrays"),
+    ],
+    "torch": ["tensors", "operations", "gradients", "", "elastic"],
+    "tensorflow": ["graph", "operations", "gradients", ""],
+    "keras": ["backends", "", "callbacks", "models"],
+    "launch": ["hosts", "launchers", "jobs", ""],
+    "horovod": ["names", "names.common", "names.on_path", "names.on_path.horovod", "build"],
+    "data": ["sampling", ""],
+    "train": [
+        *(
+            "optimizers",
+            "tracking",
+            "options",
+            "config",
+            "metrics",
+            "records",
+            "recipes",
+            "checkpoint",
+        ),
+        *("heartbeat", "loop", "recipes.builtin", "torch", "keras", ""),
+    ],
+    "hvdtrain_bench": ["harness", "analysis", "cases", ""],
+}
+_MOST_FILES = 18
 # All that other layers may know of engines: the contract, and how to find one by name.
 _ENGINE_CONTRACT = {"engines", "engines.communicator", "engines.registry"}
 
@@ -55,13 +72,13 @@ _MPI = {"mpi4py"}
 _FOREIGN: Mapping[str, set[str]] = {
     "foundations": _FRAMEWORKS | _MPI,
     "core": _FRAMEWORKS | _MPI,
-    "tensors": _MPI,
     "torch": _MPI,
     "tensorflow": _MPI,
     "keras": _MPI,
     "launch": _FRAMEWORKS | _MPI,
+    "check": _FRAMEWORKS | _MPI,
     "train": _MPI,
-    "horovod_names": _MPI,
+    "horovod": _MPI,
     "report": _FRAMEWORKS | _MPI | {"numpy"},
     "cli": _MPI,
 }
@@ -77,41 +94,72 @@ class _Import:
     at_top: bool
 
 
-def faults(package: Path) -> list[str]:
-    """Return one line for each import that breaks the layers, and one for a cycle.
+@dataclass(frozen=True)
+class _Module:
+    """A module of the packages.
 
-    Imports inside functions and under TYPE_CHECKING count too: they are arrows all the same.
+    Attributes:
+        path: its file.
+        layer: its layer, None where none is known.
+        folder: its folder within the layer; None for a layer's `__init__`, which hands on what
+            is in its folders.
+    """
+
+    path: Path
+    layer: str | None
+    folder: str | None
+
+
+def faults(*packages: Path) -> list[str]:
+    """Return one line for each import that breaks the layers or the order of their folders.
+
+    Imports inside functions and under TYPE_CHECKING count too: they are arrows all the same. There
+    is a line for a cycle of modules, for a folder that is in no order, and for one with too many
+    files.
 
     Args:
-        package: the folder of the package; its name is the package's.
+        packages: folders of packages, the main one first; their names are the packages'.
     """
-    modules = _modules(package)
-    found = [
-        f"{name}: no layer is known for it"
-        for name in modules
-        if _layer(_inside(name, package.name)) is None
-    ]
+    modules = {name: module for package in packages for name, module in _modules(package)}
+    found = [f"{n}: no layer is known for it" for n, m in modules.items() if m.layer is None]
     graph: dict[str, set[str]] = {}
-    for name, path in modules.items():
-        imports = list(_imports(name, path, modules))
-        own = [i for i in imports if i.module.partition(".")[0] == package.name]
-        found += [fault for i in own if (fault := _own_fault(name, i, modules, package.name))]
+    for name, module in modules.items():
+        imports = list(_imports(name, module.path, modules))
+        names = {package.name for package in packages}
+        own = [i for i in imports if i.module.partition(".")[0] in names]
+        found += [fault for i in own if (fault := _own_fault(name, i, modules))]
         found += [
-            fault for i in imports if i not in own and (fault := _foreign_fault(name, i, package))
+            fault for i in imports if i not in own and (fault := _foreign_fault(name, module, i))
         ]
         graph[name] = {i.module for i in own if i.module != name}
-    return found + _cycles(graph)
+    return found + _folder_faults(modules) + _cycles(graph)
 
 
-def _modules(package: Path) -> dict[str, Path]:
-    names = {}
+def _modules(package: Path) -> Iterator[tuple[str, _Module]]:
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return names
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        inside = parts[1:-1] if is_package else parts[1:]
+        layer = _layer(package.name, inside)
+        depth = 1 if package.name == "hvdtrain" else 0
+        folder = ".".join(parts[1 + depth : -1])
+        is_front = is_package and len(inside) <= depth
+        yield name, _Module(path, layer, None if is_front else folder)
 
 
-def _imports(name: str, path: Path, modules: Mapping[str, Path]) -> Iterator[_Import]:
+def _layer(package: str, inside: tuple[str, ...]) -> str | None:
+    if package != "hvdtrain":
+        return package if package in _MAY_IMPORT else None
+    part = inside[0] if inside else ""
+    if part in _FOUNDATIONS:
+        return "foundations"
+    if part == "__main__":
+        return "cli"
+    return part if part in _MAY_IMPORT else None
+
+
+def _imports(name: str, path: Path, modules: Mapping[str, _Module]) -> Iterator[_Import]:
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     deferred = {
         id(node)
@@ -139,38 +187,53 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
     return ".".join([*kept, *([node.module] if node.module else [])])
 
 
-def _inside(name: str, package: str) -> str:
-    return name.removeprefix(package).removeprefix(".")
-
-
-def _layer(inside: str) -> str | None:
-    part = inside.partition(".")[0]
-    if part in _FOUNDATIONS:
-        return "foundations"
-    if part == "__main__":
-        return "cli"
-    return part if part in _MAY_IMPORT else None
-
-
-def _own_fault(
-    name: str, imported: _Import, modules: Mapping[str, Path], package: str
-) -> str | None:
-    inside = _inside(imported.module, package)
-    source, target = _layer(_inside(name, package)), _layer(inside)
+def _own_fault(name: str, imported: _Import, modules: Mapping[str, _Module]) -> str | None:
     if imported.module not in modules:
         return f"{name} imports {imported.module}, which is not there"
-    if source is None or target is None or source == target:
+    source, target = modules[name], modules[imported.module]
+    if source.layer is None or target.layer is None:
         return None
-    if target not in _MAY_IMPORT[source]:
-        return f"{name} imports {imported.module}: {source} must not import {target}"
+    if source.layer == target.layer:
+        return _order_fault(name, imported, source, target)
+    if target.layer not in _MAY_IMPORT[source.layer]:
+        return f"{name} imports {imported.module}: {source.layer} must not import {target.layer}"
     # Benchmarks compare engines with one another, so they know them.
-    if target == "engines" and source != "bench" and inside not in _ENGINE_CONTRACT:
+    inside = imported.module.partition(".")[2]
+    known = inside in _ENGINE_CONTRACT or source.layer == "hvdtrain_bench"
+    if target.layer == "engines" and not known:
         return f"{name} imports {imported.module}: only engines know a concrete engine"
     return None
 
 
-def _foreign_fault(name: str, imported: _Import, package: Path) -> str | None:
-    layer = _layer(_inside(name, package.name)) or ""
+def _order_fault(name: str, imported: _Import, source: _Module, target: _Module) -> str | None:
+    """Return what is wrong with an import within a layer: a folder must not import a later one."""
+    order = _FOLDERS.get(source.layer or "", [])
+    if source.folder not in order or target.folder not in order:
+        return None
+    if order.index(target.folder) <= order.index(source.folder):
+        return None
+    lower, upper = source.folder or source.layer, target.folder or target.layer
+    return f"{name} imports {imported.module}: {lower} must not import {upper}"
+
+
+def _folder_faults(modules: Mapping[str, _Module]) -> list[str]:
+    """Return folders that the order of their layer does not name, and those with too many files."""
+    found = []
+    sizes: dict[Path, int] = {}
+    for module in modules.values():
+        sizes[module.path.parent] = sizes.get(module.path.parent, 0) + 1
+        order = _FOLDERS.get(module.layer or "", [""])
+        if module.layer and module.folder not in (None, *order):
+            found.append(f"{module.path}: no order is known for this folder")
+    return found + [
+        f"{folder}: {count} files, more than {_MOST_FILES}: put those that belong together in one"
+        for folder, count in sizes.items()
+        if count > _MOST_FILES + 1  # and __init__.py
+    ]
+
+
+def _foreign_fault(name: str, module: _Module, imported: _Import) -> str | None:
+    layer = module.layer or ""
     root = imported.module.partition(".")[0]
     if root in _FOREIGN.get(layer, ()):
         return f"{name} imports {imported.module}: {layer} must not know it"

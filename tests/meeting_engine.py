@@ -17,7 +17,7 @@ from meeting_group import Group, Meeting
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator, Pending
-from hvdtrain.engines.local_engine import LocalCommunicator
+from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import ReduceOp
 

@@ -10,8 +10,8 @@ from explorer import Fault
 
 from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.events import Action, Fail, Leave, State
+from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.core.gradients.progress import Progress
-from hvdtrain.core.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = [

@@ -7,9 +7,9 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.agreement.votes import unanimous
-from hvdtrain.core.request import Request
-from hvdtrain.engines.local_engine import LocalCommunicator, _Done
+from hvdtrain.engines.local import LocalCommunicator, _Done
 
 __all__ = ["vote"]
 

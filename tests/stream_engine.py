@@ -14,7 +14,7 @@ from hvdtrain.config import Config
 from hvdtrain.core.collectives import allreduce
 from hvdtrain.engines import registry
 from hvdtrain.engines.communicator import EngineWorld
-from hvdtrain.engines.local_engine import LocalCommunicator
+from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import ReduceOp
 
 __all__ = ["RecordingCommunicator", "install"]

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.horovod_names.finder import MODULES
+from hvdtrain.horovod.names.finder import MODULES
 
 HERE = Path(__file__).parent
 HEAD = """# Horovod's names in hvdtrain

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+from hvdtrain_bench.analysis.link import PRESETS, Link
+from hvdtrain_bench.analysis.machine import largest_power_of_two
+from hvdtrain_bench.analysis.paper import even_work
+from hvdtrain_bench.harness.jobs import Launcher
+from hvdtrain_bench.harness.settings import DEFAULT, FITTED, MODELS, QUICK
+from hvdtrain_bench.suite import Paper, Suite
 
-from hvdtrain.bench.jobs import Launcher
-from hvdtrain.bench.link import PRESETS, Link
-from hvdtrain.bench.machine import largest_power_of_two
-from hvdtrain.bench.paper import even_work
-from hvdtrain.bench.settings import DEFAULT, FITTED, MODELS, QUICK
-from hvdtrain.bench.suite import Paper, Suite
+from hvdtrain.check.machine import find_cores
 from hvdtrain.config import DEFAULT_BUCKET_BYTES, Config
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageError
 from hvdtrain.launch.hosts.formats import read_file
-from hvdtrain.launch.machine import find_cores
-from hvdtrain.train.files import new_directory, prepare_directory
 from hvdtrain.train.options import BACKENDS, RUNS
+from hvdtrain.train.records.files import new_directory, prepare_directory
 from hvdtrain.world import promised_world
 
 __all__ = ["command"]

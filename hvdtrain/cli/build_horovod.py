@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.horovod_build.log import BuildFailedError
-from hvdtrain.launch.horovod_build.plan import Plan, make_plan
-from hvdtrain.launch.horovod_build.recipe import HOROVOD_VERSION
-from hvdtrain.launch.horovod_build.workshop import open_workshop
-from hvdtrain.launch.stages import Stages
+from hvdtrain.horovod.build.log import BuildFailedError
+from hvdtrain.horovod.build.plan import Plan, make_plan
+from hvdtrain.horovod.build.recipe import HOROVOD_VERSION
+from hvdtrain.horovod.build.stages import Stages
+from hvdtrain.horovod.build.workshop import open_workshop
 from hvdtrain.world import promised_world
 
 __all__ = ["command"]

@@ -9,10 +9,10 @@ import sys
 import click
 
 from hvdtrain import __version__
+from hvdtrain.check.checks import all_sections
+from hvdtrain.check.section import Section
 from hvdtrain.engines.registry import ENGINES
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, UsageError
-from hvdtrain.launch.checks import all_sections
-from hvdtrain.launch.section import Section
 from hvdtrain.world import promised_world
 
 __all__ = ["command"]

@@ -21,7 +21,7 @@ def command(run: Path, checkpoint: str, **changes: Any) -> None:
 
     RUN is the directory of the run. Rank 0 prints one JSON object.
     """
-    from hvdtrain.train.agree import on_this_rank
+    from hvdtrain.train.loop.agree import on_this_rank
     from hvdtrain.train.trained import open_run, options_of_run
 
     options = options_of_run(run, checkpoint, changes)

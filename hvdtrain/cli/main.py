@@ -105,7 +105,7 @@ def _refuse(message: str, code: int) -> None:
         import hvdtrain.core.context as context
 
         if not context.is_initialized():
-            from hvdtrain.train.agree import tell_refusal
+            from hvdtrain.train.loop.agree import tell_refusal
 
             context.init()
             tell_refusal(message)

@@ -10,6 +10,7 @@ import click
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.launchers.choice import LAUNCHERS, choose_launcher
+from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import (
     check_interface,
     parse_exports,
@@ -18,7 +19,6 @@ from hvdtrain.launch.launchers.options import (
     with_hosts,
 )
 from hvdtrain.launch.launchers.request import BINDINGS, LaunchCommand, Request, Site
-from hvdtrain.launch.mpi_library import loaded_library
 from hvdtrain.launch.program import is_script, rank_words, require_program
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import run_to_the_end

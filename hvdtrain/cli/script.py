@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from hvdtrain.errors import EXIT_USAGE
-from hvdtrain.horovod_names import on_path
+from hvdtrain.horovod.names import on_path
 from hvdtrain.world import promised_world
 
 __all__ = ["command"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.core.agreement.votes import exchange
-from hvdtrain.core.exits import say
+from hvdtrain.core.process.exits import say
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.topology import Topology
 

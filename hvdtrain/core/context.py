@@ -17,21 +17,21 @@ import numpy as np
 from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.first_use import FirstUse
+from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.binding import warn_of_binding
+from hvdtrain.core.collectives.ordered import OrderedCommunicator
 from hvdtrain.core.collectives.split import Split
-from hvdtrain.core.exits import ExitGuard, say, speak_plainly
-from hvdtrain.core.first_use import FirstUse
 from hvdtrain.core.gradients.bucket_size import BucketSize
-from hvdtrain.core.malloc import keep_freed_memory
-from hvdtrain.core.operation import Operation
-from hvdtrain.core.ordered import OrderedCommunicator
-from hvdtrain.core.stall import StallWatch, pending_on, watch_stalls
-from hvdtrain.core.stopwatch import Stopwatch
-from hvdtrain.core.switching import hasten_switches, restore_switches
+from hvdtrain.core.joined import answer_with_zeros
+from hvdtrain.core.process.exits import ExitGuard, say, speak_plainly
+from hvdtrain.core.process.malloc import keep_freed_memory
+from hvdtrain.core.process.switching import hasten_switches, restore_switches
+from hvdtrain.core.stall.watch import StallWatch, pending_on, watch_stalls
 from hvdtrain.core.timeline.end import conclude_or_say
 from hvdtrain.core.timeline.environment import start_from
 from hvdtrain.core.timeline.recording import Recording
-from hvdtrain.core.zeros import answer_with_zeros
+from hvdtrain.core.timeline.stopwatch import Stopwatch
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import (

@@ -9,10 +9,10 @@ from typing import Any
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
-from hvdtrain.core.operation import Operation
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Streams
 from hvdtrain.types import DType, ReduceOp

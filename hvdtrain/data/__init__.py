@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hvdtrain.data.augment import center_crop, random_crop, random_flip
     from hvdtrain.data.dataset import Dataset, Samples
-    from hvdtrain.data.iterable import StreamBatches
-    from hvdtrain.data.samplers import EvaluationSampler, GlobalBatchSampler
-    from hvdtrain.data.seeds import sample_generator, sample_seed, seed_generators, step_seed
+    from hvdtrain.data.sampling.iterable import StreamBatches
+    from hvdtrain.data.sampling.samplers import EvaluationSampler, GlobalBatchSampler
+    from hvdtrain.data.sampling.seeds import (
+        sample_generator,
+        sample_seed,
+        seed_generators,
+        step_seed,
+    )
 
 __all__ = [
     "Dataset",
@@ -29,10 +34,12 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(["Dataset", "Samples"], "dataset"),
-    **dict.fromkeys(["EvaluationSampler", "GlobalBatchSampler"], "samplers"),
+    **dict.fromkeys(["EvaluationSampler", "GlobalBatchSampler"], "sampling.samplers"),
     **dict.fromkeys(["center_crop", "random_crop", "random_flip"], "augment"),
-    **dict.fromkeys(["sample_generator", "sample_seed", "seed_generators", "step_seed"], "seeds"),
-    "StreamBatches": "iterable",
+    **dict.fromkeys(
+        ["sample_generator", "sample_seed", "seed_generators", "step_seed"], "sampling.seeds"
+    ),
+    "StreamBatches": "sampling.iterable",
 }
 
 

@@ -16,11 +16,11 @@ from hvdtrain.world import TORCHRUN, promised_world, under_launcher
 __all__ = ["ENGINES", "choose_engine", "open_engine", "open_world"]
 
 ENGINES = {
-    "local": "hvdtrain.engines.local_engine",
-    "mpi": "hvdtrain.engines.mpi_engine",
-    "gloo": "hvdtrain.engines.torch_engine:open_gloo",
-    "nccl": "hvdtrain.engines.torch_engine:open_nccl",
-    "horovod": "hvdtrain.engines.horovod_engine",
+    "local": "hvdtrain.engines.local",
+    "mpi": "hvdtrain.engines.mpi.engine",
+    "gloo": "hvdtrain.engines.torch_distributed.engine:open_gloo",
+    "nccl": "hvdtrain.engines.torch_distributed.engine:open_nccl",
+    "horovod": "hvdtrain.engines.horovod.engine",
 }
 
 

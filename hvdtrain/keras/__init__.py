@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 
 from hvdtrain.core.context import is_initialized, shutdown
-from hvdtrain.core.exits import speak_plainly
 from hvdtrain.core.place import cross_rank, cross_size, local_rank, local_size, rank, size
+from hvdtrain.core.process.exits import speak_plainly
 from hvdtrain.core.process_set import (
     ProcessSet,
     add_process_set,
@@ -14,10 +14,11 @@ from hvdtrain.core.process_set import (
     remove_process_set,
 )
 from hvdtrain.core.start import init
-from hvdtrain.core.timeline.control import start_timeline, stop_timeline
+from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.keras import callbacks
 from hvdtrain.keras.backends.choose import require_backend, require_keras
+from hvdtrain.keras.backends.compression import Compression
 from hvdtrain.keras.builds import (
     ccl_built,
     cuda_built,
@@ -30,9 +31,8 @@ from hvdtrain.keras.builds import (
     nccl_built,
     rocm_built,
 )
-from hvdtrain.keras.compiling import prepare_compile
-from hvdtrain.keras.compression import Compression
-from hvdtrain.keras.fitting import prepare_fit
+from hvdtrain.keras.models.compiling import prepare_compile
+from hvdtrain.keras.models.fitting import prepare_fit
 from hvdtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdtrain.keras.saving import load_model
 from hvdtrain.keras.values import (

@@ -9,10 +9,10 @@ import keras
 from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.keras.compression import Compression, Compressor
-from hvdtrain.keras.reduction import Reduction
-from hvdtrain.keras.settings import GradientSettings
-from hvdtrain.keras.wrapping import distribute
+from hvdtrain.keras.backends.compression import Compression, Compressor
+from hvdtrain.keras.backends.reduction import Reduction
+from hvdtrain.keras.backends.settings import GradientSettings
+from hvdtrain.keras.backends.wrapping import distribute
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]

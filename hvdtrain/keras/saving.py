@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from hvdtrain.keras.compression import Compression, Compressor
+from hvdtrain.keras.backends.compression import Compression, Compressor
 from hvdtrain.keras.optimizer import DistributedOptimizer
 
 __all__ = ["load_model"]

@@ -13,12 +13,12 @@ import numpy as np
 
 from hvdtrain.core import context, objects
 from hvdtrain.core.arguments import choose_op
+from hvdtrain.core.arrays import move, reduce
+from hvdtrain.core.arrays.memory import Array
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import MismatchError
 from hvdtrain.keras.backends.choose import chosen
-from hvdtrain.keras.compression import Compression, Compressor
-from hvdtrain.tensors.arrays import move, reduce
-from hvdtrain.tensors.arrays.memory import Array
+from hvdtrain.keras.backends.compression import Compression, Compressor
 from hvdtrain.types import ReduceOp
 
 __all__ = [

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch.called_rank import ADDRESS, KEY, Answer
+from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
-from hvdtrain.launch.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.mpirun import mpirun_command
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process

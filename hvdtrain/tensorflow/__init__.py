@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.core.context import is_initialized, shutdown
-from hvdtrain.core.exits import speak_plainly
 from hvdtrain.core.place import (
     cross_rank,
     cross_size,
@@ -19,6 +18,7 @@ from hvdtrain.core.place import (
     rank,
     size,
 )
+from hvdtrain.core.process.exits import speak_plainly
 from hvdtrain.core.process_set import (
     ProcessSet,
     add_process_set,
@@ -26,7 +26,7 @@ from hvdtrain.core.process_set import (
     remove_process_set,
 )
 from hvdtrain.core.start import init
-from hvdtrain.core.timeline.control import start_timeline, stop_timeline
+from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.tensorflow import elastic
 from hvdtrain.tensorflow.builds import (
@@ -41,8 +41,6 @@ from hvdtrain.tensorflow.builds import (
     nccl_built,
     rocm_built,
 )
-from hvdtrain.tensorflow.compression import Compression
-from hvdtrain.tensorflow.errors import require_tensorflow
 from hvdtrain.tensorflow.facts import (
     local_rank_op,
     local_size_op,
@@ -59,7 +57,9 @@ from hvdtrain.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from hvdtrain.tensorflow.ops import (
+from hvdtrain.tensorflow.graph.errors import require_tensorflow
+from hvdtrain.tensorflow.operations.compression import Compression
+from hvdtrain.tensorflow.operations.ops import (
     allgather,
     allreduce,
     alltoall,

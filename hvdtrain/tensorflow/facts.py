@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.core import context, place
-from hvdtrain.tensorflow.autograph import unconverted
-from hvdtrain.tensorflow.call import call
-from hvdtrain.tensors.arrays.memory import Array
+from hvdtrain.core.arrays.memory import Array
+from hvdtrain.tensorflow.graph.autograph import unconverted
+from hvdtrain.tensorflow.graph.call import call
 
 __all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]
 

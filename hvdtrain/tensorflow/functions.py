@@ -8,6 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.core import objects
+from hvdtrain.core.arrays import move
+from hvdtrain.core.arrays.memory import Array
 from hvdtrain.core.process_set import (
     ProcessSet,
     channel_of,
@@ -15,10 +17,8 @@ from hvdtrain.core.process_set import (
     require_process_set,
 )
 from hvdtrain.errors import MismatchError
-from hvdtrain.tensorflow.autograph import unconverted
-from hvdtrain.tensorflow.call import call
-from hvdtrain.tensors.arrays import move
-from hvdtrain.tensors.arrays.memory import Array
+from hvdtrain.tensorflow.graph.autograph import unconverted
+from hvdtrain.tensorflow.graph.call import call
 
 __all__ = [
     "BroadcastGlobalVariablesHook",

@@ -9,12 +9,16 @@ import tensorflow as tf
 
 from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.tensorflow.aggregation import LocalAggregation
-from hvdtrain.tensorflow.autograph import unconverted
-from hvdtrain.tensorflow.compression import Compression, Compressor
-from hvdtrain.tensorflow.gradients import GradientSettings, LocalVariables, reduce_gradients
-from hvdtrain.tensorflow.keras_optimizer import distributed_keras_optimizer
-from hvdtrain.tensorflow.ops import grouped_allreduce
+from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
+from hvdtrain.tensorflow.gradients.gradients import (
+    GradientSettings,
+    LocalVariables,
+    reduce_gradients,
+)
+from hvdtrain.tensorflow.gradients.keras_optimizer import distributed_keras_optimizer
+from hvdtrain.tensorflow.graph.autograph import unconverted
+from hvdtrain.tensorflow.operations.compression import Compression, Compressor
+from hvdtrain.tensorflow.operations.ops import grouped_allreduce
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer"]

@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.core.place import size
-from hvdtrain.tensorflow.autograph import unconverted
-from hvdtrain.tensorflow.ops import allreduce
-from hvdtrain.tensorflow.tf_keras_optimizer import is_tf_keras
+from hvdtrain.tensorflow.gradients.tf_keras_optimizer import is_tf_keras
+from hvdtrain.tensorflow.graph.autograph import unconverted
+from hvdtrain.tensorflow.operations.ops import allreduce
 from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNormalization"]

@@ -10,9 +10,13 @@ import tensorflow as tf
 
 from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.tensorflow.autograph import unconverted
-from hvdtrain.tensorflow.compression import Compression, Compressor
-from hvdtrain.tensorflow.gradients import GradientSettings, LocalVariables, reduce_gradients
+from hvdtrain.tensorflow.gradients.gradients import (
+    GradientSettings,
+    LocalVariables,
+    reduce_gradients,
+)
+from hvdtrain.tensorflow.graph.autograph import unconverted
+from hvdtrain.tensorflow.operations.compression import Compression, Compressor
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]

@@ -13,7 +13,7 @@ from hvdtrain.core.process_set import (
     remove_process_set,
 )
 from hvdtrain.core.start import init
-from hvdtrain.core.timeline.control import start_timeline, stop_timeline
+from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError
 from hvdtrain.torch import elastic
 from hvdtrain.torch.builds import (
@@ -28,14 +28,14 @@ from hvdtrain.torch.builds import (
     nccl_built,
     rocm_built,
 )
-from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.functions import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from hvdtrain.torch.ops import (
+from hvdtrain.torch.operations.compression import Compression
+from hvdtrain.torch.operations.ops import (
     allgather,
     allgather_async,
     allreduce,

@@ -1,49 +1,11 @@
-"""Compression of tensors before they are reduced."""
+"""The compression of tensors, under the name of Horovod's module."""
 
-from __future__ import annotations
-
-from typing import Any
-
-import torch
-
-from hvdtrain.core.compression import Compressor
+from hvdtrain.torch.operations.compression import (
+    BF16Compressor,
+    Compression,
+    Compressor,
+    FP16Compressor,
+    NoneCompressor,
+)
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
-
-
-class _Half(Compressor):
-    _dtype: torch.dtype
-
-    @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return tensor.to(cls._dtype) if tensor.is_floating_point() else tensor, tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor.to(ctx)
-
-
-NoneCompressor = Compressor  # Horovod's name for it
-
-
-class FP16Compressor(_Half):
-    """Rounds to float16."""
-
-    _dtype = torch.float16
-
-
-class BF16Compressor(_Half):
-    """Rounds to bfloat16."""
-
-    _dtype = torch.bfloat16
-
-
-class Compression:
-    """The compressions there are: none, fp16, and bf16, which Horovod lacks.
-
-    Half types are rounded once and added in float32.
-    """
-
-    none = Compressor
-    fp16 = FP16Compressor
-    bf16 = BF16Compressor

@@ -10,8 +10,8 @@ import torch
 
 from hvdtrain.core import objects
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.torch.ops import broadcast_, broadcast_async_
-from hvdtrain.torch.unwrapped import note_broadcast
+from hvdtrain.torch.operations.ops import broadcast_, broadcast_async_
+from hvdtrain.torch.operations.unwrapped import note_broadcast
 
 __all__ = [
     "allgather_object",

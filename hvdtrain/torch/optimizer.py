@@ -22,14 +22,14 @@ from hvdtrain.core.arguments import (
 from hvdtrain.core.gradients.choose import choose_exchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.torch.compiling import uncompiled
-from hvdtrain.torch.compression import Compression, Compressor
-from hvdtrain.torch.gradients import Gradients
-from hvdtrain.torch.parameters import check_reduced, name_parameters, owned
-from hvdtrain.torch.settings import GradientSettings
-from hvdtrain.torch.unwrapped import note_wrapped
-from hvdtrain.torch.weights import Weights
-from hvdtrain.torch.wrapped import WrappedOptimizer
+from hvdtrain.torch.gradients.gradients import Gradients
+from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.torch.gradients.weights import Weights
+from hvdtrain.torch.gradients.wrapped import WrappedOptimizer
+from hvdtrain.torch.operations.compression import Compression, Compressor
+from hvdtrain.torch.operations.unwrapped import note_wrapped
+from hvdtrain.torch.tensors.compiling import uncompiled
+from hvdtrain.torch.tensors.parameters import check_reduced, name_parameters, owned
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer"]

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvdtrain.torch.move import allgather_handle
-from hvdtrain.torch.reduce import allreduce_handle
+from hvdtrain.torch.operations.move import allgather_handle
+from hvdtrain.torch.operations.reduce import allreduce_handle
 from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNorm"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvdtrain.train.every import Every
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.options.every import Every
 
 __all__ = ["EVALUATE", "SAVE", "Agenda"]
 

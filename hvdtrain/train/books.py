@@ -10,14 +10,15 @@ from typing import Any
 from hvdtrain.core.context import Context
 from hvdtrain.train.checkpoint.directory import best_file
 from hvdtrain.train.checkpoint.saver import Saver
-from hvdtrain.train.environment import CONFIG
-from hvdtrain.train.files import refusing
-from hvdtrain.train.frameworks.protocol import Loop
+from hvdtrain.train.heartbeat.pulse import Beat
+from hvdtrain.train.heartbeat.spans import Spans
+from hvdtrain.train.loop.protocol import Loop
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress, progress_content
-from hvdtrain.train.pulse import Beat
-from hvdtrain.train.requeue import leave_marker
-from hvdtrain.train.results import (
+from hvdtrain.train.records.environment import CONFIG
+from hvdtrain.train.records.files import refusing
+from hvdtrain.train.records.requeue import leave_marker
+from hvdtrain.train.records.results import (
     METRICS,
     RANKS,
     STEPS,
@@ -28,7 +29,6 @@ from hvdtrain.train.results import (
     write_summary,
 )
 from hvdtrain.train.resumption import world_facts
-from hvdtrain.train.spans import Spans
 from hvdtrain.train.tracking.figures import metric_values, rank_values
 from hvdtrain.train.tracking.trackers import Trackers
 

@@ -14,14 +14,14 @@ from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.data.dataset import is_stream
 from hvdtrain.devices import require_own_devices
 from hvdtrain.errors import UsageError
-from hvdtrain.train.agree import call_everywhere, require_same_options
-from hvdtrain.train.course import Course
-from hvdtrain.train.frameworks.choose import choose_framework
-from hvdtrain.train.frameworks.protocol import Framework, Loop
-from hvdtrain.train.improvement import require_known
+from hvdtrain.train.framework import choose_framework
+from hvdtrain.train.loop.agree import call_everywhere, require_same_options
+from hvdtrain.train.loop.course import Course
+from hvdtrain.train.loop.protocol import Framework, Loop
+from hvdtrain.train.metrics.improvement import require_known
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.recipe_file import load_recipe
+from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipes.recipe_file import load_recipe
 from hvdtrain.train.resumption import Resumption
 from hvdtrain.train.start import Start
 

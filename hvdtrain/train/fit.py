@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.results import Summary
+from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.records.results import Summary
 from hvdtrain.train.session import train
 
 __all__ = ["fit"]

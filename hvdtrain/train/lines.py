@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvdtrain import __version__
-from hvdtrain.train.agree import by_rank
 from hvdtrain.train.building import Built
+from hvdtrain.train.loop.agree import by_rank
+from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
-from hvdtrain.train.results import Metrics, Summary
-from hvdtrain.train.totals import Values
+from hvdtrain.train.records.results import Metrics, Summary
 
 __all__ = [
     "closing_lines",

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.agree import call_everywhere
 from hvdtrain.train.building import Built
-from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.loop.agree import call_everywhere
+from hvdtrain.train.recipes.recipe import Recipe
 
 __all__ = ["Predicted", "lines_of", "predict_files", "write_outputs"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.frameworks.protocol import Array, State
+from hvdtrain.train.loop.protocol import Array, State
+from hvdtrain.train.metrics.totals import Totals
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.totals import Totals
 
 __all__ = ["Best", "Progress", "progress_content", "restore"]
 

@@ -11,7 +11,7 @@ from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import Found
 from hvdtrain.train.checkpoint.tensor_file import Framework as Tensors
-from hvdtrain.train.frameworks.protocol import Framework, Loop, State
+from hvdtrain.train.loop.protocol import Framework, Loop, State
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.start import Start, begin, find_checkpoint
 

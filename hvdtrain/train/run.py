@@ -8,20 +8,20 @@ from dataclasses import replace
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.errors import TrainingError
 from hvdtrain.train.agenda import EVALUATE, SAVE, Agenda
-from hvdtrain.train.agree import on_this_rank
 from hvdtrain.train.books import Books
 from hvdtrain.train.building import Built
 from hvdtrain.train.clock import Clock
-from hvdtrain.train.improvement import improved, require_number
+from hvdtrain.train.heartbeat.pulse import Pulse
 from hvdtrain.train.lines import closing_lines, epoch_lines, stop_lines
+from hvdtrain.train.loop.agree import on_this_rank
+from hvdtrain.train.loop.watch import replica_difference, require_finite
+from hvdtrain.train.metrics.improvement import improved, require_number
+from hvdtrain.train.metrics.totals import Totals, Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Best
-from hvdtrain.train.pulse import Pulse
-from hvdtrain.train.results import Metrics, Summary
+from hvdtrain.train.records.results import Metrics, Summary
 from hvdtrain.train.summary import make_summary
 from hvdtrain.train.terminal import Terminal
-from hvdtrain.train.totals import Totals, Values
-from hvdtrain.train.watch import replica_difference, require_finite
 
 __all__ = ["Run"]
 

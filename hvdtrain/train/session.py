@@ -9,16 +9,16 @@ from hvdtrain.core.objects import call_on_root
 from hvdtrain.train.agenda import Agenda
 from hvdtrain.train.books import Books
 from hvdtrain.train.building import Built, Make, build
-from hvdtrain.train.environment import write_environment
-from hvdtrain.train.files import refusing
+from hvdtrain.train.heartbeat.pulse import Pulse
+from hvdtrain.train.heartbeat.signals import StopSignals
+from hvdtrain.train.heartbeat.spans import Spans
 from hvdtrain.train.lines import header_lines
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.pulse import Pulse
-from hvdtrain.train.results import Summary
+from hvdtrain.train.records.environment import write_environment
+from hvdtrain.train.records.files import refusing
+from hvdtrain.train.records.results import Summary
 from hvdtrain.train.resumption import Resumption
 from hvdtrain.train.run import Run
-from hvdtrain.train.signals import StopSignals
-from hvdtrain.train.spans import Spans
 from hvdtrain.train.terminal import Terminal, on_terminal
 from hvdtrain.train.tracking.tracker import RunFacts
 from hvdtrain.train.tracking.trackers import open_trackers

@@ -15,12 +15,12 @@ from hvdtrain.train.checkpoint.directory import (
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.names import place_of
 from hvdtrain.train.checkpoint.tensor_file import Framework
-from hvdtrain.train.files import new_directory, prepare_directory, refusing
-from hvdtrain.train.frameworks.protocol import State
+from hvdtrain.train.loop.protocol import State
 from hvdtrain.train.options import RUNS, TrainOptions
 from hvdtrain.train.progress import Progress, restore
-from hvdtrain.train.requeue import remove_marker
-from hvdtrain.train.results import METRICS, SUMMARY, drop_lines_after
+from hvdtrain.train.records.files import new_directory, prepare_directory, refusing
+from hvdtrain.train.records.requeue import remove_marker
+from hvdtrain.train.records.results import METRICS, SUMMARY, drop_lines_after
 
 __all__ = ["Found", "Start", "begin", "find_checkpoint"]
 

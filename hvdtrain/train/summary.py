@@ -7,11 +7,11 @@ from dataclasses import asdict
 from hvdtrain.core.context import Context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.train.digest import weights_digest
-from hvdtrain.train.frameworks.protocol import Loop
+from hvdtrain.train.loop.protocol import Loop
+from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
-from hvdtrain.train.results import Seconds, Summary
-from hvdtrain.train.totals import Values
+from hvdtrain.train.records.results import Seconds, Summary
 
 __all__ = ["make_summary"]
 

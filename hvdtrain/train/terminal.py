@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hvdtrain.train.lines import values_text
-from hvdtrain.train.results import Metrics
+from hvdtrain.train.records.results import Metrics
 from hvdtrain.world import under_launcher
 
 if TYPE_CHECKING:

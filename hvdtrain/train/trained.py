@@ -10,11 +10,11 @@ from typing import Any
 from hvdtrain.errors import UsageError
 from hvdtrain.train.building import Built, build
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
-from hvdtrain.train.config_file import resolve
-from hvdtrain.train.environment import CONFIG
-from hvdtrain.train.frameworks.protocol import State
+from hvdtrain.train.config.config_file import resolve
+from hvdtrain.train.loop.protocol import State
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress, restore
+from hvdtrain.train.records.environment import CONFIG
 from hvdtrain.train.resumption import Resumption
 from hvdtrain.train.start import Start
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.data.sharding import epoch_permutation
+from hvdtrain.data.sampling.sharding import epoch_permutation
 
 __all__ = ["check_keras_loop", "run_block", "trained"]
 

@@ -18,7 +18,7 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.wrapping import Distributed, state_of
+from hvdtrain.keras.backends.wrapping import Distributed, state_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "keras.md"
 ROWS = 4  # of each rank in a step

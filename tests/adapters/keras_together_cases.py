@@ -16,7 +16,7 @@ from raising import raising
 import hvdtrain.keras as hvd
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError, UnsupportedError
-from hvdtrain.keras.wrapping import state_of
+from hvdtrain.keras.backends.wrapping import state_of
 
 # Rows of each batch of an epoch, by rank.
 UNEVEN = [[ROWS, ROWS, 3], [ROWS, 1], [1]]

@@ -13,11 +13,11 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checksum import array_checksum
-from hvdtrain.train.frameworks.keras_metrics import require_adding_metrics
-from hvdtrain.train.frameworks.keras_tally import KerasCounts, KerasTally, summing
+from hvdtrain.train.keras.metrics import require_adding_metrics
+from hvdtrain.train.keras.tally import KerasCounts, KerasTally, summing
+from hvdtrain.train.loop.checksum import array_checksum
+from hvdtrain.train.loop.watch import replica_difference
 from hvdtrain.train.optimizers.make_keras import keras_optimizer
-from hvdtrain.train.watch import replica_difference
 
 
 @dataclass(frozen=True)

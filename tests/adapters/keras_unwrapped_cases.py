@@ -11,7 +11,7 @@ import keras
 from keras_fit_cases import dense_model
 
 import hvdtrain.keras as hvd
-from hvdtrain.keras import unwrapped
+from hvdtrain.keras.models import unwrapped
 
 
 class OwnStep(keras.Sequential):

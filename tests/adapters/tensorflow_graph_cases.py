@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow_training_cases import STEPS, assert_close, batch, digest, initial, loss_of, train
 
 import hvdtrain.tensorflow as hvd
-from hvdtrain.tensorflow.background import _Runs
+from hvdtrain.tensorflow.graph.background import _Runs
 
 v1 = tf.compat.v1
 

@@ -16,8 +16,8 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.streams import HOST
-from hvdtrain.tensors import torch_routes
-from hvdtrain.torch import planned
+from hvdtrain.torch.gradients import planned
+from hvdtrain.torch.tensors import routes as torch_routes
 
 # torch has no sparse tensors on such a device, loses the sign of an imaginary part, does not
 # compile for it, and ends the process when a hook raises. Splits in a tensor must be read, whether

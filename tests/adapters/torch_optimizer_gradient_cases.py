@@ -30,7 +30,7 @@ from torch_training import (
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.torch.compression import Compressor
+from hvdtrain.torch.operations.compression import Compressor
 
 
 class Backwards(torch.nn.Module):

@@ -13,15 +13,15 @@ from torch_training import Model, batch, build, case, difference, momentum, own,
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.train.frameworks.torch_blame import non_finite_cause
-from hvdtrain.train.frameworks.torch_checksums import torch_checksums
-from hvdtrain.train.frameworks.torch_precision import Precision
-from hvdtrain.train.frameworks.torch_update import Update, Updater
-from hvdtrain.train.gather import gather_rows, gathered_value
+from hvdtrain.train.loop.gather import gather_rows, gathered_value
+from hvdtrain.train.loop.watch import replica_difference
 from hvdtrain.train.metrics import Gathered
 from hvdtrain.train.optimizers.lamb import Lamb
 from hvdtrain.train.optimizers.lars import Lars
-from hvdtrain.train.watch import replica_difference
+from hvdtrain.train.torch.blame import non_finite_cause
+from hvdtrain.train.torch.checksums import torch_checksums
+from hvdtrain.train.torch.precision import Precision
+from hvdtrain.train.torch.update import Update, Updater
 
 CPU = torch.device("cpu")
 STEPS, DECAY = 4, 0.75

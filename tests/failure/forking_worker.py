@@ -15,10 +15,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch._dynamo  # noqa: F401
 
-import hvdtrain.cli.train
-import hvdtrain.train.frameworks.torch_framework
-import hvdtrain.train.frameworks.torch_loop
-import hvdtrain.train.session  # noqa: F401
 from hvdtrain.cli.main import main
 
 

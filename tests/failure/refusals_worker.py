@@ -21,7 +21,7 @@ from ranks import report
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.collectives.memory import Memory
-from hvdtrain.engines.mpi_communicator import MpiCommunicator
+from hvdtrain.engines.mpi.communicator import MpiCommunicator
 from hvdtrain.errors import SystemLimitError
 
 LIMIT = 300

@@ -11,7 +11,7 @@ import pytest
 import torch
 from ranks import Completed, launch, run_ranks, start
 
-from hvdtrain.data.sharding import epoch_permutation
+from hvdtrain.data.sampling.sharding import epoch_permutation
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 

@@ -17,7 +17,7 @@ from run_files import both_splits, epochs_of, metrics_of, summary_of
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.names import place_of
-from hvdtrain.train.requeue import MARKER
+from hvdtrain.train.records.requeue import MARKER
 
 WORKER = Path(__file__).parent.with_name("parity") / "train_worker.py"
 LIMIT_SECONDS = 120

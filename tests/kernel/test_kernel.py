@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import hvdtrain.engines.node_kernel
+import hvdtrain.engines.shared_memory.kernel
 
-SOURCE = Path(hvdtrain.engines.node_kernel.__file__).with_name("node_kernel.c")
+SOURCE = Path(hvdtrain.engines.shared_memory.kernel.__file__).with_name("node_kernel.c")
 DRIVER = Path(__file__).with_name("driver.c")
 SIZES = (1, 2, 3, 5)
 TURNS = 1200

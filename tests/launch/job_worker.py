@@ -17,8 +17,8 @@ from pathlib import Path
 
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.data.sharding import Indices
-from hvdtrain.train.course import Course
+from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.train.loop.course import Course
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.session import train
 

@@ -13,7 +13,7 @@ import pytest
 from ranks import launch, start
 
 import hvdtrain
-from hvdtrain.horovod_names import on_path
+from hvdtrain.horovod.names import on_path
 
 SCRIPT = [sys.executable, "-m", "hvdtrain", "script"]
 OURS = on_path.__path__[0]
@@ -22,7 +22,7 @@ IMPORTED = [str(Path(hvdtrain.__file__).parents[1])]
 LOOK = """
 import os, sys
 import beside
-ours = [entry for entry in sys.path if "horovod_names" in entry]
+ours = [entry for entry in sys.path if "on_path" in entry]
 path = [entry for entry in sys.path if entry not in ours]
 print(sys.argv, path, sys.flags, sys.warnoptions, __name__, __file__, __spec__, beside.__file__)
 print("out", flush=True)

@@ -17,9 +17,9 @@ from torch.nn import Linear, ReLU, Sequential
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.core.ordered import OrderedCommunicator
-from hvdtrain.engines.mpi_communicator import MpiCommunicator
-from hvdtrain.engines.node_team import NodeTeam
+from hvdtrain.core.collectives.ordered import OrderedCommunicator
+from hvdtrain.engines.mpi.communicator import MpiCommunicator
+from hvdtrain.engines.shared_memory.team import NodeTeam
 
 WAYS = ("1", "0", "numpy")
 STEPS = 4

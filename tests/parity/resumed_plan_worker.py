@@ -22,15 +22,15 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
+from hvdtrain.core.arrays.fused import reduce_fused
+from hvdtrain.core.arrays.fused_plan import FusedSettings
 from hvdtrain.core.context import Context
-from hvdtrain.core.gradients.planning import use_bucket_size
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.tensors.arrays.fused import reduce_fused
-from hvdtrain.tensors.arrays.fused_plan import FusedSettings
+from hvdtrain.core.planning import use_bucket_size
 from hvdtrain.train.checkpoint.directory import newest_good
 from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.digest import weights_digest
-from hvdtrain.train.frameworks.torch_state import TorchState
+from hvdtrain.train.torch.state import TorchState
 
 BEFORE, STEPS = 3, 6
 

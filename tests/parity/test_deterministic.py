@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import launch, run_ranks
 
-from hvdtrain.core.ordered import tree_sum
+from hvdtrain.core.collectives.ordered import tree_sum
 
 WORKER = Path(__file__).with_name("train_worker.py")
 # The last one has none, to show that it is they which matter.

@@ -11,7 +11,7 @@ import pytest
 from ranks import run_ranks
 from run_files import metrics_of, summary_of
 
-from hvdtrain.data.sharding import epoch_permutation
+from hvdtrain.data.sampling.sharding import epoch_permutation
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.names import place_of

@@ -25,19 +25,19 @@ from ranks import report
 from hvdtrain.cli.main import main
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.data.sharding import epoch_permutation, global_batch, steps_per_epoch
+from hvdtrain.data.sampling.sharding import epoch_permutation, global_batch, steps_per_epoch
 from hvdtrain.devices import DeviceWish
 from hvdtrain.errors import TrainingError
 from hvdtrain.topology import Topology
-from hvdtrain.train import pulse
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 from hvdtrain.train.checkpoint.names import place_of
 from hvdtrain.train.digest import weights_digest
-from hvdtrain.train.frameworks.keras_state import KerasState
+from hvdtrain.train.heartbeat import pulse
+from hvdtrain.train.keras.state import KerasState
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.recipes import digits_keras
+from hvdtrain.train.recipes.builtin import digits_keras
+from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.session import train
 
 BATCH = 50  # 1437 samples are 28 batches of 50 and one of 37
@@ -177,7 +177,7 @@ def pinned_gpu() -> int:
         return _pinned_with_tensorflow(here)
     import jax
 
-    from hvdtrain.tensors import jax as tensors
+    from hvdtrain.keras import jax_device as tensors
 
     os.environ["CUDA_VISIBLE_DEVICES"] = "3,5"
     told: list[Any] = []
@@ -195,7 +195,7 @@ def pinned_gpu() -> int:
 def _pinned_with_tensorflow(here: Topology) -> int:
     import tensorflow as tf
 
-    from hvdtrain.tensors.tensorflow import pin_device
+    from hvdtrain.tensorflow.graph.tensors import pin_device
 
     told: list[Any] = []
     plain = tf.config.list_physical_devices, tf.config.set_visible_devices

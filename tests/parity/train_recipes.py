@@ -15,9 +15,9 @@ import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
 from hvdtrain.errors import UsageError
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.recipes.digits import recipe as plain
-from hvdtrain.train.recipes.losses import cross_entropy
+from hvdtrain.train.recipes.builtin.digits import recipe as plain
+from hvdtrain.train.recipes.builtin.losses import cross_entropy
+from hvdtrain.train.recipes.recipe import Recipe
 
 __all__ = [
     "Watched",

@@ -25,13 +25,13 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import TrainingError, UsageError
-from hvdtrain.train import pulse
 from hvdtrain.train.books import Books
 from hvdtrain.train.checkpoint.directory import checkpoint_files
+from hvdtrain.train.heartbeat import pulse
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
-from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.requeue import MARKER
+from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.records.requeue import MARKER
 from hvdtrain.train.session import train
 
 

@@ -19,8 +19,8 @@ from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Mark, Several, Streams
-from hvdtrain.tensors import torch_streams
-from hvdtrain.tensors.torch_streams import CudaStreams, StagingStreams, streams_of
+from hvdtrain.torch.tensors import streams as torch_streams
+from hvdtrain.torch.tensors.streams import CudaStreams, StagingStreams, streams_of
 
 Case = Callable[[], None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hvdtrain.core.agreement.decision import Decision, Ending, Report, decide
 from hvdtrain.core.agreement.events import EndJoin, Phase, State, Told
 from hvdtrain.core.agreement.lifecycle import transition
-from hvdtrain.core.request import JOIN, LEAVE, Request, Zeros
+from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.types import DType, ReduceOp
 
 SUM = Zeros(((3, DType.FLOAT32),), ReduceOp.SUM)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from hvdtrain.bench.judge import efficiencies, figures, is_trustworthy, rows
-from hvdtrain.bench.results import Case, PeerFacts, Result, read_result, write_json
-from hvdtrain.bench.scaling import check_predictions, link_of
-from hvdtrain.bench.settings import DEFAULT, MODELS, QUICK, Settings, estimated_seconds
+from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy, rows
+from hvdtrain_bench.analysis.scaling import check_predictions, link_of
+from hvdtrain_bench.harness.results import Case, PeerFacts, Result, read_result, write_json
+from hvdtrain_bench.harness.settings import DEFAULT, MODELS, QUICK, Settings, estimated_seconds
 
 REPEATS = 9
 NOISE = [1.01, 0.99, 1.02, 0.98, 1.0, 1.03, 0.97, 1.01, 0.99]

@@ -7,17 +7,16 @@ from itertools import pairwise
 from math import inf
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from hvdtrain.bench.link import (
+from hvdtrain_bench.analysis.link import (
     PRESETS,
     Link,
     allreduce_seconds,
     fit_link,
     hierarchical_seconds,
 )
-from hvdtrain.bench.paper import Work, even_work, jitter_seconds, predict, step_seconds
+from hvdtrain_bench.analysis.paper import Work, even_work, jitter_seconds, predict, step_seconds
+from hypothesis import given
+from hypothesis import strategies as st
 
 RANKS = tuple(1 << power for power in range(13))
 LINK = Link("10 GB/s", 5e-6, 10e9)

@@ -6,10 +6,9 @@ from math import comb
 from statistics import median
 
 import pytest
+from hvdtrain_bench.analysis.statistics import compare, median_interval, spread
 from hypothesis import given
 from hypothesis import strategies as st
-
-from hvdtrain.bench.statistics import compare, median_interval, spread
 
 times = st.floats(1e-6, 1e3)
 enough = st.lists(times, min_size=8, max_size=30)

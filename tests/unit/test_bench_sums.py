@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-
-from hvdtrain.bench.models import MODELS
-from hvdtrain.bench.sums import (
+from hvdtrain_bench.cases.models import MODELS
+from hvdtrain_bench.cases.sums import (
     WrongResultError,
     fill,
     most_calls,

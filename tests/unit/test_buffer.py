@@ -13,8 +13,8 @@ from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.collectives.adasum import combine
 from hvdtrain.core.collectives.division import divide_truncating
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
-from hvdtrain.engines.torch_types import bytes_of
-from hvdtrain.tensors.torch import as_buffer
+from hvdtrain.engines.torch_distributed.types import bytes_of
+from hvdtrain.torch.tensors.buffers import as_buffer
 from hvdtrain.types import DType
 
 

@@ -15,8 +15,8 @@ from hvdtrain.core.collectives.gathers import Barrier
 from hvdtrain.core.gradients import allreduce
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.zeros import answer_with_zeros
-from hvdtrain.engines.local_engine import LocalCommunicator, _Done
+from hvdtrain.core.joined import answer_with_zeros
+from hvdtrain.engines.local import LocalCommunicator, _Done
 from hvdtrain.types import ReduceOp
 
 

@@ -13,7 +13,7 @@ from meeting_group import Group, Referee
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.zeros import answer_with_zeros
+from hvdtrain.core.joined import answer_with_zeros
 from hvdtrain.types import ReduceOp
 
 # Nothing here takes long, but threads of other tests share the cores.

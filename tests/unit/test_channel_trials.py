@@ -17,8 +17,8 @@ from channel_trials import faulty_trial, sound_trial
 from hvdtrain.core.agreement import channel, driver, lifecycle, queue
 from hvdtrain.core.agreement.decision import Decision, Ending, decide
 from hvdtrain.core.agreement.events import Leave, Left, Notify
+from hvdtrain.core.agreement.request import LEAVE
 from hvdtrain.core.agreement.votes import unanimous
-from hvdtrain.core.request import LEAVE
 
 Trial = Callable[[int], list[str]]
 

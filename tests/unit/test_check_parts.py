@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from hvdtrain.check import checks
+from hvdtrain.check.machine import Cores
+from hvdtrain.check.probe import Finished, ProbeError, ask_python, finish
+from hvdtrain.check.section import Section, guarded
+from hvdtrain.check.trial import judge
 from hvdtrain.control_groups import cpu_limit, memory_limit, memory_room
-from hvdtrain.launch import checks
-from hvdtrain.launch.machine import Cores
-from hvdtrain.launch.mpi_library import MpiLibrary
-from hvdtrain.launch.probe import Finished, ProbeError, ask_python, finish
-from hvdtrain.launch.section import Section, guarded
-from hvdtrain.launch.trial import judge
+from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 
 LIBRARY = MpiLibrary("openmpi", "5.0.11", None)
 GOOD = {

@@ -19,7 +19,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files, newest_good
 from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.checkpoint.tensor_file import Framework
-from hvdtrain.train.files import prepare_directory
+from hvdtrain.train.records.files import prepare_directory
 
 
 @dataclass

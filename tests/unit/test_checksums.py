@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.train.checksum import ROW_WORDS, array_checksum, multipliers, number_checksum
-from hvdtrain.train.frameworks.torch_blame import Finding, blame_text
-from hvdtrain.train.frameworks.torch_checksums import tensor_checksums, torch_checksums
-from hvdtrain.train.watch import difference_text
+from hvdtrain.train.loop.checksum import ROW_WORDS, array_checksum, multipliers, number_checksum
+from hvdtrain.train.loop.watch import difference_text
+from hvdtrain.train.torch.blame import Finding, blame_text
+from hvdtrain.train.torch.checksums import tensor_checksums, torch_checksums
 
 MASK = 2**64 - 1
 

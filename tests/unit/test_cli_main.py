@@ -9,7 +9,7 @@ import pytest
 
 TRAIN = """
 from hvdtrain.cli.main import main
-from hvdtrain.train.recipes import digits
+from hvdtrain.train.recipes.builtin import digits
 
 def fail():
     raise {error}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from hvdtrain.data import EvaluationSampler, GlobalBatchSampler
-from hvdtrain.data.sharding import epoch_permutation
+from hvdtrain.data.sampling.sharding import epoch_permutation
 from hvdtrain.errors import NotInitializedError, UsageError
 
 SAMPLES = st.integers(1, 200)

@@ -6,7 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.data.sharding import epoch_permutation, global_batch, rank_slice, steps_per_epoch
+from hvdtrain.data.sampling.sharding import (
+    epoch_permutation,
+    global_batch,
+    rank_slice,
+    steps_per_epoch,
+)
 
 SAMPLES = st.integers(1, 300)
 BATCHES = st.integers(1, 350)

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import hvdtrain
-from hvdtrain.train import git
-from hvdtrain.train.config_file import resolve
-from hvdtrain.train.environment import CONFIG, ENVIRONMENT, write_environment
-from hvdtrain.train.git import git_state
+from hvdtrain.train.config.config_file import resolve
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.records import git
+from hvdtrain.train.records.environment import CONFIG, ENVIRONMENT, write_environment
+from hvdtrain.train.records.git import git_state
 
 WHO = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
 
@@ -121,7 +121,7 @@ def test_what_is_loaded_is_named(tmp_path: Path) -> None:
     """In a process of its own, because others' tests load what they like."""
     code = (
         "import sys, json; from pathlib import Path\n"
-        "from hvdtrain.train.environment import describe_environment\n"
+        "from hvdtrain.train.records.environment import describe_environment\n"
         "from hvdtrain.train.options import TrainOptions\n"
         "before = describe_environment(TrainOptions(), [])['versions']\n"
         "assert not {'torch', 'keras', 'yaml', 'mpi4py.MPI'} & set(sys.modules)\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.every import Every
+from hvdtrain.train.options.every import Every
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,13 @@ from hvdtrain.arrays import (
     unpack_signs,
     zeros_like,
 )
+from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.core.gradients.adasum import Adasum
 from hvdtrain.core.gradients.allreduce import Allreduce
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, Facts
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.warm_up import WarmUp
 from hvdtrain.core.gradients.wires import slice_bounds
-from hvdtrain.core.operation import AgreedError
 from hvdtrain.types import DType, ReduceOp
 
 EXCHANGES: list[Exchange] = [

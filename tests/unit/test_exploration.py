@@ -27,7 +27,7 @@ from hvdtrain.core.agreement.events import (
     Voted,
 )
 from hvdtrain.core.agreement.lifecycle import transition
-from hvdtrain.core.request import LEAVE
+from hvdtrain.core.agreement.request import LEAVE
 
 EXHAUSTIVE = os.environ.get("HVDTRAIN_TEST_EXHAUSTIVE") == "1"
 

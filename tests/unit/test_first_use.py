@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.first_use import FirstUse
+from hvdtrain.core.agreement.first_use import FirstUse
 
 THREADS = 8
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.horovod_names.finder import HorovodFinder
+from hvdtrain.horovod.names.finder import HorovodFinder
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.horovod_build.compiler_wrapper import rewrite, script
-from hvdtrain.launch.horovod_build.log import BuildFailedError, Log
-from hvdtrain.launch.horovod_build.plan import installed_versions
-from hvdtrain.launch.horovod_build.recipe import (
+from hvdtrain.horovod.build.compiler_wrapper import rewrite, script
+from hvdtrain.horovod.build.log import BuildFailedError, Log
+from hvdtrain.horovod.build.plan import installed_versions
+from hvdtrain.horovod.build.recipe import (
     Target,
     cache_folder,
     choices,
@@ -21,8 +21,8 @@ from hvdtrain.launch.horovod_build.recipe import (
     tools,
     variables,
 )
-from hvdtrain.launch.horovod_build.toolchain import find_toolchain
-from hvdtrain.launch.mpi_library import MpiLibrary
+from hvdtrain.horovod.build.toolchain import find_toolchain
+from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 
 TARGET = Target(
     torch="2.13.0+cpu",

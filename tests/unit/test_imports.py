@@ -8,12 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+import hvdtrain_bench
 import pytest
 from import_rules import faults
 
 import hvdtrain
 
 PACKAGE = Path(hvdtrain.__file__).parent
+BENCHMARKS = Path(hvdtrain_bench.__file__).parent
 HEAVY = {"jax", "keras", "mpi4py", "numpy", "rich", "scipy", "sklearn", "tensorflow", "torch"}
 START_LIMIT_SECONDS = 0.3
 # What `python -m hvdtrain --help` does, followed by a look at what it has loaded.
@@ -41,7 +43,7 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
 
 
 def test_imports_point_down() -> None:
-    assert faults(PACKAGE) == []
+    assert faults(PACKAGE, BENCHMARKS) == []
 
 
 def test_the_whole_package_is_read() -> None:
@@ -58,7 +60,10 @@ def test_the_whole_package_is_read() -> None:
         ("core/a.py", "def f():\n    import hvdtrain.torch.x", "core must not import torch"),
         ("core/a.py", "if TYPE_CHECKING:\n    import hvdtrain.cli.x", "must not import cli"),
         ("torch/a.py", "import hvdtrain.tensorflow.x", "torch must not import tensorflow"),
-        ("train/a.py", "import hvdtrain.bench.x", "train must not import bench"),
+        ("core/agreement/a.py", "import hvdtrain.core.x", "agreement must not import core"),
+        ("train/loop/a.py", "import hvdtrain.train.torch.x", "loop must not import torch"),
+        ("train/loop/a.py", "import hvdtrain.train.x", "loop must not import train"),
+        ("train/odd/a.py", "", "no order is known for this folder"),
         ("data/a.py", "import hvdtrain.train.x", "data must not import train"),
         ("torch/a.py", "import hvdtrain.engines.x", "only engines know a concrete engine"),
         ("core/a.py", "from hvdtrain.engines import x", "only engines know a concrete engine"),
@@ -71,7 +76,7 @@ def test_the_whole_package_is_read() -> None:
     ],
 )
 def test_a_wrong_import_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:
-    layers = ("engines", "core", "torch", "tensorflow", "train", "bench", "cli")
+    layers = ("engines", "core", "torch", "tensorflow", "train", "train/torch", "cli")
     others = {f"{layer}/x.py": "" for layer in layers}
     found = faults(tree(tmp_path, others | {name: text}))
     assert any(fault in line for line in found), found
@@ -86,7 +91,6 @@ def test_right_imports_are_not_faults(tmp_path: Path) -> None:
             "engines/mpi_engine.py": "from mpi4py import MPI\nfrom . import communicator",
             "core/a.py": "from hvdtrain.engines.communicator import x",
             "torch/a.py": "import torch\nfrom ..core import a",
-            "bench/a.py": "from mpi4py import MPI\nfrom hvdtrain.engines import mpi_engine",
             "data/a.py": "def f():\n    import torch",
             "cli/main.py": "import hvdtrain\nfrom hvdtrain import torch",
             "__main__.py": "from hvdtrain.cli.main import main",
@@ -137,3 +141,25 @@ def _seconds(command: list[str]) -> float:
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
     return time.perf_counter() - started
+
+
+def test_a_folder_of_too_many_files_is_found(tmp_path: Path) -> None:
+    files = {f"core/module_{number}.py": "" for number in range(30)}
+    (fault,) = faults(tree(tmp_path, files))
+    assert "core: 31 files, more than" in fault
+
+
+def test_only_the_command_line_knows_the_benchmarks(tmp_path: Path) -> None:
+    package = tree(tmp_path, {"train/a.py": "import hvdtrain_bench.x", "cli/a.py": ""})
+    benchmarks = tmp_path / "hvdtrain_bench"
+    benchmarks.mkdir()
+    (benchmarks / "x.py").write_text("import hvdtrain.train.a")
+    (benchmarks / "y.py").write_text("import hvdtrain.engines.mpi")
+    engine = package / "engines" / "mpi.py"
+    engine.parent.mkdir()
+    engine.touch()
+    found = faults(package, benchmarks)
+    assert (
+        "hvdtrain.train.a imports hvdtrain_bench.x: train must not import hvdtrain_bench" in found
+    )
+    assert not any(line.startswith("hvdtrain_bench") for line in found), found

@@ -9,7 +9,7 @@ import pytest
 from ranks import mpi_python
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.mpi_library import (
+from hvdtrain.launch.launchers.mpi_library import (
     MpiLibrary,
     find_mpirun,
     launcher_version,

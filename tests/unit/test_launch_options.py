@@ -14,6 +14,7 @@ from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.batch import srun
 from hvdtrain.launch.launchers.choice import Launcher, choose_launcher, own_builder
 from hvdtrain.launch.launchers.hydra import intel_mpi, mpich
+from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 from hvdtrain.launch.launchers.open_mpi import open_mpi_4, open_mpi_5
 from hvdtrain.launch.launchers.options import (
     check_interface,
@@ -23,7 +24,6 @@ from hvdtrain.launch.launchers.options import (
     with_hosts,
 )
 from hvdtrain.launch.launchers.request import Request
-from hvdtrain.launch.mpi_library import MpiLibrary
 
 TWO = (Host("a", 2), Host("b", 2))
 

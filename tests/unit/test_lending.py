@@ -7,8 +7,8 @@ import threading
 
 import numpy as np
 
-from hvdtrain.tensors.arrays.lending import LentMemory
-from hvdtrain.tensors.arrays.memory import empty
+from hvdtrain.core.arrays.lending import LentMemory
+from hvdtrain.core.arrays.memory import empty
 
 TRIES, THREADS = 5000, 4
 

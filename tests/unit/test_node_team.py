@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.ordered import tree_sum
-from hvdtrain.engines import node_kernel
-from hvdtrain.engines.node_kernel import KernelError, load_kernel, open_kernel
-from hvdtrain.engines.node_memory import share_memory
-from hvdtrain.engines.node_team import NodeTeam, open_team
-from hvdtrain.engines.system_errors import Objection
+from hvdtrain.core.collectives.ordered import tree_sum
+from hvdtrain.engines.shared_memory import kernel as node_kernel
+from hvdtrain.engines.shared_memory.kernel import KernelError, load_kernel, open_kernel
+from hvdtrain.engines.shared_memory.memory import share_memory
+from hvdtrain.engines.shared_memory.system_errors import Objection
+from hvdtrain.engines.shared_memory.team import NodeTeam, open_team
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import DType, ReduceOp
 

@@ -12,8 +12,8 @@ import pytest
 
 ABORTING = """
 import os, sys
-from hvdtrain.core import output
-from hvdtrain.core.exits import ExitGuard
+from hvdtrain.core.process import output
+from hvdtrain.core.process.exits import ExitGuard
 from hvdtrain.topology import Topology
 
 descriptor, output._LONGEST_SECONDS = int(sys.argv[1]), float(sys.argv[2])

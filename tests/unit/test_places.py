@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import unpacked
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Broadcast
 from hvdtrain.core.collectives.memory import Memory
@@ -16,10 +18,8 @@ from hvdtrain.core.collectives.places import device_types
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
 from hvdtrain.core.gradients.allreduce import Allreduce as Average
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.operation import Operation
-from hvdtrain.core.request import unpacked
-from hvdtrain.core.zeros import answer_with_zeros
-from hvdtrain.engines.local_engine import LocalCommunicator
+from hvdtrain.core.joined import answer_with_zeros
+from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.streams import Mark, Streams
 from hvdtrain.types import DType, ReduceOp
 

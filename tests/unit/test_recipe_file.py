@@ -12,15 +12,15 @@ import pytest
 
 from hvdtrain.errors import RecipeError, UsageError
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.recipe_file import load_recipe
+from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipes.recipe_file import load_recipe
 
 HEAD = """
 from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.recipe import Recipe
 if TYPE_CHECKING:
     from nowhere import Unknown
 

@@ -16,8 +16,7 @@ from hvdtrain.data import sample_generator
 from hvdtrain.data.dataset import Samples
 from hvdtrain.errors import UsageError
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.recipes import (
+from hvdtrain.train.recipes.builtin import (
     cifar10,
     digits,
     imagefolder,
@@ -26,6 +25,7 @@ from hvdtrain.train.recipes import (
     synthetic,
     text,
 )
+from hvdtrain.train.recipes.recipe import Recipe
 
 FUNCTIONS = [module.recipe for module in (cifar10, digits, imagefolder, mapfile, mnist, text)]
 

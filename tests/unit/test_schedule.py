@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.schedule import (
+from hvdtrain.train.optimizers.schedule import (
     SCHEDULES,
     ScheduleSettings,
     learning_rate,

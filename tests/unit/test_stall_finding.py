@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hvdtrain.core.request import JOIN, LEAVE, Request
-from hvdtrain.core.stall_finding import Wait, describe, find_stalls, stalls_of_one
+from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
+from hvdtrain.core.stall.finding import Wait, describe, find_stalls, stalls_of_one
 
 SUM = Request("allreduce", "a")
 

@@ -16,7 +16,7 @@ from hvdtrain.core.timeline.growing_file import GrowingFile, earlier_path
 from hvdtrain.core.timeline.piece import Piece
 from hvdtrain.core.timeline.pieces import piece_path
 from hvdtrain.core.timeline.times import RankTimes
-from hvdtrain.engines.local_engine import LocalCommunicator
+from hvdtrain.engines.local import LocalCommunicator
 
 CLOCK = Reading(100.0, 0.0, 1e-6)
 TITLE = "[rank 1/2]"

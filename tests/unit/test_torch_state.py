@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from hvdtrain.train.checkpoint.directory import newest_good
 from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.digest import weights_digest
-from hvdtrain.train.frameworks.torch_state import TorchState
+from hvdtrain.train.torch.state import TorchState
 
 
 class Net(nn.Module):

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.system import SystemWatch
+from hvdtrain.train.heartbeat.system import SystemWatch
 from hvdtrain.train.tracking.figures import metric_values, rank_values
 from hvdtrain.train.tracking.masking import masked
 from hvdtrain.train.tracking.tracker import RunFacts

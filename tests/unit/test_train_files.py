@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.files import (
+from hvdtrain.train.records.files import (
     new_directory,
     prepare_directory,
     publish,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.frameworks.choose import choose_framework
+from hvdtrain.train.framework import choose_framework
 from hvdtrain.train.options import TrainOptions
 
 

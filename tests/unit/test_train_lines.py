@@ -13,7 +13,7 @@ import pytest
 
 from hvdtrain.train.lines import closing_lines, decay_text, device_text, epoch_lines, values_text
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.results import Metrics, Seconds, Summary
+from hvdtrain.train.records.results import Metrics, Seconds, Summary
 from hvdtrain.train.terminal import Terminal, on_terminal
 
 TRAIN = Metrics(3, 135, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 9.0)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train import recipes
 from hvdtrain.train.options import DEFAULT_LR, OPTIMIZERS, RECIPES, TrainOptions
+from hvdtrain.train.recipes import builtin as recipes
 
 
 @pytest.mark.parametrize(

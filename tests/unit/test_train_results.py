@@ -8,7 +8,7 @@ from pathlib import Path
 
 from run_files import SUMMARY_FIELDS, epochs_of, metrics_of, summary_of
 
-from hvdtrain.train.results import (
+from hvdtrain.train.records.results import (
     METRICS,
     RANKS,
     STEPS,

@@ -18,11 +18,11 @@ from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files, mar
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.digest import weights_digest
-from hvdtrain.train.frameworks.torch_state import TorchState
+from hvdtrain.train.metrics.totals import Totals
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Best, Progress, progress_content
 from hvdtrain.train.start import Start, begin, find_checkpoint
-from hvdtrain.train.totals import Totals
+from hvdtrain.train.torch.state import TorchState
 
 Trainee = tuple[nn.Module, torch.optim.Optimizer]
 

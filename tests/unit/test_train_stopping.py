@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hvdtrain.topology import Topology
-from hvdtrain.train.course import Course
+from hvdtrain.train.heartbeat.signals import StopSignals, stop_signals
+from hvdtrain.train.loop.course import Course
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.signals import StopSignals, stop_signals
 
 OF_OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
 OF_HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2"}

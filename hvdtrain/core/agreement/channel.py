@@ -9,10 +9,10 @@ from typing import Any
 
 from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.core.agreement.driver import Driver
+from hvdtrain.core.agreement.observer import ChannelObserver
+from hvdtrain.core.agreement.operation import Marker, Operation
 from hvdtrain.core.agreement.queue import Queue, Waiting
-from hvdtrain.core.operation import Marker, Operation
-from hvdtrain.core.request import JOIN, LEAVE, UNNAMED, Request
-from hvdtrain.core.timeline.recording import Track
+from hvdtrain.core.agreement.request import JOIN, LEAVE, UNNAMED, Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import HvdtrainError
 
@@ -74,12 +74,12 @@ class Channel:
             self._thread.start()
 
     @property
-    def track(self) -> Track | None:
+    def track(self) -> ChannelObserver | None:
         """What notes what happens while a timeline is recorded."""
         return self._queue.track
 
     @track.setter
-    def track(self, track: Track | None) -> None:
+    def track(self, track: ChannelObserver | None) -> None:
         self._queue.track = track
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hvdtrain.core.request import JOIN, LEAVE, Request
+from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
 
 __all__ = ["Decision", "Ending", "Report", "decide"]
 

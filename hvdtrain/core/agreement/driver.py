@@ -25,10 +25,10 @@ from hvdtrain.core.agreement.events import (
     Vote,
     Voted,
 )
+from hvdtrain.core.agreement.operation import AgreedError, Operation
 from hvdtrain.core.agreement.queue import Queue
+from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, unpacked
 from hvdtrain.core.agreement.votes import exchange, unanimous
-from hvdtrain.core.operation import AgreedError, Operation
-from hvdtrain.core.request import JOIN, LEAVE, Request, unpacked
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import (
     HvdtrainError,

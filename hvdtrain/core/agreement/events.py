@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from hvdtrain.core.agreement.decision import Report
-from hvdtrain.core.request import Request
+from hvdtrain.core.agreement.request import Request
 
 __all__ = [
     "Action",

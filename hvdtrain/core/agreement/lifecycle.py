@@ -36,7 +36,7 @@ from hvdtrain.core.agreement.events import (
     Vote,
     Voted,
 )
-from hvdtrain.core.request import JOIN, LEAVE, LISTEN, Request
+from hvdtrain.core.agreement.request import JOIN, LEAVE, LISTEN, Request
 
 __all__ = ["transition"]
 

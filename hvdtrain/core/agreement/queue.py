@@ -21,9 +21,9 @@ from hvdtrain.core.agreement.events import (
     Submitted,
 )
 from hvdtrain.core.agreement.lifecycle import transition
-from hvdtrain.core.operation import Operation
-from hvdtrain.core.request import JOIN
-from hvdtrain.core.timeline.recording import Track
+from hvdtrain.core.agreement.observer import ChannelObserver
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import JOIN
 from hvdtrain.errors import HvdtrainError
 
 __all__ = ["Queue", "Waiting"]
@@ -69,7 +69,7 @@ class Queue:
     """
 
     def __init__(self, size: int, title: str) -> None:
-        self.track: Track | None = None
+        self.track: ChannelObserver | None = None
         self.listeners: list[Callable[[], None]] = []
         self.progressed = 0.0
         self._title = title

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.request import Request, ballot
+from hvdtrain.core.agreement.request import Request, ballot
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["exchange", "unanimous"]

@@ -9,11 +9,11 @@ from itertools import accumulate
 from typing import cast
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request, Zeros
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.collectives.division import divide_truncating
 from hvdtrain.core.collectives.places import device_details, device_types
-from hvdtrain.core.operation import Operation
-from hvdtrain.core.request import Request, Zeros
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 

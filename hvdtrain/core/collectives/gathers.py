@@ -8,9 +8,9 @@ from math import prod
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.collectives.places import device_details, device_types
-from hvdtrain.core.operation import Operation
-from hvdtrain.core.request import Request
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["Allgather", "Alltoall", "Barrier", "Broadcast"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.collectives.places import device_details
-from hvdtrain.core.operation import Operation
-from hvdtrain.core.request import Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from math import prod
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.collectives.division import divide_truncating
 from hvdtrain.core.collectives.places import device_details, device_types
-from hvdtrain.core.operation import Operation
-from hvdtrain.core.request import Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 

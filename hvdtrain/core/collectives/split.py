@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvdtrain.core.operation import Operation
-from hvdtrain.core.request import Request
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["Split"]

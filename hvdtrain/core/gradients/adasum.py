@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvdtrain.arrays import Array, copy
+from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket, Kind
 from hvdtrain.core.gradients.plan import Plan
 from hvdtrain.core.gradients.wires import Wires
-from hvdtrain.core.request import Zeros
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["Adasum"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket
 from hvdtrain.core.gradients.wires import Wires
-from hvdtrain.core.request import Zeros
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["Allreduce"]

@@ -10,10 +10,10 @@ from functools import cached_property
 
 from hvdtrain.arrays import Array, HostArray, elements_of, strided
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.operation import AgreedError
+from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.gradients.plan import Bucket, ParameterSpec, Plan
 from hvdtrain.core.gradients.wires import Wires
-from hvdtrain.core.operation import AgreedError
-from hvdtrain.core.request import Zeros
 from hvdtrain.types import DType
 
 __all__ = ["Exchange", "ExchangeState", "Facts", "FilledBucket", "Kind", "Part", "Piece"]

@@ -7,8 +7,8 @@ import time
 import numpy as np
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.operation import Operation
-from hvdtrain.core.request import Request
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 

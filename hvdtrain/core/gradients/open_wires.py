@@ -6,11 +6,11 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.request import STEP
 from hvdtrain.core.gradients.wires import Wires
-from hvdtrain.core.operation import Operation
-from hvdtrain.core.request import Request
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["open_wires"]

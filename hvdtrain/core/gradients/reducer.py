@@ -6,17 +6,18 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
+from typing import Protocol
 
 import numpy as np
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import Plan
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.timeline.stopwatch import Stopwatch
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Mark, Streams
 from hvdtrain.types import ReduceOp
@@ -27,6 +28,15 @@ __all__ = ["Reducer"]
 _LISTEN_AFTER_SECONDS = 0.02
 
 
+class World(Protocol):
+    """What a reducer needs of the world that its ranks are in."""
+
+    blocked: Stopwatch
+
+    def channels(self) -> Sequence[Channel]:
+        """Return all open channels of this rank (local)."""
+
+
 class Reducer:
     """Reduces gradients by one plan over the ranks of a channel, a step at a time.
 
@@ -35,6 +45,7 @@ class Reducer:
     bucket, `launch`, `finish`, and `forget` before the next one.
 
     Args:
+        world: what the channel belongs to.
         channel: whose members reduce.
         plan: equal on all ranks.
         buffers: for each bucket its memory.
@@ -58,6 +69,7 @@ class Reducer:
 
     def __init__(
         self,
+        world: World,
         channel: Channel,
         plan: Plan,
         buffers: Sequence[Buffer],
@@ -68,6 +80,7 @@ class Reducer:
         counted: bool = False,
         wires: Wires | None = None,
     ) -> None:
+        self._world = world
         self._channel, self._exchange, self._counted = channel, exchange, counted
         self.name = name
         self.weight: float | None = None
@@ -145,7 +158,7 @@ class Reducer:
         if not self._channel.has_thread:
             self._wait_for_all()
         else:
-            with context.current().blocked.running(), self._channel.waiting(step):
+            with self._world.blocked.running(), self._channel.waiting(step):
                 all(self._wait_or_listen(future) for future in step.reduced[: step.launched])
         count = step.progress.reduced
         step.wait(count)
@@ -156,7 +169,7 @@ class Reducer:
         if not wait_for_futures([future], _LISTEN_AFTER_SECONDS).done:
             called = threading.Event()
             future.add_done_callback(lambda _: called.set())
-            others = [c for c in context.current().channels() if c is not self._channel]
+            others = [c for c in self._world.channels() if c is not self._channel]
             try:
                 for channel in others:
                     channel.listen(called.set)
@@ -170,7 +183,7 @@ class Reducer:
 
     def _wait_for_all(self) -> None:
         step = self.step
-        with context.current().blocked.running(), self._channel.waiting(step):
+        with self._world.blocked.running(), self._channel.waiting(step):
             if not self._channel.has_thread:
                 self._channel.wait(step)
             step.added.result()

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.collectives.places import device_details, device_types
 from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.request import Request
 from hvdtrain.types import DType
 
 __all__ = ["STEP", "step_request"]

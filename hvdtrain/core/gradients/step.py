@@ -14,12 +14,11 @@ import numpy as np
 
 from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.operation import BucketTimes, Operation
 from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket
 from hvdtrain.core.gradients.plan import Bucket, Plan
 from hvdtrain.core.gradients.progress import Progress
 from hvdtrain.core.gradients.wires import Wires
-from hvdtrain.core.operation import Operation
-from hvdtrain.core.timeline.times import BucketTimes
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST, Mark, Place, Streams
 from hvdtrain.types import ReduceOp

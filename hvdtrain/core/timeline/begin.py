@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.exits import say
+from hvdtrain.core.process.exits import say
 from hvdtrain.core.timeline.clock import read_clock
 from hvdtrain.core.timeline.growing_file import GrowingFile
 from hvdtrain.core.timeline.piece import Piece

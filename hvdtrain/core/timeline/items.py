@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain.core.request import Request
-from hvdtrain.core.timeline.times import BucketTimes, ChannelTimes, OperationTimes, RankTimes
+from hvdtrain.core.agreement.operation import BucketTimes
+from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.timeline.times import ChannelTimes, OperationTimes, RankTimes
 
 __all__ = ["Item", "Row", "bucket_phases", "operation_phases", "rows_of"]
 

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from hvdtrain.core.exits import say
+from hvdtrain.core.process.exits import say
 from hvdtrain.core.timeline.events import Event, Events
 from hvdtrain.core.timeline.growing_file import GrowingFile
 from hvdtrain.core.timeline.items import Row, rows_of

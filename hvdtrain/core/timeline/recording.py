@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hvdtrain.core.request import Request
-from hvdtrain.core.stopwatch import Stopwatch
+from hvdtrain.core.agreement.operation import BucketTimes
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.timeline.clock import Reading
 from hvdtrain.core.timeline.piece import Piece
+from hvdtrain.core.timeline.stopwatch import Stopwatch
 from hvdtrain.core.timeline.times import (
-    BucketTimes,
     ChannelTimes,
     OperationTimes,
     RankTimes,

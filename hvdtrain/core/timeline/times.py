@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.timeline.clock import Reading
 
 __all__ = ["BucketTimes", "ChannelTimes", "OperationTimes", "RankTimes", "Records"]
@@ -48,20 +49,6 @@ class Records(Generic[T]):
     def take(self) -> Records[T]:
         """Return what has been appended since the last call; others may append meanwhile."""
         return Records([self._fresh.popleft() for _ in range(len(self._fresh))])
-
-
-class BucketTimes(NamedTuple):
-    """When a bucket of an optimizer step got where, in seconds of this rank's clock.
-
-    `free` is when the channel turned to it, `filled` when its last gradient was there.
-    """
-
-    number: int
-    nbytes: int
-    free: float
-    filled: float
-    began: float
-    ended: float
 
 
 class OperationTimes(NamedTuple):

@@ -12,11 +12,11 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
-from hvdtrain.core.malloc import keep_large_memory
+from hvdtrain.core.arrays import reduce as arrays
+from hvdtrain.core.arrays.memory import Array
+from hvdtrain.core.process.malloc import keep_large_memory
 from hvdtrain.core.process_set import global_process_set
-from hvdtrain.keras.reduction import Reduction
-from hvdtrain.tensors.arrays import reduce as arrays
-from hvdtrain.tensors.arrays.memory import Array
+from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.types import ReduceOp
 
 __all__ = ["allreduce", "is_symbolic", "reduce", "settle", "trace_again", "unconverted"]

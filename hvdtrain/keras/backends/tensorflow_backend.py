@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.keras.reduction import Reduction
-from hvdtrain.tensorflow import ops
-from hvdtrain.tensorflow.autograph import unconverted
-from hvdtrain.tensorflow.call import call
-from hvdtrain.tensorflow.compression import Compression
-from hvdtrain.tensors.arrays.memory import Array
+from hvdtrain.core.arrays.memory import Array
+from hvdtrain.keras.backends.reduction import Reduction
+from hvdtrain.tensorflow.graph.autograph import unconverted
+from hvdtrain.tensorflow.graph.call import call
+from hvdtrain.tensorflow.operations import ops
+from hvdtrain.tensorflow.operations.compression import Compression
 from hvdtrain.types import ReduceOp
 
 __all__ = ["allreduce", "is_symbolic", "reduce", "settle", "trace_again", "unconverted"]

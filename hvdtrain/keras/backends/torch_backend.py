@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from hvdtrain.keras.reduction import Reduction
-from hvdtrain.tensors.arrays.memory import Array
+from hvdtrain.core.arrays.memory import Array
+from hvdtrain.keras.backends.reduction import Reduction
 
 __all__ = ["is_symbolic", "reduce", "settle", "trace_again", "unconverted"]
 

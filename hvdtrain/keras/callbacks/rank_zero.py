@@ -8,8 +8,8 @@ import keras
 
 from hvdtrain.core import objects
 from hvdtrain.core.place import rank
+from hvdtrain.keras.backends.wrapping import state_of
 from hvdtrain.keras.values import broadcast_variables
-from hvdtrain.keras.wrapping import state_of
 
 __all__ = ["BestModelCheckpoint", "RankZero", "RestoreOnAll"]
 

@@ -8,14 +8,14 @@ from typing import Any
 import keras
 
 from hvdtrain.core import context, objects, operations
+from hvdtrain.core.arrays import reduce
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.keras.backends.choose import chosen
+from hvdtrain.keras.backends.wrapping import optimizers_of, state_of
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.callbacks.order import collective_kinds, objection
 from hvdtrain.keras.values import broadcast_variables, refuse_different
-from hvdtrain.keras.wrapping import optimizers_of, state_of
-from hvdtrain.tensors.arrays import reduce
 from hvdtrain.types import ReduceOp
 
 __all__ = ["Beginning", "End"]

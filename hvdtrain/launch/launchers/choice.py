@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.batch import jsrun, pals, srun
 from hvdtrain.launch.launchers.hydra import intel_mpi, mpich
+from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun
 from hvdtrain.launch.launchers.open_mpi import open_mpi_4, open_mpi_5
 from hvdtrain.launch.launchers.request import Builder
-from hvdtrain.launch.mpi_library import MpiLibrary, find_mpirun
 
 __all__ = ["LAUNCHERS", "Launcher", "choose_launcher", "own_builder"]
 

@@ -12,7 +12,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, Name
 from hvdtrain.train.checkpoint.tensor_file import Framework
-from hvdtrain.train.files import publish, unfinished_file
+from hvdtrain.train.records.files import publish, unfinished_file
 
 __all__ = ["Found", "best_file", "checkpoint_files", "mark_best", "newest_good", "remove_old"]
 

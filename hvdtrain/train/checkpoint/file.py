@@ -12,7 +12,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.names import CHECKPOINT, DIGEST_LENGTH, Name
 from hvdtrain.train.checkpoint.tensor_file import Framework, read, write
 from hvdtrain.train.checkpoint.tree import join, split
-from hvdtrain.train.files import publish, unfinished_file
+from hvdtrain.train.records.files import publish, unfinished_file
 
 __all__ = ["load_checkpoint", "write_checkpoint"]
 

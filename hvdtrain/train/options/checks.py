@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.every import Every
+from hvdtrain.train.options.every import Every
 
 __all__ = [
     "Check",

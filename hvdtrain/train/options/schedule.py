@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
+from hvdtrain.train.optimizers.schedule import SCALINGS, SCHEDULES, parse_milestones
 from hvdtrain.train.options.checks import not_negative, positive
 from hvdtrain.train.options.declare import Group, option
-from hvdtrain.train.schedule import SCALINGS, SCHEDULES, parse_milestones
 
 __all__ = ["Schedule"]
 

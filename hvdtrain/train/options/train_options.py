@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hvdtrain.train.optimizers.schedule import scaled_lr
 from hvdtrain.train.options.data import Data
 from hvdtrain.train.options.declare import declared, groups_of
 from hvdtrain.train.options.devices import Devices
@@ -16,7 +17,6 @@ from hvdtrain.train.options.support import require_framework_has
 from hvdtrain.train.options.task import Task
 from hvdtrain.train.options.tracking import Tracking
 from hvdtrain.train.options.watching import Watching
-from hvdtrain.train.schedule import scaled_lr
 
 __all__ = ["OPTIONS", "TrainOptions"]
 

@@ -1,0 +1,1 @@
+"""What measurements say: statistics, models of scaling, reports and plots."""

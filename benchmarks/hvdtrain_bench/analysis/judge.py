@@ -1,0 +1,233 @@
+"""What measurements say: each contender against its base, and the figures that have a target.
+
+Pure: everything follows from the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from hvdtrain_bench.analysis.statistics import Comparison, compare, paired_ratios, spread
+from hvdtrain_bench.harness.results import Case, Result
+
+__all__ = [
+    "BUILT_IN",
+    "BY_HAND",
+    "LONGEST",
+    "LONGEST_WITHOUT",
+    "MEAN",
+    "USUAL",
+    "Efficiency",
+    "Figure",
+    "Row",
+    "efficiencies",
+    "figures",
+    "is_trustworthy",
+    "rows",
+]
+
+_NAMED_MICROSECONDS = 30.0
+_IDLE_PERCENT = 3.0
+_STALL_MILLISECONDS = 50.0
+_LOOP_RATIO = 1.03
+_NAMED_BYTES, _MEDIUM_BYTES, _LARGE_BYTES = 1 << 10, 4 << 20, 64 << 20
+# The usual step without a checkpoint, the longest of some, and those while one is written.
+USUAL, LONGEST_WITHOUT = "no checkpoint", "no checkpoint, longest"
+MEAN, LONGEST = "checkpoint, mean", "checkpoint, longest"
+BY_HAND, BUILT_IN = "by hand", "hvdtrain train"
+_LIMIT, _ALONE, _WHOLE = "no communication", "one rank alone", "one rank, whole batch"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender of a case.
+
+    Attributes:
+        name: of the contender.
+        median: of its values.
+        comparison: with the base; None for the base itself.
+        verdict: the comparison in words.
+    """
+
+    name: str
+    median: float
+    comparison: Comparison | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that people ask for.
+
+    Attributes:
+        label: what it is.
+        number: the median.
+        low: lower quartile.
+        high: upper quartile.
+        unit: "us", "ms", "x" or "%".
+        verdict: what it means; empty where that is plain.
+        met: whether the target is met; None without a target.
+    """
+
+    label: str
+    number: float
+    low: float
+    high: float
+    unit: str
+    verdict: str = ""
+    met: bool | None = None
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What a step makes of n ranks: medians over the repeats, 1 is the best.
+
+    Attributes:
+        weak: time of one rank alone / time, with the same batch on every rank.
+        strong: time of one rank with the whole batch / (n * time).
+        limit: time of n ranks without communication / time.
+    """
+
+    weak: float
+    strong: float
+    limit: float
+
+
+def rows(case: Case) -> list[Row]:
+    """Compare every contender of a case with its base."""
+    noise = _noise(case)
+    found = []
+    for name, values in case.values.items():
+        comparison, verdict = None, ""
+        if case.base and name != case.base:
+            own = name == case.again
+            comparison = compare(case.values[case.base], values, 1.0 if own else noise)
+            verdict = _of_the_same_code(comparison) if own else _verdict(comparison)
+        found.append(Row(name, median(values), comparison, verdict))
+    return found
+
+
+def is_trustworthy(case: Case) -> bool:
+    """Return whether the same code, run under two names, showed no difference."""
+    if not case.again:
+        return True
+    return not compare(case.values[case.base], case.values[case.again]).differs
+
+
+def efficiencies(case: Case, ranks: int) -> dict[str, Efficiency]:
+    """Return what each contender that ran on all ranks makes of them; empty without steps."""
+    if _WHOLE not in case.values:
+        return {}
+    together = [name for name in case.values if name not in (_ALONE, _WHOLE, _LIMIT)]
+    return {name: _efficiency(case, name, ranks) for name in together}
+
+
+def figures(result: Result) -> list[Figure]:
+    """Return the figures that a result answers."""
+    kinds = {
+        "collectives": _of_collectives,
+        "idle": _of_idle,
+        "checkpoint": _of_checkpoint,
+        "loop": _of_loop,
+    }
+    return list(kinds[result.kind](result)) if result.kind in kinds else []
+
+
+def _efficiency(case: Case, name: str, ranks: int) -> Efficiency:
+    own = case.values[name]
+    weak, strong, limit = (
+        median(paired_ratios(own, case.values[other])) for other in (_ALONE, _WHOLE, _LIMIT)
+    )
+    return Efficiency(weak, strong / ranks, limit)
+
+
+def _noise(case: Case) -> float:
+    if not case.again:
+        return 1.0
+    return compare(case.values[case.base], case.values[case.again]).size
+
+
+def _verdict(comparison: Comparison) -> str:
+    if comparison.differs:
+        return "slower" if comparison.ratio > 1 else "faster"
+    return "too few repeats" if comparison.interval is None else "within the noise"
+
+
+def _of_the_same_code(comparison: Comparison) -> str:
+    if comparison.differs:
+        return "DIFFERS FROM ITSELF"
+    if comparison.interval is None:
+        return "same code, too few repeats"
+    return "same code, no difference"
+
+
+def _of_collectives(result: Result) -> Iterator[Figure]:
+    for case in result.cases:
+        nbytes = case.about["bytes"]
+        if "tensors" in case.about:
+            yield from _ratios(case, "hvdtrain", ["Horovod"])
+        elif "hvdtrain, busy" in case.values:
+            yield from _ratios(case, "hvdtrain", ["hvdtrain, busy"])
+            yield from _ratios(case, "Horovod", ["Horovod, busy"])
+        elif nbytes == _NAMED_BYTES:
+            yield _named(case)
+            yield from _ratios(case, "hvd.allreduce", ["Horovod allreduce"])
+        elif nbytes == _MEDIUM_BYTES:
+            for name in ("hvd.allreduce", "hvd.allreduce_", "engine mpi, its memory"):
+                yield from _ratios(case, name, ["mpi4py Allreduce", "Horovod allreduce"])
+            yield from _ratios(case, "engine mpi", ["engine mpi, deterministic"])
+        elif nbytes == _LARGE_BYTES:
+            ways = ["engine mpi, its memory", "hvd.allreduce_", "hvd.allreduce"]
+            yield from _ratios(case, "memcpy, all ranks at once", ways)
+
+
+def _of_idle(result: Result) -> Iterator[Figure]:
+    for case in result.cases:
+        for name, values in case.values.items():
+            target = _IDLE_PERCENT if name.startswith("hvdtrain") else None
+            yield _figure(f"{name}: share of a core", values, "%", target)
+
+
+def _of_checkpoint(result: Result) -> Iterator[Figure]:
+    for case in result.cases:
+        values = [case.values[name] for name in (USUAL, LONGEST_WITHOUT, MEAN, LONGEST)]
+        usual, without, mean, longest = ([1e3 * v for v in of_repeats] for of_repeats in values)
+        steps = case.about["steps"]
+
+        def beyond(times: Sequence[float], usual: Sequence[float] = usual) -> list[float]:
+            return [time - base for time, base in zip(times, usual, strict=True)]
+
+        in_all = [n * extra for n, extra in zip(steps, beyond(mean), strict=True)]
+        stall = beyond(longest)
+        yield _figure(f"{case.name}: longest step - usual", stall, "ms", _STALL_MILLISECONDS)
+        yield _figure(f"{case.name}: the same without a checkpoint", beyond(without), "ms")
+        yield _figure(f"{case.name}: all that a checkpoint takes of training", in_all, "ms")
+
+
+def _of_loop(result: Result) -> Iterator[Figure]:
+    for case in result.cases:
+        ratios = paired_ratios(case.values[BY_HAND], case.values[BUILT_IN])
+        yield _figure(f"{case.name}: {BUILT_IN} / {BY_HAND}", ratios, "x", _LOOP_RATIO)
+
+
+def _named(case: Case) -> Figure:
+    values = [1e6 * seconds for seconds in case.values["hvd.allreduce"]]
+    return _figure(f"{case.name}: hvd.allreduce", values, "us", _NAMED_MICROSECONDS)
+
+
+def _ratios(case: Case, base: str, others: Sequence[str]) -> Iterator[Figure]:
+    """Compare others with a base, as far as they are there."""
+    for other in others:
+        if base in case.values and other in case.values:
+            found = compare(case.values[base], case.values[other], _noise(case))
+            label = f"{case.name}: {other} / {base}"
+            yield Figure(label, found.ratio, found.low, found.high, "x", _verdict(found))
+
+
+def _figure(label: str, values: Sequence[float], unit: str, target: float | None = None) -> Figure:
+    low, high = spread(values)
+    met = None if target is None else median(values) < target
+    verdict = "" if target is None else f"target: below {target:g} {unit}"
+    return Figure(label, median(values), low, high, unit, verdict, met)

@@ -1,0 +1,99 @@
+"""The same as pictures, where matplotlib is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from hvdtrain_bench.analysis.paper import Prediction
+from hvdtrain_bench.analysis.scaling import Check
+from hvdtrain_bench.harness.results import Result
+
+__all__ = ["plot_collectives", "plot_scaling", "plot_steps"]
+
+_INCHES = (9.0, 5.5)
+
+
+def plot_collectives(result: Result, path: Path) -> None:
+    """Draw time against size, a line for each contender."""
+    figure, axes = _one_plot()
+    cases = [case for case in result.cases if "mpi4py Allreduce" in case.values]
+    for name in cases[0].values:
+        points = [(case.about["bytes"], median(case.values[name])) for case in cases]
+        style = ":" if name.startswith("memcpy") else "-"
+        axes.plot(*zip(*points, strict=True), style, marker="o", markersize=3, label=name)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="bytes",
+        ylabel="seconds, median",
+        title=f"sum of float32 over {result.ranks} ranks",
+    )
+    _finish(figure, axes, path)
+
+
+def plot_steps(results: Sequence[Result], path: Path) -> None:
+    """Draw step times as multiples of a step without communication, a group for each case."""
+    figure, axes = _one_plot()
+    cases = [(result.ranks, case) for result in results for case in result.cases]
+    names = list(dict.fromkeys(name for _, case in cases for name in case.values))
+    shown = [name for name in names if not name.startswith("one rank")]
+    width = 0.8 / len(shown)
+    for number, name in enumerate(shown):
+        places, heights = [], []
+        for place, (_, case) in enumerate(cases):
+            if name in case.values:
+                places.append(place + number * width)
+                limit = median(case.values["no communication"])
+                heights.append(median(case.values[name]) / limit)
+        axes.bar(places, heights, width, label=name)
+    labels = [f"{case.name}\n{ranks} ranks".replace(", ", "\n") for ranks, case in cases]
+    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(cases))], labels, fontsize=7)
+    axes.set(ylabel="step time / no communication")
+    _finish(figure, axes, path)
+
+
+def plot_scaling(
+    predictions: Mapping[str, Mapping[str, Sequence[Prediction]]],
+    checks: Sequence[Check],
+    path: Path,
+) -> None:
+    """Draw predicted efficiency against ranks, a picture for each model, a line for each link.
+
+    Args:
+        predictions: by model and link.
+        checks: what could be run.
+        path: of the PNG.
+    """
+    figure = Figure(figsize=(_INCHES[0], 3.2 * len(predictions)), layout="constrained")
+    for number, (model, links) in enumerate(predictions.items(), start=1):
+        axes: Any = figure.add_subplot(len(predictions), 1, number)
+        for link, found in links.items():
+            axes.plot([p.ranks for p in found], [p.efficiency for p in found], label=link)
+        if points := [(c.ranks, c.efficiency) for c in checks if c.model == model]:
+            axes.plot(*zip(*points, strict=True), "kx", label="measured here")
+        axes.set_xscale("log", base=2)
+        axes.set(xlabel="ranks", ylabel="efficiency", title=model)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+
+
+def _one_plot() -> tuple[Figure, Any]:
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    axes = figure.add_subplot()
+    palette = colormaps["tab20"]  # with more colours than there are contenders
+    axes.set_prop_cycle(color=[palette(number) for number in range(palette.N)])
+    return figure, axes
+
+
+def _finish(figure: Figure, axes: Any, path: Path) -> None:
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,174 @@
+"""What a person reads at the end: tables of medians, ratios and their spread."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hvdtrain_bench.analysis.judge import Figure, Row, efficiencies, figures, is_trustworthy, rows
+from hvdtrain_bench.analysis.link import Link
+from hvdtrain_bench.analysis.paper import Prediction, Work
+from hvdtrain_bench.analysis.scaling import Check
+from hvdtrain_bench.harness.results import Case, Result
+
+__all__ = ["Report"]
+
+_WIDTH = 120
+_PEER_COLUMNS = ("", "version", "threads of a rank", "cores")
+_TEXT_COLUMNS = frozenset(_PEER_COLUMNS)
+_EFFICIENCY_COLUMNS = ("weak", "strong", "of the limit")
+_CHECK_COLUMNS = ("", "ranks", "predicted", "measured", "error")
+_BYTES_PER_GIGABYTE = 1e9
+
+
+class Report:
+    """Prints on stdout."""
+
+    def __init__(self) -> None:
+        # Where nobody watches, tables are not squeezed into the width of no terminal.
+        width = None if sys.stdout.isatty() else _WIDTH
+        self._console = Console(width=width, highlight=False)
+
+    def line(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def machine(self, machine: dict[str, Any]) -> None:
+        """Say what the figures were measured on."""
+        packages = ", ".join(f"{name} {found}" for name, found in machine["packages"].items())
+        gibibytes = machine["memory_bytes"] / 2**30
+        self.line(
+            f"hvdtrain {machine['hvdtrain']} benchmarks, {machine['date']}\n"
+            f"  {machine['processor']}, {machine['cores']} cores, {gibibytes:.0f} GiB, "
+            f"{machine['system']}\n"
+            f"  Python {machine['python']}, {packages}"
+        )
+
+    def result(self, result: Result) -> None:
+        """Print the contenders, a table for each case, and the figures."""
+        self._peers(result)
+        for case in result.cases:
+            if case.base:
+                self._case(case, result.ranks)
+        self._figures(figures(result))
+
+    def scaling(
+        self,
+        links: Sequence[Link],
+        works: Sequence[Work],
+        predictions: Mapping[str, Mapping[str, Sequence[Prediction]]],
+        checks: Sequence[Check],
+    ) -> None:
+        """Print links, predictions by the number of ranks, and what was measured of them."""
+        for link in links:
+            self._link(link)
+        for work in works:
+            self._work(work)
+        for title, of_links in predictions.items():
+            table = _table(f"{title}: step and efficiency on paper", ("ranks", *of_links))
+            for found in zip(*of_links.values(), strict=True):
+                cells = (f"{_time(p.seconds)}, {100 * p.efficiency:.1f} %" for p in found)
+                table.add_row(str(found[0].ranks), *cells)
+            self._console.print(table)
+        if checks:
+            self._checks(checks)
+
+    def _link(self, link: Link) -> None:
+        share = f", takes {100 * link.core_share:.0f} % of the core that computes"
+        self.line(
+            f"{link.name}: {1e6 * link.latency_seconds:.2f} us, "
+            f"{link.bytes_per_second / _BYTES_PER_GIGABYTE:.2f} GB/s"
+            f"{share if link.core_share else ''}"
+        )
+
+    def _work(self, work: Work) -> None:
+        phases = {
+            "forward": work.forward_seconds,
+            "backward": work.backward_seconds,
+            "copies into buckets": work.copy_seconds,
+            "optimizer": work.optimizer_seconds,
+        }
+        text = ", ".join(f"{name} {_time(seconds)}" for name, seconds in phases.items())
+        megabytes = sum(nbytes for nbytes, _ in work.buckets) / 1e6
+        self.line(
+            f"{work.name}: {text}, {megabytes:.1f} MB in {len(work.buckets)} buckets, "
+            f"ranks differ by {_time(work.jitter_seconds)}"
+        )
+
+    def _checks(self, checks: Sequence[Check]) -> None:
+        table = _table("predicted and measured here", _CHECK_COLUMNS)
+        for check in checks:
+            times = _time(check.predicted_seconds), _time(check.measured_seconds)
+            table.add_row(check.model, str(check.ranks), *times, f"{100 * check.error:+.1f} %")
+        self._console.print(table)
+
+    def _peers(self, result: Result) -> None:
+        nodes = f"{result.nodes} node{'s' * (result.nodes > 1)}"
+        table = _table(f"{result.kind}: {result.ranks} ranks on {nodes}", _PEER_COLUMNS)
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for peer in result.peers:
+            threads = f"{peer.torch_threads} of torch, {peer.threads} in all"
+            alike.setdefault((peer.library, threads, peer.cores), []).append(peer.name)
+        for facts, names in alike.items():
+            table.add_row("\n".join(names), *facts, end_section=True)
+        self._console.print(table)
+        for name, reason in result.skipped.items():
+            self.line(f"without {name}: {reason}")
+
+    def _case(self, case: Case, ranks: int) -> None:
+        gigabytes = case.about.get("bytes", 0) / _BYTES_PER_GIGABYTE
+        of_ranks = efficiencies(case, ranks)
+        table = _table(
+            case.name,
+            [
+                *["", "median", *(["GB/s"] if gigabytes else []), f"/ {case.base}", "spread", ""],
+                *(_EFFICIENCY_COLUMNS if of_ranks else ()),
+            ],
+        )
+        for row in rows(case):
+            rate = [f"{gigabytes / row.median:.2f}"] if gigabytes else []
+            shares = of_ranks.get(row.name)
+            parts = (shares.weak, shares.strong, shares.limit) if shares else ()
+            percents = [f"{100 * part:.0f} %" for part in parts]
+            table.add_row(row.name, _time(row.median), *rate, *_compared(row), *percents)
+        self._console.print(table)
+        if not is_trustworthy(case):
+            self.line(
+                f"{case.name}: the same code differs from itself, so this run is too noisy to "
+                "tell: repeat it on a quiet machine"
+            )
+
+    def _figures(self, found: Iterable[Figure]) -> None:
+        table = _table("figures", ("", "median", "spread", ""))
+        for figure in found:
+            verdict = figure.verdict
+            if figure.met is not None:
+                verdict = f"{verdict}: {'met' if figure.met else 'MISSED'}"
+            spread = f"{figure.low:.3g} to {figure.high:.3g}" if figure.low < figure.high else ""
+            table.add_row(figure.label, f"{figure.number:.3g} {figure.unit}", spread, verdict)
+        if table.row_count:
+            self._console.print(table)
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(*columns, title=title, title_justify="left", title_style="bold")
+    for column in table.columns:
+        column.justify = "left" if column.header in _TEXT_COLUMNS else "right"
+    return table
+
+
+def _compared(row: Row) -> tuple[str, str, str]:
+    found = row.comparison
+    if found is None:
+        return "1", "", ""
+    return f"{found.ratio:.2f}", f"{found.low:.2f} to {found.high:.2f}", row.verdict
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.1f} us"
+    return f"{1e3 * seconds:.2f} ms"

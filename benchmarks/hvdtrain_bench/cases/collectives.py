@@ -1,0 +1,197 @@
+"""Sums of tensors over all ranks: by size, many at once, and beside a busy main thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+
+import hvdtrain.torch as hvd
+from hvdtrain_bench.cases.peers import Peer, Peers
+from hvdtrain_bench.cases.sums import fill, most_calls, require_factor, sum_contender, sum_factor
+from hvdtrain_bench.harness.ranks import Ranks
+from hvdtrain_bench.harness.results import Case, PeerFacts, Result
+from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.turns import Contender, take_turns
+
+__all__ = ["measure_collectives"]
+
+_ITEM_BYTES = 4
+_MANY, _MANY_BYTES = 100, 40 << 10
+_BUSY_BYTES = 16 << 20
+_BASE, _AGAIN = "engine mpi", "engine mpi again"
+_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+@dataclass(frozen=True)
+class _Asynchronous:
+    """A library whose operations return handles: hvdtrain.torch or horovod.torch."""
+
+    name: str
+    library: str
+    module: Any
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def measure_collectives(
+    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
+) -> Result:
+    """Time every way to sum, for all sizes (collective).
+
+    Args:
+        ranks: all of them.
+        peers: what is compared.
+        settings: sizes and repeats.
+        say: tells a person what is done now.
+    """
+    memory = torch.empty(max(settings.sizes_bytes) // _ITEM_BYTES)
+    ways = peers.all_of_them(max(settings.sizes_bytes))
+    facts: dict[str, PeerFacts] = {}
+    cases = []
+    for name, about, base, contenders in [
+        *_sizes(ranks, peers, ways, memory, settings.sizes_bytes),
+        *_asynchronous(ranks, peers),
+    ]:
+        say(name)
+        turns = take_turns(ranks, contenders, settings.repeats, settings.seconds_per_turn)
+        facts |= {peer.name: peer for peer in turns.peers}
+        again = f"{base} again"
+        cases.append(Case(name, about, "seconds", turns.seconds, base, again))
+    return Result(
+        "collectives", ranks.size, peers.nodes, list(facts.values()), peers.skipped, cases
+    )
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size for people: 4 MiB."""
+    for unit, name in _UNITS:
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} bytes"
+
+
+_Planned = tuple[str, dict[str, Any], str, list[Contender]]
+
+
+def _sizes(
+    ranks: Ranks, peers: Peers, ways: Sequence[Peer], memory: torch.Tensor, sizes: Sequence[int]
+) -> Iterator[_Planned]:
+    for nbytes in sizes:
+        count = nbytes // _ITEM_BYTES
+        contenders = [
+            sum_contender(ranks, peer, (memory if peer.memory is None else peer.memory)[:count])
+            for peer in (peers.engine(_BASE), peers.engine(_AGAIN), *ways)
+        ]
+        contenders += _limits(ranks, memory[:count])
+        yield size_text(nbytes), {"bytes": nbytes}, _BASE, contenders
+
+
+def _limits(ranks: Ranks, source: torch.Tensor) -> list[Contender]:
+    """Copy as many bytes, on one rank and on all of them at once, without communication."""
+    target = torch.empty_like(source)
+    factor = ranks.rank + 1
+
+    def copy() -> None:
+        target.copy_(source)
+
+    def copy_on_root() -> None:
+        if ranks.rank == 0:
+            target.copy_(source)
+
+    def check(_: int) -> None:
+        require_factor(source, factor, f"{ranks.title} memcpy")
+
+    def check_copy(calls: int) -> None:
+        check(calls)
+        require_factor(target, factor, f"{ranks.title} memcpy")
+
+    def prepare() -> None:
+        fill(source, factor)
+
+    library = f"torch {torch.__version__}, copy_"
+    return [
+        Contender("memcpy, all ranks at once", library, prepare, copy, check_copy),
+        Contender(
+            "memcpy, one rank alone",
+            library,
+            prepare,
+            copy_on_root,
+            check_copy if ranks.rank == 0 else check,
+        ),
+    ]
+
+
+def _asynchronous(ranks: Ranks, peers: Peers) -> Iterator[_Planned]:
+    base = _Asynchronous("hvdtrain", peers.library, hvd)
+    ways = [base, _Asynchronous("hvdtrain again", peers.library, hvd)]
+    if peers.horovod is not None:
+        horovod = peers.horovod
+        ways.append(_Asynchronous("Horovod", horovod.library, horovod.hvd, horovod.turn))
+    tensors = [torch.empty(_MANY_BYTES // _ITEM_BYTES) for _ in range(_MANY)]
+    order = Random(ranks.rank).sample(range(_MANY), _MANY)
+    about = {"bytes": _MANY * _MANY_BYTES, "tensors": _MANY}
+    name = f"{_MANY} x {size_text(_MANY_BYTES)}, each rank in an order of its own"
+    yield name, about, base.name, [_many(ranks, way, tensors, order) for way in ways]
+
+    tensor = torch.empty(_BUSY_BYTES // _ITEM_BYTES)
+    about = {"bytes": _BUSY_BYTES}
+    name = f"{size_text(_BUSY_BYTES)} beside a main thread that computes in Python"
+    contenders = [
+        _beside(ranks, way, tensor, busy)
+        for way in ways
+        for busy in (False, True)
+        if not (busy and way.name == "hvdtrain again")
+    ]
+    yield name, about, base.name, contenders
+
+
+def _many(
+    ranks: Ranks, way: _Asynchronous, tensors: list[torch.Tensor], order: list[int]
+) -> Contender:
+    its = way.module
+
+    def prepare() -> None:
+        for tensor in tensors:
+            fill(tensor, ranks.rank + 1)
+
+    def call() -> None:
+        handles = [
+            its.allreduce_async_(tensors[number], name=f"tensor {number}", op=its.Sum)
+            for number in order
+        ]
+        for handle in handles:
+            its.synchronize(handle)
+
+    def check(calls: int) -> None:
+        for number, tensor in enumerate(tensors):
+            what = f"{ranks.title} {way.name}, tensor {number}"
+            require_factor(tensor, sum_factor(ranks.size, calls), what)
+
+    return Contender(
+        way.name, way.library, prepare, call, check, most_calls(ranks.size), turn=way.turn
+    )
+
+
+def _beside(ranks: Ranks, way: _Asynchronous, tensor: torch.Tensor, busy: bool) -> Contender:
+    its = way.module
+    name = f"{way.name}, busy" if busy else way.name
+
+    def call() -> None:
+        handle = its.allreduce_async_(tensor, name="x", op=its.Sum)
+        while busy and not its.poll(handle):
+            sum(number * number for number in range(1000))  # some 50 us of Python
+        its.synchronize(handle)
+
+    return Contender(
+        name,
+        way.library,
+        lambda: fill(tensor, ranks.rank + 1),
+        call,
+        lambda calls: require_factor(tensor, sum_factor(ranks.size, calls), name),
+        most_calls(ranks.size),
+        turn=way.turn,
+    )

@@ -1,0 +1,102 @@
+"""How much of a core a rank takes that has nothing to do, has joined, or waits for a late rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import nn
+
+import hvdtrain.torch as hvd
+from hvdtrain_bench.cases.peers import Peers
+from hvdtrain_bench.cases.steps import with_hvdtrain
+from hvdtrain_bench.harness.ranks import Ranks
+from hvdtrain_bench.harness.results import Case, Result
+from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.turns import facts
+
+__all__ = ["measure_idle"]
+
+_PERCENT = 100.0
+
+
+@dataclass(frozen=True)
+class _State:
+    """What all ranks wait in until the last one enters it, too late; None: they only sleep."""
+
+    name: str
+    library: str
+    wait: Callable[[], Any] | None
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def measure_idle(
+    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
+) -> Result:
+    """Watch the processor time of ranks that wait (collective).
+
+    Args:
+        ranks: all of them.
+        peers: what is compared.
+        settings: how long.
+        say: tells a person what is done now.
+    """
+    values, found = {}, []
+    for state in _states(peers):
+        say(state.name)
+        with state.turn():
+            found.append(facts(ranks, state.name, state.library))
+            values[state.name] = [_watch(ranks, state, settings.idle_seconds)]
+    about = {"seconds": settings.idle_seconds}
+    case = Case(f"waiting {settings.idle_seconds:g} s", about, "percent", values)
+    return Result("idle", ranks.size, peers.nodes, found, peers.skipped, [case])
+
+
+def _watch(ranks: Ranks, state: _State, seconds: float) -> float:
+    """Return the largest share of a core, in percent, of the ranks that are not late."""
+    late = ranks.rank == ranks.size - 1
+    ranks.rest()
+    started, used = time.perf_counter(), time.process_time()
+    if late or state.wait is None:
+        time.sleep(seconds)
+    if state.wait is not None:
+        state.wait()
+    share = (time.process_time() - used) / (time.perf_counter() - started)
+    ranks.rest()
+    counts = not late or state.wait is None
+    return ranks.largest(_PERCENT * share if counts else 0.0)
+
+
+def _states(peers: Peers) -> Iterator[_State]:
+    module = nn.Linear(256, 256)
+    forward, optimizer = with_hvdtrain(module)
+    tensor = torch.ones(1 << 16)
+
+    def step() -> None:
+        forward(torch.ones(4, 256)).sum().backward()
+        optimizer.step()
+
+    def submit_and_wait() -> None:
+        hvd.synchronize(hvd.allreduce_async(tensor, name="idle"))
+
+    ours = peers.library
+    yield _State("hvdtrain, idle", ours, None)
+    yield _State("hvdtrain, joined", ours, hvd.join)
+    yield _State("hvdtrain, late allreduce", ours, lambda: hvd.allreduce(tensor, name="idle"))
+    yield _State("hvdtrain, late allreduce_async", ours, submit_and_wait)
+    yield _State("hvdtrain, late training step", ours, step)
+    if (horovod := peers.horovod) is not None:
+        its, library, turn = horovod.hvd, horovod.library, horovod.turn
+        yield _State("Horovod, idle", library, None, turn)
+        yield _State("Horovod, joined", library, its.join, turn)
+        yield _State(
+            "Horovod, late allreduce", library, lambda: its.allreduce(tensor, name="idle"), turn
+        )
+    yield _State("gloo, late all_reduce", peers.gloo_library, lambda: dist.all_reduce(tensor))
+    yield _State("mpi4py, late Barrier", peers.mpi_library, MPI.COMM_WORLD.Barrier)

@@ -1,0 +1,115 @@
+"""`fit` of Keras with all ranks and without communication, on the backend that Keras runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+import keras
+import numpy as np
+
+import hvdtrain
+import hvdtrain.keras as hvd
+from hvdtrain_bench.cases.sums import WrongResultError
+from hvdtrain_bench.harness.ranks import Ranks
+from hvdtrain_bench.harness.results import Case, PeerFacts, Result
+from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.turns import Contender, take_turns
+
+__all__ = ["measure_fits"]
+
+_BASE, _AGAIN, _OURS = "no communication", "no communication again", "hvdtrain"
+# A fit has this many steps for each step of a turn, so that what begins and ends it weighs little.
+_STEPS = 8
+
+
+def measure_fits(ranks: Ranks, settings: Settings, say: Callable[[str], None]) -> Result:
+    """Time `fit` of a CNN and of an MLP, as far as the settings name them (collective)."""
+    backend = keras.backend.backend()
+    peers: dict[str, PeerFacts] = {}
+    cases = []
+    for model, title, build, shape, classes, batch in (
+        ("mnist-cnn", "MNIST CNN, 1.2 M", _cnn, (28, 28, 1), 10, 64),
+        ("mlp", "MLP, 25.2 M", _mlp, (1024,), 1024, 16),
+    ):
+        if model not in settings.models:
+            continue
+        steps = _STEPS * settings.steps_per_turn
+        name = f"fit of Keras on {backend}, {title}, {steps} steps of {batch} samples per rank"
+        say(name)
+        random = np.random.default_rng(ranks.rank)
+        inputs = random.normal(size=(steps * batch, *shape)).astype(np.float32)
+        data = inputs, random.integers(classes, size=steps * batch)
+        contenders = [
+            _contender(ranks, _BASE, _Fit(build, data, batch, wrap=None)),
+            _contender(ranks, _AGAIN, _Fit(build, data, batch, wrap=None)),
+            _contender(ranks, _OURS, _Fit(build, data, batch, wrap=hvd.DistributedOptimizer)),
+        ]
+        turns = take_turns(ranks, contenders, settings.repeats, 0.0, fewest_calls=1)
+        peers |= {peer.name: peer for peer in turns.peers}
+        about = {"title": title, "backend": backend, "samples": batch, "steps": steps}
+        cases.append(Case(name, about, "seconds", turns.seconds, _BASE, _AGAIN))
+    return Result(f"keras-{backend}", ranks.size, 1, list(peers.values()), {}, cases)
+
+
+def _contender(ranks: Ranks, name: str, fit: _Fit) -> Contender:
+    def check(_: int) -> None:
+        moved = fit.moved()
+        everywhere = {moved} if name != _OURS else set(ranks.all_of(moved))
+        if not isfinite(moved) or moved <= 0 or len(everywhere) > 1:
+            raise WrongResultError(f"{ranks.title} {name}: the weights moved by {everywhere}")
+
+    library = f"Keras {keras.__version__} on {keras.backend.backend()}"
+    own = f"hvdtrain {hvdtrain.__version__}, {library}"
+    text = own if name == _OURS else library
+    return Contender(name, text, fit.restart, fit.run, check, meets=True)
+
+
+class _Fit:
+    def __init__(
+        self,
+        build: Callable[[], Any],
+        data: tuple[Any, Any],
+        batch: int,
+        wrap: Callable[[Any], Any] | None,
+    ) -> None:
+        self._data, self._batch = data, batch
+        keras.utils.set_random_seed(1)
+        self._model = build()
+        self._first = self._model.get_weights()
+        optimizer = keras.optimizers.SGD(0.01)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self._model.compile(wrap(optimizer) if wrap else optimizer, loss)
+
+    def restart(self) -> None:
+        self._model.set_weights(self._first)
+
+    def run(self) -> None:
+        self._model.fit(*self._data, batch_size=self._batch, epochs=1, shuffle=False, verbose=0)
+
+    def moved(self) -> float:
+        pairs = zip(self._model.get_weights(), self._first, strict=True)
+        return sum(float(np.abs(now - then).sum(dtype=np.float64)) for now, then in pairs)
+
+
+def _cnn() -> Any:
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input([28, 28, 1]),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Dropout(0.25),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+            layers.Dropout(0.5),
+            layers.Dense(10),
+        ]
+    )
+
+
+def _mlp() -> Any:
+    hidden = [keras.layers.Dense(2048, activation="relu") for _ in range(6)]
+    return keras.Sequential([keras.Input([1024]), *hidden, keras.layers.Dense(1024)])

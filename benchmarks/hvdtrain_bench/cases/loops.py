@@ -1,0 +1,233 @@
+"""What the built-in loop takes beside one that is written by hand with hvdtrain.torch."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hvdtrain.torch as hvd
+from hvdtrain.data.dataset import Samples
+from hvdtrain.data.sampling.samplers import GlobalBatchSampler
+from hvdtrain.train.agenda import Agenda
+from hvdtrain.train.books import Books
+from hvdtrain.train.building import Built, build
+from hvdtrain.train.heartbeat.pulse import Pulse
+from hvdtrain.train.heartbeat.signals import StopSignals
+from hvdtrain.train.heartbeat.spans import Spans
+from hvdtrain.train.metrics.exact import Accuracy
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipes.builtin.digits import recipe as digits
+from hvdtrain.train.recipes.builtin.resnet import resnet
+from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.resumption import Resumption
+from hvdtrain.train.run import Run
+from hvdtrain.train.terminal import Terminal
+from hvdtrain.train.tracking.tracker import RunFacts
+from hvdtrain.train.tracking.trackers import open_trackers
+from hvdtrain_bench.analysis.judge import BUILT_IN, BY_HAND
+from hvdtrain_bench.cases.peers import Peers
+from hvdtrain_bench.cases.sums import WrongResultError
+from hvdtrain_bench.harness.ranks import Ranks
+from hvdtrain_bench.harness.results import Case, Result
+from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.turns import facts
+
+__all__ = ["measure_loops"]
+
+_AGAIN = "by hand again"
+# Of an epoch; the built-in loop compares its ranks once in as many.
+_STEPS = 100
+_CLASSES = 10
+# After one epoch: steps round differently, and training makes more and more of that.
+_AGREEMENT = 1e-2
+_LR, _MOMENTUM = 0.01, 0.9
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A model, and the shape of its inputs."""
+
+    title: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    batch: int
+
+    def samples(self, ranks: int) -> Samples:
+        """Return data for an epoch of _STEPS steps."""
+        rng = np.random.default_rng(1)
+        count = _STEPS * self.batch * ranks
+        inputs = rng.standard_normal((count, *self.shape), dtype=np.float32)
+        return Samples(inputs, rng.integers(_CLASSES, size=count))
+
+
+def _digits() -> nn.Module:
+    model: nn.Module = digits().model
+    return model
+
+
+def _mlp() -> nn.Module:
+    hidden = [layer for _ in range(2) for layer in (nn.Linear(1024, 1024), nn.ReLU())]
+    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), *hidden, nn.Linear(1024, _CLASSES))
+
+
+def _residual() -> nn.Module:
+    return resnet(_CLASSES, width=16, stages=3, blocks=2)
+
+
+_TASKS = {
+    "digits": _Task("digits, 0.04 M", _digits, (1, 8, 8), batch=32),
+    "mlp": _Task("MLP, 2.9 M", _mlp, (784,), batch=32),
+    "resnet": _Task("ResNet-14, 0.2 M", _residual, (3, 32, 32), batch=8),
+}
+
+
+def measure_loops(
+    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
+) -> Result:
+    """Time steps of the built-in loop and of one by hand (collective).
+
+    Args:
+        ranks: all of them.
+        peers: tell the version of this library.
+        settings: models and repeats.
+        say: tells a person what is done now.
+    """
+    cases = []
+    for task in map(_TASKS.__getitem__, settings.loops):
+        name = f"{task.title}, {task.batch} samples per rank"
+        say(name)
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = _case(ranks, task, settings.repeats, Path(ranks.of_root(folder)))
+        cases.append(Case(name, {}, "seconds", seconds, BY_HAND, _AGAIN))
+    found = [facts(ranks, name, peers.library) for name in (BY_HAND, _AGAIN, BUILT_IN)]
+    return Result("loop", ranks.size, peers.nodes, found, {}, cases)
+
+
+class _ByHand:
+    """A loop as people write it: it adds up loss and accuracy, and gives both after an epoch."""
+
+    def __init__(self, task: _Task, data: Samples, ranks: int) -> None:
+        self._inputs, self._targets = map(torch.from_numpy, (data.inputs, data.labels))
+        self._sampler = GlobalBatchSampler(len(data), task.batch * ranks)
+        torch.manual_seed(0)
+        self.model = task.build()
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=_LR, momentum=_MOMENTUM)
+        self._optimizer = hvd.DistributedOptimizer(optimizer, self.model.named_parameters())
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+
+    def epoch(self, number: int) -> torch.Tensor:
+        """Train; return samples, loss and accuracy of all ranks."""
+        self._sampler.set_epoch(number)
+        seen, loss_sum, right = 0, 0.0, 0
+        self.model.train()
+        for indices in self._sampler:
+            inputs, targets = self._inputs[indices], self._targets[indices]
+            self._optimizer.zero_grad()
+            outputs = self.model(inputs)
+            loss = F.cross_entropy(outputs, targets)
+            loss.backward()
+            self._optimizer.step()
+            seen += len(targets)
+            loss_sum += loss.item() * len(targets)
+            right += int((outputs.argmax(dim=1) == targets).sum())
+        sums = torch.tensor([seen, loss_sum, right], dtype=torch.float64)
+        return hvd.allreduce(sums, op=hvd.Sum, name="sums")
+
+
+class _Turns(Terminal):
+    """Stands where a run prints: before each of its epochs, the loops by hand have a turn."""
+
+    def __init__(
+        self, ranks: Ranks, contenders: dict[str, _ByHand], check: Callable[[], None]
+    ) -> None:
+        super().__init__(speaks=False, bar=False)
+        self._ranks, self._contenders, self._check = ranks, contenders, check
+        self.seconds: dict[str, list[float]] = {n: [] for n in (*contenders, BUILT_IN)}
+        self._epoch = 0
+        self._began = 0.0
+
+    def begin(self, title: str, steps: int, done: int = 0, later: int = 0) -> None:
+        """Begin an epoch of the built-in loop, after one of each of the others."""
+        if self._epoch:
+            self._note(BUILT_IN)
+        if self._epoch == 1:
+            self._check()
+        for name in Random(self._epoch).sample(sorted(self._contenders), len(self._contenders)):
+            self._begin()
+            self._contenders[name].epoch(self._epoch)
+            self._note(name)
+        self._epoch += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ranks.meet()
+        self._began = time.perf_counter()
+
+    def _note(self, name: str) -> None:
+        lasted = time.perf_counter() - self._began
+        self.seconds[name].append(self._ranks.largest(lasted) / _STEPS)
+
+
+def _case(ranks: Ranks, task: _Task, repeats: int, folder: Path) -> dict[str, list[float]]:
+    data = task.samples(ranks.size)
+    by_hand = {name: _ByHand(task, data, ranks.size) for name in (BY_HAND, _AGAIN)}
+    # The first epoch warms up, and the last is not followed by the beginning of another.
+    options = TrainOptions(
+        epochs=repeats + 2,
+        batch_size=task.batch,
+        lr=_LR,
+        lr_scaling="none",
+        warmup_epochs=0,
+        momentum=_MOMENTUM,
+        checkpoint_every=f"{repeats + 3} epochs",
+        out=folder,
+        device="cpu",
+    )
+    built = build(options, lambda: _recipe(task, data), Resumption(options))
+
+    def check() -> None:
+        for name, loop in by_hand.items():
+            _compare(name, loop.model, built)
+
+    turns = _Turns(ranks, by_hand, check)
+    with StopSignals() as signals:
+        pulse = Pulse(built.world, signals, Agenda.of(options).timers)
+        books = _books(options, built, folder) if ranks.rank == 0 else None
+        Run(options, built, turns, pulse, books).run()
+        if books is not None:
+            books.close()
+    return {name: times[1 : repeats + 1] for name, times in turns.seconds.items()}
+
+
+def _recipe(task: _Task, data: Samples) -> Recipe:
+    torch.manual_seed(0)
+    metrics = {"accuracy": Accuracy()}
+    return Recipe(task.build(), data, F.cross_entropy, metrics=metrics)
+
+
+def _books(options: TrainOptions, built: Built, folder: Path) -> Books:
+    spans = Spans(built.loop.gradient_bytes)
+    trackers = open_trackers("", RunFacts("loop", folder, {}, None))
+    return Books(folder, options, built.world, built.threads, spans, trackers)
+
+
+def _compare(name: str, model: nn.Module, built: Built) -> None:
+    theirs = built.loop.state.weights()
+    differ = total = 0.0
+    for key, tensor in model.state_dict().items():
+        differ += float(np.abs(tensor.numpy() - theirs[key]).sum())
+        total += float(np.abs(theirs[key]).sum())
+    if not differ < _AGREEMENT * total:
+        raise WrongResultError(
+            f"weights {name} differ from those of hvdtrain train by {differ / total:.2g} of their "
+            "size: they do not train the same model"
+        )

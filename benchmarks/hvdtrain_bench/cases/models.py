@@ -1,0 +1,124 @@
+"""The models that benchmarks train: random data, known sizes, nothing to download."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hvdtrain_bench.cases.resnet import ResNet50
+
+__all__ = ["MODELS", "Model"]
+
+_VOCABULARY, _TOKENS, _WIDTH = 8192, 32, 512
+_CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model and its data.
+
+    Attributes:
+        title: for people, with the number of parameters.
+        build: makes it, with random weights.
+        inputs: makes inputs for so many samples.
+        classes: how many there are; each target is one of them.
+        targets_per_sample: tokens of a sequence; 1 otherwise.
+        batch: samples per rank.
+        exact: whether n ranks step as one rank with the whole batch does: not with batch
+            normalisation, which sees a rank's own samples, nor with dropout.
+    """
+
+    title: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int, torch.Generator], Tensor]
+    classes: int
+    batch: int
+    targets_per_sample: int = 1
+    exact: bool = True
+
+    def make_batch(self, samples: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Return inputs [samples, ...] and targets [samples * targets_per_sample]."""
+        generator = torch.Generator().manual_seed(seed)
+        inputs = self.inputs(samples, generator)
+        count = samples * self.targets_per_sample
+        return inputs, torch.randint(self.classes, (count,), generator=generator)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of outputs [..., classes]."""
+        return F.cross_entropy(outputs.reshape(-1, self.classes), targets)
+
+
+class Transformer(nn.Module):
+    """A language model of six layers: 27.3 million parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(_VOCABULARY, _WIDTH)
+        self.places = nn.Embedding(_TOKENS, _WIDTH)
+        layer = nn.TransformerEncoderLayer(
+            _WIDTH, nhead=8, dim_feedforward=4 * _WIDTH, dropout=0.0, batch_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, num_layers=6)
+        self.head = nn.Linear(_WIDTH, _VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return scores [samples, tokens, vocabulary] for tokens [samples, tokens]."""
+        length = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        hidden = self.tokens(tokens) + self.places.weight[:length]
+        scores: Tensor = self.head(self.layers(hidden, mask=mask, is_causal=True))
+        return scores
+
+
+class MnistCnn(nn.Module):
+    """The network of PyTorch's MNIST example: 1.2 million parameters, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.dropout1 = nn.Dropout(0.25)
+        self.dropout2 = nn.Dropout(0.5)
+        self.fc1 = nn.Linear(9216, 128)
+        self.fc2 = nn.Linear(128, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scores [samples, 10] for images [samples, 1, 28, 28]."""
+        hidden = F.relu(self.conv2(F.relu(self.conv1(images))))
+        hidden = torch.flatten(self.dropout1(F.max_pool2d(hidden, 2)), 1)
+        scores: Tensor = self.fc2(self.dropout2(F.relu(self.fc1(hidden))))
+        return scores
+
+
+def _mlp() -> nn.Module:
+    hidden = [layer for _ in range(5) for layer in (nn.Linear(2048, 2048), nn.ReLU(inplace=True))]
+    return nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), *hidden, nn.Linear(2048, 1024))
+
+
+def _images(*shape: int) -> Callable[[int, torch.Generator], Tensor]:
+    return lambda samples, generator: torch.randn(samples, *shape, generator=generator)
+
+
+def _sentences(samples: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(_VOCABULARY, (samples, _TOKENS), generator=generator)
+
+
+MODELS = {
+    "mlp": Model("MLP, 25.2 M", _mlp, _images(1024), 1024, batch=16),
+    "transformer": Model(
+        "transformer, 27.3 M",
+        Transformer,
+        _sentences,
+        _VOCABULARY,
+        batch=4,
+        targets_per_sample=_TOKENS,
+    ),
+    "resnet50": Model(
+        "ResNet-50, 25.6 M", ResNet50, _images(3, 64, 64), _CLASSES, batch=4, exact=False
+    ),
+    "mnist-cnn": Model("MNIST CNN, 1.2 M", MnistCnn, _images(1, 28, 28), 10, batch=64, exact=False),
+}

@@ -1,0 +1,236 @@
+"""The libraries that hvdtrain is compared with: how they start, stop, and sum a tensor."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mpi4py
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+import hvdtrain
+import hvdtrain.torch as hvd
+from hvdtrain.buffer import Buffer
+from hvdtrain.config import Config
+from hvdtrain.core import context
+from hvdtrain.core.collectives.ordered import OrderedCommunicator
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.registry import open_world
+from hvdtrain.engines.shared_memory.kernel import load_kernel
+from hvdtrain.engines.torch_distributed.rendezvous import find_ranks
+from hvdtrain.types import ReduceOp
+from hvdtrain_bench.harness.ranks import Ranks
+
+__all__ = ["Horovod", "Peer", "Peers"]
+
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A way to sum a float32 tensor over all ranks.
+
+    Attributes:
+        name: for people.
+        library: name and version of what does it.
+        reduce: sums, in place or not, and returns the sum.
+        memory: memory that the library asks for, to sum in; None takes any.
+        turn: opens and closes what must not run while others have their turn.
+    """
+
+    name: str
+    library: str
+    reduce: Reduce
+    memory: torch.Tensor | None = None
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+class Horovod:
+    """Horovod itself, through horovod.torch.
+
+    Its thread polls as long as it is initialised, so it is initialised for its turns only.
+
+    Args:
+        module: horovod.torch.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.hvd = module
+        cycle = os.environ.get("HOROVOD_CYCLE_TIME", "1")
+        version = importlib.import_module("horovod").__version__
+        self.library = f"Horovod {version} on MPI, cycle {cycle} ms"
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Initialise Horovod, and shut it down again (collective); an error ends the job anyway."""
+        self.hvd.init()
+        yield
+        self.hvd.shutdown()
+
+
+class Peers:
+    """All that can be compared here (collective; hvdtrain.torch is initialised already).
+
+    Attributes:
+        horovod: Horovod, or None where it is not installed.
+        skipped: what is not here, and why.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        here = context.current()
+        self._mpi = here.library.partition(" (")[0]
+        self.skipped: dict[str, str] = {}
+        self.horovod = self._find_horovod(ranks)
+        self._shared = open_world("mpi", here.config, os.environ)
+        self._plain = open_world("mpi", replace(here.config, shared_memory="0"), os.environ)
+        self._numpy = open_world("mpi", replace(here.config, shared_memory="numpy"), os.environ)
+        self._leave = _start_gloo(here.config)
+
+    def close(self) -> None:
+        """Leave all libraries but hvdtrain's own world (collective)."""
+        self._leave()
+        for world in (self._shared, self._plain, self._numpy):
+            world.communicator.close()
+
+    @property
+    def nodes(self) -> int:
+        """How many groups of ranks share memory."""
+        return len(set(self._shared.nodes))
+
+    @property
+    def library(self) -> str:
+        """hvdtrain's version, and what is beneath it."""
+        if self.nodes == len(self._shared.nodes):
+            return f"{self._version} and no shared memory"
+        return f"{self._version} and shared memory" + ("" if load_kernel() else " with numpy")
+
+    @property
+    def _version(self) -> str:
+        return f"hvdtrain {hvdtrain.__version__} on {self._mpi}"
+
+    @property
+    def mpi_library(self) -> str:
+        """Version of mpi4py, and the MPI beneath it."""
+        return f"mpi4py {mpi4py.__version__} on {self._mpi}"
+
+    @property
+    def gloo_library(self) -> str:
+        """Name and version of what DDP runs on."""
+        return f"torch {torch.__version__}, gloo"
+
+    @property
+    def communicator(self) -> Communicator:
+        """The engine mpi, with a communicator of its own."""
+        return self._shared.communicator
+
+    def engine(self, name: str) -> Peer:
+        """Return the engine mpi beneath hvdtrain.torch, on any memory."""
+        return Peer(name, self.library, _engine_reduce(self._shared.communicator))
+
+    def all_of_them(self, most_bytes: int) -> list[Peer]:
+        """Return every way to sum up to `most_bytes` (collective)."""
+        memory = self._shared.communicator.empty(most_bytes)
+        numpys = self._numpy.communicator.empty(most_bytes)
+        own = [
+            Peer("hvd.allreduce", self.library, lambda x: hvd.allreduce(x, name="x", op=hvd.Sum)),
+            Peer("hvd.allreduce_", self.library, lambda x: hvd.allreduce_(x, name="x", op=hvd.Sum)),
+            replace(
+                self.engine("engine mpi, its memory"),
+                memory=torch.as_tensor(memory).view(torch.float32),
+            ),
+            Peer(
+                "engine mpi with numpy, its memory",
+                f"{self._version} with numpy",
+                _engine_reduce(self._numpy.communicator),
+                memory=torch.as_tensor(numpys).view(torch.float32),
+            ),
+            Peer(
+                "engine mpi, deterministic",
+                self.library,
+                _engine_reduce(OrderedCommunicator(self._shared.communicator)),
+            ),
+            Peer(
+                "engine mpi, no shared memory",
+                self._version,
+                _engine_reduce(self._plain.communicator),
+            ),
+        ]
+        return [
+            *own,
+            *self._horovods(),
+            Peer("gloo all_reduce", self.gloo_library, _gloo_reduce),
+            Peer("mpi4py Allreduce", self.mpi_library, _mpi_reduce),
+        ]
+
+    def _horovods(self) -> list[Peer]:
+        horovod = self.horovod
+        if horovod is None:
+            return []
+        its = horovod.hvd
+        return [
+            Peer(
+                "Horovod allreduce",
+                horovod.library,
+                lambda x: its.allreduce(x, name="x", op=its.Sum),
+                turn=horovod.turn,
+            ),
+            Peer(
+                "Horovod allreduce_",
+                horovod.library,
+                lambda x: its.allreduce_(x, name="x", op=its.Sum),
+                turn=horovod.turn,
+            ),
+        ]
+
+    def _find_horovod(self, ranks: Ranks) -> Horovod | None:
+        problem, module = "", None
+        try:
+            module = importlib.import_module("horovod.torch")
+            if module is hvd:
+                problem = "hvdtrain itself answers its name here: take it from PYTHONPATH"
+            elif not module.mpi_built():
+                problem = "Horovod was built without MPI: python -m hvdtrain build-horovod --force"
+        except (ImportError, OSError) as error:
+            problem = f"{error}: python -m hvdtrain build-horovod"
+        problem = ranks.reason(problem)
+        if problem:
+            self.skipped["Horovod"] = problem
+        return None if problem else Horovod(module)
+
+
+def _start_gloo(config: Config) -> Callable[[], None]:
+    """Make the default process group of torch.distributed; return how to give it back."""
+    found = find_ranks(config, os.environ)
+    if len(set(found.nodes)) == 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=found.store, rank=found.rank, world_size=found.size)
+
+    def leave() -> None:
+        dist.destroy_process_group()
+        found.leave()
+
+    return leave
+
+
+def _engine_reduce(communicator: Communicator) -> Reduce:
+    def reduce(tensor: torch.Tensor) -> torch.Tensor:
+        communicator.allreduce(Buffer.from_array(tensor.numpy()), ReduceOp.SUM)
+        return tensor
+
+    return reduce
+
+
+def _gloo_reduce(tensor: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def _mpi_reduce(tensor: torch.Tensor) -> torch.Tensor:
+    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, tensor.numpy())
+    return tensor

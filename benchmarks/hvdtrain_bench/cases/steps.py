@@ -1,0 +1,179 @@
+"""Training steps under each library, and what they cost above a step without communication."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from math import isclose, isfinite
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+import hvdtrain.torch as hvd
+from hvdtrain_bench.cases.models import MODELS, Model
+from hvdtrain_bench.cases.peers import Horovod, Peers
+from hvdtrain_bench.cases.sums import WrongResultError
+from hvdtrain_bench.cases.trainer import Trainer, Wrap, bare, first_weights
+from hvdtrain_bench.harness.ranks import Ranks
+from hvdtrain_bench.harness.results import Case, PeerFacts, Result
+from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.turns import Contender, take_turns
+
+__all__ = ["measure_steps", "with_hvdtrain"]
+
+_ALONE, _WHOLE, _LIMIT = "one rank alone", "one rank, whole batch", "no communication"
+_BASE, _AGAIN = "hvdtrain", "hvdtrain again"
+# Libraries add in different orders, and a few steps make little of that.
+_AGREEMENT = 1e-4
+
+
+def measure_steps(
+    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
+) -> Result:
+    """Time a step of each model under every library (collective).
+
+    Args:
+        ranks: all of them.
+        peers: what is compared.
+        settings: models, batches and repeats.
+        say: tells a person what is done now.
+    """
+    facts: dict[str, PeerFacts] = {}
+    cases = []
+    for key in settings.models:
+        for factor in settings.batches:
+            model = MODELS[key]
+            samples = factor * model.batch
+            name = f"{model.title}, {samples} samples per rank"
+            say(name)
+            turns = take_turns(
+                ranks,
+                _contenders(ranks, peers, model, samples),
+                settings.repeats,
+                seconds_per_turn=0.0,
+                fewest_calls=settings.steps_per_turn,
+            )
+            gc.collect()  # of models, their hooks and their process groups' buffers
+            facts |= {peer.name: peer for peer in turns.peers}
+            about = {"model": key, "title": model.title, "samples": samples}
+            cases.append(Case(name, about, "seconds", turns.seconds, _BASE, _AGAIN))
+    return Result("steps", ranks.size, peers.nodes, list(facts.values()), peers.skipped, cases)
+
+
+def with_hvdtrain(module: nn.Module) -> tuple[nn.Module, Optimizer]:
+    """Train with hvdtrain.torch (collective)."""
+    optimizer = bare(module)[1]
+    return module, hvd.DistributedOptimizer(optimizer, named_parameters=module.named_parameters())
+
+
+def _with_horovod(horovod: Horovod) -> Wrap:
+    def wrap(module: nn.Module) -> tuple[nn.Module, Optimizer]:
+        optimizer = bare(module)[1]
+        parameters = module.named_parameters()
+        return module, horovod.hvd.DistributedOptimizer(optimizer, named_parameters=parameters)
+
+    return wrap
+
+
+def _with_ddp(module: nn.Module) -> tuple[nn.Module, Optimizer]:
+    # Its default also broadcasts the buffers of batch normalisation, which the others do not.
+    parallel = DistributedDataParallel(
+        module, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
+    return parallel, bare(module)[1]
+
+
+def _contenders(ranks: Ranks, peers: Peers, model: Model, samples: int) -> list[Contender]:
+    weights = first_weights(model)
+    batches = [model.make_batch(samples, seed=rank) for rank in range(ranks.size)]
+    own = batches[ranks.rank]
+    inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    del batches
+    judge = _Judge(ranks, model.exact)
+
+    def trainer(wrap: Wrap) -> Trainer:
+        return Trainer(model, weights, own, wrap, seed=ranks.rank)
+
+    torch_library = f"torch {torch.__version__}"
+    alone = trainer(bare)
+    whole = Trainer(model, weights, (inputs, targets), bare, seed=0)
+    found = [
+        judge.on_root(_WHOLE, torch_library, whole),
+        judge.on_root(_ALONE, torch_library, alone),
+        judge.without_communication(_LIMIT, torch_library, alone),
+        judge.together(_BASE, peers.library, trainer(with_hvdtrain)),
+        judge.together(_AGAIN, peers.library, trainer(with_hvdtrain)),
+        judge.together("DDP", peers.gloo_library, trainer(_with_ddp)),
+    ]
+    if peers.horovod is not None:
+        horovod = peers.horovod
+        contender = judge.together("Horovod", horovod.library, trainer(_with_horovod(horovod)))
+        contender.turn = horovod.turn
+        found.append(contender)
+    return found
+
+
+class _Judge:
+    """Makes contenders of trainers, and compares where their weights end.
+
+    Args:
+        ranks: all of them.
+        exact: whether all ranks together go where one rank with the whole batch goes.
+    """
+
+    def __init__(self, ranks: Ranks, exact: bool) -> None:
+        self._ranks, self._exact = ranks, exact
+        self._expected: dict[int, tuple[str, float]] = {}
+
+    def together(self, name: str, library: str, trainer: Trainer) -> Contender:
+        """All ranks train, and average their gradients."""
+
+        def check(calls: int) -> None:
+            self._compare(name, calls, self._ranks.all_of(trainer.moved()))
+
+        return Contender(name, library, trainer.restart, trainer.step, check, meets=True)
+
+    def without_communication(self, name: str, library: str, trainer: Trainer) -> Contender:
+        """All ranks train at once, each for itself."""
+
+        def check(_: int) -> None:
+            self._require_movement(name, trainer.moved())
+
+        return Contender(name, library, trainer.restart, trainer.step, check, meets=True)
+
+    def on_root(self, name: str, library: str, trainer: Trainer) -> Contender:
+        """Rank 0 trains; the others rest."""
+        is_root = self._ranks.rank == 0
+
+        def check(calls: int) -> None:
+            moved = self._ranks.of_root(trainer.moved() if is_root else 0.0)
+            self._require_movement(name, moved)
+            if name == _WHOLE and self._exact:
+                self._compare(name, calls, [moved])
+
+        return Contender(
+            name,
+            library,
+            trainer.restart if is_root else _rest,
+            trainer.step if is_root else _rest,
+            check,
+        )
+
+    def _compare(self, name: str, calls: int, moved: list[float]) -> None:
+        first, expected = self._expected.setdefault(calls, (f"{name} on rank 0", moved[0]))
+        for rank, value in enumerate(moved):
+            if not isclose(value, expected, rel_tol=_AGREEMENT) or value <= 0:
+                raise WrongResultError(
+                    f"{name} on rank {rank}: {calls} steps moved the weights by {value:.9g}, but "
+                    f"{first} by {expected:.9g}: they do not train the same model"
+                )
+
+    def _require_movement(self, name: str, moved: float) -> None:
+        if not isfinite(moved) or moved <= 0:
+            raise WrongResultError(f"{self._ranks.title} {name}: the weights moved by {moved}")
+
+
+def _rest() -> None:
+    pass

@@ -1,0 +1,93 @@
+"""A training step under one library, which starts again from the same weights for every turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from hvdtrain_bench.cases.models import Model
+
+__all__ = ["Trainer", "Wrap", "bare", "first_weights"]
+
+# Makes what is called forward, and what steps, from a model.
+Wrap = Callable[[nn.Module], tuple[nn.Module, Optimizer]]
+
+_SEED = 1
+_PIECE = 1 << 20
+
+
+def first_weights(model: Model) -> list[torch.Tensor]:
+    """Return the weights with which every trainer starts, equal on all ranks."""
+    torch.manual_seed(_SEED)
+    return [parameter.detach().clone() for parameter in model.build().parameters()]
+
+
+def bare(module: nn.Module) -> tuple[nn.Module, Optimizer]:
+    """Train without communication."""
+    return module, SGD(module.parameters(), lr=0.01, momentum=0.9)
+
+
+class Trainer:
+    """A model with an optimizer, and the batch that it sees in every step.
+
+    Args:
+        model: what is trained.
+        weights: of first_weights().
+        batch: inputs and targets of this rank.
+        wrap: brings in the library; called when the first turn begins.
+        seed: of this rank's dropout.
+
+    Attributes:
+        parameters: of the model; empty before the first restart.
+        optimizer: what steps.
+    """
+
+    optimizer: Optimizer
+
+    def __init__(
+        self,
+        model: Model,
+        weights: list[torch.Tensor],
+        batch: tuple[torch.Tensor, torch.Tensor],
+        wrap: Wrap,
+        seed: int,
+    ) -> None:
+        self._model, self._weights, self._seed = model, weights, seed
+        self._inputs, self._targets = batch
+        self._wrap = wrap
+        self.parameters: list[nn.Parameter] = []
+
+    def restart(self) -> None:
+        """Go back to the first weights, with an optimizer that remembers nothing."""
+        if not self.parameters:
+            module = self._model.build()
+            self.parameters = list(module.parameters())
+            self._forward, self.optimizer = self._wrap(module)
+        with torch.no_grad():
+            for parameter, weight in zip(self.parameters, self._weights, strict=True):
+                parameter.copy_(weight)
+        self.optimizer.state.clear()
+        torch.manual_seed(self._seed)
+
+    def loss(self) -> torch.Tensor:
+        """Return the loss of the batch."""
+        return self._model.loss(self._forward(self._inputs), self._targets)
+
+    def step(self) -> None:
+        """Train one step."""
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        self.optimizer.step()
+
+    def moved(self) -> float:
+        """Return sum |w - w_0| over all weights: how far training has taken them."""
+        total = 0.0
+        for parameter, weight in zip(self.parameters, self._weights, strict=True):
+            now, then = parameter.detach().view(-1), weight.view(-1)
+            for start in range(0, now.numel(), _PIECE):
+                piece = slice(start, start + _PIECE)
+                total += float((now[piece].double() - then[piece].double()).abs().sum())
+        return total

@@ -1,0 +1,1 @@
+"""The ranks of a benchmark, their turns, settings and results."""

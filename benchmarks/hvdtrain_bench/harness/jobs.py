@@ -1,0 +1,100 @@
+"""Starts the ranks of a benchmark and reads what they measured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
+from hvdtrain.launch.mpirun import mpirun_command
+from hvdtrain_bench.harness.results import Result, read_result
+from hvdtrain_bench.harness.settings import Settings
+
+__all__ = ["Launcher", "run_job"]
+
+_GRACE_SECONDS = 10.0
+# However slow the machine is, no job takes as long as this unless it hangs.
+_LIMIT_SECONDS = 2 * 3600.0
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """How ranks are started.
+
+    Attributes:
+        library: the MPI.
+        mpirun: its launcher.
+        hostfile: where the ranks run; None is here.
+        threads: with which each rank computes.
+    """
+
+    library: MpiLibrary
+    mpirun: Path
+    hostfile: str | None
+    threads: int
+
+    @classmethod
+    def find(cls, hostfile: str | None, threads: int) -> Launcher:
+        """Find the installed MPI and its mpirun.
+
+        Raises:
+            UsageError: there is none.
+        """
+        library = loaded_library()
+        return cls(library, find_mpirun(library), hostfile, threads)
+
+
+def run_job(launcher: Launcher, kind: str, ranks: int, settings: Settings, folder: Path) -> Result:
+    """Measure on so many ranks and return what rank 0 wrote.
+
+    Args:
+        launcher: how ranks are started.
+        kind: what is measured; see worker.py.
+        ranks: how many.
+        settings: how much.
+        folder: where rank 0 writes, and this process reads.
+
+    Raises:
+        HvdtrainError: the ranks failed; they have said why.
+    """
+    file = (folder / f"{kind}-{ranks}.part").resolve()
+    environ = {**os.environ, "OMP_NUM_THREADS": str(launcher.threads)}
+    worker = [sys.executable, "-m", "hvdtrain_bench.worker"]
+    line = mpirun_command(
+        str(launcher.mpirun),
+        launcher.library.vendor,
+        [*worker, kind, settings.to_json(), str(launcher.threads), str(file)],
+        ranks=ranks,
+        hostfile=launcher.hostfile,
+        environ=environ,
+        root=os.geteuid() == 0,
+    )
+    try:
+        code = _run(line.argv, {**environ, **line.variables})
+        if code != 0 or not file.exists():
+            raise HvdtrainError(
+                f"bench {kind}: {ranks} ranks ended with exit code {code}; their messages say why"
+            )
+        return read_result(file)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _run(argv: tuple[str, ...], environ: dict[str, str]) -> int:
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ)
+    try:
+        return process.wait(_LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise HvdtrainError(f"the ranks did not end within {_LIMIT_SECONDS:.0f} s") from None
+    finally:
+        if process.poll() is None:
+            process.terminate()  # mpirun takes its ranks along
+            try:
+                process.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

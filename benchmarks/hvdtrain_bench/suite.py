@@ -1,0 +1,184 @@
+"""All benchmarks, one after the other: starts the ranks, prints, and writes JSON and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy, rows
+from hvdtrain_bench.analysis.link import PRESETS, Link
+from hvdtrain_bench.analysis.machine import busy_warning, describe_machine
+from hvdtrain_bench.analysis.paper import Work
+from hvdtrain_bench.analysis.report import Report
+from hvdtrain_bench.analysis.scaling import (
+    check_predictions,
+    link_of,
+    predictions,
+    scaling_document,
+    works_of,
+)
+from hvdtrain_bench.harness.jobs import Launcher, run_job
+from hvdtrain_bench.harness.results import Result, write_json
+from hvdtrain_bench.harness.settings import Settings, estimated_seconds
+
+__all__ = ["Paper", "Suite"]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What scaling on paper is told; what it is not told, it measures.
+
+    Attributes:
+        links: between nodes; None is the link between ranks of this machine.
+        works: steps; empty: those of the models.
+        ranks_per_node: how many ranks share a network card.
+        node: link between the ranks of a node; None is this machine's.
+        jitter_seconds: of every step; None: as measured.
+    """
+
+    links: tuple[Link | None, ...] = (None, *PRESETS.values())
+    works: tuple[Work, ...] = ()
+    ranks_per_node: int = 1
+    node: Link | None = None
+    jitter_seconds: float | None = None
+
+    @property
+    def needs_ranks(self) -> bool:
+        """Whether something has to be measured."""
+        return not self.works or None in self.links or (self.ranks_per_node > 1 and not self.node)
+
+
+@dataclass
+class Suite:
+    """Runs benchmarks and collects what they gave.
+
+    Attributes:
+        find_launcher: finds how ranks are started; only called when they are.
+        ranks: the most ranks.
+        settings: how much is measured.
+        out: directory for the files.
+        report: for a person.
+    """
+
+    find_launcher: Callable[[], Launcher]
+    ranks: int
+    settings: Settings
+    out: Path
+    report: Report = field(default_factory=Report)
+
+    def __post_init__(self) -> None:
+        self._machine = describe_machine()
+        self._results: list[Result] = []
+        self._scaling: dict[str, Any] = {}
+        self._launcher: Launcher | None = None
+        self.report.machine(self._machine)
+        if warning := busy_warning(self._machine):
+            self.report.line(warning)
+
+    def collectives(self) -> None:
+        """Compare sums of tensors."""
+        result = self._run("collectives", self.ranks, self.settings)
+        self._draw("collectives", lambda plots, path: plots.plot_collectives(result, path))
+
+    def steps(self) -> None:
+        """Compare training steps on 2, 4, ... ranks, with equal batches and with equal work."""
+        results = []
+        counts = self._counts()
+        for ranks in counts:
+            batches = sorted({1, counts[-1] // ranks})
+            settings = replace(self.settings, batches=tuple(batches))
+            results.append(self._run("steps", ranks, settings))
+        self._draw("steps", lambda plots, path: plots.plot_steps(results, path))
+
+    def tensorflow(self) -> None:
+        """Compare steps of TensorFlow."""
+        for kind in ("tensorflow", "tensorflow-strategy"):
+            self._run(kind, self.ranks, self.settings)
+
+    def keras(self, backends: Sequence[str]) -> None:
+        """Compare `fit` of Keras with the same one without communication."""
+        for backend in backends:
+            self._run(f"keras-{backend}", self.ranks, self.settings)
+
+    def checkpoint(self) -> None:
+        """Compare steps while a checkpoint is written with those without."""
+        self._run("checkpoint", self.ranks, self.settings)
+
+    def loop(self) -> None:
+        """Compare the built-in loop with one by hand, on one rank and on all."""
+        for ranks in (1, self.ranks):
+            self._run("loop", ranks, self.settings)
+
+    def idle(self) -> None:
+        """Watch ranks that wait."""
+        self._run("idle", self.ranks, self.settings)
+
+    def scaling(self, paper: Paper) -> None:
+        """Predict 1 to 4,096 ranks, and check what can be checked here."""
+        profiles = []
+        if paper.needs_ranks:
+            settings = replace(self.settings, models=()) if paper.works else self.settings
+            profiles = [self._measure("profile", n, settings) for n in self._counts()]
+        here = link_of(profiles[-1]) if profiles else None
+        works = paper.works or tuple(works_of(profiles[-1]))
+        if paper.jitter_seconds is not None:
+            works = tuple(replace(work, jitter_seconds=paper.jitter_seconds) for work in works)
+        links = [link for link in (link or here for link in paper.links) if link is not None]
+        found = predictions(works, links, paper.node or here, paper.ranks_per_node)
+        checks = check_predictions(profiles) if profiles and not paper.works else []
+        self.report.scaling(links, works, found, checks)
+        self._scaling = scaling_document(links, works, found, checks)
+        self._draw("scaling", lambda plots, path: plots.plot_scaling(found, checks, path))
+
+    def finish(self) -> None:
+        """Write what all of them gave, and say where."""
+        path = self.out / "bench.json"
+        cases = [case for result in self._results for case in result.cases]
+        document = {
+            "machine": self._machine,
+            "trustworthy": all(map(is_trustworthy, cases)),
+            "results": [_as_json(result) for result in self._results],
+            "scaling": self._scaling,
+        }
+        write_json(path, document)
+        self.report.line(f"written: {path}")
+
+    def _counts(self) -> Sequence[int]:
+        return [1 << power for power in range(1, self.ranks.bit_length())]
+
+    def _run(self, kind: str, ranks: int, settings: Settings) -> Result:
+        result = self._measure(kind, ranks, settings)
+        self.report.result(result)
+        return result
+
+    def _measure(self, kind: str, ranks: int, settings: Settings) -> Result:
+        self._launcher = self._launcher or self.find_launcher()
+        minutes = estimated_seconds(kind, settings) / 60
+        self.report.line(f"{kind} on {ranks} ranks: about {minutes:.1f} minutes on a quiet machine")
+        result = run_job(self._launcher, kind, ranks, settings, self.out)
+        self._results.append(result)
+        return result
+
+    def _draw(self, name: str, draw: Callable[[Any, Path], None]) -> None:
+        path = self.out / f"{name}.png"
+        try:
+            from hvdtrain_bench.analysis import plots
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "matplotlib":
+                raise
+            self.report.line("no pictures without matplotlib: pip install 'hvdtrain[bench]'")
+            return
+        draw(plots, path)
+        self.report.line(f"drawn: {path}")
+
+
+def _as_json(result: Result) -> dict[str, Any]:
+    document = asdict(result)
+    for case, entry in zip(result.cases, document["cases"], strict=True):
+        entry["comparisons"] = [asdict(row) for row in rows(case)]
+        of_ranks = efficiencies(case, result.ranks)
+        entry["efficiencies"] = {name: asdict(found) for name, found in of_ranks.items()}
+    document["figures"] = [asdict(figure) for figure in figures(result)]
+    return document

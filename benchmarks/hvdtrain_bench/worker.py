@@ -1,0 +1,114 @@
+"""One rank of a benchmark: python -m hvdtrain_bench.worker KIND SETTINGS THREADS FILE."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+import hvdtrain.torch as hvd
+from hvdtrain_bench.harness.results import Result, write_json
+from hvdtrain_bench.harness.settings import Settings
+
+if TYPE_CHECKING:
+    from hvdtrain_bench.harness.ranks import Ranks
+
+__all__ = ["main"]
+
+
+def main(kind: str, settings: str, threads: str, file: str) -> None:
+    """Measure together with all other ranks; rank 0 writes the result into `file`.
+
+    Args:
+        kind: what: "collectives", "steps", "idle", "profile", "checkpoint", "loop",
+            "tensorflow", "tensorflow-strategy" or "keras-BACKEND".
+        settings: of Settings.to_json().
+        threads: with which torch computes, per rank.
+        file: for the result.
+    """
+    framework, _, backend = kind.partition("-")
+    if framework in ("tensorflow", "keras"):
+        _settle_framework(backend if framework == "keras" else framework, int(threads))
+    # Before mpi4py is imported, which would initialise MPI on its own.
+    hvd.init(engine="mpi")
+    torch.set_num_threads(int(threads))
+    # Horovod 0.28.1 and torch 2.13 warn of each other.
+    warnings.simplefilter("ignore")
+
+    from hvdtrain_bench.harness.ranks import Ranks
+
+    ranks = Ranks()
+    measure = _measure_framework if framework in ("tensorflow", "keras") else _measure_torch
+    result = measure(kind, ranks, Settings.from_json(settings), _say(kind, ranks.rank))
+    if ranks.rank == 0:
+        write_json(Path(file), result)
+
+
+def _settle_framework(backend: str, threads: int) -> None:
+    """Say what frameworks read when they are imported."""
+    os.environ["KERAS_BACKEND"] = backend
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+    elif threads == 1:
+        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+
+
+def _measure_framework(
+    kind: str, ranks: Ranks, settings: Settings, say: Callable[[str], None]
+) -> Result:
+    if kind.startswith("tensorflow"):
+        from hvdtrain_bench.cases.tensorflow_steps import measure_tensorflow
+
+        return measure_tensorflow(ranks, settings, say, kind == "tensorflow-strategy")
+    from hvdtrain_bench.cases.keras_fits import measure_fits
+
+    return measure_fits(ranks, settings, say)
+
+
+def _measure_torch(
+    kind: str, ranks: Ranks, settings: Settings, say: Callable[[str], None]
+) -> Result:
+    from hvdtrain_bench.cases.peers import Peers
+
+    peers = Peers(ranks)
+    result = _measure(kind)(ranks, peers, settings, say)
+    peers.close()
+    return result
+
+
+def _measure(kind: str) -> Callable[..., Result]:
+    from hvdtrain_bench.cases.checkpoints import measure_checkpoints
+    from hvdtrain_bench.cases.collectives import measure_collectives
+    from hvdtrain_bench.cases.idle import measure_idle
+    from hvdtrain_bench.cases.loops import measure_loops
+    from hvdtrain_bench.cases.profile import measure_profile
+    from hvdtrain_bench.cases.steps import measure_steps
+
+    return {
+        "checkpoint": measure_checkpoints,
+        "collectives": measure_collectives,
+        "steps": measure_steps,
+        "idle": measure_idle,
+        "loop": measure_loops,
+        "profile": measure_profile,
+    }[kind]
+
+
+def _say(kind: str, rank: int) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        if rank == 0:
+            print(f"  {kind}: {text}", file=sys.stderr, flush=True)
+
+    return say
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

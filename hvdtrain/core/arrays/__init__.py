@@ -1,0 +1,1 @@
+"""Operations on numpy arrays, for frameworks whose tensors become arrays."""

@@ -1,0 +1,151 @@
+"""Dense gradients of one step as buckets, in memory that the engine reduces fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core import context
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.arrays.lending import LentMemory
+from hvdtrain.core.arrays.memory import ALIGNMENT_BYTES, Array, empty
+from hvdtrain.core.collectives.memory import WantedMemory
+from hvdtrain.core.gradients.allreduce import Allreduce
+from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.memory import cut, memory_bytes
+from hvdtrain.core.gradients.open_wires import open_wires
+from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
+from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.process_set import ProcessSet
+from hvdtrain.types import ReduceOp
+
+__all__ = ["FusedPlan", "FusedSettings"]
+
+# From there on a gradient does not stay in the caches until it is reduced.
+_LARGE_BYTES = 256 << 10
+
+
+@dataclass(frozen=True)
+class FusedSettings:
+    """How gradients are reduced.
+
+    Attributes:
+        op: AVERAGE or SUM.
+        process_set: the ranks that take part.
+        predivide: the average is (1/predivide before, predivide/size after) the sum.
+        groups: indices of gradients that are reduced together.
+        exchange: what is done with a bucket of gradients, instead of the average or sum.
+    """
+
+    op: ReduceOp
+    process_set: ProcessSet
+    predivide: float = 1.0
+    groups: tuple[tuple[int, ...], ...] = ()
+    exchange: Exchange | None = None
+
+
+class FusedPlan:
+    """Reduces gradients of certain shapes and types.
+
+    All ranks do this for the first time, or none: what is agreed on covers shapes and types.
+    """
+
+    def __init__(
+        self, specs: Sequence[ParameterSpec], settings: FusedSettings, bucket_bytes: int
+    ) -> None:
+        # A plan goes backwards. Those of odd lengths come last in it, so that all others begin
+        # where TensorFlow takes them as they are.
+        aligned = [spec.nbytes % ALIGNMENT_BYTES == 0 for spec in specs]
+        order = sorted(range(len(specs)), key=aligned.__getitem__)[::-1]
+        self._plan = make_plan(specs, bucket_bytes, bucket_bytes, settings.groups, order)
+        self._exchange = settings.exchange or Allreduce(settings.op, settings.predivide)
+        self._exchange.prepare(self._plan)
+        self._steps = 0
+        self._nbytes = memory_bytes(self._plan).get("cpu", 0)
+        self._memory_key = f"plan {self._plan.digest}, {self._exchange.spec}"
+        channel = settings.process_set.channel()
+        self._wires = _wires(channel, self._exchange)
+        known: LentMemory | None = context.current().first_use.find(channel, self._memory_key)
+        self._memory = known or LentMemory(empty([self._nbytes], np.uint8))
+
+    def use_engine_memory(self, channel: Channel, wanted: Callable[[], bool]) -> bool:
+        """Let further gradients lie in memory that the engine reduces fastest (collective).
+
+        It is settled once for all plans of the same gradients, whatever thread has them.
+
+        Args:
+            channel: of the ranks.
+            wanted: returns whether this rank has room for it; called when it is settled.
+
+        Returns:
+            Whether this call has settled it, and all ranks have room.
+
+        Raises:
+            MismatchError: a rank has joined.
+        """
+        granted = []
+
+        def ask() -> LentMemory | None:
+            memory = channel.run(WantedMemory(self._nbytes, f"for {self._memory_key}", wanted()))
+            granted.append(memory is not None)
+            return None if memory is None else LentMemory(np.asarray(memory))
+
+        memory = context.current().first_use.settle(channel, self._memory_key, ask)
+        self._memory = memory or self._memory
+        return any(granted)
+
+    def reduce(
+        self, arrays: Sequence[Array], name: str, channel: Channel, weight: float | None
+    ) -> list[Array]:
+        """Return the reduced gradients (collective, blocking)."""
+        buffers = cut(self._plan.buckets, {"cpu": self._memory.lend()})
+        here = context.current()
+        reducer = Reducer(
+            here, channel, self._plan, buffers, self._exchange, name, wires=self._wires
+        )
+        reducer.weight, reducer.steps = weight, self._steps
+        if channel.has_thread:  # which reduces the first bucket while the second one is filled
+            reducer.submit()
+        try:
+            results = self._fill(arrays, reducer)
+        except BaseException:  # Ctrl-C, for example
+            reducer.step.abandon()  # for which the channel's thread would wait
+            raise
+        reducer.finish()
+        self._steps += 1
+        return [
+            results[index].astype(array.dtype, copy=False) for index, array in enumerate(arrays)
+        ]
+
+    def _fill(self, arrays: Sequence[Array], reducer: Reducer) -> dict[int, Array]:
+        """Copy the gradients into the buckets, and return where each one lies."""
+        results = {}
+        for bucket, buffer in zip(self._plan.buckets, reducer.buffers, strict=True):
+            elements = buffer.array()
+            for index, start in zip(bucket.parameters, bucket.starts, strict=True):
+                array = arrays[index]
+                view = elements[start : start + array.size].reshape(array.shape)
+                if view.dtype == array.dtype and view.nbytes >= _LARGE_BYTES:
+                    whole = np.ascontiguousarray(array)
+                    reducer.put(Buffer.from_array(whole), Buffer.from_array(view))
+                else:
+                    np.copyto(view, array, casting="unsafe")
+                results[index] = view
+                reducer.ready(index)
+            reducer.launch()
+        return results
+
+
+def _wires(channel: Channel, exchange: Exchange) -> Wires | None:
+    """Return what an exchange communicates by, made once for all plans (collective then)."""
+    here = context.current()
+    if not exchange.apart:
+        return None
+    wires: Wires = here.first_use.settle(
+        channel, "wires", lambda: open_wires(channel, exchange, here.topology.node, "wires")
+    )
+    return wires

@@ -1,0 +1,77 @@
+"""How a rank that has joined takes part in what the others still do: with zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request, Zeros
+from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.gradients import allreduce
+from hvdtrain.core.gradients.adasum import Adasum
+from hvdtrain.core.gradients.request import STEP
+from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["answer_with_zeros"]
+
+
+def answer_with_zeros(request: Request) -> Operation:
+    """Make the operation with which a joined rank answers another rank's request (local)."""
+    zeros = request.zeros
+    if zeros is None:
+        raise ValueError(f"a joined rank cannot take part in {request}")
+    if any(device != "cpu" for device in zeros.devices):
+        return _OnDevice(request, zeros)
+    return _answer(request, zeros, [_on_host(count, dtype) for count, dtype in zeros.buffers])
+
+
+class _OnDevice(Operation):
+    """An answer with zeros on a device; which one of its type is this rank's, the engine knows.
+
+    Args:
+        request: of another rank.
+        zeros: what it takes.
+    """
+
+    def __init__(self, request: Request, zeros: Zeros) -> None:
+        super().__init__()
+        self.request, self._zeros = request, zeros
+
+    def execute(self, communicator: Communicator) -> Any:
+        kinds = zip(self._zeros.buffers, self._zeros.devices, strict=True)
+        buffers = [
+            _on_host(count, dtype)
+            if device == "cpu"
+            else _on_device(communicator, count, dtype, device)
+            for (count, dtype), device in kinds
+        ]
+        return _answer(self.request, self._zeros, buffers).execute(communicator)
+
+
+def _answer(request: Request, zeros: Zeros, buffers: Sequence[Buffer]) -> Operation:
+    if request.operation == STEP:
+        *buckets, numbers = buffers
+        of_steps = zeros.op is ReduceOp.ADASUM
+        exchange = Adasum() if of_steps else allreduce.Allreduce.answering(zeros)
+        step = GradientStep(buckets, numbers, exchange)
+        step.request, step.joined = request, True
+        step.launch_all()
+        return step
+    shapes = [(buffer.count,) for buffer in buffers]
+    return Allreduce(buffers, shapes, zeros.op, request.name, zeros.prescale, zeros.postscale)
+
+
+def _on_host(count: int, dtype: DType) -> Buffer:
+    return Buffer.of(np.zeros(count, dtype.numpy), dtype)
+
+
+def _on_device(communicator: Communicator, count: int, dtype: DType, device: str) -> Buffer:
+    memory = Buffer.of(communicator.empty(count * dtype.itemsize, device)).view(dtype)
+    memory.zero()
+    return memory

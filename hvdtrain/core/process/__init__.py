@@ -1,0 +1,1 @@
+"""What ranks do to their own process: output, exits, memory and threads."""

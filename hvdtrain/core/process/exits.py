@@ -1,0 +1,208 @@
+"""The one place that every exit of a rank passes after init().
+
+A rank that fails ends the whole job, and one that ends makes sure that the others do too:
+otherwise they would wait for it until their hour on the machine is over.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+from hvdtrain.core.process.output import flush_output, hand_over_output
+from hvdtrain.errors import (
+    EXIT_CRASH,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    ConnectionLostError,
+    HvdtrainError,
+    UsageError,
+)
+from hvdtrain.topology import Topology
+
+__all__ = ["OWN_THREADS", "ExitGuard", "say", "speak_plainly"]
+
+# Names of hvdtrain's own threads begin with this; the job does not go on without them.
+OWN_THREADS = "hvdtrain-"
+
+# How long a rank that was waiting for the one that left has to say so before the job ends.
+_LAST_WORDS_SECONDS = 1.0
+
+# How long a program has to end after an engine call failed, with words of its own.
+_GRACE_SECONDS = 2.0
+
+
+class ExitGuard:
+    """Watches how this process ends, from install() to uninstall().
+
+    Args:
+        topology: the place of this rank.
+        leave: leaves the world together with all ranks; raises if they do not leave.
+        abort: ends every rank with an exit code, without waiting.
+        any_thread: whether an uncaught exception in a thread of the program ends the job, too.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        leave: Callable[[], None],
+        abort: Callable[[int], None],
+        any_thread: bool = False,
+    ) -> None:
+        self._topology = topology
+        self._any_thread = any_thread
+        self._leave = leave
+        self._abort = abort
+        self._process_id = os.getpid()
+        self._terminated = False
+        self._leaving = False
+        self._excepthook = sys.excepthook
+        self._thread_excepthook = threading.excepthook
+
+    def install(self) -> None:
+        """Take over the exception hooks, SIGTERM (unless it is handled) and the normal end."""
+        self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
+        self._thread_excepthook = threading.excepthook
+        threading.excepthook = self._on_thread_exception
+        atexit.register(self._on_exit)
+        if self._may_handle_signals() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_terminate)
+
+    def uninstall(self) -> None:
+        """Give back what install() took, where nobody has taken it since."""
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._excepthook
+        if threading.excepthook == self._on_thread_exception:
+            threading.excepthook = self._thread_excepthook
+        atexit.unregister(self._on_exit)
+        if self._may_handle_signals() and signal.getsignal(signal.SIGTERM) == self._on_terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _may_handle_signals(self) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    def _is_rank(self) -> bool:
+        return os.getpid() == self._process_id  # a forked child inherits the hooks
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not self._is_rank():
+            self._excepthook(kind, error, trace)
+            return
+        if isinstance(error, KeyboardInterrupt):
+            if self._topology.rank == 0:
+                self._say("interrupted")
+            self._end(EXIT_INTERRUPTED)
+        elif isinstance(error, UsageError | ConnectionLostError):
+            # Neither is the doing of the line that raised it.
+            self._say(str(error))
+            self._end(error.exit_code)
+        else:
+            self._say("".join(traceback.format_exception(kind, error, trace)))
+            self._end(error.exit_code if isinstance(error, HvdtrainError) else EXIT_CRASH)
+
+    def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
+        if not self._is_rank() or not self._ends_job(args.thread):
+            self._thread_excepthook(args)
+        elif args.exc_value is not None and args.exc_type is not SystemExit:
+            self._on_exception(args.exc_type, args.exc_value, args.exc_traceback)
+
+    def _ends_job(self, thread: threading.Thread | None) -> bool:
+        """Return whether the job cannot go on without this thread; as in Python, most are free."""
+        own = thread is not None and thread.name.startswith(OWN_THREADS)
+        return own or self._any_thread
+
+    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_rank() or self._leaving:
+            _die_of(number)
+        self._terminated = True
+        raise SystemExit(EXIT_TERMINATED)  # so that `finally` blocks remove half-written files
+
+    def _on_exit(self) -> None:
+        if not self._is_rank():
+            return
+        if self._terminated:
+            _die_of(signal.SIGTERM)  # silent; the launcher ends the other ranks
+        self._leaving = True
+        try:
+            self._leave()
+        except HvdtrainError as error:
+            self._say(str(error))
+            time.sleep(_LAST_WORDS_SECONDS)
+            self._end(error.exit_code)
+        except BaseException as error:
+            self._on_exception(type(error), error, error.__traceback__)
+
+    def fail(self, error: BaseException) -> None:
+        """End the job at once for an error, as if nothing caught it."""
+        self._on_exception(type(error), error, error.__traceback__)
+
+    def end_soon(self, reason: str) -> None:
+        """End the job in two seconds, unless the program ends by itself before that (local)."""
+        timer = threading.Timer(_GRACE_SECONDS, self._end_for, [reason])
+        timer.name, timer.daemon = f"{OWN_THREADS}end", True
+        try:
+            timer.start()
+        except RuntimeError:  # Python is about to end, and starts no thread any more
+            self._end_for(reason)
+
+    def _end_for(self, reason: str) -> None:
+        self._say(f"{reason}. The job ends: other ranks would wait for this one for ever")
+        self._end(EXIT_CRASH)
+
+    def _say(self, text: str) -> None:
+        say(self._topology.title, text)
+
+    def _end(self, code: int) -> None:
+        try:
+            hand_over_output()
+        finally:
+            self._abort(code)
+
+
+def say(title: str, text: str) -> None:
+    """Write to stderr, each line under the title of a rank."""
+    lines = [line if line.startswith(title) else f"{title} {line}" for line in _lines(text)]
+    with contextlib.suppress(OSError, ValueError):  # whoever closed it does not want to hear
+        sys.stderr.write("\n".join(lines) + "\n")
+
+
+def speak_plainly(silent: bool = False) -> None:
+    """Have an uncaught HvdtrainError end this process with one line and its exit code.
+
+    For the time before a world exists, when there is nobody to abort. Any other error ends it, too:
+    an engine that waits for all ranks at its end would wait for those that have no world either.
+
+    Args:
+        silent: leave out the line, because another rank says it.
+    """
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, HvdtrainError):
+            previous(kind, error, trace)
+        elif not silent:
+            sys.stderr.write(f"hvdtrain: {error}\n")
+        flush_output()
+        os._exit(error.exit_code if isinstance(error, HvdtrainError) else EXIT_CRASH)
+
+    sys.excepthook = hook
+
+
+def _lines(text: str) -> list[str]:
+    return text.rstrip("\n").split("\n")
+
+
+def _die_of(number: int) -> None:
+    flush_output()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -1,0 +1,1 @@
+"""The stall watch: reports which ranks an operation waits for."""

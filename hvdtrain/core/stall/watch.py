@@ -1,0 +1,237 @@
+"""The stall watch: tells for which ranks an operation waits that does not come to its end.
+
+Each rank has a thread and a communicator for it. The threads meet about once a second, without
+blocking: a rank that does not answer, because it is stopped or in code that keeps Python from
+running, must not silence the others.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar
+
+import numpy as np
+
+from hvdtrain.config import Config
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.request import JOIN, LEAVE
+from hvdtrain.core.agreement.votes import exchange
+from hvdtrain.core.process.stacks import thread_stacks
+from hvdtrain.core.stall.finding import (
+    OperationId,
+    StallSettings,
+    Wait,
+    find_stalls,
+    stalls_of_one,
+)
+from hvdtrain.core.stall.warnings import StallWarnings
+from hvdtrain.core.timeline.stopwatch import Stopwatch
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.topology import Topology
+
+__all__ = ["StallWatch", "pending_on", "watch_stalls"]
+
+T = TypeVar("T")
+
+_LONGEST_PAUSE_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+_LAST_POLL_SECONDS = 1e-3  # when the job ends, and all ranks are there
+
+
+def watch_stalls(
+    communicator: Communicator,
+    config: Config,
+    topology: Topology,
+    pending: Callable[[], list[Wait]],
+    abort: Callable[[int], None],
+) -> StallWatch | None:
+    """Start the watch of this rank, where it is wanted (collective).
+
+    Args:
+        communicator: of all ranks, which nobody else uses now.
+        config: when to warn.
+        topology: the place of this rank.
+        pending: returns what is pending on this rank.
+        abort: ends every rank with an exit code, without waiting.
+    """
+    if communicator.size == 1:
+        return None
+    settings = _agree(communicator, config)
+    if settings is None:
+        return None
+    # Where no thread may use a communicator beside the others', a rank knows of itself only.
+    beside = communicator.capabilities.concurrent
+    own = communicator.split(range(communicator.size)) if beside else None
+    warnings = StallWarnings(settings, topology, abort)
+    return StallWatch(own, settings, topology, pending, warnings)
+
+
+def _agree(communicator: Communicator, config: Config) -> StallSettings | None:
+    """Take the largest of what the ranks were given: with or without a watch, all are alike."""
+    own = [config.stall_seconds, config.stall_shutdown_seconds, config.stall_stacks]
+    # Numbers that are not negative have the order of their bits.
+    numbers = np.array(own, np.float64)
+    communicator.start_max(numbers.view(np.uint64)).wait()
+    seconds, shutdown_seconds, stacks = numbers.tolist()
+    shutdown_seconds = shutdown_seconds or float("inf")
+    if not seconds:
+        return None
+    return StallSettings(min(seconds, shutdown_seconds), shutdown_seconds, bool(stacks))
+
+
+def pending_on(channels: Sequence[Channel], blocked: Stopwatch) -> list[Wait]:
+    """Return what is pending on this rank.
+
+    Args:
+        channels: all of this rank.
+        blocked: counts how long the program waits; in channels that have no thread of their
+            own, nothing happens otherwise.
+    """
+    now = time.perf_counter()
+    progressed = max(channel.progressed for channel in channels)
+    waits = []
+    for channel in channels:
+        begun = 0.0 if channel.has_thread else blocked.since or now
+        for request, since in channel.pending():
+            if since is not None:
+                # A rank that has joined waits while others work, and that is no stall.
+                last = progressed if request in (JOIN, LEAVE) else 0.0
+                since = max(since, begun, last)
+            id = (tuple(channel.ranks), channel.number, request.key)
+            waits.append(Wait(id, request.subject, None if since is None else now - since))
+    return waits
+
+
+class StallWatch:
+    """Watches over the operations of this rank, from its making to stop().
+
+    Args:
+        communicator: of all ranks, for the watch alone; None where there can be none.
+        settings: the same on all ranks.
+        topology: the place of this rank.
+        pending: returns what is pending on this rank.
+        warnings: says what is found.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator | None,
+        settings: StallSettings,
+        topology: Topology,
+        pending: Callable[[], list[Wait]],
+        warnings: StallWarnings,
+    ) -> None:
+        self._communicator = communicator
+        self._settings = settings
+        self._topology = topology
+        self._pending = pending
+        self._warnings = warnings
+        self._compared: dict[OperationId, int] = {}  # in which period of its wait
+        self._stopping = threading.Event()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # Both from the beginning: Python starts no thread while it ends, when ranks wait, too.
+        self._threads = [
+            threading.Thread(target=self._watch, name="hvdtrain-stall", daemon=True),
+            threading.Thread(target=self._call, name="hvdtrain-stall-calls", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the watch (collective)."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        if self._communicator is not None:
+            self._communicator.close()
+
+    def _watch(self) -> None:
+        pause_seconds = min(self._settings.period_seconds / 4, _LONGEST_PAUSE_SECONDS)
+        try:
+            while self._look():
+                self._rest(max(pause_seconds, _POLL_SECONDS))
+        except HvdtrainError:
+            pass  # the connection to a rank is lost; whoever waits for that rank says so
+        self._calls.put(None)
+
+    def _call(self) -> None:
+        """Call what blocks, in a thread of its own."""
+        for call in iter(self._calls.get, None):
+            call()
+
+    def _rest(self, seconds: float) -> None:
+        if self._stopping.is_set():
+            time.sleep(_LAST_POLL_SECONDS)
+        else:
+            self._stopping.wait(seconds)
+
+    def _look(self) -> bool:
+        """Find out whether a rank waits for too long; return whether to go on."""
+        if self._communicator is None:
+            self._report_alone("this engine does not tell for whom")
+            return not self._stopping.is_set()
+        periods = self._periods(self._pending())
+        # An operation may have the name of one that is done.
+        self._compared = {id: min(n, self._compared.get(id, 0)) for id, n in periods.items()}
+        news = any(n > self._compared[id] for id, n in periods.items())
+        flags = np.array([self._stopping.is_set(), any(periods.values()), news], np.uint64)
+        self._await(self._communicator.start_max(flags).test)
+        stopping, stalled, news = flags.tolist()
+        if news and not stopping:
+            self._compare(self._communicator)
+        elif stopping or not stalled:
+            self._warnings.update([], dict)
+        return not stopping
+
+    def _periods(self, waits: Sequence[Wait]) -> dict[OperationId, int]:
+        return {wait.id: self._settings.periods(wait.seconds or 0.0) for wait in waits}
+
+    def _compare(self, communicator: Communicator) -> None:
+        """Gather what is pending on each rank, for rank 0 to report."""
+        started, waits = time.perf_counter(), self._pending()
+        self._compared = self._periods(waits)
+        own = (waits, thread_stacks() if self._settings.stacks else "")
+        gathered = self._result_of(lambda: exchange(communicator, [own]))
+        is_news = time.perf_counter() - started < self._settings.period_seconds
+        if communicator.rank == 0 and is_news:
+            everyone = [theirs for (theirs,) in gathered]
+            stalls = find_stalls([waits for waits, _ in everyone], self._settings.period_seconds)
+            stacks = {rank: stacks for rank, (_, stacks) in enumerate(everyone)}
+            self._warnings.update(stalls, lambda: stacks)
+
+    def _result_of(self, function: Callable[[], T]) -> T:
+        """Return what a function gives that blocks; a rank may cease to answer even now."""
+        result: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                result.set_result(function())
+            except Exception as error:
+                result.set_exception(error)
+
+        self._calls.put(call)
+        self._await(result.done)
+        return result.result()
+
+    def _await(self, test: Callable[[], bool]) -> None:
+        """Wait for the watches of all ranks; without them, report what this rank knows."""
+        started = time.perf_counter()
+        while not test():
+            self._rest(_POLL_SECONDS)
+            silent_seconds = time.perf_counter() - started
+            if silent_seconds >= self._settings.period_seconds:
+                self._report_alone(
+                    f"a rank that prints no such line has not answered for {silent_seconds:.0f} s: "
+                    "it is stopped, or in code that keeps Python from running"
+                )
+
+    def _report_alone(self, unknown: str) -> None:
+        rank, size = self._topology.rank, self._topology.size
+        period_seconds = self._settings.period_seconds
+        stalls = stalls_of_one(rank, size, self._pending(), period_seconds, unknown)
+        self._warnings.update(stalls, lambda: {rank: thread_stacks()})

@@ -1,0 +1,72 @@
+"""Starting and stopping a timeline while the job runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hvdtrain.core import context
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.collectives.gathers import Barrier
+from hvdtrain.core.objects import call_on_root
+from hvdtrain.core.operations import Submitted
+from hvdtrain.core.timeline.begin import begin
+from hvdtrain.core.timeline.end import conclude
+from hvdtrain.core.timeline.file import TimelineError, usable_path
+from hvdtrain.engines.communicator import Communicator
+
+__all__ = ["start_timeline", "stop_timeline"]
+
+
+class _Together(Operation):
+    """Call a function with the communicator when all ranks are there."""
+
+    def __init__(self, request: Request, function: Callable[[Communicator], Any]) -> None:
+        super().__init__()
+        self.request = request
+        self._function = function
+
+    def execute(self, communicator: Communicator) -> Any:
+        return self._function(communicator)
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Begin to record when each operation waits and moves (collective).
+
+    Args:
+        file_path: where rank 0 writes the timeline of all ranks when it stops.
+        mark_cycles: mark when each round of agreement begins, what Horovod calls a cycle.
+
+    Raises:
+        ValueError: a timeline is being recorded already, or rank 0 cannot write the file.
+    """
+    here = context.current()
+    if here.recording is not None:
+        raise TimelineError(
+            f"{here.topology.title} start_timeline: a timeline is being recorded already, to "
+            f"{here.recording.path}: call stop_timeline() first"
+        )
+    path = call_on_root(partial(usable_path, os.fspath(file_path)))
+    request = Request("start_timeline", details=(("mark_cycles", str(bool(mark_cycles))),))
+    host = here.topology.hostnames[here.topology.rank]
+    start = partial(begin, path=path, marks_rounds=bool(mark_cycles), host=host)
+    here.record(Submitted(here.world, _Together(request, start)).run())
+
+
+def stop_timeline() -> None:
+    """End the recording and write the file (collective); without one this does nothing.
+
+    Raises:
+        ValueError: on rank 0, the file cannot be written any more.
+    """
+    here = context.current()
+    recording = here.recording
+    if recording is None:
+        return
+    Submitted(here.world, Barrier("stop_timeline")).run()
+    here.record(None)
+    gather = partial(conclude, recording=recording, hostnames=here.topology.hostnames)
+    Submitted(here.world, _Together(Request("gather the timeline"), gather)).run()

@@ -1,0 +1,1 @@
+"""Which samples each rank takes, and the seeds of what is random."""

@@ -1,0 +1,1 @@
+"""The horovod engine: the core of an installed Horovod."""

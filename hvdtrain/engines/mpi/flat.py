@@ -1,0 +1,136 @@
+"""Operations by MPI alone, on any memory that the library takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from mpi4py import MPI
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.engines.mpi.types import MPI_OPS, memory, typed
+from hvdtrain.types import ReduceOp
+
+__all__ = ["FlatMpi"]
+
+
+class FlatMpi:
+    """Calls of MPI on host memory.
+
+    Args:
+        comm: the communicator, which is the caller's to free.
+        chunk_bytes: the most bytes in one call that moves data (MPI counts end at 2^31).
+    """
+
+    # Open MPI's Allreduce loses three quarters of its speed above the size of the caches.
+    most_reduced_bytes = 4 << 20
+
+    def __init__(self, comm: MPI.Intracomm, chunk_bytes: int) -> None:
+        self._comm = comm
+        self._chunk_bytes = chunk_bytes
+        self._reduce_bytes = min(self.most_reduced_bytes, chunk_bytes)
+
+    def _settle(self, buffer: Buffer) -> None:
+        """Wait until memory holds what the calling thread has put there, which the host's does."""
+
+    def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> None:
+        """Reduce in place; see Communicator."""
+        for piece in buffer.pieces(self._reduce_bytes):
+            piece.scale(prescale)
+            self._settle(piece)
+            self._comm.Allreduce(MPI.IN_PLACE, typed(piece), op=MPI_OPS[op])
+            piece.scale(postscale)
+
+    def broadcast(self, buffer: Buffer, root_rank: int) -> None:
+        """Overwrite every member's buffer; see Communicator."""
+        self._settle(buffer)
+        for piece in buffer.pieces(self._chunk_bytes):
+            self._comm.Bcast(_bytes(piece), root_rank)
+
+    def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
+        """Concatenate all members' buffers; see Communicator."""
+        if receive.nbytes > self._chunk_bytes:
+            self._allgather_by_broadcasts(send, receive, counts)
+            return
+        self._settle(send)
+        sizes = [count * send.dtype.itemsize for count in counts]
+        gathered = [memory(receive), sizes, _starts(sizes), MPI.BYTE]
+        self._comm.Allgatherv(_bytes(send), gathered)
+
+    def _allgather_by_broadcasts(
+        self, send: Buffer, receive: Buffer, counts: Sequence[int]
+    ) -> None:
+        rank = self._comm.Get_rank()
+        for root_rank, start in enumerate(_starts(counts)):
+            part = receive.slice(start, counts[root_rank])
+            if root_rank == rank:
+                part.copy_from(send)
+            self.broadcast(part, root_rank)
+
+    def alltoall(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+    ) -> None:
+        """Exchange parts; see Communicator."""
+        # Ranks see different totals, but they must take the same path: pairs, in pieces.
+        self._settle(send)
+        rank, size = self._comm.Get_rank(), self._comm.Get_size()
+        send_starts, receive_starts = _starts(send_counts), _starts(receive_counts)
+        for step in range(size):
+            target, source = (rank + step) % size, (rank - step) % size
+            outgoing = send.slice(send_starts[target], send_counts[target])
+            incoming = receive.slice(receive_starts[source], receive_counts[source])
+            self._exchange(outgoing, target, incoming, source)
+
+    def _exchange(self, outgoing: Buffer, target: int, incoming: Buffer, source: int) -> None:
+        requests = [
+            self._comm.Irecv(_bytes(piece), source) for piece in incoming.pieces(self._chunk_bytes)
+        ]
+        requests += [
+            self._comm.Isend(_bytes(piece), target) for piece in outgoing.pieces(self._chunk_bytes)
+        ]
+        MPI.Request.Waitall(requests)
+
+    def reduce_scatter(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        """Reduce, and keep one part; see Communicator."""
+        if prescale != 1.0:
+            scaled = send.like(send.count)
+            scaled.copy_from(send)
+            scaled.scale(prescale)
+            send = scaled
+        self._settle(send)
+        if send.nbytes > self._chunk_bytes:
+            self._reduce_scatter_by_reductions(send, receive, counts, op)
+        else:
+            self._comm.Reduce_scatter(typed(send), typed(receive), counts, op=MPI_OPS[op])
+        receive.scale(postscale)
+
+    def _reduce_scatter_by_reductions(
+        self, send: Buffer, receive: Buffer, counts: Sequence[int], op: ReduceOp
+    ) -> None:
+        rank = self._comm.Get_rank()
+        for root_rank, start in enumerate(_starts(counts)):
+            part = send.slice(start, counts[root_rank])
+            results = receive.pieces(self._reduce_bytes)
+            for piece in part.pieces(self._reduce_bytes):
+                result = typed(next(results)) if root_rank == rank else None
+                self._comm.Reduce(typed(piece), result, MPI_OPS[op], root_rank)
+
+
+def _bytes(buffer: Buffer) -> list[object]:
+    return [memory(buffer), buffer.nbytes, MPI.BYTE]
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    return [0, *accumulate(counts)][:-1]

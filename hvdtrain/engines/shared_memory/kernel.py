@@ -1,0 +1,197 @@
+"""The compiled part of the engine: see node_kernel.c, whose structures these are."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+from collections.abc import Callable
+from ctypes import POINTER, Structure, c_char, c_double, c_int32, c_int64, c_uint32, c_uint64
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = [
+    "OPS",
+    "TYPES",
+    "KernelError",
+    "Task",
+    "Team",
+    "agree_on_kernel",
+    "kernel_objection",
+    "load_kernel",
+    "open_kernel",
+]
+
+_logger = logging.getLogger("hvdtrain")
+
+_SOURCE = Path(__file__).with_name("node_kernel.c")
+
+TYPES = (
+    DType.UINT8,
+    DType.UINT16,
+    DType.UINT32,
+    DType.UINT64,
+    DType.INT8,
+    DType.INT16,
+    DType.INT32,
+    DType.INT64,
+    DType.FLOAT16,
+    DType.BFLOAT16,
+    DType.FLOAT32,
+    DType.FLOAT64,
+    DType.COMPLEX64,
+    DType.COMPLEX128,
+)
+OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+
+
+class Team(Structure):
+    """team_t."""
+
+    _fields_ = (
+        ("slots", POINTER(c_uint64)),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("phase", c_uint32),
+        ("turn", c_uint32),
+        ("spin_nanoseconds", c_int64),
+        ("staging", POINTER(c_uint64)),
+        ("chunk_bytes", c_int64),
+    )
+
+
+class Task(Structure):
+    """task_t."""
+
+    _fields_ = (
+        ("team", POINTER(Team)),
+        ("source", c_uint64),
+        ("data", c_uint64),
+        ("copies", POINTER(c_uint64)),
+        ("location", c_uint64),
+        ("count", c_int64),
+        ("type", c_int32),
+        ("op", c_int32),
+        ("prescale", c_double),
+        ("postscale", c_double),
+        ("owners", c_int32),
+        ("stage", c_int32),
+        ("chunk", c_int64),
+    )
+
+
+def _find_library() -> Path | None:
+    """Look beside this file, and where packages are installed: a checkout has only the source."""
+    for folder in (Path(__file__).parents[2], *map(Path, sys.path)):
+        for suffix in EXTENSION_SUFFIXES:
+            path = folder / "hvdtrain" / "engines" / "shared_memory" / f"_node_kernel{suffix}"
+            if path.is_file():
+                return path
+    return None
+
+
+def _compiled_source(library: ctypes.CDLL) -> bytes:
+    """Return the text that a library was compiled from.
+
+    Raises:
+        ValueError: it does not hold any.
+    """
+    begin, end = (
+        ctypes.addressof(c_char.in_dll(library, name)) for name in ("hvd_source", "hvd_source_end")
+    )
+    return ctypes.string_at(begin, end - begin)
+
+
+def _source() -> bytes:
+    """Return the text that the library must have been compiled from.
+
+    Raises:
+        KernelError: it was not installed, as where only compiled files are kept.
+    """
+    try:
+        return _SOURCE.read_bytes()
+    except OSError as error:
+        raise KernelError(f"{_SOURCE} cannot be read ({error}): install hvdtrain again") from error
+
+
+class KernelError(Exception):
+    """There is no kernel that can be used; the text says why, and what to do."""
+
+
+def load_kernel() -> ctypes.CDLL | None:
+    """Return the library; None where there is none that can be used (see `kernel_objection`)."""
+    return _found()[0]
+
+
+def agree_on_kernel(rank: int, allgather: Callable[[Any], list[Any]]) -> ctypes.CDLL | None:
+    """Return the library where all ranks have it, else None on all of them (collective).
+
+    The first rank that lacks it says so in the log: with a warning if it has one that cannot be
+    used.
+
+    Args:
+        rank: of this process.
+        allgather: gathers one picklable value of every rank, by rank.
+    """
+    kernel = load_kernel()
+    lacking = [number for number, found in enumerate(allgather(kernel is not None)) if not found]
+    if lacking[:1] == [rank]:
+        # One that is not there is a choice, one that cannot be used a mistake.
+        _logger.log(
+            logging.INFO if _find_library() is None else logging.WARNING,
+            "hvdtrain: ranks of a node add with numpy, which is slower: no compiled kernel: %s",
+            kernel_objection(),
+        )
+    return None if lacking else kernel
+
+
+def kernel_objection() -> str:
+    """Return why there is no kernel that can be used, and what to do, or ""."""
+    return _found()[1]
+
+
+@cache
+def _found() -> tuple[ctypes.CDLL | None, str]:
+    try:
+        return open_kernel(_find_library()), ""
+    except KernelError as error:
+        return None, str(error)
+
+
+def open_kernel(path: Path | None) -> ctypes.CDLL:
+    """Load the library from a file.
+
+    Raises:
+        KernelError: there is none, it does not load, or was compiled from another text than that
+            of node_kernel.c here, whose structures may differ, or whose sums; or that text is
+            not here.
+    """
+    if path is None:
+        raise KernelError(
+            "it was not compiled when hvdtrain was installed: install it again where a C compiler "
+            "is"
+        )
+    try:
+        library = ctypes.CDLL(str(path))
+        compiled = _compiled_source(library)
+    except (OSError, ValueError) as error:
+        raise KernelError(f"{path} does not load ({error}): install hvdtrain again") from error
+    if compiled != _source():
+        raise KernelError(f"{path} was not compiled from {_SOURCE}: install hvdtrain again")
+    library.hvd_slot_bytes.restype = c_int64
+    library.hvd_staging_bytes.restype = c_int64
+    library.hvd_staging_bytes.argtypes = [c_int64]
+    library.hvd_start_max.restype = None
+    library.hvd_start_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32]
+    library.hvd_finish_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32, c_int64]
+    for call in (library.hvd_reduce, library.hvd_add, library.hvd_spread):
+        call.argtypes = [POINTER(Task), c_int64]
+    library.hvd_copy.restype = None
+    library.hvd_copy.argtypes = [c_uint64, c_uint64, c_int64]
+    library.hvd_slice_start.argtypes = [POINTER(Task), c_int32]
+    library.hvd_slice_start.restype = c_int64
+    return library

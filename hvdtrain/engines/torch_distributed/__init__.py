@@ -1,0 +1,1 @@
+"""The gloo and nccl engines: process groups of torch.distributed."""

@@ -1,0 +1,236 @@
+"""The communicator of the gloo and nccl engines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.engines.communicator import Communicator, Pending
+from hvdtrain.engines.torch_distributed.backend import Backend
+from hvdtrain.engines.torch_distributed.groups import Members, gloo_group
+from hvdtrain.engines.torch_distributed.types import (
+    GLOO_WIDE,
+    OPS,
+    bytes_of,
+    capabilities,
+    tensor_of,
+)
+from hvdtrain.errors import ConnectionLostError, HvdtrainError
+from hvdtrain.types import ReduceOp
+
+__all__ = ["TorchCommunicator"]
+
+_SIGN = -(1 << 63)  # turned over, it keeps the order when unsigned bits are read as signed
+
+
+class TorchCommunicator(Communicator):
+    """One gloo group, which also carries the control messages, and for nccl one NCCL group.
+
+    GPUs are connected when the members first make or use memory on theirs, all at once: before,
+    nobody knows which GPU a rank will take (Horovod's scripts take one after init()), and a
+    communicator that moves host memory only has no use for it.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self.rank = members.rank
+        self.size = members.size
+        self.capabilities = capabilities(members.cuda)
+        self._members: Members | None = members
+        self._abort = members.abort
+        self._splits = 0
+        with self._peers("connect"):
+            self._gloo: Backend | None = Backend(gloo_group(members), GLOO_WIDE)
+        self._nccl: Backend | None = None
+        self._device: torch.device | None = None
+
+    def start_max(self, values: npt.NDArray[np.uint64]) -> _TorchPending:
+        signed = values.view(np.int64)
+        signed ^= _SIGN
+        options = dist.AllreduceOptions()
+        options.reduceOp = OPS[ReduceOp.MAX]
+        work = self._host().group.allreduce([torch.from_numpy(signed)], options)
+        return _TorchPending(self, work, signed)
+
+    def allreduce(
+        self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+    ) -> None:
+        tensor = tensor_of(buffer)
+        with self._peers("allreduce"):
+            self._backend(tensor).allreduce(tensor, op, prescale, postscale)
+
+    def broadcast(self, buffer: Buffer, root_rank: int) -> None:
+        memory = bytes_of(buffer)
+        with self._peers("broadcast"):
+            self._backend(memory).broadcast(memory, root_rank)
+
+    def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
+        outgoing, incoming = bytes_of(send), bytes_of(receive)
+        sizes = [count * send.dtype.itemsize for count in counts]
+        with self._peers("allgather"):
+            self._backend(incoming).allgather(outgoing, incoming, sizes)
+
+    def alltoall(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+    ) -> None:
+        outgoing, incoming = bytes_of(send), bytes_of(receive)
+        itemsize = send.dtype.itemsize
+        with self._peers("alltoall"):
+            self._backend(incoming).alltoall(
+                outgoing,
+                incoming,
+                [count * itemsize for count in send_counts],
+                [count * itemsize for count in receive_counts],
+            )
+
+    def reduce_scatter(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        outgoing, incoming = tensor_of(send), tensor_of(receive)
+        with self._peers("reduce_scatter"):
+            self._backend(outgoing).reduce_scatter(
+                outgoing, incoming, counts, op, prescale, postscale
+            )
+
+    def barrier(self) -> None:
+        with self._peers("barrier"):
+            self._host().group.barrier(dist.BarrierOptions()).wait()
+
+    def split(self, ranks: Sequence[int]) -> TorchCommunicator | None:
+        members = self._alive()
+        self._splits += 1
+        if self.rank not in ranks:
+            return None
+        part = replace(
+            members,
+            store=dist.PrefixStore(f"split {self._splits}", members.store),
+            rank=list(ranks).index(self.rank),
+            size=len(ranks),
+            leave=_nothing,
+        )
+        return TorchCommunicator(part)
+
+    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
+        self._require(device)
+        place = torch.device(device)
+        if place.type == "cuda":
+            self._connect(place)
+            place = self._device or place  # which "cuda" without a number leaves open
+        return torch.empty(nbytes, dtype=torch.uint8, device=place)
+
+    def take_device(self) -> None:
+        cuda: Any = torch.cuda
+        if self._nccl is None and cuda.is_initialized():
+            self._device = torch.device("cuda", cuda.current_device())
+
+    def native(self, buffer: Buffer) -> Buffer:
+        return buffer
+
+    def close(self) -> None:
+        if self._members is None:
+            return
+        if self._nccl is not None:
+            self._nccl.group.shutdown()
+        self._gloo = self._nccl = None
+        leave, self._members = self._members.leave, None
+        leave()
+
+    def abort(self, code: int) -> None:
+        self._abort(code)
+
+    def _alive(self) -> Members:
+        if self._members is None:
+            raise ValueError("this communicator is closed")
+        return self._members
+
+    def _host(self) -> Backend:
+        self._alive()
+        assert self._gloo is not None  # as long as it has members
+        return self._gloo
+
+    def _backend(self, tensor: torch.Tensor) -> Backend:
+        return self._connect(tensor.device) if tensor.is_cuda else self._host()
+
+    def _connect(self, device: torch.device) -> Backend:
+        """Return what moves memory on a GPU, connecting it first if need be (collective)."""
+        if self._nccl is None:
+            from hvdtrain.engines.torch_distributed.nccl import connect
+
+            self._device = self._numbered(device)
+            with self._peers("connect"):
+                self._nccl = connect(self._alive(), self._device, self._gather)
+        elif device not in (self._device, torch.device("cuda")):
+            raise HvdtrainError(
+                f"[rank {self.rank}/{self.size}] memory on {device}, but this rank is connected "
+                f"to the others by {self._device}: keep what is reduced together on one GPU"
+            )
+        return self._nccl
+
+    def _numbered(self, device: torch.device) -> torch.device:
+        """Return a device with its number, which a rank that has joined leaves open."""
+        if device.index is not None:
+            return device
+        return self._device or torch.device("cuda", torch.cuda.current_device())
+
+    def _gather(self, record: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        everybodys = np.empty(self.size * record.size, np.uint8)
+        counts = [record.size] * self.size
+        self.allgather(Buffer.of(record), Buffer.of(everybodys), counts)
+        return everybodys
+
+    @contextmanager
+    def _peers(self, operation: str) -> Iterator[None]:
+        """Say of an error of the network what it means here."""
+        try:
+            yield
+        except (HvdtrainError, torch.OutOfMemoryError):
+            raise
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0].split(". This is typically")[0]
+            reason = re.sub(r"^\[[^]]*\.cc:\d+\] ", "", reason)  # where in gloo's source
+            raise ConnectionLostError(
+                f"[rank {self.rank}/{self.size}] {operation}: the connection to another rank "
+                f"failed ({reason}). Look at what that rank printed last"
+            ) from None
+
+
+class _TorchPending(Pending):
+    def __init__(
+        self, communicator: TorchCommunicator, work: dist.Work, signed: npt.NDArray[np.int64]
+    ) -> None:
+        self._communicator = communicator
+        self._work: dist.Work | None = work
+        self._signed = signed
+
+    def test(self) -> bool:
+        if self._work is None:
+            return True
+        if not self._work.is_completed():
+            return False
+        with self._communicator._peers("agreement"):
+            self._work.wait()
+        self._work = None
+        self._signed ^= _SIGN
+        return True
+
+
+def _nothing() -> None:
+    pass

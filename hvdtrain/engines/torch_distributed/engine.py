@@ -1,0 +1,79 @@
+"""The gloo and nccl engines: torch.distributed, with MPI or torchrun to find the ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from hvdtrain.config import Config
+from hvdtrain.engines.communicator import EngineWorld
+from hvdtrain.errors import EngineUnavailableError
+
+__all__ = ["open_gloo", "open_nccl"]
+
+
+def open_gloo(config: Config, environ: Mapping[str, str]) -> EngineWorld:
+    """Join all ranks over gloo, which moves memory of the CPU (collective).
+
+    Raises:
+        EngineUnavailableError: torch is missing, or ranks cannot reach each other.
+        LauncherMismatchError: the launcher belongs to another MPI than the library.
+    """
+    _require("gloo")
+    return _open("gloo", config, environ)
+
+
+def open_nccl(config: Config, environ: Mapping[str, str]) -> EngineWorld:
+    """Join all ranks over NCCL for CUDA memory, and over gloo for that of the CPU (collective).
+
+    Raises:
+        EngineUnavailableError: torch or a GPU is missing, or ranks cannot reach each other.
+        LauncherMismatchError: the launcher belongs to another MPI than the library.
+    """
+    _require("nccl")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise EngineUnavailableError("engine nccl finds no GPU here: use gloo or mpi")
+    return _open("nccl", config, environ)
+
+
+def _require(backend: str) -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise EngineUnavailableError(f"engine {backend} needs PyTorch: pip install torch")
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_backend_available(backend):
+        raise EngineUnavailableError(
+            f"engine {backend} is not in this build of PyTorch: install one that has it, or use mpi"
+        )
+
+
+def _open(backend: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
+    from hvdtrain.engines.torch_distributed.communicator import TorchCommunicator
+    from hvdtrain.engines.torch_distributed.groups import Members, device_at
+    from hvdtrain.engines.torch_distributed.rendezvous import find_ranks
+
+    found = find_ranks(config, environ)
+    members = Members(
+        store=found.store,
+        rank=found.rank,
+        size=found.size,
+        device=device_at(found.address),
+        cuda=backend == "nccl",
+        halves_in_float32=config.halves_in_float32,
+        abort=found.abort,
+        leave=found.leave,
+    )
+    communicator = TorchCommunicator(members)
+    return EngineWorld(backend, _library(backend), communicator, found.nodes, found.hostnames)
+
+
+def _library(backend: str) -> str:
+    """Return e.g. "torch 2.13.0, gloo" or "torch 2.13.0, nccl 2.27.3"."""
+    import torch
+
+    nccl: Any = torch.cuda.nccl
+    version = " " + ".".join(map(str, nccl.version())) if backend == "nccl" else ""
+    return f"torch {torch.__version__}, {backend}{version}"

@@ -1,0 +1,1 @@
+"""Horovod itself: modules under its names, and its build."""

@@ -1,0 +1,168 @@
+"""What a build of Horovod needs of this machine, found or named before anything is built."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.launchers.mpi_library import MpiLibrary, programs
+
+__all__ = ["COMPILERS", "Toolchain", "find_toolchain"]
+
+COMPILERS = ("c++", "g++", "clang++")
+
+_Found = TypeVar("_Found")
+
+_TIMEOUT_SECONDS = 60
+_OLDEST_CMAKE = (3, 13)
+_MPI_COMPILERS = ("mpicxx", "mpic++", "mpiCC")
+_MPI_HEADER = "#include <mpi.h>\nhvdtrain OMPI_MAJOR_VERSION I_MPI_VERSION MPICH_VERSION\n"
+_MPI_VENDORS = ("openmpi", "intelmpi", "mpich")
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The tools of a build.
+
+    Attributes:
+        compiler: the words that call the C++ compiler.
+        cmake: None where PyPI's is to be used.
+        mpicxx: the compiler driver of the MPI library; CMake asks it where MPI is.
+    """
+
+    compiler: tuple[str, ...]
+    cmake: Path | None
+    mpicxx: Path
+
+
+def find_toolchain(
+    mpi: MpiLibrary | None, environ: Mapping[str, str], known_faults: Sequence[str]
+) -> Toolchain:
+    """Look for all that a build needs.
+
+    Args:
+        mpi: the library that mpi4py loads, or None where that is one of the faults.
+        environ: the environment variables.
+        known_faults: what is already known to be missing, to be named together with the rest.
+
+    Raises:
+        UsageError: something is missing; one line for each.
+    """
+    faults = list(known_faults)
+    compiler = _attempt(faults, lambda: _find_compiler(environ))
+    _attempt(faults, lambda: _require_parts(environ))
+    mpicxx = None
+    if mpi is not None:
+        mpicxx = _attempt(faults, lambda: _find_mpicxx(mpi, compiler, environ))
+    if faults or compiler is None or mpicxx is None:
+        raise UsageError("Horovod cannot be built here:\n  " + "\n  ".join(faults))
+    return Toolchain(compiler, _find_cmake(environ), mpicxx)
+
+
+def _attempt(faults: list[str], find: Callable[[], _Found]) -> _Found | None:
+    try:
+        return find()
+    except UsageError as error:
+        faults.append(str(error))
+        return None
+
+
+def _find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
+    named = shlex.split(environ.get("CXX", ""))
+    candidates = [named] if named else [[name] for name in COMPILERS]
+    found = [
+        (path, *words[1:])
+        for words in candidates
+        if (path := shutil.which(words[0], path=environ.get("PATH", "")))
+    ]
+    if not found:
+        looked = ", ".join(words[0] for words in candidates)
+        raise UsageError(
+            f"no C++ compiler ({looked}): apt install g++, or load your site's compiler module"
+        )
+    check = ["-std=gnu++20", "-include", "cstdint", "-fsyntax-only", "-x", "c++", os.devnull]
+    tried = _run([*found[0], *check], environ)
+    if tried is None or tried.returncode != 0:
+        raise UsageError(
+            f"{found[0][0]} does not compile C++20: it takes GCC 10 or clang 12, named by CXX=…"
+        )
+    return found[0]
+
+
+def _require_parts(environ: Mapping[str, str]) -> None:
+    missing = []
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        missing.append("no Python headers (Python.h): apt install python3-dev")
+    if importlib.util.find_spec("ensurepip") is None:
+        missing.append("this Python makes no environments: apt install python3-venv")
+    if shutil.which("make", path=environ.get("PATH", "")) is None:
+        missing.append("no make: apt install make")
+    if missing:
+        raise UsageError("\n  ".join(missing))
+
+
+def _find_mpicxx(
+    mpi: MpiLibrary, compiler: tuple[str, ...] | None, environ: Mapping[str, str]
+) -> Path:
+    """Find the driver whose mpi.h is that of `mpi`; without a compiler it cannot be asked."""
+    others = []
+    for path in programs(mpi, _MPI_COMPILERS):
+        found = None if compiler is None else _header_of(path, compiler, environ)
+        if compiler is None or found == (mpi.vendor, mpi.major):
+            return path
+        others.append(f"{path} is for {' '.join(found) if found else 'nothing: it finds no mpi.h'}")
+    seen = "; ".join(dict.fromkeys(others)) or f"no {' or '.join(_MPI_COMPILERS)}"
+    raise UsageError(
+        f"no MPI headers for {mpi} ({seen}): pip install {mpi.vendor}, or your system's package "
+        "for development with that MPI"
+    )
+
+
+def _header_of(
+    mpicxx: Path, compiler: tuple[str, ...], environ: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """Return vendor and major version of the mpi.h that a driver finds."""
+    names = ("OMPI_CXX", "MPICH_CXX", "I_MPI_CXX")
+    own = {name: shlex.join(compiler) for name in names}
+    asked = _run([str(mpicxx), "-E", "-P", "-x", "c++", "-"], {**environ, **own}, _MPI_HEADER)
+    last = asked.stdout.split("\n") if asked and asked.returncode == 0 else [""]
+    words = next((line.split()[1:] for line in reversed(last) if line.startswith("hvdtrain")), [])
+    for vendor, word in zip(_MPI_VENDORS, words, strict=False):
+        if match := re.match(r'"?(\d+)', word):
+            return vendor, match[1]
+    return None
+
+
+def _find_cmake(environ: Mapping[str, str]) -> Path | None:
+    path = shutil.which("cmake", path=environ.get("PATH", ""))
+    asked = _run([path, "--version"], environ) if path else None
+    match = re.search(r"version (\d+)\.(\d+)", asked.stdout) if asked else None
+    if path is None or match is None or (int(match[1]), int(match[2])) < _OLDEST_CMAKE:
+        return None
+    return Path(path)
+
+
+def _run(
+    words: Sequence[str], environ: Mapping[str, str], text: str = ""
+) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(
+            words,
+            env=dict(environ),
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None

@@ -1,0 +1,123 @@
+"""Finds modules by Horovod's names: each is one of hvdtrain's, under both names the same."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from hvdtrain.core.context import is_initialized
+from hvdtrain.core.process.exits import speak_plainly
+from hvdtrain.errors import UsageError
+
+__all__ = ["MODULES", "HorovodFinder"]
+
+# Which module answers a name.
+MODULES = {
+    "horovod.common": "hvdtrain.horovod.names.common",
+    "horovod.common.elastic": "hvdtrain.core.elastic",
+    "horovod.common.exceptions": "hvdtrain.errors",
+    "horovod.common.process_sets": "hvdtrain.core.process_set",
+    "horovod.common.util": "hvdtrain.horovod.names.common.util",
+    "horovod.keras": "hvdtrain.keras",
+    "horovod.keras.callbacks": "hvdtrain.keras.callbacks",
+    "horovod.runner": "hvdtrain.horovod.names.runner",
+    "horovod.tensorflow": "hvdtrain.tensorflow",
+    "horovod.tensorflow.compression": "hvdtrain.tensorflow.compression",
+    "horovod.tensorflow.elastic": "hvdtrain.tensorflow.elastic",
+    "horovod.tensorflow.functions": "hvdtrain.tensorflow.functions",
+    # tf.keras is Keras.
+    "horovod.tensorflow.keras": "hvdtrain.keras",
+    "horovod.tensorflow.keras.callbacks": "hvdtrain.keras.callbacks",
+    # Scripts take anything from there: operations, rank(), Average.
+    "horovod.tensorflow.mpi_ops": "hvdtrain.tensorflow",
+    "horovod.tensorflow.sync_batch_norm": "hvdtrain.tensorflow.sync_batch_norm",
+    "horovod.torch": "hvdtrain.torch",
+    "horovod.torch.compression": "hvdtrain.torch.compression",
+    "horovod.torch.elastic": "hvdtrain.torch.elastic",
+    "horovod.torch.elastic.sampler": "hvdtrain.torch.elastic.sampler",
+    "horovod.torch.elastic.state": "hvdtrain.torch.elastic.state",
+    "horovod.torch.functions": "hvdtrain.torch.functions",
+    "horovod.torch.mpi_ops": "hvdtrain.torch",
+    "horovod.torch.optimizer": "hvdtrain.torch.optimizer",
+    "horovod.torch.sync_batch_norm": "hvdtrain.torch.sync_batch_norm",
+}
+
+_LAUNCH = "start ranks with mpirun or `python -m hvdtrain run`"
+# What to say of a name that nothing answers, by one of its parts.
+_INSTEAD = {"run": _LAUNCH, "runner": _LAUNCH}
+
+
+class HorovodFinder(MetaPathFinder):
+    """Answers `import horovod.<name>`; must come before the finder that looks into folders.
+
+    That one would load a module of hvdtrain a second time, under its other name.
+
+    Args:
+        package: the module `horovod`; without it under that name, an installed Horovod answers.
+    """
+
+    def __init__(self, package: ModuleType) -> None:
+        self._package = package
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        """Return how to load a module of that name.
+
+        Raises:
+            ModuleNotFoundError: hvdtrain has nothing of that name; says what it has.
+            UsageError: it has it for Keras 3 only, and tf.keras is Keras 2.
+        """
+        name = self._package.__name__
+        if not fullname.startswith(f"{name}.") or sys.modules.get(name) is not self._package:
+            return None
+        if fullname not in MODULES:
+            # Without the name of the module: else Python hides this behind words of its own.
+            raise ModuleNotFoundError(_refusal(fullname))
+        if fullname.startswith("horovod.tensorflow.keras"):
+            _require_keras_3(fullname)
+        return ModuleSpec(fullname, _SameModule(MODULES[fullname]))
+
+
+class _SameModule(Loader):
+    """Loads a module that has another name, and leaves it as it is."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the other module into the place of the new, empty one."""
+        sys.modules[module.__name__] = importlib.import_module(self._name)
+
+
+def _require_keras_3(fullname: str) -> None:
+    # As TensorFlow reads it.
+    legacy = os.environ.get("TF_USE_LEGACY_KERAS", "")
+    if legacy not in ("1", "true", "True"):
+        return
+    if not is_initialized():
+        speak_plainly()
+    raise UsageError(
+        f"TF_USE_LEGACY_KERAS={legacy} makes tf.keras Keras 2 (tf_keras), and {fullname} is for "
+        "Keras 3: use DistributedOptimizer and broadcast_variables of horovod.tensorflow, which "
+        "take optimizers and models of tf_keras, or unset the variable"
+    )
+
+
+def _refusal(fullname: str) -> str:
+    package, _, _ = fullname.rpartition(".")
+    there = [name for name in MODULES if name.rpartition(".")[0] == package]
+    instead = next((_INSTEAD[part] for part in fullname.split(".") if part in _INSTEAD), None)
+    return (
+        f"hvdtrain answers for Horovod here, and has no {fullname}"
+        + (f" ({instead})" if instead else "")
+        + f"; it has {', '.join(there)}"
+    )

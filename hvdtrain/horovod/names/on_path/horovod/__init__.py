@@ -1,0 +1,25 @@
+"""What `import horovod` gives where hvdtrain answers for it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from hvdtrain.horovod.names.finder import HorovodFinder
+
+__all__ = ["__version__", "run"]
+
+# Of the Horovod whose interface this is.
+__version__ = "0.28.1"
+
+sys.meta_path.insert(0, HorovodFinder(sys.modules[__name__]))
+
+
+def __getattr__(name: str) -> Any:
+    # Training needs no launcher.
+    if name == "run":
+        return importlib.import_module("horovod.runner").run
+    if name == "runner":
+        return importlib.import_module("horovod.runner")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

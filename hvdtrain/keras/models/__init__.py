@@ -1,0 +1,1 @@
+"""Hooks of Keras models: what compile and fit do on several ranks."""

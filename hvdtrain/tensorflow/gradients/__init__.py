@@ -1,0 +1,1 @@
+"""Gradients of TensorFlow variables, reduced over the ranks."""

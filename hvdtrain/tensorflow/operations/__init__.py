@@ -1,0 +1,1 @@
+"""Horovod's operations on TensorFlow tensors."""

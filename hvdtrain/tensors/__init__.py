@@ -1,1 +1,0 @@
-"""Tensors of each framework as buffers, and pinning a device. One file per framework."""

@@ -1,1 +1,0 @@
-"""Operations on numpy arrays, as TensorFlow, JAX and Keras hand their tensors over."""

@@ -1,0 +1,1 @@
+"""Gradients of PyTorch parameters, reduced during the backward pass."""

@@ -1,0 +1,196 @@
+"""Where gradients of PyTorch parameters lie: in the memory of buckets, or beside it. Local."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import torch
+
+from hvdtrain.core.gradients.plan import Bucket
+from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.streams import Streams
+from hvdtrain.torch.operations.compression import Compressor
+from hvdtrain.torch.tensors.buffers import as_buffer, from_buffer, is_plain
+
+__all__ = ["BucketViews"]
+
+# From there on a gradient does not stay in the caches until it is reduced.
+_LARGE_BYTES = 256 << 10
+
+
+class BucketViews:
+    """Gradients as views of the memory in which they are reduced.
+
+    Gradients are such views when they have been put there, if the memory is on their device.
+    Others are copied, and so are those of half types that are reduced in float32, and those that
+    backward(create_graph=True) computed.
+
+    Args:
+        parameters: in the order of the plan.
+        reducer: whose memory it is.
+        compression: how gradients are rounded on their way there.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        reducer: Reducer,
+        compression: type[Compressor],
+    ) -> None:
+        self._parameters, self._reducer = parameters, reducer
+        self._compression = compression
+        self._misfits: set[int] = set()  # their gradients came in another memory order
+        # Gradients beside the buckets that hold what was reduced last.
+        self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        # What the program has instead of gradients that are not reduced yet, and its version.
+        self._lent: dict[int, tuple[torch.Tensor, int]] = {}
+        self._warned = False
+        self.cut()
+
+    def cut(self) -> None:
+        """View the memory as the reducer's plan cuts it."""
+        plan = self._reducer.plan
+        self._views: dict[int, torch.Tensor] = {}
+        self._streams: dict[int, Streams] = {}
+        reducer = self._reducer
+        for bucket, buffer, streams in zip(
+            plan.buckets, reducer.buffers, reducer.streams, strict=True
+        ):
+            memory = from_buffer(buffer)
+            for index, start in zip(bucket.parameters, bucket.starts, strict=True):
+                spec = plan.specs[index]
+                first = memory.storage_offset() + start
+                self._streams[index] = streams
+                self._views[index] = memory.as_strided(spec.shape, spec.strides, first)
+
+    def kept(self) -> dict[int, torch.Tensor]:
+        """Return copies of the gradients that lie in buckets, for restore()."""
+        return {
+            index: view.clone() for index, view in self._views.items() if self._holds(index, view)
+        }
+
+    def restore(self, gradients: dict[int, torch.Tensor]) -> None:
+        """Put gradients back into their buckets."""
+        for index, gradient in gradients.items():
+            self._views[index].copy_(gradient)
+            self._show(index)
+
+    def _show(self, index: int) -> None:
+        # Not the view itself: `p.grad.data = ...` would take it out of the bucket.
+        self._parameters[index].grad = self._views[index].detach()
+
+    def _holds(self, index: int, view: torch.Tensor) -> bool:
+        """Return whether a parameter's gradient is this view of its bucket."""
+        gradient = self._parameters[index].grad
+        return (
+            gradient is not None
+            and not gradient.is_sparse
+            and gradient.data_ptr() == view.data_ptr()
+        )
+
+    def _lies_in_bucket(self, index: int) -> bool:
+        parameter, view = self._parameters[index], self._views[index]
+        beside = parameter.is_cpu if view.is_cpu else parameter.device == view.device
+        return beside and parameter.dtype == view.dtype
+
+    def is_taken(self, index: int) -> bool:
+        """Return whether a parameter's gradient is the one that was taken for the last step."""
+        gradient = self._parameters[index].grad
+        if gradient is None:
+            return False
+        copy = self._copies.get(index)
+        return (
+            self._holds(index, self._views[index])
+            or (copy is not None and gradient.data_ptr() == copy.data_ptr())
+            or (index in self._lent and gradient is self._lent[index][0])
+        )
+
+    def take(self, index: int, gradient: torch.Tensor | None) -> None:
+        """Bring a dense gradient into its bucket; zeros where there is none."""
+        view = self._views[index]
+        if gradient is None:
+            self._streams[index].clear(view)
+            return
+        compressed, _ = self._compression.compress(gradient)
+        if compressed.data_ptr() != view.data_ptr():
+            if compressed.stride() != view.stride():
+                self.note_misfit(index)
+            self._copy(index, compressed.detach(), view)
+        # One that can be differentiated again (create_graph) stays where its graph leads to.
+        if self._lies_in_bucket(index) and not gradient.requires_grad:
+            self._show(index)
+
+    def note_misfit(self, index: int) -> None:
+        """Note that a gradient came in another memory order, or may have."""
+        self._misfits.add(index)
+
+    def has_misfits(self, fits: Callable[[int], bool]) -> bool:
+        """Forget the noted parameters that the plan fits all the same; return whether any stay."""
+        self._misfits = {index for index in self._misfits if not fits(index)}
+        return bool(self._misfits)
+
+    def _copy(self, index: int, gradient: torch.Tensor, view: torch.Tensor) -> None:
+        streams = self._streams[index]
+        equal = gradient.dtype == view.dtype and view.is_contiguous() and is_plain(gradient)
+        if equal and view.is_cpu and gradient.is_cpu and view.nbytes >= _LARGE_BYTES:
+            self._reducer.put(as_buffer(gradient), as_buffer(view))
+        else:
+            streams.fill(gradient, view)
+
+    def lend(self, buckets: Sequence[Bucket]) -> None:
+        """Let the program have copies of gradients that are under reduction.
+
+        What it writes into them is lost, but does not get into the midst of a reduction.
+        """
+        for index in (index for bucket in buckets for index in bucket.parameters):
+            parameter, view = self._parameters[index], self._views[index]
+            if parameter.grad is None or parameter.grad.is_sparse or index in self._lent:
+                continue
+            if self._holds(index, view):
+                parameter.grad = view.clone()
+            self._lent[index] = parameter.grad, parameter.grad._version
+
+    def deliver(self, buckets: Sequence[Bucket], sparse: Collection[int]) -> None:
+        """Give parameters the reduced gradients of buckets, but for those that stay sparse."""
+        for index in (index for bucket in buckets for index in bucket.parameters):
+            parameter, view = self._parameters[index], self._views[index]
+            gradient = parameter.grad
+            lent = self._lent.pop(index, None)
+            if gradient is None or self._holds(index, view) or index in sparse:
+                continue
+            if lent is not None:
+                self._take_back(index, gradient, *lent)
+                continue
+            if gradient.is_sparse:
+                gradient = parameter.grad = torch.empty_like(parameter)
+            self._streams[index].read(view, gradient.detach())
+            self._copies[index] = gradient
+
+    def _take_back(self, index: int, gradient: torch.Tensor, lent: torch.Tensor, at: int) -> None:
+        """Give a parameter the reduced gradient for the one that was lent at this version."""
+        if not self._warned and (gradient is not lent or lent._version != at):
+            self._warned = True
+            warnings.warn(
+                "a gradient was changed between backward() and step() before it was reduced, "
+                "because another rank was in another operation; the change is lost. Call "
+                "optimizer.synchronize() before changing gradients, and step() within "
+                "`with optimizer.skip_synchronize():`",
+                stacklevel=2,
+            )
+        if self._lies_in_bucket(index) and not gradient.requires_grad:
+            self._show(index)
+        else:
+            self._streams[index].read(self._views[index], gradient.detach())
+            self._copies[index] = gradient
+
+    def forget(self) -> None:
+        """Leave to the program what it has (a step that was skipped)."""
+        self._lent.clear()
+
+    def give(self, indices: Iterable[int]) -> None:
+        """Give parameters that had no gradient the reduced one of other ranks."""
+        for index in indices:
+            parameter = self._parameters[index]
+            parameter.grad = self._views[index].detach().to(parameter.device, parameter.dtype)

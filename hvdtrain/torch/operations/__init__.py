@@ -1,0 +1,1 @@
+"""Horovod's operations on PyTorch tensors."""

@@ -1,0 +1,1 @@
+"""PyTorch tensors as buffers, and the streams that order work on them."""

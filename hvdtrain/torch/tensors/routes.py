@@ -1,0 +1,174 @@
+"""How PyTorch tensors come to the engine and back: as they are, or through host memory. Local."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core import context
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.operations import Submitted
+from hvdtrain.core.staging import note_staging
+from hvdtrain.streams import HOST, Several, Streams
+from hvdtrain.torch.tensors.buffers import (
+    contiguous_copy,
+    from_buffer,
+    is_plain,
+    require_dense,
+    wire_type,
+)
+from hvdtrain.torch.tensors.streams import streams_of
+from hvdtrain.types import ReduceOp
+
+__all__ = ["Route", "StagingRoute", "order", "route_of"]
+
+
+class Route:
+    """The way of tensors to an engine that takes memory of their device.
+
+    Args:
+        streams: the order of work there.
+        halves: half types are reduced as they are.
+    """
+
+    def __init__(self, streams: Streams, halves: bool) -> None:
+        self.streams = streams
+        self._halves = halves
+
+    def wire_type(self, dtype: torch.dtype, op: ReduceOp) -> torch.dtype:
+        """Return the type in which tensors of a type are reduced; Adasum is in float32 at least."""
+        if self._halves and dtype.is_floating_point and op is not ReduceOp.ADASUM:
+            return dtype
+        return wire_type(dtype)
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Return whether the engine can read and write a tensor where it lies."""
+        return is_plain(tensor)
+
+    def reduces(self, tensor: torch.Tensor, op: ReduceOp) -> bool:
+        """Return whether the engine can reduce a tensor where it lies, in its own type."""
+        dtype = tensor.dtype
+        return self.wire_type(dtype, op) is dtype and self.takes(tensor)
+
+    def sent(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return what the engine may read: the tensor's own memory, if that will do."""
+        if (dtype is None or dtype == tensor.dtype) and self.takes(tensor):
+            return self.own(tensor)
+        return self.copied(tensor, dtype)
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor that the engine takes, for it to read and write."""
+        self.streams.keep(tensor)
+        return tensor.detach() if tensor.requires_grad else tensor
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return memory for the result of a tensor that the engine takes."""
+        result = torch.empty_like(tensor)
+        self.streams.keep(result)
+        return result
+
+    def copied(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return a contiguous copy for the engine to read and write.
+
+        Raises:
+            ValueError: the tensor is sparse.
+        """
+        copy = contiguous_copy(tensor, dtype)
+        self.streams.keep(copy)
+        return copy
+
+    def returned(self, copy: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what was `copied` in the tensor's type and place."""
+        return copy.to(tensor.dtype)
+
+    def write_back(self, copy: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor with what was copied from it."""
+        with torch.no_grad():
+            tensor.copy_(copy)
+
+    def received(self, buffer: Buffer, tensor: torch.Tensor) -> torch.Tensor:
+        """Return memory that the operation made, as a 1-d tensor of a tensor's type and place."""
+        made = from_buffer(buffer)
+        self.streams.hand_over(made)
+        return made.to(tensor.dtype)
+
+
+class StagingRoute(Route):
+    """The way of a device's tensors to an engine that takes host memory only.
+
+    Args:
+        streams: the order of copies.
+        pinned: copies go to pinned memory.
+    """
+
+    def __init__(self, streams: Streams, pinned: bool) -> None:
+        super().__init__(streams, halves=False)
+        self._pinned = pinned
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Return False."""
+        return False
+
+    def copied(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return a contiguous copy in host memory; see `Route.copied`."""
+        require_dense(tensor)
+        host = torch.empty(
+            tensor.shape, dtype=dtype or tensor.dtype, device="cpu", pin_memory=self._pinned
+        )
+        self.streams.fill(tensor.detach(), host)
+        return host
+
+    def returned(self, copy: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy on the tensor's device, in its type."""
+        result = torch.empty(copy.shape, dtype=tensor.dtype, device=tensor.device)
+        self.streams.read(copy, result)
+        return result
+
+    def write_back(self, copy: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor with what was copied from it."""
+        with torch.no_grad():
+            self.streams.read(copy, tensor)
+
+    def received(self, buffer: Buffer, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy on the tensor's device."""
+        return self.returned(from_buffer(buffer), tensor)
+
+
+_HOST_ROUTE = Route(HOST, halves=False)
+
+
+def route_of(channel: Channel, tensor: torch.Tensor) -> Route:
+    """Return how a tensor travels on a channel.
+
+    Raises:
+        UnsupportedError: its device is recording a graph, of which no operation can be a part.
+    """
+    if tensor.is_cpu:
+        return _HOST_ROUTE
+    device = tensor.device
+    kept = context.current().kept.setdefault(channel, {})
+    route: Route | None = kept.get((Route, device))
+    if route is None:
+        route = kept[Route, device] = _make(channel, device)
+    route.streams.refuse_capture("an operation on tensors")
+    return route
+
+
+def _make(channel: Channel, device: torch.device) -> Route:
+    capabilities = channel.communicator.capabilities
+    streams = streams_of(device, capabilities)
+    if device.type in capabilities.devices:
+        return Route(streams, capabilities.halves)
+    note_staging("tensors", str(device))
+    return StagingRoute(streams, pinned=device.type == "cuda")
+
+
+def order(submitted: Submitted, routes: Sequence[Route]) -> Submitted:
+    """Order an operation after what the calling thread has put on its tensors' devices."""
+    found = [route.streams for route in routes if route.streams is not HOST]
+    if found:
+        streams = list(dict.fromkeys(found))
+        submitted.after(streams[0] if len(streams) == 1 else Several(streams))
+    return submitted

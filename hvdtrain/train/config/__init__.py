@@ -1,0 +1,1 @@
+"""Options from YAML files and from text."""

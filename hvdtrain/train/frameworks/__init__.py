@@ -1,1 +1,0 @@
-"""One way to train for each framework, found by choose.py."""

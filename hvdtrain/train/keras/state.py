@@ -1,0 +1,134 @@
+"""The weights and the optimizer of a run with Keras or TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+import hvdtrain.keras as hvd
+from hvdtrain.core.objects import broadcast_object
+from hvdtrain.train.checkpoint.tensor_file import Framework
+from hvdtrain.train.loop.checksum import array_checksum
+from hvdtrain.train.loop.protocol import Array
+
+__all__ = ["KerasSnapshot", "KerasState"]
+
+_GENERATOR = "seed_generator_state"
+
+
+@dataclass(frozen=True)
+class KerasSnapshot:
+    """What a state was at one moment.
+
+    Attributes:
+        saved: arrays of its own, by name.
+    """
+
+    saved: dict[str, Any]
+
+    def content(self) -> dict[str, Any]:
+        """Return it."""
+        return self.saved
+
+
+class KerasState:
+    """A model of Keras and its optimizer, which is built.
+
+    Args:
+        model: whose weights count.
+        optimizer: of its trainable ones.
+    """
+
+    framework: Framework = "np"
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    @property
+    def variables(self) -> list[Any]:
+        """All that is equal on all ranks."""
+        return [*self._model.weights, *self._optimizer.variables]
+
+    def weights(self) -> dict[str, Array]:
+        """Return the weights by their paths."""
+        return _arrays(self._model.weights)
+
+    def reserve(self) -> None:
+        """Do nothing: frameworks other than torch hand out new arrays."""
+
+    def snapshot(self) -> KerasSnapshot:
+        """Return what the state is now (local)."""
+        arrays = {
+            "model": self.weights(),
+            "optimizer": _arrays(self._optimizer.variables),
+        }
+        own = {part: {n: a.copy() for n, a in named.items()} for part, named in arrays.items()}
+        return KerasSnapshot({**own, "counters": self.counters()})
+
+    def settle(self) -> None:
+        """Do nothing: a snapshot is complete from the beginning."""
+
+    def average_statistics(self) -> None:
+        """Average the weights that are not trained, such as running means (collective)."""
+        for number, variable in enumerate(self._model.non_trainable_weights):
+            array = keras.ops.convert_to_numpy(variable)
+            if array.dtype.kind == "f":
+                variable.assign(hvd.allreduce(array.copy(), name=f"statistics.{number}"))
+
+    def checksums(self) -> dict[str, int]:
+        """Return the checksums of trained weights and optimizer variables by name (local).
+
+        Others, such as the statistics of batch normalisation, are a rank's own.
+        """
+        parts = {"weight": self._model.trainable_variables, "optimizer": self._optimizer.variables}
+        return {
+            f"{part} {v.path!r}": array_checksum(keras.ops.convert_to_numpy(v))
+            for part, variables in parts.items()
+            for v in variables
+        }
+
+    def counters(self) -> list[int]:
+        """Return how often each SeedGenerator of the model, as of Dropout, was used."""
+        return [int(keras.ops.convert_to_numpy(state)[1]) for state in self._generators()]
+
+    def broadcast_counters(self) -> None:
+        """Give every rank the counters of rank 0 (collective); their seeds stay its own."""
+        self._count_from(broadcast_object(self.counters(), name="counters"))
+
+    def load(self, content: Mapping[str, Any]) -> None:
+        """Take over what the content of a snapshot was.
+
+        Raises:
+            ValueError, KeyError: it lacks a variable of the optimizer, or has another shape of it.
+        """
+        saved, counters = content["optimizer"], content["counters"]
+        if len(counters) != len(self._generators()):
+            raise ValueError(f"it has {len(counters)} random generators")
+        for variable in self._optimizer.variables:
+            shape = saved[variable.path].shape
+            if shape != tuple(variable.shape):
+                raise ValueError(f"its {variable.path} has shape {shape}")
+        for variables, arrays in (
+            (self._model.weights, content["model"]),
+            (self._optimizer.variables, saved),
+        ):
+            for variable in variables:
+                variable.assign(arrays[variable.path])
+        self._count_from(counters)
+
+    def _generators(self) -> list[Any]:
+        """Return the states [seed, counter] of the model's SeedGenerators, in its own order."""
+        return [v for v in self._model.variables if v.name == _GENERATOR]
+
+    def _count_from(self, counters: Sequence[int]) -> None:
+        for state, counter in zip(self._generators(), counters, strict=True):
+            array = keras.ops.convert_to_numpy(state).copy()
+            array[1] = counter
+            state.assign(array)
+
+
+def _arrays(variables: Sequence[Any]) -> dict[str, Array]:
+    return {v.path: keras.ops.convert_to_numpy(v) for v in variables}

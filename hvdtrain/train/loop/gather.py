@@ -1,0 +1,71 @@
+"""Rows that ranks computed apart, put together in the order of the data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.core.objects import allgather_object, call_on_root
+from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.train.metrics.exact import Gathered
+
+__all__ = ["gather_rows", "gathered_value"]
+
+Array = npt.NDArray[Any]
+
+
+def gather_rows(indices: Indices, arrays: Sequence[Array]) -> list[Array]:
+    """Return the rows of all ranks, in the order of the samples (collective).
+
+    The same rows give the same bits on every rank and on any number of ranks.
+
+    Args:
+        indices: numbers of the samples that this rank's rows belong to, [rows]; it may be none.
+        arrays: of [rows, ...], as many on every rank, with rows of one shape and type.
+
+    Returns:
+        For each of `arrays` the rows of all ranks, [all rows, ...].
+
+    Raises:
+        HvdtrainError: on every rank, two rows belong to one sample.
+    """
+    parts = allgather_object((indices, list(arrays)), "rows")
+    numbers = np.concatenate([theirs for theirs, _ in parts])
+    _require_once(numbers, [len(theirs) for theirs, _ in parts])
+    order = np.argsort(numbers)
+    filled = [rows for theirs, rows in parts if len(theirs)] or [arrays]
+    return [np.concatenate(rows)[order] for rows in zip(*filled, strict=True)]
+
+
+def gathered_value(metric: Gathered, indices: Indices, outputs: Array, targets: Array) -> float:
+    """Return the metric of all ranks' rows, computed by rank 0 (collective).
+
+    Args:
+        metric: what to compute.
+        indices: as for gather_rows().
+        outputs: of this rank's samples, [rows, ...].
+        targets: of this rank's samples, [rows, ...].
+
+    Raises:
+        HvdtrainError: on every rank, two rows belong to one sample.
+    """
+    everything = gather_rows(indices, [outputs, targets])
+    # One rank decides: another processor may round otherwise.
+    return call_on_root(lambda: metric.value(*everything))
+
+
+def _require_once(numbers: Indices, counts: Sequence[int]) -> None:
+    unique, first = np.unique(numbers, return_index=True)
+    if len(unique) == len(numbers):
+        return
+    ranks = np.repeat(np.arange(len(counts)), counts)
+    again = int(np.setdiff1d(np.arange(len(numbers)), first)[0])
+    owners = ranks[numbers == numbers[again]].tolist()
+    raise HvdtrainError(
+        f"gathering rows: sample {int(numbers[again])} came {len(owners)} times, from ranks "
+        f"{owners}, expected once: give each sample to one rank only"
+    )

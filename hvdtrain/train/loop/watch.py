@@ -1,0 +1,104 @@
+"""Whether all ranks still train the same model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core import context, operations
+from hvdtrain.core.objects import allgather_object
+from hvdtrain.errors import TrainingError
+from hvdtrain.train.metrics.totals import Totals
+from hvdtrain.types import ReduceOp
+
+__all__ = ["difference_text", "ranks_text", "replica_difference", "require_finite"]
+
+
+def replica_difference(checksums: Mapping[str, int]) -> str | None:
+    """Return what differs between the ranks' checksums, None where all are equal (collective).
+
+    Where all are equal it costs one reduction of 16 bytes.
+
+    Args:
+        checksums: by name, in the order in which a difference is looked for; the same names on
+            every rank, unless the ranks differ in them.
+
+    Returns:
+        The same text on every rank, without the step: "weight 'fc.weight' on rank 1 is not that
+        of the other 3 ranks (2 of 9 checksums differ)".
+    """
+    own = _combined(checksums)
+    extremes = np.array([own, ~own], np.int64)  # ~x falls as x grows: both minima in one go
+    operations.allreduce(
+        context.current().world,
+        [Buffer.from_array(extremes)],
+        [extremes.shape],
+        ReduceOp.MIN,
+        "replica watch",
+    ).run()
+    if extremes[0] == ~extremes[1]:
+        return None
+    return difference_text(allgather_object(dict(checksums), "replica watch"))
+
+
+def require_finite(learned: Totals, steps: int, last: int) -> None:
+    """Check the loss of some steps; torch's loop checks each step, and says more.
+
+    Args:
+        learned: in these steps, on all ranks.
+        steps: how many they were.
+        last: the number of the last one.
+
+    Raises:
+        TrainingError: it is not finite; on every rank the same.
+    """
+    if not math.isfinite(learned.loss):
+        raise TrainingError(
+            f"steps {last - steps + 1} to {last}: the training loss is {learned.loss}. Lower --lr, "
+            "lengthen --warmup-epochs, set --clip-norm, or look at the samples"
+        )
+
+
+def difference_text(checksums: Sequence[Mapping[str, int]]) -> str:
+    """Say which is the first name whose checksums differ, and on which ranks.
+
+    Args:
+        checksums: by rank; not all are equal.
+    """
+    names = list(dict.fromkeys(name for of_rank in checksums for name in of_rank))
+    values = {name: [of_rank.get(name) for of_rank in checksums] for name in names}
+    different = [name for name in names if len(set(values[name])) > 1]
+    if not different:
+        return "the names of the checksums come in another order on each rank"
+    first = different[0]
+    return f"{first} {_where(values[first])} ({len(different)} of {len(names)} checksums differ)"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return "rank 1", "ranks 1 and 3" or "ranks 0, 1 and 3"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _where(values: Sequence[int | None]) -> str:
+    [(usual, count), *_] = Counter(values).most_common()
+    odd = [rank for rank, value in enumerate(values) if value != usual]
+    if 2 * count > len(values):
+        return f"on {ranks_text(odd)} is not that of the other {_counted(count)}"
+    return f"differs between {ranks_text(range(len(values)))}"
+
+
+def _counted(ranks: int) -> str:
+    return "rank" if ranks == 1 else f"{ranks} ranks"
+
+
+def _combined(checksums: Mapping[str, int]) -> int:
+    text = "\n".join(f"{name} {value}" for name, value in checksums.items())
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

@@ -1,0 +1,34 @@
+"""A small residual network on images that map files list with their labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hvdtrain.data.map_file import load_map_files
+from hvdtrain.train.recipes.builtin.image_files import check_pixels, photograph_recipe
+from hvdtrain.train.recipes.recipe import Recipe
+
+__all__ = ["recipe"]
+
+
+def recipe(
+    data_dir: Path | None = None,
+    label_smoothing: float = 0.0,
+    width: int = 32,
+    blocks: int = 2,
+    size: int = 144,
+    crop: int = 128,
+) -> Recipe:
+    """Return a network for colour images, [n, 3, crop, crop].
+
+    Args:
+        data_dir: holds train.txt and test.txt, each line the path of an image, a TAB and its label.
+        label_smoothing: see losses.
+        width: channels of the first of four stages.
+        blocks: per stage; 2 make 18 layers.
+        size: pixels of the shorter side after resizing, before cropping.
+        crop: pixels that the network sees: anywhere in training, in the middle else.
+    """
+    check_pixels(size, crop)
+    train, test = load_map_files(data_dir, size, crop)
+    return photograph_recipe(train, test, label_smoothing, width, blocks)

@@ -1,0 +1,47 @@
+"""The network of PyTorch's basic MNIST example, on MNIST's files or others of their kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from hvdtrain.data.idx import load_mnist, read_mnist_images
+from hvdtrain.train.metrics.exact import Accuracy
+from hvdtrain.train.recipes.builtin.losses import cross_entropy
+from hvdtrain.train.recipes.recipe import Recipe
+
+__all__ = ["recipe"]
+
+
+def recipe(data_dir: Path | None = None, label_smoothing: float = 0.0, width: int = 32) -> Recipe:
+    """Return the network for images, [n, 1, 28, 28].
+
+    Args:
+        data_dir: holds the four IDX files of MNIST.
+        label_smoothing: see losses.
+        width: channels of the first convolution; the second has twice as many.
+    """
+    data = load_mnist(data_dir)
+    model = nn.Sequential(
+        nn.Conv2d(1, width, 3),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(2 * width * 12 * 12, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, 10),
+    )
+    return Recipe(
+        model=model,
+        train=data.train,
+        test=data.test,
+        loss=cross_entropy(label_smoothing),
+        metrics={"accuracy": Accuracy()},
+        read=read_mnist_images,
+        classes=[str(digit) for digit in range(10)],
+    )

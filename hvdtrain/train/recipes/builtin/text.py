@@ -1,0 +1,44 @@
+"""A small transformer that learns a text file by characters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hvdtrain.data.characters import load_text
+from hvdtrain.train.metrics.exact import Accuracy
+from hvdtrain.train.recipes.builtin.losses import cross_entropy
+from hvdtrain.train.recipes.builtin.transformer import Transformer
+from hvdtrain.train.recipes.recipe import Recipe
+
+__all__ = ["recipe"]
+
+
+def recipe(
+    data_dir: Path | None = None,
+    file: str = "",
+    context: int = 64,
+    width: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    label_smoothing: float = 0.0,
+) -> Recipe:
+    """Return a network that maps characters, [n, context], to scores of the next one of each.
+
+    Args:
+        data_dir: the folder that holds the text, or the file itself.
+        file: its name in the folder; empty: the only one that ends in .txt.
+        context: characters that the network sees.
+        width: numbers per character.
+        layers: of the transformer.
+        heads: of attention.
+        label_smoothing: see losses.
+    """
+    text = load_text(data_dir, context, file)
+    return Recipe(
+        model=Transformer(len(text.vocabulary), context, width, layers, heads),
+        train=text.train,
+        test=text.test,
+        loss=cross_entropy(label_smoothing),
+        metrics={"accuracy": Accuracy()},
+        classes=text.vocabulary,
+    )

@@ -1,0 +1,117 @@
+"""Evaluation and prediction with torch: the same bits on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import hvdtrain.torch as hvd
+from hvdtrain.topology import Topology
+from hvdtrain.train.loop.course import Part
+from hvdtrain.train.loop.gather import gathered_value
+from hvdtrain.train.metrics.exact import Gathered
+from hvdtrain.train.metrics.totals import Totals, Values
+from hvdtrain.train.torch.sources import Batch, Source, Step
+from hvdtrain.train.torch.tally import TorchTally
+
+__all__ = ["TorchEvaluation", "as_array", "call_model", "own_chunks"]
+
+# Samples go through the model in chunks that do not depend on the number of ranks, and so have
+# the same outputs, to the bit, on any.
+_CHUNK = 128
+
+Forward = Callable[[Any], Any]
+
+
+def call_model(model: Any, inputs: Any) -> Any:
+    """Call a model with inputs: one tensor, a tuple of arguments, or a dict of named ones."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def chunk_count(samples: int) -> int:
+    """Return how many chunks there are."""
+    return -(-samples // _CHUNK)
+
+
+def own_chunks(samples: int, topology: Topology) -> list[Step]:
+    """Return the chunks of this rank: each is one rank's."""
+    own = range(topology.rank, chunk_count(samples), topology.size)
+    rows = [np.arange(n * _CHUNK, min((n + 1) * _CHUNK, samples)) for n in own]
+    return [Step(n, part, [Part(n, part)]) for n, part in zip(own, rows, strict=True)]
+
+
+@dataclass(frozen=True)
+class TorchEvaluation:
+    """The test samples and what is measured on them.
+
+    Attributes:
+        source: reads them.
+        samples: how many there are.
+        topology: the place of this rank.
+        loss: of outputs and targets, their mean.
+        metrics: by name.
+        device: of the model.
+    """
+
+    source: Source
+    samples: int
+    topology: Topology
+    loss: Callable[[Any, Any], torch.Tensor]
+    metrics: Mapping[str, Any]
+    device: torch.device
+
+    def values(self, forward: Forward) -> Values:
+        """Return the mean loss and the metrics of all samples, each seen by one rank (collective).
+
+        Args:
+            forward: the model in evaluation mode, of inputs.
+        """
+        additive = {n: m for n, m in self.metrics.items() if not isinstance(m, Gathered)}
+        tally = TorchTally(additive, self.device)
+        losses = torch.zeros(self._chunks, dtype=torch.float64)
+        kept: list[tuple[Any, Any, Any]] = []
+        with torch.no_grad():
+            for number, batch in self._own_chunks():
+                outputs = forward(batch.inputs)
+                count = len(batch.part.samples)
+                mean_loss = self.loss(outputs, batch.targets)
+                tally.add(outputs, batch.targets, mean_loss, count)
+                losses[number] = float(mean_loss) * count
+                if len(additive) < len(self.metrics):
+                    kept.append((batch.part.samples, as_array(outputs), as_array(batch.targets)))
+        totals = tally.reduced()
+        # Each chunk is one rank's: added in the order of the chunks, the sum has the same bits.
+        in_order = hvd.allreduce(losses, name="losses", op=hvd.Sum).tolist()
+        totals = Totals(totals.samples, sum(in_order), totals.counts)
+        return {**totals.values(self.metrics), **self._gathered(kept)}
+
+    @property
+    def _chunks(self) -> int:
+        return chunk_count(self.samples)
+
+    def _own_chunks(self) -> Iterator[tuple[int, Batch]]:
+        for step, (batch,) in self.source.batches(own_chunks(self.samples, self.topology), 0):
+            yield step.number, batch
+
+    def _gathered(self, kept: list[tuple[Any, Any, Any]]) -> Values:
+        """Return the metrics that need the outputs of all samples at once (collective)."""
+        wanted = {n: m for n, m in self.metrics.items() if isinstance(m, Gathered)}
+        if not wanted:
+            return {}
+        nothing = np.zeros(0, np.int64)
+        columns = [np.concatenate(c) for c in zip(*kept, strict=True)] if kept else [nothing] * 3
+        return {name: gathered_value(metric, *columns) for name, metric in wanted.items()}
+
+
+def as_array(tensor: torch.Tensor) -> Any:
+    """Return a tensor as an array of numpy, which has no bfloat16."""
+    kept = tensor.detach().cpu()
+    return (kept.float() if kept.dtype in (torch.bfloat16, torch.float16) else kept).numpy()

@@ -1,0 +1,256 @@
+"""Where batches of torch tensors come from: arrays, map-style data sets, or streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader
+
+from hvdtrain.data.dataset import Samples, is_stream
+from hvdtrain.data.sampling.seeds import sample_generator, sample_seed, seed_generators
+from hvdtrain.errors import UsageError
+from hvdtrain.train.loop.course import Part
+
+__all__ = ["Batch", "Move", "Source", "Step", "make_source"]
+
+Move = Callable[[Any], Any]
+Augment = Callable[[Any, np.random.Generator], Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the ranks do in one step.
+
+    Attributes:
+        number: over all epochs, from 0 on.
+        samples: of all ranks.
+        parts: of this rank.
+    """
+
+    number: int
+    samples: npt.NDArray[np.int64]
+    parts: list[Part]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples of a part, on the device; inputs and targets of a part without any are None."""
+
+    part: Part
+    inputs: Any
+    targets: Any
+
+
+class Source(Protocol):
+    """Reads the samples of this rank."""
+
+    def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
+        """Yield each step with the batches of its parts.
+
+        Args:
+            steps: in order; they may begin in the middle of an epoch.
+            epoch: counted from 0; random changes of samples depend on it.
+        """
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """Samples that lie on the device as a whole."""
+
+    inputs: Any
+    targets: Any
+
+    def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
+        """Yield each step with the batches of its parts."""
+        for step in steps:
+            yield step, [self._batch(part) for part in step.parts]
+
+    def _batch(self, part: Part) -> Batch:
+        if not len(part.samples):
+            return Batch(part, None, None)
+        chosen = torch.from_numpy(part.samples).to(self.inputs.device)
+        return Batch(part, self.inputs[chosen], self.targets[chosen])
+
+
+class SeededRows:
+    """A map-style data set whose random changes depend on seed, epoch and sample alone.
+
+    Args:
+        dataset: has [index].
+        augment: changes an input; None: nothing.
+        seed: of the run.
+        epoch: counted from 0.
+    """
+
+    def __init__(self, dataset: Any, augment: Augment | None, seed: int, epoch: int) -> None:
+        self._dataset, self._augment, self._seed, self._epoch = dataset, augment, seed, epoch
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample; generators of python, numpy and torch are seeded for it."""
+        seed_generators(sample_seed(self._seed, self._epoch, index))
+        sample = self._dataset[index]
+        if self._augment is None:
+            return sample
+        inputs, targets = sample
+        return self._augment(inputs, sample_generator(self._seed, self._epoch, index)), targets
+
+
+@dataclass(frozen=True)
+class LoaderSource:
+    """A map-style data set, read by torch's DataLoader.
+
+    Attributes:
+        dataset: has [index].
+        augment: changes an input; None: nothing.
+        collate: makes a batch of a list of samples; None: torch's default.
+        workers: processes that read ahead; 0: none.
+        seed: of the run.
+        move: brings a batch to the device.
+    """
+
+    dataset: Any
+    augment: Augment | None
+    collate: Callable[[list[Any]], Any] | None
+    workers: int
+    seed: int
+    move: Move
+
+    def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
+        """Yield each step with the batches of its parts."""
+        steps = list(steps)
+        wanted = [part.samples.tolist() for step in steps for part in step.parts]
+        rows: Any = SeededRows(self.dataset, self.augment, self.seed, epoch)
+        loader: Any = DataLoader(
+            rows,
+            batch_sampler=[indices for indices in wanted if indices],
+            num_workers=self.workers,
+            collate_fn=self.collate,
+        )
+        read = iter(loader)
+        try:
+            for step in steps:
+                yield step, [self._batch(part, read) for part in step.parts]
+        finally:  # at the exit of Python it would be too late for its processes
+            if self.workers:
+                with suppress(RuntimeError):  # one of them was ended with the job
+                    read._shutdown_workers()
+
+    def _batch(self, part: Part, read: Iterator[Any]) -> Batch:
+        if not len(part.samples):
+            return Batch(part, None, None)
+        with _in_one_line():
+            inputs, targets = next(read)
+        return Batch(part, self.move(inputs), self.move(targets))
+
+
+@dataclass(frozen=True)
+class StreamSource:
+    """An iterable, which every rank reads as a whole to keep its parts of each global batch.
+
+    So each sample is used once, and in the same step, on any number of ranks; the price is that
+    every rank reads all of it. Samples come in the iterable's own order.
+
+    Generators of python, numpy and torch are seeded before each sample is read, as for map-style
+    data, so that what is drawn for it is the same on every rank.
+
+    Attributes:
+        stream: of samples; iter() begins an epoch, set_epoch(), if there is one, comes before.
+        augment: changes an input; None: nothing.
+        collate: makes a batch of a list of samples.
+        seed: of the run.
+        move: brings a batch to the device.
+    """
+
+    stream: Any
+    augment: Augment | None
+    collate: Callable[[list[Any]], Any]
+    seed: int
+    move: Move
+
+    def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
+        """Yield each step with the batches of its parts."""
+        if hasattr(self.stream, "set_epoch"):
+            self.stream.set_epoch(epoch)
+        stream, at = self._seeded(epoch), 0
+        for step in steps:
+            first, wanted = int(step.samples[0]), len(step.samples)
+            items = list(islice(stream, first - at, first - at + wanted))
+            at = first + wanted
+            if len(items) < wanted:
+                raise UsageError(
+                    f"the training data ended before sample {at} of epoch {epoch + 1}: "
+                    "samples_per_epoch of the recipe must be no more than it yields"
+                )
+            yield step, [self._batch(part, items, first, epoch) for part in step.parts]
+
+    def _seeded(self, epoch: int) -> Iterator[Any]:
+        """Yield the samples of an epoch."""
+        seed_generators(sample_seed(self.seed, epoch, 0))
+        stream = iter(self.stream)
+        for index in count():
+            seed_generators(sample_seed(self.seed, epoch, index))
+            try:
+                sample = next(stream)
+            except StopIteration:
+                return
+            yield sample
+
+    def _batch(self, part: Part, items: list[Any], first: int, epoch: int) -> Batch:
+        if not len(part.samples):
+            return Batch(part, None, None)
+        chosen = [self._augmented(items[i - first], i, epoch) for i in part.samples.tolist()]
+        inputs, targets = self.collate(chosen)
+        return Batch(part, self.move(inputs), self.move(targets))
+
+    def _augmented(self, sample: Any, index: int, epoch: int) -> Any:
+        if self.augment is None:
+            return sample
+        inputs, targets = sample
+        return self.augment(inputs, sample_generator(self.seed, epoch, index)), targets
+
+
+def make_source(
+    data: Any,
+    move: Move,
+    seed: int,
+    workers: int = 0,
+    augment: Augment | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> Source:
+    """Return what reads these samples: Samples, map-style data, or an iterable."""
+    if isinstance(data, Samples) and augment is None:
+        inputs, targets = (torch.from_numpy(array) for array in (data.inputs, data.labels))
+        return ArraySource(move(inputs), move(targets))
+    if isinstance(data, Samples):
+        return LoaderSource(_Rows(data), augment, collate, workers, seed, move)
+    if is_stream(data):
+        collate = collate or torch.utils.data.default_collate
+        return StreamSource(data, augment, collate, seed, move)
+    return LoaderSource(data, augment, collate, workers, seed, move)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    samples: Samples
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.samples.inputs[index], self.samples.labels[index]
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Take the last line of a refusal: a loading process hands over its whole traceback."""
+    try:
+        yield
+    except UsageError as error:
+        lines = str(error).strip().splitlines()
+        if len(lines) == 1:
+            raise
+        raise UsageError(lines[-1].partition(": ")[2]) from None

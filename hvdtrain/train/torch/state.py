@@ -1,0 +1,171 @@
+"""The weights and the optimizer of a run with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from hvdtrain.train.checkpoint.tensor_file import Framework
+from hvdtrain.train.checkpoint.tree import split
+from hvdtrain.train.loop.protocol import Array
+from hvdtrain.train.torch.snapshot import TorchSnapshot, copy_tensor
+
+__all__ = ["TorchState"]
+
+
+class TorchState:
+    """A model, its optimizer, and what else belongs to the state of a run.
+
+    Args:
+        model: whose parameters and buffers count.
+        optimizer: of its parameters.
+        extras: by name, what has state_dict() and load_state_dict(): a GradScaler, an
+            AveragedModel.
+    """
+
+    framework: Framework = "pt"
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        extras: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._model, self._optimizer, self._extras = model, optimizer, dict(extras or {})
+        self._memory: dict[str, torch.Tensor] = {}
+        self._snapshot: TorchSnapshot | None = None
+
+    def weights(self) -> dict[str, Array]:
+        """Return all parameters and buffers by name; types that numpy lacks as integers."""
+        return {name: _array(tensor) for name, tensor in self._model.state_dict().items()}
+
+    def reserve(self) -> None:
+        """Take the memory of snapshots now, so that the first one is as quick as the others.
+
+        As much as weights, optimizer state and extras have; to be called on the rank that saves,
+        once the optimizer has taken a step.
+        """
+        tensors, _ = split(self._content())
+        for memory in self._memory_for(tensors).values():
+            memory.zero_()  # the system gives pages when they are written to
+
+    def snapshot(self) -> TorchSnapshot:
+        """Return what the state is now (local).
+
+        What a forward pass may change is copied at once. The weights that are trained, what the
+        optimizer has for each of them, and averages of weights are copied by whoever asks for the
+        content, in a thread while the next gradients are computed: call settle() before they
+        change. The memory is that of the snapshot before, which must not be needed any more.
+        """
+        self.settle()
+        tensors, skeleton = split(self._content())
+        copies = self._memory_for(tensors)
+        later = self._unchanged_until_step()
+        pairs = [(copies[name], tensors[name]) for name in tensors]
+        for copy, tensor in pairs:
+            if tensor.data_ptr() not in later:
+                copy_tensor(copy, tensor)
+        waiting = [(copy, tensor) for copy, tensor in pairs if tensor.data_ptr() in later]
+        self._snapshot = TorchSnapshot(skeleton, copies, waiting)
+        return self._snapshot
+
+    def settle(self) -> None:
+        """Wait until weights, optimizer state and averages may change (local)."""
+        if self._snapshot is not None:
+            self._snapshot.complete()
+            self._snapshot = None
+
+    def load(self, content: Mapping[str, Any]) -> None:
+        """Take over what the content of a snapshot was.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError, RuntimeError: it lacks something.
+        """
+        _require_optimizer(content["optimizer"], self._optimizer)
+        saved = content["extras"]
+        if saved.keys() != self._extras.keys():
+            found, wanted = (", ".join(sorted(kept)) or "none" for kept in (saved, self._extras))
+            raise ValueError(
+                f"of ema and scaler it has {found}, and this run {wanted}: give --ema and --amp as "
+                "before"
+            )
+        self._model.load_state_dict(content["model"])
+        self._optimizer.load_state_dict(content["optimizer"])
+        for name, extra in self._extras.items():
+            extra.load_state_dict(saved[name])
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "extras": {name: extra.state_dict() for name, extra in self._extras.items()},
+        }
+
+    def _memory_for(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return memory for copies of tensors, that of before as far as it fits."""
+        known, self._memory = self._memory, {}
+        for name, tensor in tensors.items():
+            memory = known.get(name)
+            if memory is None or memory.shape != tensor.shape or memory.dtype != tensor.dtype:
+                memory = torch.empty(
+                    tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda"
+                )
+            self._memory[name] = memory
+        return self._memory
+
+    def _unchanged_until_step(self) -> set[int]:
+        """Return where the tensors in host memory begin that only optimizer steps change."""
+        averages = [e for e in self._extras.values() if isinstance(e, AveragedModel)]
+        tensors = chain(
+            (p for p in self._model.parameters() if p.requires_grad),
+            *(average.parameters() for average in averages),
+            _moments(self._optimizer),
+        )
+        return {tensor.data_ptr() for tensor in tensors if tensor.device.type == "cpu"}
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+    array: Array = tensor.numpy()
+    return array
+
+
+def _moments(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield what an optimizer has for each element of its parameters."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and value.ndim:
+                yield value
+
+
+def _require_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Check what load_state_dict() does not, and the next step needs.
+
+    Raises:
+        ValueError: a group lacks a setting, or has one of another type.
+        KeyError, TypeError: the state has another form.
+    """
+    own = optimizer.state_dict()["param_groups"]
+    for group, expected in zip(saved["param_groups"], own, strict=True):
+        for name, value in expected.items():
+            if name not in group or not _is_like(group[name], value):
+                raise ValueError(f"its optimizer has no proper {name}")
+    parameters = [item for group in optimizer.param_groups for item in group["params"]]
+    for number, state in saved["state"].items():
+        shape = parameters[number].shape
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape not in (shape, torch.Size([])):
+                raise ValueError(f"its optimizer's {name} has shape {tuple(value.shape)}")
+
+
+def _is_like(value: object, expected: object) -> bool:
+    """Return whether a setting may stand where this one stood; None stands for a choice."""
+    if isinstance(expected, float):
+        return isinstance(value, (int, float))
+    return expected is None or isinstance(value, type(expected))
