@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdtrain.core import context
@@ -23,9 +23,25 @@ __all__ = [
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
+    "on_init",
     "rank",
     "size",
 ]
+
+
+# Functions that adapters have registered with on_init().
+_init_actions: list[Callable[[], None]] = []
+
+
+def on_init(action: Callable[[], None]) -> None:
+    """Call a function at the beginning of each init(), and now if the world is joined (local).
+
+    Args:
+        action: function that prepares a framework; a second call must do nothing.
+    """
+    _init_actions.append(action)
+    if context.is_initialized():
+        action()
 
 
 def init(
@@ -47,6 +63,8 @@ def init(
     """
     if isinstance(comm, str):
         raise ValueError(f"init({comm!r}): the first argument is comm; write init(engine={comm!r})")
+    for action in _init_actions:
+        action()
     joins = not context.is_initialized()
     context.init(engine)
     if comm is not None and not _is_whole(comm, context.current().topology.size):

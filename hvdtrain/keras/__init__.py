@@ -11,6 +11,7 @@ from hvdtrain.core.horovod_api import (
     init,
     local_rank,
     local_size,
+    on_init,
     rank,
     size,
 )
@@ -38,11 +39,8 @@ from hvdtrain.keras.builds import (
     nccl_built,
     rocm_built,
 )
-from hvdtrain.keras.models.compiling import prepare_compile
-from hvdtrain.keras.models.fitting import prepare_fit
-from hvdtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from hvdtrain.keras.saving import load_model
-from hvdtrain.keras.values import (
+from hvdtrain.keras.models.hooks import hook_models
+from hvdtrain.keras.operations.values import (
     allgather,
     allreduce,
     broadcast,
@@ -50,6 +48,8 @@ from hvdtrain.keras.values import (
     broadcast_variables,
     reducescatter,
 )
+from hvdtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from hvdtrain.keras.saving import load_model
 from hvdtrain.types import ReduceOp
 
 Average = ReduceOp.AVERAGE
@@ -65,8 +65,10 @@ try:
 except UsageError:
     speak_plainly()
     raise
-prepare_compile()
-prepare_fit()
+# Importing this module leaves Keras as it is. The first DistributedOptimizer would be too late for
+# all hooks: in `model.compile(hvd.DistributedOptimizer(...))` Python looks up `compile` before it
+# makes the optimizer, and a `fit` whose optimizer nobody wrapped needs one that warns.
+on_init(hook_models)
 
 __all__ = [
     "Adasum",
