@@ -46,7 +46,7 @@ _FOLDERS: Mapping[str, list[str]] = {
     ],
     "torch": ["tensors", "operations", "gradients", "", "elastic"],
     "tensorflow": ["graph", "operations", "gradients", ""],
-    "keras": ["backends", "", "callbacks", "models"],
+    "keras": ["backends", "operations", "callbacks", "models", ""],
     "launch": ["hosts", "launchers", "jobs", ""],
     "horovod": ["names", "names.common", "names.on_path", "names.on_path.horovod", "build"],
     "data": ["sampling", ""],

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdtrain.core import context
 from hvdtrain.core.process_set import ProcessSet, add_process_set
 
-__all__ = ["init"]
+__all__ = ["init", "on_init"]
+
+_actions: list[Callable[[], None]] = []
+
+
+def on_init(action: Callable[[], None]) -> None:
+    """Call a function at the beginning of each init(), and at once if the world is joined (local).
+
+    Args:
+        action: for an adapter that has to prepare its framework; does nothing a second time.
+    """
+    _actions.append(action)
+    if context.is_initialized():
+        action()
 
 
 def init(
@@ -30,6 +43,8 @@ def init(
     """
     if isinstance(comm, str):
         raise ValueError(f"init({comm!r}): the first argument is comm; write init(engine={comm!r})")
+    for action in _actions:
+        action()
     joins = not context.is_initialized()
     context.init(engine)
     if comm is not None and not _is_whole(comm, context.current().topology.size):
