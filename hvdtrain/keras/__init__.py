@@ -5,7 +5,16 @@ from __future__ import annotations
 import keras
 
 from hvdtrain.core.context import is_initialized, shutdown
-from hvdtrain.core.place import cross_rank, cross_size, local_rank, local_size, rank, size
+from hvdtrain.core.horovod_api import (
+    cross_rank,
+    cross_size,
+    init,
+    local_rank,
+    local_size,
+    on_init,
+    rank,
+    size,
+)
 from hvdtrain.core.process.exits import speak_plainly
 from hvdtrain.core.process_set import (
     ProcessSet,
@@ -13,7 +22,6 @@ from hvdtrain.core.process_set import (
     global_process_set,
     remove_process_set,
 )
-from hvdtrain.core.start import init, on_init
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.keras import callbacks
