@@ -14,9 +14,9 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket, Kind
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, StepInfo
 from hvdtrain.core.gradients.plan import ParameterSpec, Plan, make_plan
-from hvdtrain.core.gradients.wires import Wires
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType
 
@@ -93,12 +93,14 @@ class Driven:
         self.fill(weights)
         self._begin()
 
-    def step(self, values: Sequence[Flat], facts: Facts, wires: Wires) -> list[Flat]:
+    def step(
+        self, values: Sequence[Flat], info: StepInfo, communicators: Communicators
+    ) -> list[Flat]:
         """Return what the exchange makes of the ranks' values, by parameter."""
         self.fill(values)
         for bucket in self.buckets:
-            self.exchange.reduce(bucket, facts, wires)
-        self.exchange.end(facts)
+            self.exchange.reduce(bucket, info, communicators)
+        self.exchange.end(info)
         if self.exchange.kind is Kind.WEIGHTS:
             self._begin()
         return self.values()

@@ -13,7 +13,7 @@ from hvdtrain.core.agreement.request import Request, Zeros
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients import allreduce
 from hvdtrain.core.gradients.adasum import Adasum
-from hvdtrain.core.gradients.request import STEP
+from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp

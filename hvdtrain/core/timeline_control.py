@@ -13,9 +13,8 @@ from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.collectives.gathers import Barrier
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.core.operations import Submitted
-from hvdtrain.core.timeline.begin import begin
-from hvdtrain.core.timeline.end import conclude
 from hvdtrain.core.timeline.file import TimelineError, usable_path
+from hvdtrain.core.timeline.start_stop import begin, conclude
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["start_timeline", "stop_timeline"]

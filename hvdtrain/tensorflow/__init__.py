@@ -9,9 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.core.context import is_initialized, shutdown
-from hvdtrain.core.place import (
+from hvdtrain.core.horovod_api import (
     cross_rank,
     cross_size,
+    init,
     is_homogeneous,
     local_rank,
     local_size,
@@ -25,7 +26,6 @@ from hvdtrain.core.process_set import (
     global_process_set,
     remove_process_set,
 )
-from hvdtrain.core.start import init
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.tensorflow import elastic

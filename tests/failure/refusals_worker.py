@@ -19,7 +19,7 @@ import torch
 from ranks import report
 
 import hvdtrain.torch as hvd
-from hvdtrain.core import context
+from hvdtrain.core import context, startup_checks
 from hvdtrain.core.collectives.memory import Memory
 from hvdtrain.engines.mpi.communicator import MpiCommunicator
 from hvdtrain.errors import SystemLimitError
@@ -159,7 +159,7 @@ def warnings_apart() -> list[str]:
 
 
 def main() -> None:
-    context._SPOKESMAN_SECONDS = 0.0  # all ranks catch what they would else leave to rank 0
+    startup_checks._REPORT_SECONDS = 0.0  # all ranks catch what they would else leave to rank 0
     hvd.init()
     rank = hvd.rank()
     train()  # loads whatever Python loads late

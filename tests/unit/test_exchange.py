@@ -29,10 +29,10 @@ from hvdtrain.arrays import (
 from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.core.gradients.adasum import Adasum
 from hvdtrain.core.gradients.allreduce import Allreduce
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, Facts
+from hvdtrain.core.gradients.communicators import slice_bounds
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.warm_up import WarmUp
-from hvdtrain.core.gradients.wires import slice_bounds
 from hvdtrain.types import DType, ReduceOp
 
 EXCHANGES: list[Exchange] = [
@@ -144,12 +144,12 @@ def test_slices_cover_a_buffer_and_begin_where_they_may(
 
 
 def test_weights_make_factors_in_the_order_that_bits_depend_on() -> None:
-    facts = Facts(0, 3, weight=0.1, total=0.7, weighted=True)
-    assert facts.weigh(1 / 3) == (1 / 3) * 0.1 * 3 / 0.7
-    assert Facts(0, 3, weight=5.0, total=15.0, weighted=True).weigh() == 1.0
-    assert Facts(0, 3).weigh(0.3) == 0.3
+    info = StepInfo(0, 3, weight=0.1, total=0.7, weighted=True)
+    assert info.weigh(1 / 3) == (1 / 3) * 0.1 * 3 / 0.7
+    assert StepInfo(0, 3, weight=5.0, total=15.0, weighted=True).weigh() == 1.0
+    assert StepInfo(0, 3).weigh(0.3) == 0.3
     with pytest.raises(AgreedError, match="no rank has samples"):
-        Facts(0, 3, weight=0.0, total=0.0, weighted=True).weigh()
+        StepInfo(0, 3, weight=0.0, total=0.0, weighted=True).weigh()
 
 
 def test_what_is_put_for_a_step_counts_when_it_has_ended_well() -> None:

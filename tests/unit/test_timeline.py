@@ -12,10 +12,10 @@ import pytest
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.timeline.clock import Reading, offset, root_clock
-from hvdtrain.core.timeline.end import conclude_or_say
 from hvdtrain.core.timeline.file import TimelineError, usable_path, write
 from hvdtrain.core.timeline.items import bucket_phases, operation_phases
 from hvdtrain.core.timeline.recording import Recording
+from hvdtrain.core.timeline.start_stop import conclude_or_say
 from hvdtrain.core.timeline.times import (
     ChannelTimes,
     OperationTimes,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hvdtrain.core import context
-from hvdtrain.core.timeline.begin import begin
 from hvdtrain.core.timeline.clock import Reading
 from hvdtrain.core.timeline.growing_file import GrowingFile, earlier_path
 from hvdtrain.core.timeline.piece import Piece
 from hvdtrain.core.timeline.pieces import piece_path
+from hvdtrain.core.timeline.start_stop import begin
 from hvdtrain.core.timeline.times import RankTimes
 from hvdtrain.engines.local import LocalCommunicator
 

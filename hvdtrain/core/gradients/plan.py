@@ -11,8 +11,18 @@ from typing import Any
 
 from hvdtrain.types import DType
 
-__all__ = ["Bucket", "ParameterSpec", "Plan", "first_difference", "make_plan", "plan_of_layout"]
+__all__ = [
+    "STEP",
+    "Bucket",
+    "ParameterSpec",
+    "Plan",
+    "first_difference",
+    "make_plan",
+    "plan_of_layout",
+]
 
+# The name of the operation that ranks agree on for each step of a plan.
+STEP = "optimizer step"
 
 _CALLED = {"kind": "dtype"}
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
+from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import Plan
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.plan_change import agree_on_change
-from hvdtrain.core.planning import replan, take_layout
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.hooks import GradientHooks, check_hookable
 from hvdtrain.torch.gradients.numbers import Summed

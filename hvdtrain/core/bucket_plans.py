@@ -1,4 +1,4 @@
-"""What ranks agree on about the buckets of their gradients."""
+"""Agreement of the ranks on bucket plans, their sizes and their channels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.gradients.bucket_size import BucketSize, choose_bucket_size, size_text
-from hvdtrain.core.gradients.measure import MeasureAllreduce
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.gradients.bucket_size import (
+    BucketSize,
+    MeasureAllreduce,
+    choose_bucket_size,
+    size_text,
+)
 from hvdtrain.core.gradients.plan import (
+    STEP,
     ParameterSpec,
     Plan,
     first_difference,
@@ -19,11 +26,16 @@ from hvdtrain.core.gradients.plan import (
     plan_of_layout,
 )
 from hvdtrain.core.objects import allgather_object, broadcast_object
+from hvdtrain.core.operations import Submitted
+from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import MismatchError
 
 __all__ = [
     "agree_on_bucket_size",
+    "agree_on_change",
     "agree_on_plan",
+    "close_unused_plans",
+    "open_plan_channel",
     "replan",
     "take_layout",
     "use_bucket_size",
@@ -145,3 +157,55 @@ def replan(plan: Plan, places: Sequence[int]) -> Plan:
     """
     order = sorted(range(len(places)), key=lambda index: (places[index], -index))
     return make_plan(plan.specs, plan.bucket_bytes, plan.first_bucket_bytes, plan.groups, order)
+
+
+def open_plan_channel(parent: Channel) -> Channel:
+    """Make a channel with the members of `parent` (collective over them).
+
+    Without threads that is `parent`: a rank that waits in one channel would serve no other.
+    """
+    if not parent.has_thread:
+        return parent
+    close_unused_plans(parent)
+    here = context.current()
+    channel = here.open_channel(range(len(parent.ranks)), f"bucket plan of {parent.label}", parent)
+    assert channel is not None  # every rank of the parent is a member
+    return channel
+
+
+def close_unused_plans(parent: Channel) -> None:
+    """Give back the channels of plans that no member needs any more (collective over them).
+
+    A communicator can only be freed by all its members together, and each MPI has but so many.
+    """
+    here = context.current()
+    mine = [c for c in here.channels() if c.parent is parent]
+    unused = allgather_object([c.unused for c in mine], "unused plans", parent)
+    for old, everywhere in zip(mine, map(all, zip(*unused, strict=True)), strict=True):
+        if everywhere:
+            here.close_channel(old)
+
+
+class _PlanChange(Operation):
+    """Stands where a step of the plan would, so that a rank which steps finds out."""
+
+    def __init__(self, name: str, change: str) -> None:
+        super().__init__()
+        self.request = Request(STEP, name, (("changed", change),))
+
+    def execute(self, communicator: Communicator) -> None:
+        pass
+
+
+def agree_on_change(channel: Channel, name: str, change: str) -> None:
+    """Return when every rank has noticed the same change (collective, instead of a step).
+
+    Args:
+        channel: of the plan.
+        name: of the plan, which the parameters have outgrown.
+        change: what has changed, equal on all ranks.
+
+    Raises:
+        MismatchError: another rank takes a step of the plan, or its parameters changed otherwise.
+    """
+    Submitted(channel, _PlanChange(name, change)).run()

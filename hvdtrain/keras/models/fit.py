@@ -15,22 +15,22 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdtrain.core.place import size
+from hvdtrain.core.horovod_api import size
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.keras.backends.wrapping import optimizers_of
 from hvdtrain.keras.callbacks.together import Beginning, End
-from hvdtrain.keras.models.patching import extend
-from hvdtrain.keras.models.unwrapped import warn_if_unwrapped
+from hvdtrain.keras.models.drift import warn_if_unwrapped
 
-__all__ = ["prepare_fit"]
-
-
-def prepare_fit() -> None:
-    """Have ranks that `fit` a model end each epoch together, whatever data each of them has."""
-    extend("fit", _fit)
+__all__ = ["fit_model"]
 
 
-def _fit(plain: Callable[..., Any], given: inspect.BoundArguments) -> Any:
+def fit_model(original: Callable[..., object], given: inspect.BoundArguments) -> object:
+    """Fit a model so that all ranks end each epoch together (collective).
+
+    Args:
+        original: `fit` of Keras.
+        given: its arguments, the model included; changed in place.
+    """
     arguments = given.arguments
     model = arguments["self"]
     optimizers = optimizers_of(model)
@@ -40,7 +40,7 @@ def _fit(plain: Callable[..., Any], given: inspect.BoundArguments) -> Any:
     sets = [optimizer.hvdtrain_reduction.settings.process_set for optimizer in optimizers]
     if global_process_set in sets and size() > 1:
         arguments["callbacks"] = _surrounded(arguments["callbacks"])
-    return plain(*given.args, **given.kwargs)
+    return original(*given.args, **given.kwargs)
 
 
 def _surrounded(callbacks: Any) -> Any:

@@ -15,19 +15,22 @@ import keras
 
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.wrapping import Distributed, distribute, undistributed
-from hvdtrain.keras.models.patching import extend
 
-__all__ = ["prepare_compile"]
-
-
-def prepare_compile() -> None:
-    """Have `compile` of every model take a DistributedOptimizer as it must be taken."""
-    extend("compile", _compile)
+__all__ = ["compile_model"]
 
 
-def _compile(plain: Callable[..., Any], given: inspect.BoundArguments) -> Any:
-    _adjust(given.arguments)
-    return plain(*given.args, **given.kwargs)
+def compile_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
+    """Compile a model, with what a DistributedOptimizer needs (local).
+
+    Args:
+        original: `compile` of Keras.
+        arguments: its arguments, the model included; changed in place.
+
+    Raises:
+        UnsupportedError: jit_compile=True with a DistributedOptimizer on the TensorFlow backend.
+    """
+    _adjust(arguments.arguments)
+    return original(*arguments.args, **arguments.kwargs)
 
 
 def _adjust(arguments: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Says on standard output where this rank is, as JSON: `python -m hvdtrain.core.roll_call`.
+"""Report of this rank's place in the world, as JSON: `python -m hvdtrain.core.rank_report`.
 
-A process of its own, because the rank itself must be left without MPI: what it runs may have an
-MPI, or threads and forks, of its own.
+A process of its own, because the rank itself must be left without MPI: the program that it runs
+may use an MPI, threads or forks of its own.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Meet the other ranks (collective), and print the fields of launch.other_worlds.Place."""
+    """Join the world, and print the fields of `launch.other_worlds.Place` (collective)."""
     context.init()
     topology = context.current().topology
-    alone = len(set(topology.hostnames)) == 1
-    host = "127.0.0.1" if alone else socket.gethostname()
+    on_one_host = len(set(topology.hostnames)) == 1
+    host = "127.0.0.1" if on_one_host else socket.gethostname()
     address = f"{host}:{_free_port()}"
-    facts = {
+    report = {
         "rank": topology.rank,
         "size": topology.size,
         "local_rank": topology.local_rank,
@@ -31,7 +31,7 @@ def main() -> None:
         "addresses": allgather_object(address, "address"),
     }
     context.shutdown()
-    print(json.dumps(facts), flush=True)
+    print(json.dumps(report), flush=True)
 
 
 def _free_port() -> int:
