@@ -145,7 +145,7 @@ endef
 	@echo "make: installing Horovod into $(@D): some minutes the first time"
 	$(beside_test)
 	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(@D)/bin/python -P -m hvdtrain build-horovod || { \
-	  echo "make: Horovod is not built, as said above: 'make test HOROVOD=' tests without it" >&2; \
+	  echo "make: Horovod is not built, as said above: 'make test-all HOROVOD=' tests without it" >&2; \
 	  exit 1; }
 	@touch $@
 

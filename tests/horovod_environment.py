@@ -21,7 +21,8 @@ def horovod_python() -> Path:
     if not named:
         require_compiler()
         pytest.skip(
-            "HVDTRAIN_HOROVOD_PYTHON names no environment with Horovod, as 'make test-all' builds it"
+            "HVDTRAIN_HOROVOD_PYTHON names no environment with Horovod, as 'make test-all' builds "
+            "it"
         )
     python = Path(named)
     if not python.exists():
