@@ -16,7 +16,7 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, StepInfo
-from hvdtrain.core.gradients.plan import ParameterSpec, Plan, make_plan
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType
 
@@ -41,7 +41,7 @@ def together(work: Callable[[Communicator], Any]) -> Any:
     return context.current().world.run(_Together(work))
 
 
-def plan_of(dtype: DType, bucket_bytes: int) -> Plan:
+def plan_of(dtype: DType, bucket_bytes: int) -> BucketPlan:
     """Return a plan for parameters of SHAPES."""
     specs = [
         ParameterSpec(f"p{number}", shape, strides, dtype, dtype.value, "cpu")
@@ -59,11 +59,11 @@ class Driven:
         tensors: buckets are torch tensors, not numpy's memory.
     """
 
-    def __init__(self, exchange: Exchange, plan: Plan, tensors: bool) -> None:
+    def __init__(self, exchange: Exchange, plan: BucketPlan, tensors: bool) -> None:
         self.exchange, self._tensors = exchange, tensors
         self.use_plan(plan)
 
-    def use_plan(self, plan: Plan) -> None:
+    def use_plan(self, plan: BucketPlan) -> None:
         """Cut the buckets otherwise."""
         self.plan = plan
         self.exchange.prepare(plan)

@@ -13,7 +13,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.gradients.communicators import Communicators, gather
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
-from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType
 
@@ -36,7 +36,7 @@ class OneBit(Exchange):
         self.hierarchical, self._feedback = hierarchical, feedback
         self._residual = ParameterState("residual")
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: BucketPlan) -> None:
         for spec in plan.specs:
             if spec.dtype not in (DType.FLOAT32, DType.FLOAT64):
                 kind = spec.dtype.value

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
-from hvdtrain.core.gradients.adasum import Adasum
+from hvdtrain.core.gradients.adasum import AdasumExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.types import ReduceOp
 
@@ -173,7 +173,7 @@ def choose_exchange(
         ValueError: the arguments do not go together.
     """
     if exchange is None:
-        return Adasum() if op is ReduceOp.ADASUM else None
+        return AdasumExchange() if op is ReduceOp.ADASUM else None
     if not isinstance(exchange, Exchange):
         raise TypeError(f"exchange must be an Exchange, got {type(exchange).__name__}")
     if op is not ReduceOp.AVERAGE or predivide != 1.0 or compressed:

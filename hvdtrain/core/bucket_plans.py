@@ -19,14 +19,14 @@ from hvdtrain.core.gradients.bucket_size import (
 )
 from hvdtrain.core.gradients.plan import (
     STEP,
+    BucketPlan,
     ParameterSpec,
-    Plan,
     first_difference,
     make_plan,
     plan_of_layout,
 )
 from hvdtrain.core.objects import allgather_object, broadcast_object
-from hvdtrain.core.operations import Submitted
+from hvdtrain.core.operations import Submission
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import MismatchError
 
@@ -69,7 +69,7 @@ def _agree_on_bucket_size(channel: Channel) -> BucketSize:
     elif len(channel.ranks) == 1:
         size = BucketSize(DEFAULT_BUCKET_BYTES, "the default for one rank")
     else:
-        size = choose_bucket_size(operations.Submitted(channel, MeasureAllreduce()).run())
+        size = choose_bucket_size(operations.Submission(channel, MeasureAllreduce()).run())
     here.bucket_sizes[channel] = size
     return size
 
@@ -89,7 +89,7 @@ def agree_on_plan(
     specs: list[ParameterSpec],
     channel: Channel,
     groups: Sequence[Sequence[int]] = (),
-) -> Plan:
+) -> BucketPlan:
     """Make the plan of the set's first rank on every rank (collective).
 
     That rank tells the logger "hvdtrain" about it.
@@ -106,7 +106,7 @@ def agree_on_plan(
     limit = agree_on_bucket_size(channel)
     own = make_plan(specs, limit.nbytes, here.config.first_bucket_bytes, groups)
     root_rank = channel.ranks[0]
-    plan: Plan = broadcast_object(own, root_rank, "bucket plan", channel)
+    plan: BucketPlan = broadcast_object(own, root_rank, "bucket plan", channel)
     differences = allgather_object(
         first_difference(specs, plan.specs, root_rank), "bucket plan", channel
     )
@@ -122,7 +122,7 @@ def agree_on_plan(
     return plan
 
 
-def take_layout(plan: Plan, layout: Mapping[str, Any] | None, channel: Channel) -> Plan:
+def take_layout(plan: BucketPlan, layout: Mapping[str, Any] | None, channel: Channel) -> BucketPlan:
     """Return the plan with the layout that the channel's first rank has (collective).
 
     Args:
@@ -141,14 +141,14 @@ def take_layout(plan: Plan, layout: Mapping[str, Any] | None, channel: Channel) 
     return plan
 
 
-def _description(plan: Plan, reason: str) -> str:
+def _description(plan: BucketPlan, reason: str) -> str:
     return (
         f"{len(plan.buckets)} for {size_text(plan.nbytes)} of gradients, at most "
         f"{size_text(plan.bucket_bytes)} each ({reason})"
     )
 
 
-def replan(plan: Plan, places: Sequence[int]) -> Plan:
+def replan(plan: BucketPlan, places: Sequence[int]) -> BucketPlan:
     """Make a plan for the order in which gradients came.
 
     Args:
@@ -208,4 +208,4 @@ def agree_on_change(channel: Channel, name: str, change: str) -> None:
     Raises:
         MismatchError: another rank takes a step of the plan, or its parameters changed otherwise.
     """
-    Submitted(channel, _PlanChange(name, change)).run()
+    Submission(channel, _PlanChange(name, change)).run()

@@ -21,9 +21,9 @@ from hvdtrain.core.collectives.ordered import OrderedCommunicator
 from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.joined import answer_with_zeros
-from hvdtrain.core.process.exits import ExitGuard, speak_plainly
+from hvdtrain.core.process.exits import ExitGuard, install_plain_excepthook
 from hvdtrain.core.process.malloc import keep_freed_memory
-from hvdtrain.core.process.switching import hasten_switches, restore_switches
+from hvdtrain.core.process.switching import restore_switch_interval, shorten_switch_interval
 from hvdtrain.core.stall.watch import StallWatch, pending_on, watch_stalls
 from hvdtrain.core.startup_checks import (
     check_world_size,
@@ -33,7 +33,7 @@ from hvdtrain.core.startup_checks import (
     warn_of_idle_tasks,
 )
 from hvdtrain.core.timeline.recording import Recording
-from hvdtrain.core.timeline.start_stop import conclude_or_say, start_from
+from hvdtrain.core.timeline.start_stop import begin_from_environment, write_timeline_or_warn
 from hvdtrain.core.timeline.stopwatch import Stopwatch
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import open_engine
@@ -85,7 +85,7 @@ class Context:
     first_use: FirstUse = field(default_factory=FirstUse)
     buckets: str = ""
     kept: WeakKeyDictionary[Channel, dict[object, Any]] = field(default_factory=WeakKeyDictionary)
-    switch_interval: float = field(default_factory=hasten_switches)
+    switch_interval: float = field(default_factory=shorten_switch_interval)
     _channels: list[Channel] = field(default_factory=list)
     _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
@@ -167,10 +167,10 @@ class Context:
         recording = self.recording
         self.record(None)
         if recording is not None:
-            conclude_or_say(self.world.communicator, recording, self.topology.hostnames)
+            write_timeline_or_warn(self.world.communicator, recording, self.topology.hostnames)
         for channel in channels:
             channel.close()
-        restore_switches(self.switch_interval)
+        restore_switch_interval(self.switch_interval)
 
 
 def _all_done(channels: list[Channel], markers: list[Operation]) -> bool:
@@ -221,9 +221,11 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         world = join(engine or config.engine, config, os.environ)
         check_world_size(world)
         host = world.hostnames[world.communicator.rank]
-        recording = start_from(config, world.communicator, host)
+        recording = begin_from_environment(config, world.communicator, host)
     except Exception as error:
-        speak_plainly(silent=isinstance(error, HvdtrainError) and delay_startup_error(error))
+        install_plain_excepthook(
+            silent=isinstance(error, HvdtrainError) and delay_startup_error(error)
+        )
         raise
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
     any_thread = config.abort_on_thread_exception

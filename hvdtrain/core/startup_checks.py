@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from hvdtrain.core.agreement.votes import exchange
-from hvdtrain.core.process.exits import say
+from hvdtrain.core.process.exits import write_message
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.errors import HvdtrainError, LauncherMismatchError, UsageError
 from hvdtrain.topology import Topology, format_ranks
@@ -82,7 +82,7 @@ def delay_startup_error(error: HvdtrainError) -> bool:
 def warn_of_idle_tasks(topology: Topology) -> None:
     """Warn if the tasks of a Slurm job other than this rank do nothing (local)."""
     if idle := idle_tasks(os.environ):
-        say(
+        write_message(
             topology.title,
             f"this job of Slurm has {idle + 1} tasks, and this is one rank alone: start all of "
             "them with srun, or with `python -m hvdtrain run`",
@@ -163,7 +163,7 @@ def warn_of_binding(world: EngineWorld, topology: Topology) -> None:
         node = world.nodes[topology.rank]
         ranks = [rank for (rank,) in gathered if world.nodes[rank.rank] == node]
         for text in binding_warnings(topology.hostnames[topology.rank], ranks):
-            say(topology.title, text)
+            write_message(topology.title, text)
 
 
 def _names(ranks: Sequence[RankCores]) -> str:

@@ -15,7 +15,7 @@ from hvdtrain.core.horovod_api import (
     rank,
     size,
 )
-from hvdtrain.core.process.exits import speak_plainly
+from hvdtrain.core.process.exits import install_plain_excepthook
 from hvdtrain.core.process_set import (
     ProcessSet,
     add_process_set,
@@ -63,7 +63,7 @@ try:
     require_keras(keras.__version__)
     require_backend(keras.backend.backend())
 except UsageError:
-    speak_plainly()
+    install_plain_excepthook()
     raise
 # Importing this module leaves Keras as it is. The first DistributedOptimizer would be too late for
 # all hooks: in `model.compile(hvd.DistributedOptimizer(...))` Python looks up `compile` before it

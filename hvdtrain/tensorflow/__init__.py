@@ -19,7 +19,7 @@ from hvdtrain.core.horovod_api import (
     rank,
     size,
 )
-from hvdtrain.core.process.exits import speak_plainly
+from hvdtrain.core.process.exits import install_plain_excepthook
 from hvdtrain.core.process_set import (
     ProcessSet,
     add_process_set,
@@ -88,7 +88,7 @@ Adasum = ReduceOp.ADASUM
 try:
     require_tensorflow(tf.__version__)
 except UsageError:
-    speak_plainly()
+    install_plain_excepthook()
     raise
 
 

@@ -15,14 +15,14 @@ from torch_training import Model, batch, case, difference, momentum, plan_of, re
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.core.gradients.allreduce import Allreduce
+from hvdtrain.core.gradients.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError
 
 
-class Noting(Allreduce):
+class Noting(AllreduceExchange):
     """The plain average, which notes what it is told."""
 
     uses_rate = True
@@ -227,7 +227,7 @@ def ranks_that_exchange_in_different_ways_are_refused() -> None:
     for given in (OneBit(hierarchical=False), OneBit(hierarchical=True)):
 
         def step(given: OneBit = given) -> None:
-            wrapped(dense(), given if hvd.rank() == 0 else Allreduce()).step()
+            wrapped(dense(), given if hvd.rank() == 0 else AllreduceExchange()).step()
 
         message = refused(MismatchError, step)
         assert "exchange onebit" in message, message

@@ -20,7 +20,7 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context, startup_checks
-from hvdtrain.core.collectives.memory import Memory
+from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.engines.mpi.communicator import MpiCommunicator
 from hvdtrain.errors import SystemLimitError
 
@@ -69,7 +69,7 @@ def refusal_of_memory(short: bool) -> str:
     if short:
         resource.setrlimit(resource.RLIMIT_AS, (mapped + PART_BYTES * 5 // 4, before[1]))
     try:
-        context.current().world.run(Memory(PART_BYTES, "large"))
+        context.current().world.run(AllocateMemory(PART_BYTES, "large"))
     except SystemLimitError as error:
         return str(error)
     finally:

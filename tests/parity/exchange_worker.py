@@ -19,11 +19,11 @@ from ranks import report
 import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.collectives.adasum import adasum
-from hvdtrain.core.gradients.adasum import Adasum
-from hvdtrain.core.gradients.allreduce import Allreduce
+from hvdtrain.core.gradients.adasum import AdasumExchange
+from hvdtrain.core.gradients.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
-from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.warm_up import WarmUp
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.engines.communicator import Communicator
@@ -110,7 +110,7 @@ def allreduce_is_the_average_of_samples() -> int:
             (ReduceOp.AVERAGE, 3.0),
             (ReduceOp.SUM, 1.0),
         ):
-            driven = Driven(Allreduce(op, predivide), plan_of(dtype, 200), tensors)
+            driven = Driven(AllreduceExchange(op, predivide), plan_of(dtype, 200), tensors)
             found = exchanged(driven, values(0, hvd.rank(), dtype), weighed(0, given))
             equal = op is ReduceOp.SUM or given is None
             expected = mean(of_ranks(0, dtype), [1.0] * hvd.size() if equal else weights)
@@ -124,7 +124,9 @@ def allreduce_has_the_bits_of_the_engines() -> int:
     weights = [float(rank) for rank in range(1, hvd.size() + 1)]
     size, total = hvd.size(), sum(weights)
     (bucket,) = plan_of(DType.FLOAT32, LIMITS[0]).buckets
-    driven = Driven(Allreduce(predivide=3.0), plan_of(DType.FLOAT32, LIMITS[0]), tensors=False)
+    driven = Driven(
+        AllreduceExchange(predivide=3.0), plan_of(DType.FLOAT32, LIMITS[0]), tensors=False
+    )
     found = exchanged(driven, values(0, hvd.rank(), DType.FLOAT32), weighed(0, weights))
     own = values(0, hvd.rank(), DType.FLOAT32)
     whole = Buffer.from_array(np.concatenate([own[index] for index in bucket.parameters]))
@@ -153,7 +155,7 @@ def slices_of_whole_tensors() -> int:
     own = values(0, hvd.rank(), DType.FLOAT64)
     expected = [sum(each) for each in zip(*of_ranks(0, DType.FLOAT64), strict=True)]
     for nodes in layouts():
-        driven = Driven(Allreduce(), plan_of(DType.FLOAT64, LIMITS[0]), tensors=False)
+        driven = Driven(AllreduceExchange(), plan_of(DType.FLOAT64, LIMITS[0]), tensors=False)
         driven.fill(own)
         (bucket,) = driven.buckets
         cuts = [part.start for part in bucket.parts]
@@ -165,7 +167,7 @@ def slices_of_whole_tensors() -> int:
 
 
 def no_samples_are_an_error() -> int:
-    driven = Driven(Allreduce(), plan_of(DType.FLOAT32, 200), tensors=False)
+    driven = Driven(AllreduceExchange(), plan_of(DType.FLOAT32, 200), tensors=False)
     own, info = values(0, hvd.rank(), DType.FLOAT32), weighed(0, [0.0] * hvd.size())
     with pytest.raises(ValueError, match="no rank has samples: the sample weights"):
         exchanged(driven, own, info)
@@ -182,7 +184,7 @@ def combine_all(steps: Sequence[Flat], communicator: Communicator) -> Sequence[F
 def adasum_combines_steps_of_each_parameter() -> int:
     for dtype, tensors in kinds():
         start = values(99, 0, dtype)
-        driven = Driven(Adasum(), plan_of(dtype, 200), tensors)
+        driven = Driven(AdasumExchange(), plan_of(dtype, 200), tensors)
         driven.begin(start)
         own = values(0, hvd.rank(), dtype)
         found = exchanged(driven, own, StepInfo(0, hvd.size()))
@@ -284,7 +286,7 @@ def first_steps_are_plain() -> int:
     return 1
 
 
-def goes_on(make: Callable[[], Exchange], plan: Plan, tensors: bool) -> None:
+def goes_on(make: Callable[[], Exchange], plan: BucketPlan, tensors: bool) -> None:
     """Take four steps, and the last two of them also with what a checkpoint has kept."""
     dtype = plan.specs[0].dtype
 

@@ -11,8 +11,8 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.arrays.memory import ALIGNMENT_BYTES, Array, LentMemory, empty
-from hvdtrain.core.collectives.memory import WantedMemory
-from hvdtrain.core.gradients.allreduce import Allreduce
+from hvdtrain.core.collectives.memory import AllocateIfWanted
+from hvdtrain.core.gradients.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators, open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.memory import cut, memory_bytes
@@ -60,7 +60,7 @@ class FusedPlan:
         aligned = [spec.nbytes % ALIGNMENT_BYTES == 0 for spec in specs]
         order = sorted(range(len(specs)), key=aligned.__getitem__)[::-1]
         self._plan = make_plan(specs, bucket_bytes, bucket_bytes, settings.groups, order)
-        self._exchange = settings.exchange or Allreduce(settings.op, settings.predivide)
+        self._exchange = settings.exchange or AllreduceExchange(settings.op, settings.predivide)
         self._exchange.prepare(self._plan)
         self._steps = 0
         self._nbytes = memory_bytes(self._plan).get("cpu", 0)
@@ -88,7 +88,9 @@ class FusedPlan:
         granted = []
 
         def ask() -> LentMemory | None:
-            memory = channel.run(WantedMemory(self._nbytes, f"for {self._memory_key}", wanted()))
+            memory = channel.run(
+                AllocateIfWanted(self._nbytes, f"for {self._memory_key}", wanted())
+            )
             granted.append(memory is not None)
             return None if memory is None else LentMemory(np.asarray(memory))
 

@@ -9,15 +9,15 @@ from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, StepInfo
-from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["Adasum"]
+__all__ = ["AdasumExchange"]
 
 _TYPES = (DType.FLOAT32, DType.FLOAT64)
 
 
-class Adasum(Exchange):
+class AdasumExchange(Exchange):
     """w = w0 + adasum_r(w_r - w0), for each parameter, with the weights w0 before the step."""
 
     spec = "adasum"
@@ -31,7 +31,7 @@ class Adasum(Exchange):
     def __init__(self) -> None:
         self._starts: dict[int, Array] = {}
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: BucketPlan) -> None:
         for spec in plan.specs:
             if spec.dtype not in _TYPES:
                 raise ValueError(

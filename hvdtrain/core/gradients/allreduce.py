@@ -9,10 +9,10 @@ from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["Allreduce"]
+__all__ = ["AllreduceExchange"]
 
 
-class Allreduce(Exchange):
+class AllreduceExchange(Exchange):
     """The average g = sum_r(c_r g_r) / sum_r(c_r) with the ranks' weights c_r, or the sum.
 
     Args:
@@ -30,7 +30,7 @@ class Allreduce(Exchange):
         self.spec = f"allreduce:op={op.value},predivide={float(predivide)!r}"
 
     @classmethod
-    def answering(cls, zeros: Zeros) -> Allreduce:
+    def answering(cls, zeros: Zeros) -> AllreduceExchange:
         """Make that of a rank that has joined, from what zeros() said on another rank."""
         return cls(zeros.op, zeros.postscale)
 

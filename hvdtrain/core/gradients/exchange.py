@@ -13,7 +13,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.plan import Bucket, ParameterSpec, Plan
+from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec
 from hvdtrain.types import DType
 
 __all__ = [
@@ -195,7 +195,7 @@ class Exchange(ABC):
     checks_finite: bool = False
     uses_rate: bool = False
 
-    def prepare(self, plan: Plan) -> None:  # noqa: B027  # most need nothing
+    def prepare(self, plan: BucketPlan) -> None:  # noqa: B027  # most need nothing
         """Learn of a plan, when it is made and whenever it changes (local).
 
         Raises:

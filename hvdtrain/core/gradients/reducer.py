@@ -14,7 +14,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.timeline.stopwatch import Stopwatch
@@ -71,7 +71,7 @@ class Reducer:
         self,
         world: World,
         channel: Channel,
-        plan: Plan,
+        plan: BucketPlan,
         buffers: Sequence[Buffer],
         exchange: Exchange,
         name: str,
@@ -91,7 +91,7 @@ class Reducer:
         self.use(plan, buffers, streams)
 
     def use(
-        self, plan: Plan, buffers: Sequence[Buffer], streams: Sequence[Streams] | None = None
+        self, plan: BucketPlan, buffers: Sequence[Buffer], streams: Sequence[Streams] | None = None
     ) -> None:
         """Reduce by another plan of the same gradients (between steps)."""
         for buffer in buffers:

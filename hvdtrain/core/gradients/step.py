@@ -17,8 +17,8 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import BucketTimes, Operation
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
-from hvdtrain.core.gradients.plan import Bucket, Plan
-from hvdtrain.core.gradients.progress import Progress
+from hvdtrain.core.gradients.plan import Bucket, BucketPlan
+from hvdtrain.core.gradients.progress import BucketProgress
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST, Mark, Place, Streams
 from hvdtrain.types import ReduceOp
@@ -62,7 +62,7 @@ class GradientStep(Operation):
         buffers: Sequence[Buffer],
         numbers: Buffer,
         exchange: Exchange,
-        plan: Plan | None = None,
+        plan: BucketPlan | None = None,
         streams: Sequence[Streams] | None = None,
     ) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class GradientStep(Operation):
         self.delivered = 0
         self._missing = [len(bucket.parameters) for bucket in plan.buckets] if plan else []
         self._places: list[set[Place]] = [set() for _ in buffers]
-        self._progress = Progress(len(buffers))
+        self._progress = BucketProgress(len(buffers))
         self._news = threading.Condition()
         self._marks: list[Mark] = []
         self._filled: list[float] = []
@@ -100,7 +100,7 @@ class GradientStep(Operation):
         return self._progress.complete
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> BucketProgress:
         """How many buckets are filled, and how many of these reduced."""
         return self._progress
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.gradients.allreduce import Allreduce
+from hvdtrain.core.gradients.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
-from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.plan import BucketPlan
 
 __all__ = ["WarmUp"]
 
@@ -31,7 +31,7 @@ class WarmUp(Exchange):
         if steps < 0:
             raise ValueError(f"warm-up steps must be at least 0, got {steps}")
         self._exchange, self._steps, self._done = exchange, steps, 0
-        self._plain = Allreduce()
+        self._plain = AllreduceExchange()
         self.spec = f"{exchange.spec} after {steps} steps of {self._plain.spec}"
         self.exactness = f"For {steps} steps the exact average. Then: {exchange.exactness}"
         self.kind, self.hierarchical = exchange.kind, exchange.hierarchical
@@ -42,7 +42,7 @@ class WarmUp(Exchange):
     def _warm(self) -> bool:
         return self._done >= self._steps
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: BucketPlan) -> None:
         self._exchange.prepare(plan)
 
     def begin(self, bucket: FilledBucket) -> None:

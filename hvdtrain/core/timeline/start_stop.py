@@ -10,17 +10,17 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
-from hvdtrain.core.process.exits import say
+from hvdtrain.core.process.exits import write_message
 from hvdtrain.core.timeline.clock import read_clock
 from hvdtrain.core.timeline.file import TimelineError, usable_path, write
 from hvdtrain.core.timeline.growing_file import GrowingFile
-from hvdtrain.core.timeline.piece import Piece
+from hvdtrain.core.timeline.piece import PieceWriter
 from hvdtrain.core.timeline.pieces import piece_path, remove_piece, remove_pieces
 from hvdtrain.core.timeline.recording import Recording
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
-__all__ = ["begin", "conclude", "conclude_or_say", "start_from"]
+__all__ = ["begin", "begin_from_environment", "write_timeline", "write_timeline_or_warn"]
 
 
 def begin(communicator: Communicator, path: str, marks_rounds: bool, host: str) -> Recording:
@@ -42,7 +42,7 @@ def begin(communicator: Communicator, path: str, marks_rounds: bool, host: str) 
     recording = Recording(path, marks_rounds, start, float(zero[0]))
     title = f"[rank {communicator.rank}/{communicator.size}]"
     file = _open(piece_path(path, communicator.rank), recording)
-    recording.piece = Piece(
+    recording.piece = PieceWriter(
         file, recording.times, recording.under_way, title, communicator.rank, host
     )
     _warn_of_missing(communicator, file is None, title, path)
@@ -62,7 +62,7 @@ def _warn_of_missing(communicator: Communicator, missing: bool, title: str, path
     counts = np.array([int(missing)])
     communicator.allreduce(Buffer.from_array(counts), ReduceOp.SUM)
     if counts[0] and communicator.rank == 0:
-        say(
+        write_message(
             title,
             f"timeline {path}: {counts[0]} of {communicator.size} ranks cannot write beside it on "
             "their hosts: if the job fails, what they record is lost; name a directory that all "
@@ -70,7 +70,9 @@ def _warn_of_missing(communicator: Communicator, missing: bool, title: str, path
         )
 
 
-def conclude(communicator: Communicator, recording: Recording, hostnames: Sequence[str]) -> None:
+def write_timeline(
+    communicator: Communicator, recording: Recording, hostnames: Sequence[str]
+) -> None:
     """Write the file of a recording that is finished (collective; all members are there).
 
     Args:
@@ -95,12 +97,12 @@ def conclude(communicator: Communicator, recording: Recording, hostnames: Sequen
         raise refusal
 
 
-def conclude_or_say(
+def write_timeline_or_warn(
     communicator: Communicator, recording: Recording, hostnames: Sequence[str]
 ) -> None:
     """Do the same, but print why not: a job that has succeeded does not fail for it."""
     try:
-        conclude(communicator, recording, hostnames)
+        write_timeline(communicator, recording, hostnames)
     except TimelineError as error:
         print(f"hvdtrain: {error}", file=sys.stderr, flush=True)
 
@@ -125,7 +127,9 @@ def _collect(communicator: Communicator, recording: Recording) -> list[bytes]:
     return [part.tobytes() for part in parts] if communicator.rank == 0 else []
 
 
-def start_from(config: Config, communicator: Communicator, host: str) -> Recording | None:
+def begin_from_environment(
+    config: Config, communicator: Communicator, host: str
+) -> Recording | None:
     """Begin to record if rank 0's environment asks for it (collective; all members are there).
 
     Rank 0 decides, because a launcher may hand variables to no other rank.

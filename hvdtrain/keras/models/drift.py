@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from hvdtrain.core import context
-from hvdtrain.core.process.exits import say
+from hvdtrain.core.process.exits import write_message
 from hvdtrain.keras.backends.wrapping import optimizers_of
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 
@@ -58,7 +58,7 @@ def _is_of_keras(thing: Any) -> bool:
 def _warn() -> None:
     topology = context.current().topology
     if topology.rank == 0:
-        say(
+        write_message(
             topology.title,
             "fit: BroadcastGlobalVariablesCallback, but the optimizer is not wrapped, so that each "
             "rank trains a model of its own and they drift apart: "

@@ -14,7 +14,7 @@ from hvdtrain.core.bucket_plans import agree_on_plan, open_plan_channel
 from hvdtrain.core.gradients.communicators import Communicators, open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.memory import bucket_memory, cut
-from hvdtrain.core.gradients.plan import ParameterSpec, Plan
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.staging import note_staging
 from hvdtrain.streams import Streams
@@ -110,11 +110,11 @@ class Planned:
             streams.refuse_capture("an optimizer step")
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> BucketPlan:
         """How gradients are cut into buckets."""
         return self.reducer.plan
 
-    def use_plan(self, plan: Plan) -> None:
+    def use_plan(self, plan: BucketPlan) -> None:
         """Reduce by another plan for the same parameters, from the next step on."""
         kept = self.views.kept()
         self.exchange.prepare(plan)
