@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import report
 
 import hvdtrain.torch as hvd
 
@@ -41,14 +40,25 @@ def check(rows: list[int], *shape: int, momentum: float | None, affine: bool) ->
     assert torch.allclose(ours(whole), theirs(whole), atol=1e-9)
 
 
-if __name__ == "__main__":
-    hvd.init()
+def equals_batch_norm_on_the_whole_batch() -> None:
     n = hvd.size()
     check([4] * n, 3, momentum=0.1, affine=True)
     check([2 + 3 * rank for rank in range(n)], 2, 3, 5, momentum=None, affine=True)
     check([0 if rank == n - 1 and n > 1 else 3 for rank in range(n)], 2, momentum=0.3, affine=False)
+
+
+def halves_stay_halves() -> None:
     half = hvd.SyncBatchNorm(2)(torch.randn(4, 2).bfloat16())
     assert half.dtype == torch.bfloat16
+
+
+def a_channel_of_one_value_is_refused() -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         hvd.SyncBatchNorm(2)(torch.randn(1 if hvd.rank() == 0 else 0, 2))
-    report(cases=5)
+
+
+CASES = (
+    equals_batch_norm_on_the_whole_batch,
+    halves_stay_halves,
+    a_channel_of_one_value_is_refused,
+)

@@ -12,7 +12,6 @@ from typing import Any
 import cloudpickle
 import torch
 from process_sets import assert_lists_are_refused
-from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError
@@ -324,11 +323,3 @@ def initialised_again() -> None:
     assert before == (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
     hvd.barrier()
-
-
-if __name__ == "__main__":
-    hvd.init()
-    for function in CASES:
-        for _ in range(2):
-            function()
-    report(cases=len(CASES), payload=[hvd.rank(), hvd.size()])
