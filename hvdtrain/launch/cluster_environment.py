@@ -10,14 +10,14 @@ from typing import Any
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["Place", "parse_roles", "tensorflow_config", "torch_variables"]
+__all__ = ["RankInfo", "parse_roles", "tensorflow_config", "torch_variables"]
 
 _COUNT = re.compile("[0-9]{1,7}")
 _ROLES = ("chief", "worker", "ps", "evaluator")
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Where this rank is.
 
     Attributes:
@@ -37,12 +37,12 @@ class Place:
     addresses: tuple[str, ...]
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> Place:
+    def from_facts(cls, facts: Mapping[str, Any]) -> RankInfo:
         """Read what a rank has printed as JSON."""
         return cls(**{**facts, "addresses": tuple(facts["addresses"])})
 
 
-def torch_variables(place: Place) -> dict[str, str]:
+def torch_variables(place: RankInfo) -> dict[str, str]:
     """Return what `init_method="env://"`, Accelerate and Lightning read."""
     host, _, port = place.addresses[0].rpartition(":")
     numbers = {
@@ -79,7 +79,7 @@ def parse_roles(text: str, size: int) -> list[str]:
     return roles
 
 
-def tensorflow_config(place: Place, roles: Sequence[str]) -> str:
+def tensorflow_config(place: RankInfo, roles: Sequence[str]) -> str:
     """Return TF_CONFIG; an evaluator is not in the cluster that it evaluates for."""
     members: dict[str, list[str]] = {}
     for role, address in zip(roles, place.addresses, strict=True):
