@@ -9,7 +9,14 @@ import sys
 import click
 
 from hvdtrain import __version__
-from hvdtrain.errors import EXIT_USAGE, HvdtrainError, OneRankError, RecipeError, TrainingError
+from hvdtrain.errors import (
+    EXIT_USAGE,
+    HvdtrainError,
+    OneRankError,
+    RecipeError,
+    TrainingError,
+    UsageError,
+)
 from hvdtrain.world import promised_world
 
 __all__ = ["main"]
@@ -40,7 +47,15 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"hvdtrain.cli.{name.replace('-', '_')}")
+        try:
+            module = importlib.import_module(f"hvdtrain.cli.{name.replace('-', '_')}")
+        except ModuleNotFoundError as error:
+            if error.name != "hvdtrain_bench":
+                raise
+            raise UsageError(
+                "'bench' needs the package hvdtrain_bench, which is installed with hvdtrain: "
+                "reinstall hvdtrain, or set PYTHONPATH=benchmarks in a checkout"
+            ) from None
         command: click.Command = module.command
         return command
 

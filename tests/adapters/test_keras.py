@@ -29,7 +29,7 @@ def test_optimizers_fit_and_callbacks(backend: str, size: int) -> None:
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_one_rank_without_mpi(backend: str) -> None:
-    done = run(backend, 1, [TRAINING, WARNING], {"HVDTRAIN_ENGINE": "local"})
+    done = run(backend, 1, ["hooks", TRAINING, WARNING], {"HVDTRAIN_ENGINE": "local"})
     assert (done["engine"], len(done["digests"])) == ("local", 1)
 
 

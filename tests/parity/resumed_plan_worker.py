@@ -24,9 +24,9 @@ import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.arrays.fused_plan import FusedSettings
+from hvdtrain.core.bucket_plans import use_bucket_size
 from hvdtrain.core.context import Context
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.core.planning import use_bucket_size
 from hvdtrain.train.checkpoint.directory import newest_good
 from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.summary import weights_digest

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
+from hvdtrain.topology import format_ranks
 
 __all__ = ["Decision", "Ending", "Report", "decide"]
 
@@ -187,8 +188,7 @@ class _View:
         )
 
     def _names(self, members: Iterable[int]) -> str:
-        numbers = sorted(self._ranks[member] for member in members)
-        return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        return format_ranks(self._ranks[member] for member in members)
 
 
 def _counterpart(

@@ -11,17 +11,17 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.events import (
     Action,
+    BackOff,
     EndJoin,
     Event,
-    Exchange,
+    ExchangeReports,
     Fail,
     FailAll,
     Leave,
     Left,
     Notify,
-    Rest,
-    Run,
-    Told,
+    ReportsExchanged,
+    RunRequests,
     Vote,
     Voted,
 )
@@ -75,14 +75,14 @@ class Driver:
         self._memory: Buffer | None = None
         self._handlers: dict[type[Action], Callable[[Any], Event | None]] = {
             Vote: self._vote,
-            Exchange: self._exchange,
-            Run: self._run,
+            ExchangeReports: self._exchange,
+            RunRequests: self._run,
             Fail: lambda action: self._fail(action.reasons, MismatchError),
             Leave: self._leave,
             FailAll: self._fail_all,
             EndJoin: self._end_join,
             Notify: self._notify,
-            Rest: self._rest,
+            BackOff: self._rest,
         }
 
     @property
@@ -123,10 +123,10 @@ class Driver:
         for listener in list(self._queue.listeners):
             listener()
 
-    def _rest(self, _: Rest) -> None:
+    def _rest(self, _: BackOff) -> None:
         self._queue.rest()
 
-    def _exchange(self, _: Exchange) -> Told:
+    def _exchange(self, _: ExchangeReports) -> ReportsExchanged:
         operations, own = self._queue.report()
         self._own = {operation.request.key: operation for operation in operations}
         packed = tuple(request.packed for request in own.requests)
@@ -137,7 +137,7 @@ class Driver:
             Report(tuple(map(unpacked, requests)), awaited, joined_seconds)
             for ((requests, awaited, joined_seconds),) in told
         ]
-        return Told(tuple(reports), self._ranks, own)
+        return ReportsExchanged(tuple(reports), self._ranks, own)
 
     def _fail(self, reasons: Mapping[str, str], error: type[HvdtrainError]) -> None:
         self._queue.rested()
@@ -159,7 +159,7 @@ class Driver:
             _logger.warning(message)
         self._queue.end(operation, error(message))
 
-    def _run(self, action: Run) -> None:
+    def _run(self, action: RunRequests) -> None:
         """Run what all members have; operations of one batch key that follow it, together."""
         self._queue.rested()
         own, answer = self._own, self._answer

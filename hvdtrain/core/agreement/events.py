@@ -11,10 +11,12 @@ from hvdtrain.core.agreement.request import Request
 
 __all__ = [
     "Action",
+    "BackOff",
+    "ChannelState",
     "Closed",
     "EndJoin",
     "Event",
-    "Exchange",
+    "ExchangeReports",
     "Fail",
     "FailAll",
     "Failed",
@@ -23,12 +25,10 @@ __all__ = [
     "Notify",
     "Phase",
     "Refuse",
-    "Rest",
+    "ReportsExchanged",
     "RoundBegan",
-    "Run",
-    "State",
+    "RunRequests",
     "Submitted",
-    "Told",
     "Vote",
     "Voted",
 ]
@@ -44,7 +44,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class State:
+class ChannelState:
     """What one rank knows of its channel.
 
     Attributes:
@@ -84,7 +84,7 @@ class Voted:
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportsExchanged:
     """Every member has said what is pending there.
 
     Attributes:
@@ -115,7 +115,7 @@ class Closed:
     """The channel is given back."""
 
 
-Event = Submitted | RoundBegan | Voted | Told | Left | Failed | Closed
+Event = Submitted | RoundBegan | Voted | ReportsExchanged | Left | Failed | Closed
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,12 @@ class Vote:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeReports:
     """Tell all members what is pending here."""
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRequests:
     """Run these with all members, in this order; with zeros what is not pending here."""
 
     requests: tuple[Request, ...]
@@ -178,8 +178,19 @@ class Notify:
 
 
 @dataclass(frozen=True)
-class Rest:
+class BackOff:
     """Nothing could be done: wait for news, or for some time."""
 
 
-Action = Refuse | Vote | Exchange | Run | Fail | Leave | FailAll | EndJoin | Notify | Rest
+Action = (
+    Refuse
+    | Vote
+    | ExchangeReports
+    | RunRequests
+    | Fail
+    | Leave
+    | FailAll
+    | EndJoin
+    | Notify
+    | BackOff
+)

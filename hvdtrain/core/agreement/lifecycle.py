@@ -16,9 +16,11 @@ from dataclasses import replace
 from hvdtrain.core.agreement.decision import Ending, Report, decide
 from hvdtrain.core.agreement.events import (
     Action,
+    BackOff,
+    ChannelState,
     EndJoin,
     Event,
-    Exchange,
+    ExchangeReports,
     Fail,
     FailAll,
     Failed,
@@ -27,12 +29,10 @@ from hvdtrain.core.agreement.events import (
     Notify,
     Phase,
     Refuse,
-    Rest,
+    ReportsExchanged,
     RoundBegan,
-    Run,
-    State,
+    RunRequests,
     Submitted,
-    Told,
     Vote,
     Voted,
 )
@@ -41,10 +41,10 @@ from hvdtrain.core.agreement.request import JOIN, LEAVE, LISTEN, Request
 __all__ = ["transition"]
 
 
-def transition(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
+def transition(state: ChannelState, event: Event) -> tuple[ChannelState, tuple[Action, ...]]:
     """Return the next state, and what is to be done, in this order.
 
-    When it is done, Vote leads to Voted, Exchange to Told, and Leave to Left.
+    When it is done, Vote leads to Voted, ExchangeReports to ReportsExchanged, and Leave to Left.
     """
     if isinstance(event, Submitted):
         return _submitted(state, event.request)
@@ -55,7 +55,7 @@ def transition(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
         return state, (Vote(requests),) if requests else ()
     if isinstance(event, Voted):
         return state, _voted(state, event)
-    if isinstance(event, Told):
+    if isinstance(event, ReportsExchanged):
         return _told(state, event)
     if isinstance(event, Left):
         return replace(state, phase=Phase.CLOSED), ()
@@ -63,7 +63,7 @@ def transition(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
     return replace(state, phase=Phase.CLOSED, reason=reason), (FailAll(reason),)
 
 
-def _submitted(state: State, request: Request) -> tuple[State, tuple[Action, ...]]:
+def _submitted(state: ChannelState, request: Request) -> tuple[ChannelState, tuple[Action, ...]]:
     if state.phase is Phase.LEAVING or state.phase is Phase.CLOSED:
         return state, (Refuse(state.reason),)
     if request is LEAVE:
@@ -73,23 +73,23 @@ def _submitted(state: State, request: Request) -> tuple[State, tuple[Action, ...
     return state, ()
 
 
-def _voted(state: State, event: Voted) -> tuple[Action, ...]:
+def _voted(state: ChannelState, event: Voted) -> tuple[Action, ...]:
     agreed = event.agreed
     if not agreed:
-        return (Exchange(),)
+        return (ExchangeReports(),)
     if agreed[0] is LISTEN:
-        return (Rest(),)
+        return (BackOff(),)
     if state.phase is Phase.OPEN:  # neither JOIN nor LEAVE is pending
-        return (Run(agreed),)
+        return (RunRequests(agreed),)
     if JOIN in agreed:
-        return (Exchange(),)
+        return (ExchangeReports(),)
     if LEAVE not in agreed:
-        return (Run(agreed),)
+        return (RunRequests(agreed),)
     # Whatever the order of a vote, it is the last: nothing is taken after it.
-    return (Run(tuple(request for request in agreed if request != LEAVE)), Leave({}))
+    return (RunRequests(tuple(request for request in agreed if request != LEAVE)), Leave({}))
 
 
-def _told(state: State, event: Told) -> tuple[State, tuple[Action, ...]]:
+def _told(state: ChannelState, event: ReportsExchanged) -> tuple[ChannelState, tuple[Action, ...]]:
     decision = decide(event.reports, event.ranks)
     if decision.deserted:
         return _without_marker(state, event.own), (FailAll(decision.deserted),)
@@ -100,24 +100,24 @@ def _told(state: State, event: Told) -> tuple[State, tuple[Action, ...]]:
     if decision.mismatched:
         actions.append(Fail(decision.mismatched))
     if decision.run:
-        actions.append(Run(decision.run))
+        actions.append(RunRequests(decision.run))
     if decision.ending is Ending.LEAVE:
         return state, (*actions, Leave(decision.unmet))
     if decision.ending is Ending.JOIN:
         last = event.ranks[_last_to_join(state, event.reports)]
         phase = Phase.OPEN if state.phase is Phase.JOINING else state.phase
-        return State(state.size, phase), (*actions, EndJoin(last))
+        return ChannelState(state.size, phase), (*actions, EndJoin(last))
     if not (decision.run or decision.mismatched):
-        actions.append(Rest())
+        actions.append(BackOff())
     return replace(state, joined=decision.joined), tuple(actions)
 
 
-def _without_marker(state: State, own: Report) -> State:
+def _without_marker(state: ChannelState, own: Report) -> ChannelState:
     """Return what holds when all that this rank reported is over; it may have gone on since."""
     marker = LEAVE if state.phase is Phase.LEAVING else JOIN
-    return State(state.size, Phase.OPEN if marker in own.requests else state.phase)
+    return ChannelState(state.size, Phase.OPEN if marker in own.requests else state.phase)
 
 
-def _last_to_join(state: State, reports: tuple[Report, ...]) -> int:
+def _last_to_join(state: ChannelState, reports: tuple[Report, ...]) -> int:
     late = [member for member in range(state.size) if member not in state.joined]
     return min(late or range(state.size), key=lambda member: reports[member].joined_seconds)

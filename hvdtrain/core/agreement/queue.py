@@ -10,6 +10,7 @@ from typing import Any
 from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.events import (
     Action,
+    ChannelState,
     Closed,
     Event,
     FailAll,
@@ -17,7 +18,6 @@ from hvdtrain.core.agreement.events import (
     Phase,
     Refuse,
     RoundBegan,
-    State,
     Submitted,
 )
 from hvdtrain.core.agreement.lifecycle import transition
@@ -73,7 +73,7 @@ class Queue:
         self.listeners: list[Callable[[], None]] = []
         self.progressed = 0.0
         self._title = title
-        self._state = State(size)
+        self._state = ChannelState(size)
         self._operations: dict[str, Operation] = {}
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)

@@ -12,11 +12,19 @@ from hvdtrain.arrays import Array, HostArray, elements_of, strided
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.core.agreement.request import Zeros
-from hvdtrain.core.gradients.plan import Bucket, ParameterSpec, Plan
-from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec
 from hvdtrain.types import DType
 
-__all__ = ["Exchange", "ExchangeState", "Facts", "FilledBucket", "Kind", "Part", "Piece"]
+__all__ = [
+    "Exchange",
+    "ExchangeState",
+    "FilledBucket",
+    "Kind",
+    "ParameterSlice",
+    "ParameterView",
+    "StepInfo",
+]
 
 
 class Kind(Enum):
@@ -27,7 +35,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Facts:
+class StepInfo:
     """What a rank knows of a step.
 
     Attributes:
@@ -68,7 +76,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterView:
     """One parameter's elements.
 
     Attributes:
@@ -85,7 +93,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterSlice:
     """Elements of one parameter, as they lie one behind the other.
 
     Attributes:
@@ -123,16 +131,16 @@ class FilledBucket:
         return elements_of(self.buffer)
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ParameterView]:
         """Views of the bucket in its parameters' shapes."""
         parts = []
         for index, start in zip(self.layout.parameters, self.layout.starts, strict=True):
             spec = self.specs[index]
             array = strided(self.elements, start, spec.count, spec.shape, spec.strides)
-            parts.append(Part(index, start, spec.count, array))
+            parts.append(ParameterView(index, start, spec.count, array))
         return parts
 
-    def pieces(self, elements: Array, start: int) -> list[Piece]:
+    def pieces(self, elements: Array, start: int) -> list[ParameterSlice]:
         """Cut elements that belong at `start` of the bucket where its parameters begin and end."""
         end = start + elements.shape[0]
         pieces = []
@@ -141,7 +149,7 @@ class FilledBucket:
             low, high = max(start, begin), min(end, begin + count)
             if low < high:
                 view = elements[low - start : high - start]
-                pieces.append(Piece(index, low - begin, count, view))
+                pieces.append(ParameterSlice(index, low - begin, count, view))
         return pieces
 
 
@@ -170,10 +178,10 @@ class Exchange(ABC):
         exactness: one sentence for people: how the result differs from the exact average.
         kind: what buckets are filled with; weights are those after the inner optimizer's step.
         whole_tensors: it works on parameters; else any cut into elements will do.
-        halves: it takes half types where the engine adds them; else their buckets are float32, and
-            in numpy's memory no element is the mere bits of a bfloat16.
-        apart: the ranks of a node are one to it: what it does concerns the network between nodes.
-            Else each rank counts as a node.
+        half_types: whether it takes half types if the engine adds them; otherwise their buckets
+            are float32, and numpy arrays never hold the bits of a bfloat16.
+        hierarchical: whether it sums within a node first, and concerns only the network between
+            nodes; otherwise each rank counts as a node.
         checks_finite: it wants to know, at the end of a step, whether all elements were finite.
         uses_rate: it wants to know the learning rate.
     """
@@ -182,12 +190,12 @@ class Exchange(ABC):
     exactness: str
     kind: Kind = Kind.GRADIENTS
     whole_tensors: bool = False
-    halves: bool = False
-    apart: bool = False
+    half_types: bool = False
+    hierarchical: bool = False
     checks_finite: bool = False
     uses_rate: bool = False
 
-    def prepare(self, plan: Plan) -> None:  # noqa: B027  # most need nothing
+    def prepare(self, plan: BucketPlan) -> None:  # noqa: B027  # most need nothing
         """Learn of a plan, when it is made and whenever it changes (local).
 
         Raises:
@@ -205,14 +213,14 @@ class Exchange(ABC):
         return True
 
     @abstractmethod
-    def reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         """Overwrite a bucket with the result, the same bits on all ranks (collective).
 
         Raises:
             AgreedError: all ranks meet this error here.
         """
 
-    def end(self, facts: Facts) -> None:  # noqa: B027  # most need nothing
+    def end(self, info: StepInfo) -> None:  # noqa: B027  # most need nothing
         """Learn that all buckets of a step are reduced (local)."""
 
     def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros | None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.collectives.memory import Memory
-from hvdtrain.core.gradients.plan import Bucket, Plan
+from hvdtrain.core.collectives.memory import AllocateMemory
+from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 
 __all__ = ["bucket_memory", "cut", "memory_bytes"]
 
@@ -16,7 +16,7 @@ __all__ = ["bucket_memory", "cut", "memory_bytes"]
 _ALIGNMENT_BYTES = 128
 
 
-def memory_bytes(plan: Plan) -> dict[str, int]:
+def memory_bytes(plan: BucketPlan) -> dict[str, int]:
     """Return for each device of a plan how much memory all plans of its gradients need."""
     sizes: Counter[str] = Counter()
     for spec in plan.specs:
@@ -25,7 +25,7 @@ def memory_bytes(plan: Plan) -> dict[str, int]:
 
 
 def bucket_memory(
-    channel: Channel, plan: Plan, name: str, places: Mapping[str, str]
+    channel: Channel, plan: BucketPlan, name: str, places: Mapping[str, str]
 ) -> dict[str, Elements]:
     """Get memory that the engine reduces fastest, for each device of a plan (collective).
 
@@ -36,7 +36,7 @@ def bucket_memory(
         places: for each device of the plan where its buckets lie on this rank.
     """
     return {
-        device: channel.run(Memory(nbytes, f"of {name} on {device}", places[device]))
+        device: channel.run(AllocateMemory(nbytes, f"of {name} on {device}", places[device]))
         for device, nbytes in sorted(memory_bytes(plan).items())
     }
 

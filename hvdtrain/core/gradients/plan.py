@@ -11,8 +11,18 @@ from typing import Any
 
 from hvdtrain.types import DType
 
-__all__ = ["Bucket", "ParameterSpec", "Plan", "first_difference", "make_plan", "plan_of_layout"]
+__all__ = [
+    "STEP",
+    "Bucket",
+    "BucketPlan",
+    "ParameterSpec",
+    "first_difference",
+    "make_plan",
+    "plan_of_layout",
+]
 
+# The name of the operation that ranks agree on for each step of a plan.
+STEP = "optimizer step"
 
 _CALLED = {"kind": "dtype"}
 
@@ -67,7 +77,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BucketPlan:
     """Buckets in the order in which they are reduced.
 
     Attributes:
@@ -115,7 +125,7 @@ def make_plan(
     first_bucket_bytes: int,
     groups: Sequence[Sequence[int]] = (),
     order: Sequence[int] | None = None,
-) -> Plan:
+) -> BucketPlan:
     """Cut parameters, in the order of their gradients, into buckets of one type and device each.
 
     The first bucket is small so that reducing starts early. A bucket is closed when the next
@@ -154,10 +164,10 @@ def make_plan(
         closed.sort(key=lambda bucket: place[bucket[-1]])
     buckets = tuple(_bucket(specs, members) for members in closed)
     kept = tuple(tuple(members) for members in groups)
-    return Plan(tuple(specs), buckets, bucket_bytes, first_bucket_bytes, kept)
+    return BucketPlan(tuple(specs), buckets, bucket_bytes, first_bucket_bytes, kept)
 
 
-def plan_of_layout(plan: Plan, layout: Mapping[str, Any]) -> Plan:
+def plan_of_layout(plan: BucketPlan, layout: Mapping[str, Any]) -> BucketPlan:
     """Make the plan of a layout for the parameters of another plan.
 
     Raises:
@@ -174,7 +184,9 @@ def plan_of_layout(plan: Plan, layout: Mapping[str, Any]) -> Plan:
             f"this bucket plan does not hold each of {len(plan.specs)} parameters once, with those "
             "of one type in a bucket: it belongs to another model"
         )
-    return Plan(plan.specs, tuple(_bucket(plan.specs, m) for m in buckets), *limits, plan.groups)
+    return BucketPlan(
+        plan.specs, tuple(_bucket(plan.specs, m) for m in buckets), *limits, plan.groups
+    )
 
 
 def _by_kind(specs: Sequence[ParameterSpec], members: Sequence[int]) -> list[list[int]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["Progress"]
+__all__ = ["BucketProgress"]
 
 
 @dataclass(frozen=True)
-class Progress:
+class BucketProgress:
     """How many buckets of a step are filled, and how many of these reduced, in order.
 
     Attributes:
@@ -31,13 +31,13 @@ class Progress:
         """Whether the next bucket to be reduced is filled."""
         return self.reduced < self.filled
 
-    def fill(self, count: int = 1) -> Progress:
+    def fill(self, count: int = 1) -> BucketProgress:
         """Return what holds when the next `count` buckets are filled."""
         if self.filled + count > self.total:
             raise ValueError(f"{self.filled} of {self.total} buckets are filled: no {count} more")
         return replace(self, filled=self.filled + count)
 
-    def reduce(self) -> Progress:
+    def reduce(self) -> BucketProgress:
         """Return what holds when the next bucket is reduced."""
         if not self.ready:
             raise ValueError(f"bucket {self.reduced} is not filled")

@@ -12,11 +12,11 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.gradients.wires import Wires
 from hvdtrain.core.timeline.stopwatch import Stopwatch
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Mark, Streams
@@ -54,7 +54,7 @@ class Reducer:
         numbers: how many 32-bit integers each step adds up over the ranks.
         streams: for each bucket the order of work on its device; the host's by default.
         counted: ranks that are not in the same step are told so.
-        wires: what the exchange communicates by; by default each rank counts as a node.
+        communicators: what the exchange communicates by; by default each rank counts as a node.
 
     Attributes:
         plan: as given.
@@ -71,14 +71,14 @@ class Reducer:
         self,
         world: World,
         channel: Channel,
-        plan: Plan,
+        plan: BucketPlan,
         buffers: Sequence[Buffer],
         exchange: Exchange,
         name: str,
         numbers: int = 0,
         streams: Sequence[Streams] | None = None,
         counted: bool = False,
-        wires: Wires | None = None,
+        communicators: Communicators | None = None,
     ) -> None:
         self._world = world
         self._channel, self._exchange, self._counted = channel, exchange, counted
@@ -86,12 +86,12 @@ class Reducer:
         self.weight: float | None = None
         self.rate: Callable[[], float | None] = lambda: None
         self.steps = 0
-        self._wires = wires
+        self._communicators = communicators
         self.numbers = np.zeros(numbers, np.int32)
         self.use(plan, buffers, streams)
 
     def use(
-        self, plan: Plan, buffers: Sequence[Buffer], streams: Sequence[Streams] | None = None
+        self, plan: BucketPlan, buffers: Sequence[Buffer], streams: Sequence[Streams] | None = None
     ) -> None:
         """Reduce by another plan of the same gradients (between steps)."""
         for buffer in buffers:
@@ -129,7 +129,7 @@ class Reducer:
         if self._submitted:
             return
         step, self._submitted = self.step, True
-        step.number, step.weight, step.wires = self.steps, self.weight, self._wires
+        step.number, step.weight, step.communicators = self.steps, self.weight, self._communicators
         if self._exchange.uses_rate:
             step.rate = self.rate()
         step.request = step_request(

@@ -9,11 +9,10 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.collectives.places import device_details, device_types
 from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.types import DType
 
-__all__ = ["STEP", "step_request"]
-
-STEP = "optimizer step"
+__all__ = ["step_request"]
 
 
 def step_request(

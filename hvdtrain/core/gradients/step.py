@@ -15,10 +15,10 @@ import numpy as np
 from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import BucketTimes, Operation
-from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket
-from hvdtrain.core.gradients.plan import Bucket, Plan
-from hvdtrain.core.gradients.progress import Progress
-from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
+from hvdtrain.core.gradients.plan import Bucket, BucketPlan
+from hvdtrain.core.gradients.progress import BucketProgress
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST, Mark, Place, Streams
 from hvdtrain.types import ReduceOp
@@ -42,12 +42,12 @@ class GradientStep(Operation):
 
     Attributes:
         request: what ranks agree on; to be set before the step is submitted, as are `number`,
-            `weight`, `rate`, `wires` and `joined`.
+            `weight`, `rate`, `communicators` and `joined`.
         number: how many steps the program has ended before, for the exchange.
         weight: what this rank counts in the average; None for 1, with the plain average over
             all ranks, joined ones included, as long as no rank gives a weight.
         rate: the learning rate, if the exchange is to know it.
-        wires: the ranks; by default those of the channel, all alike.
+        communicators: the ranks; by default those of the channel, all alike.
         joined: this rank has no data any more; it neither weighs nor gives a weight.
         reduced: for each bucket a future of the mark after its reduction.
         added: a future that is done when all is over, and the next step may be submitted.
@@ -62,7 +62,7 @@ class GradientStep(Operation):
         buffers: Sequence[Buffer],
         numbers: Buffer,
         exchange: Exchange,
-        plan: Plan | None = None,
+        plan: BucketPlan | None = None,
         streams: Sequence[Streams] | None = None,
     ) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class GradientStep(Operation):
         self.number = 0
         self.weight: float | None = None
         self.rate: float | None = None
-        self.wires: Wires | None = None
+        self.communicators: Communicators | None = None
         self.joined = False
         self.reduced: list[Future[Mark]] = [Future() for _ in buffers]
         self.added: Future[None] = Future()
@@ -82,7 +82,7 @@ class GradientStep(Operation):
         self.delivered = 0
         self._missing = [len(bucket.parameters) for bucket in plan.buckets] if plan else []
         self._places: list[set[Place]] = [set() for _ in buffers]
-        self._progress = Progress(len(buffers))
+        self._progress = BucketProgress(len(buffers))
         self._news = threading.Condition()
         self._marks: list[Mark] = []
         self._filled: list[float] = []
@@ -100,7 +100,7 @@ class GradientStep(Operation):
         return self._progress.complete
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> BucketProgress:
         """How many buckets are filled, and how many of these reduced."""
         return self._progress
 
@@ -176,19 +176,19 @@ class GradientStep(Operation):
         self.launch_all()
 
     def execute(self, communicator: Communicator) -> None:
-        wires = self.wires or Wires.flat(communicator)
-        facts = self._agree_on_facts(communicator)
+        communicators = self.communicators or Communicators.flat(communicator)
+        info = self._agree_on_facts(communicator)
         for number in range(len(self._buffers)):
             free = time.perf_counter()
             filled = self._await_bucket(number)
             began = time.perf_counter()
-            reduce = partial(self._reduce, self._bucket(number), facts, wires)
+            reduce = partial(self._reduce, self._bucket(number), info, communicators)
             _, reduced = self._streams[number].run_after(filled, reduce)
             self._moves.append((free, began, time.perf_counter()))
             self._note_reduced(number, reduced)
         if self._exchange.checks_finite:
-            facts = replace(facts, finite=self._agree_on_finite(communicator))
-        self._exchange.end(facts)
+            info = replace(info, finite=self._agree_on_finite(communicator))
+        self._exchange.end(info)
         communicator.allreduce(self._numbers, ReduceOp.SUM)
 
     def end(self, result: Any, error: BaseException | None) -> None:
@@ -199,10 +199,10 @@ class GradientStep(Operation):
         else:
             self._refuse(error)
 
-    def _reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
+    def _reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if self._exchange.checks_finite:
             self._finite.append(all_finite(bucket.elements))
-        self._exchange.reduce(bucket, facts, wires)
+        self._exchange.reduce(bucket, info, communicators)
 
     def _agree_on_finite(self, communicator: Communicator) -> bool:
         """Return whether what all ranks filled the buckets with was finite; waits for devices."""
@@ -229,14 +229,14 @@ class GradientStep(Operation):
             if not future.done():
                 future.set_exception(error)
 
-    def _agree_on_facts(self, communicator: Communicator) -> Facts:
+    def _agree_on_facts(self, communicator: Communicator) -> StepInfo:
         given = self.weight is not None and not self.joined
         own = 0.0 if self.joined else 1.0 if self.weight is None else self.weight
         weights = np.array([own, float(given)])
         communicator.allreduce(Buffer.from_array(weights), ReduceOp.SUM)
         total, weighted = weights.tolist()
         size = communicator.size
-        return Facts(self.number, size, self.rate, own, total, bool(weighted))
+        return StepInfo(self.number, size, self.rate, own, total, bool(weighted))
 
     def _bucket(self, number: int) -> FilledBucket:
         buffer, plan = self._buffers[number], self._plan

@@ -55,7 +55,7 @@ def resolve_rank(rank: int | None, size: int | None) -> tuple[int, int]:
     """
     if rank is None and size is None:
         # Deferred: data sets can be read without all that a world of ranks takes.
-        from hvdtrain.core import place as world
+        from hvdtrain.core import horovod_api as world
 
         return world.rank(), world.size()
     if rank is None or size is None:

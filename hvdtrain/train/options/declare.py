@@ -1,4 +1,4 @@
-"""How an option is declared: once, for the command line, for files, for README and for checks."""
+"""How an option is declared: once, for the command line, files, docs/options.md and checks."""
 
 from __future__ import annotations
 

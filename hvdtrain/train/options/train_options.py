@@ -70,7 +70,7 @@ class TrainOptions(
         return scaled_lr(self.base_lr, size, self.lr_scaling)
 
 
-# In the order of README.
+# In the order of docs/options.md.
 OPTIONS = declared(TrainOptions)
 
 
