@@ -91,7 +91,7 @@ def _row_sums(words: torch.Tensor) -> Iterator[torch.Tensor]:
     whole = words.numel() // ROW_WORDS * ROW_WORDS
     if whole:
         at_a_time = _ROWS_AT_A_TIME.get(words.device.type, _MANY_ROWS)
-        for rows in words[:whole].view(-1, ROW_WORDS).split(at_a_time):
+        for rows in torch.split(words[:whole].view(-1, ROW_WORDS), at_a_time):
             yield _sums(rows, factors)
     if whole < words.numel():
         rest = words[whole:]

@@ -12,6 +12,7 @@ import torch
 import hvdtrain.torch as hvd
 from hvdtrain.topology import Topology
 from hvdtrain.train.loop.gather import gathered_value
+from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import Microbatch
 from hvdtrain.train.metrics.exact import Gathered
 from hvdtrain.train.metrics.totals import Totals, Values
@@ -111,7 +112,9 @@ class TorchEvaluation:
         return {name: gathered_value(metric, *columns) for name, metric in wanted.items()}
 
 
-def as_array(tensor: torch.Tensor) -> Any:
+def as_array(tensor: torch.Tensor) -> Array:
     """Return a tensor as an array of numpy, which has no bfloat16."""
     kept = tensor.detach().cpu()
-    return (kept.float() if kept.dtype in (torch.bfloat16, torch.float16) else kept).numpy()
+    wide = kept.float() if kept.dtype in (torch.bfloat16, torch.float16) else kept
+    array: Array = wide.numpy()
+    return array
