@@ -14,7 +14,7 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod.build.compiler_wrapper import script
 from hvdtrain.horovod.build.log import BuildFailedError, Log
-from hvdtrain.horovod.build.plan import Plan, installed_versions
+from hvdtrain.horovod.build.plan import BuildPlan, installed_versions
 from hvdtrain.horovod.build.recipe import HOROVOD_VERSION, tools, variables
 from hvdtrain.horovod.build.stages import Stages
 from hvdtrain.horovod.build.toolchain import Toolchain
@@ -40,7 +40,7 @@ class Workshop:
         plan: what to do.
     """
 
-    def __init__(self, folder: Path, log: Log, stages: Stages, plan: Plan) -> None:
+    def __init__(self, folder: Path, log: Log, stages: Stages, plan: BuildPlan) -> None:
         self._folder = folder
         self._log = log
         self._stages = stages
@@ -144,7 +144,7 @@ class Workshop:
 
 
 @contextmanager
-def open_workshop(plan: Plan, stages: Stages) -> Iterator[Workshop]:
+def open_workshop(plan: BuildPlan, stages: Stages) -> Iterator[Workshop]:
     """Make a workshop and remove it at the end, whatever happens; the log stays."""
     with (
         tempfile.TemporaryDirectory(prefix="hvdtrain-horovod-") as folder,
