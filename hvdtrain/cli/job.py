@@ -133,7 +133,7 @@ def _asked(arguments: list[str], out: str, in_containers: bool) -> TrainOptions:
     if in_containers and config is not None and not config.exists():
         said["config"] = None  # there it may be
     asked = read_options({**said, "out": Path(out) if out else None, "resume": "never"})
-    recipe_file = asked.recipe_place.path
+    recipe_file = asked.recipe_location.path
     if recipe_file is not None and not in_containers and not recipe_file.exists():
         click.echo(f"hvdtrain: no {recipe_file} here: submit the job where it is", err=True)
     return asked

@@ -120,10 +120,10 @@ def _refuse(message: str, code: int) -> None:
         import hvdtrain.core.context as context
 
         if not context.is_initialized():
-            from hvdtrain.train.loop.agree import tell_refusal
+            from hvdtrain.train.loop.collective_errors import refuse_options
 
             context.init()
-            tell_refusal(message)
+            refuse_options(message)
         rank = context.current().topology.rank
     if rank == 0:
         print(f"hvdtrain: {message}", file=sys.stderr, flush=True)

@@ -20,7 +20,13 @@ WARNING = "plain_optimizers_are_warned_of"
 
 
 @pytest.mark.parametrize(
-    ("backend", "size"), [("tensorflow", 2), ("torch", 2), ("torch", 3), ("jax", 2)]
+    ("backend", "size"),
+    [
+        ("tensorflow", 2),
+        pytest.param("torch", 2, marks=pytest.mark.soak),
+        ("torch", 3),
+        ("jax", 2),
+    ],
 )
 def test_optimizers_fit_and_callbacks(backend: str, size: int) -> None:
     done = run(backend, size, [], {})

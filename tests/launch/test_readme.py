@@ -16,7 +16,7 @@ from run_files import summary_of
 from tensorflow_environment import tensorflow_python
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
-from hvdtrain.train.checkpoint.names import place_of
+from hvdtrain.train.checkpoint.names import position_of
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -85,7 +85,7 @@ def test_the_recipe(tmp_path: Path) -> None:
         job.wait_for_output("epoch    2/5000", 60)
         os.kill(job.rank_pids(2)[1], signal.SIGUSR1)
         assert job.wait(30).returncode == 0
-    epochs = place_of(checkpoint_files(tmp_path / "run")[0])[0] + 2
+    epochs = position_of(checkpoint_files(tmp_path / "run")[0])[0] + 2
     for words in ([*again, "--epochs", epochs], evaluate, report):
         with start([sys.executable, *words[1:]], cwd=tmp_path) as job:
             done = job.wait(60)
