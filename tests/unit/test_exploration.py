@@ -109,11 +109,14 @@ LONG = [
     ("a listen b b? deaf a? leave close", "b b? a a? leave close"),
     ("a b a? b? leave close", "b a b? a? leave close", "a b leave close"),
     ("a join leave close", "join leave close", "a a? b b? join leave close"),
-    ("a s( leave close", "s( s) b leave close", "a b leave close"),
 ]
+# More states than all of these.
+LONGEST = ("a s( leave close", "s( s) b leave close", "a b leave close")
 
 
-@pytest.mark.parametrize("ranks", LONG, ids=" / ".join)
+@pytest.mark.parametrize(
+    "ranks", [*LONG, pytest.param(LONGEST, marks=pytest.mark.soak)], ids=" / ".join
+)
 def test_longer_programs(ranks: tuple[str, ...]) -> None:
     seen = [explored(*ranks), explored(*ranks, threads=False)]
     for member in range(len(ranks)):

@@ -1,12 +1,12 @@
-"""The life of a channel on one rank: what follows from each event. Pure.
+"""The state machine of a channel on one rank (pure).
 
     OPEN ------- join submitted ------> JOINING --- all members have joined ---> OPEN
     OPEN, JOINING --- leave submitted -> LEAVING --- all members leave --------> CLOSED
-    LEAVING, JOINING --- others wait in vain: all that is pending fails -------> OPEN
+    LEAVING, JOINING --- others wait for members that left: all requests fail -> OPEN
     any --- an engine call fails, or close() ----------------------------------> CLOSED
 
-Every member goes through the same primitives, because what it does in a round follows from votes
-and reports that are the same on all of them. CLOSED is final: no round begins, nothing is taken.
+All members call the same primitives, because the actions of a round follow from votes and reports
+that are the same on all of them. CLOSED is final: no round begins, and no request is accepted.
 """
 
 from __future__ import annotations
@@ -42,9 +42,14 @@ __all__ = ["transition"]
 
 
 def transition(state: ChannelState, event: Event) -> tuple[ChannelState, tuple[Action, ...]]:
-    """Return the next state, and what is to be done, in this order.
+    """Return the next state and the actions to perform, in order.
 
-    When it is done, Vote leads to Voted, ExchangeReports to ReportsExchanged, and Leave to Left.
+    Some actions lead to an event: Vote to Voted, ExchangeReports to ReportsExchanged, and Leave
+    to Left.
+
+    Args:
+        state: present state.
+        event: event that has happened.
     """
     if isinstance(event, Submitted):
         return _submitted(state, event.request)
@@ -85,7 +90,7 @@ def _voted(state: ChannelState, event: Voted) -> tuple[Action, ...]:
         return (ExchangeReports(),)
     if LEAVE not in agreed:
         return (RunRequests(agreed),)
-    # Whatever the order of a vote, it is the last: nothing is taken after it.
+    # LEAVE is the last request whatever the order of the vote: none is accepted after it.
     return (RunRequests(tuple(request for request in agreed if request != LEAVE)), Leave({}))
 
 
@@ -94,7 +99,7 @@ def _told(state: ChannelState, event: ReportsExchanged) -> tuple[ChannelState, t
     if decision.deserted:
         return _without_marker(state, event.own), (FailAll(decision.deserted),)
     actions: list[Action] = []
-    # What all have submitted runs now, and the next round shows who is blocked still.
+    # Requests of all members run now, and the next round shows which members are still blocked.
     if not decision.run and any(report.blocked for report in event.reports):
         actions.append(Notify())
     if decision.mismatched:
@@ -113,7 +118,7 @@ def _told(state: ChannelState, event: ReportsExchanged) -> tuple[ChannelState, t
 
 
 def _without_marker(state: ChannelState, own: Report) -> ChannelState:
-    """Return what holds when all that this rank reported is over; it may have gone on since."""
+    """Return the state after all reported requests have failed; there may be newer ones."""
     marker = LEAVE if state.phase is Phase.LEAVING else JOIN
     return ChannelState(state.size, Phase.OPEN if marker in own.requests else state.phase)
 

@@ -1,4 +1,4 @@
-"""Adasum as an exchange: ranks step on their own gradients, and their steps are combined."""
+"""Adasum as an exchange: ranks update with their own gradients, and the updates are combined."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _TYPES = (DType.FLOAT32, DType.FLOAT64)
 
 
 class AdasumExchange(Exchange):
-    """w = w0 + adasum_r(w_r - w0), for each parameter, with the weights w0 before the step."""
+    """Adasum of the ranks' updates: w = w0 + adasum_r(w_r - w0), for each parameter.
+
+    w0 are the weights before the step, and w_r those of rank r after it.
+    """
 
     spec = "adasum"
     exactness = (
@@ -42,7 +45,7 @@ class AdasumExchange(Exchange):
         self._starts |= {part.index: copy(part.array) for part in bucket.parts}
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
-        # A rank that has joined has no parts: the steps of the others are combined without it.
+        # A rank that has joined has no parts: the updates of the others are combined without it.
         for part in bucket.parts:
             part.array[...] = part.array - self._starts[part.index]
         parts = [(part.start, part.count) for part in bucket.parts]

@@ -1,4 +1,4 @@
-"""The plain exchange: the average or the sum of all ranks' gradients."""
+"""The default exchange: the average or the sum of all ranks' gradients."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class AllreduceExchange(Exchange):
     """The average g = sum_r(c_r g_r) / sum_r(c_r) with the ranks' weights c_r, or the sum.
 
     Args:
-        op: AVERAGE or SUM.
-        predivide: gradients are divided by it before the sum, and the sum multiplied by it.
+        op: reduction, AVERAGE or SUM.
+        predivide: divisor of gradients before the sum, by which the sum is multiplied again.
     """
 
     exactness = "The exact sum or average, but for the rounding of sums."
@@ -31,7 +31,7 @@ class AllreduceExchange(Exchange):
 
     @classmethod
     def answering(cls, zeros: Zeros) -> AllreduceExchange:
-        """Make that of a rank that has joined, from what zeros() said on another rank."""
+        """Return the exchange of a joined rank, from the result of zeros() on another rank."""
         return cls(zeros.op, zeros.postscale)
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:

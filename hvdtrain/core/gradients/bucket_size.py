@@ -24,14 +24,14 @@ __all__ = [
     "size_text",
 ]
 
-# Smaller ones than the first bucket would gain nothing; larger ones leave nothing to overlap.
+# Buckets smaller than the first one have no advantage; larger ones leave too little to overlap.
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
 _LATENCY_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class AllreduceCost:
-    """What an all-reduce takes: latency_seconds + bytes / bytes_per_second."""
+    """The cost model of an all-reduce: latency_seconds + bytes / bytes_per_second."""
 
     latency_seconds: float
     bytes_per_second: float
@@ -39,11 +39,11 @@ class AllreduceCost:
 
 @dataclass(frozen=True)
 class BucketSize:
-    """The limit of a bucket, and why.
+    """The maximum size of a bucket.
 
     Attributes:
-        nbytes: of gradients.
-        reason: for people.
+        nbytes: size of its gradients in bytes.
+        reason: explanation of the size, for log messages.
     """
 
     nbytes: int
@@ -51,16 +51,16 @@ class BucketSize:
 
 
 def fit_cost(points: Sequence[tuple[int, float]]) -> AllreduceCost:
-    """Fit latency and bandwidth to measured all-reduces.
+    """Return latency and bandwidth, fitted to measured all-reduces.
 
-    The smallest size gives the latency; the bandwidth is the least-squares slope of the others
-    above it, so the largest ones count most, as they do in a step.
+    The smallest size gives the latency. The bandwidth is the least-squares slope of the other
+    sizes relative to it, so that the largest ones weigh most, as they do in a step.
 
     Args:
-        points: bytes and seconds; at least two sizes.
+        points: pairs of bytes and seconds, of at least two sizes.
 
     Raises:
-        ValueError: there are fewer sizes, or time does not grow with size.
+        ValueError: there are fewer sizes, or time does not increase with size.
     """
     (_, start), *larger = sorted(points)
     products = sum(nbytes * (seconds - start) for nbytes, seconds in larger)
@@ -74,11 +74,12 @@ def choose_bucket_size(points: Sequence[tuple[int, float]]) -> BucketSize:
 
         latency / (latency + bytes / bandwidth) = 0.05
 
-    It is the next power of two, so that noise in the measurement seldom changes it from run to
-    run.
+    The size is rounded up to a power of two, so that noise in the measurement seldom changes it
+    from run to run.
 
     Args:
-        points: as for `fit_cost`; where that finds no cost it is the default.
+        points: pairs of bytes and seconds, as for `fit_cost`; the default size is returned if they
+            allow no fit.
     """
     try:
         cost = fit_cost(points)
@@ -94,7 +95,7 @@ def choose_bucket_size(points: Sequence[tuple[int, float]]) -> BucketSize:
 
 
 def size_text(nbytes: int) -> str:
-    """Return a size for people."""
+    """Return a size in readable form, e.g. "25 MiB"."""
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.4g} {name}"
@@ -107,10 +108,10 @@ _BUDGET_SECONDS = 0.05
 
 
 class MeasureAllreduce(Operation):
-    """Time all-reduces in the engine's memory, for at most 50 ms or so.
+    """Measure all-reduces in the engine's memory, for about 50 ms at most.
 
-    The result is, equal on all members, for each size its bytes and the slowest member's seconds;
-    a slow network has only the smaller sizes, at least two.
+    The result, equal on all members, is a list of sizes in bytes and the times of the slowest
+    member in seconds. Over a slow network only the smaller sizes are measured, but at least two.
     """
 
     def __init__(self) -> None:
@@ -118,7 +119,7 @@ class MeasureAllreduce(Operation):
         self.request = Request("measuring all-reduces")
 
     def execute(self, communicator: Communicator) -> list[tuple[int, float]]:
-        # A communicator gives memory back when it is closed, and not before.
+        # A communicator releases its memory only when it is closed.
         own = communicator.split(range(communicator.size))
         assert own is not None  # every member is in it
         points = _measure(own)
@@ -145,9 +146,9 @@ def _measure(communicator: Communicator) -> list[tuple[int, float]]:
 
 
 def _time_calls(communicator: Communicator, buffer: Buffer) -> list[float]:
-    """Return the seconds of the shortest call and of all, each of the slowest member.
+    """Return the times of the shortest call and of all calls, each on the slowest member.
 
-    The shortest, because what other programs do to a call is not in the next one.
+    The shortest call is the one that other programs on the machine disturb least.
     """
     times = []
     for _ in range(_CALLS):

@@ -1,4 +1,4 @@
-"""How far a step of gradients is. Pure."""
+"""Progress of a gradient step (pure)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["BucketProgress"]
 
 @dataclass(frozen=True)
 class BucketProgress:
-    """How many buckets of a step are filled, and how many of these reduced, in order.
+    """The number of buckets of a step that are filled, and of those that are reduced, in order.
 
     Attributes:
-        total: how many there are.
-        filled: how many the program is through with.
-        reduced: how many the ranks have reduced.
+        total: number of buckets.
+        filled: number of buckets that the program has filled.
+        reduced: number of buckets that the ranks have reduced.
     """
 
     total: int
@@ -32,13 +32,21 @@ class BucketProgress:
         return self.reduced < self.filled
 
     def fill(self, count: int = 1) -> BucketProgress:
-        """Return what holds when the next `count` buckets are filled."""
+        """Return the progress after filling the next `count` buckets.
+
+        Raises:
+            ValueError: there are not so many buckets left.
+        """
         if self.filled + count > self.total:
             raise ValueError(f"{self.filled} of {self.total} buckets are filled: no {count} more")
         return replace(self, filled=self.filled + count)
 
     def reduce(self) -> BucketProgress:
-        """Return what holds when the next bucket is reduced."""
+        """Return the progress after reducing the next bucket.
+
+        Raises:
+            ValueError: the bucket is not filled.
+        """
         if not self.ready:
             raise ValueError(f"bucket {self.reduced} is not filled")
         return replace(self, reduced=self.reduced + 1)

@@ -1,4 +1,4 @@
-"""Plain averages for the first steps, before an exchange begins."""
+"""Plain averaging during the first steps, before another exchange takes over."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ _STEPS = "warm-up steps"
 
 
 class WarmUp(Exchange):
-    """Average what buckets hold, gradients or weights, for some steps; then exchange otherwise.
+    """Average the buckets, gradients or weights, for some steps, and then use another exchange.
 
     Weights are averaged after each of these steps.
 
     Args:
-        exchange: from then on.
-        steps: how many; those before a checkpoint count.
+        exchange: exchange after the warm-up.
+        steps: number of steps of the warm-up, including those before a checkpoint.
+
+    Raises:
+        ValueError: `steps` is negative.
     """
 
     def __init__(self, exchange: Exchange, steps: int) -> None:
