@@ -116,7 +116,7 @@ def _load(path: Path) -> ModuleType:
         raise UsageError(f"recipe {path} cannot be read: {error.strerror}") from error
     except SyntaxError as error:
         raise _syntax_error(error, path) from error
-    except ValueError as error:   # null bytes, in Python 3.11.3 and before
+    except ValueError as error:  # null bytes, in Python 3.11.3 and before
         raise UsageError(f"recipe {path} is no Python: {error}") from error
     sys.modules[module.__name__] = module
     with _importing_beside(path):
@@ -163,9 +163,7 @@ def _make(
             except Exception as error:
                 raise _failed(f"{title} failed", error) from error
     if not isinstance(made, Recipe):
-        raise UsageError(
-            f"{title} returned {_describe(made)}, expected a hvdtrain.train.Recipe"
-        )
+        raise UsageError(f"{title} returned {_describe(made)}, expected a hvdtrain.train.Recipe")
     return made
 
 

@@ -128,7 +128,7 @@ class TorchLoop:
         self._model.train()
         if self._position != (epoch, done):
             steps = (
-                Step(number, batch, self._step_plan.parts(batch))
+                Step(number, batch, self._step_plan.microbatches(batch))
                 for number, batch in self._step_plan.batches(epoch, done)
             )
             self._feed = self._train.batches(steps, epoch)

@@ -71,7 +71,7 @@ class Updater:
         self._clip_norm = clip_norm
         self.averaged: AveragedModel | None = None
         if ema is not None:
-            average = get_ema_multi_avg_fn(ema)  # type: ignore[no-untyped-call]
+            average = get_ema_multi_avg_fn(ema)
             self.averaged = AveragedModel(model, multi_avg_fn=average)
         self._samples = 0
 
@@ -97,7 +97,7 @@ class Updater:
             samples: how many the part has, at least 1.
         """
         weighted = loss if samples == self._samples else loss * (samples / self._samples)
-        self.precision.scaled(weighted).backward()  # type: ignore[no-untyped-call]
+        self.precision.scaled(weighted).backward()
 
     def step(self) -> StepResult:
         """Reduce what is left, then step, unless the gradient is not finite (collective)."""
