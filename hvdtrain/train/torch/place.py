@@ -9,7 +9,7 @@ import torch
 
 from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
-from hvdtrain.torch.tensors.buffers import pin_device
+from hvdtrain.torch.tensors.device import pin_device
 from hvdtrain.train.loop.threads import share_of_threads, threads_are_given, threads_text
 from hvdtrain.train.options import TrainOptions
 
