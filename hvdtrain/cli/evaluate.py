@@ -21,8 +21,8 @@ def command(run: Path, checkpoint: str, **changes: Any) -> None:
 
     RUN is the directory of the run. Rank 0 prints one JSON object.
     """
-    from hvdtrain.train.loop.agree import on_this_rank
-    from hvdtrain.train.trained import open_run, options_of_run
+    from hvdtrain.train.inference import open_run, options_of_run
+    from hvdtrain.train.loop.collective_errors import on_this_rank
 
     options = options_of_run(run, checkpoint, changes)
     built = open_run(options)

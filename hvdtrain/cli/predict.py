@@ -28,8 +28,13 @@ def command(
     numpy's .npy where it says nothing else. Rank 0 prints one JSON object for each sample: its
     class and the probability of it where the recipe names classes, else the outputs.
     """
-    from hvdtrain.train.predictions import lines_of, predict_files, write_outputs
-    from hvdtrain.train.trained import open_run, options_of_run
+    from hvdtrain.train.inference import (
+        open_run,
+        options_of_run,
+        predict_files,
+        prediction_lines,
+        write_outputs,
+    )
 
     built = open_run(options_of_run(run, checkpoint, changes))
     if out is not None and out.suffix != ".npy":
@@ -40,5 +45,5 @@ def command(
     if out is not None:
         write_outputs(out, predicted)
         return
-    for line in lines_of(predicted, built.recipe.classes):
+    for line in prediction_lines(predicted, built.recipe.classes):
         click.echo(line)

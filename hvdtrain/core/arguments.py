@@ -1,4 +1,4 @@
-"""What Horovod's arguments mean, for every framework. Pure."""
+"""Validation and interpretation of the arguments that Horovod scripts pass."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
+from hvdtrain.core.gradients.adasum import AdasumExchange
+from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.types import ReduceOp
 
 __all__ = [
     "Groups",
     "check_groups",
     "check_predivide",
+    "choose_exchange",
     "choose_groups",
     "choose_op",
     "group_indices",
@@ -152,3 +155,30 @@ def group_indices(groups: Groups, parameters: Sequence[object]) -> tuple[tuple[i
     grouped = {number for group in lists for number in group}
     alone = [(number,) for number in range(count) if number not in grouped]
     return tuple(group for group in [*lists, *alone] if group)
+
+
+def choose_exchange(
+    exchange: object, op: ReduceOp, predivide: float, compressed: bool
+) -> Exchange | None:
+    """Return the exchange that was given, or that op=Adasum means; None for the plain one.
+
+    Args:
+        exchange: the argument; None where it was not given.
+        op: the reduction.
+        predivide: the gradient_predivide_factor.
+        compressed: a compression was given.
+
+    Raises:
+        TypeError: it is no exchange.
+        ValueError: the arguments do not go together.
+    """
+    if exchange is None:
+        return AdasumExchange() if op is ReduceOp.ADASUM else None
+    if not isinstance(exchange, Exchange):
+        raise TypeError(f"exchange must be an Exchange, got {type(exchange).__name__}")
+    if op is not ReduceOp.AVERAGE or predivide != 1.0 or compressed:
+        raise ValueError(
+            f"exchange {exchange.spec!r} says itself what is sent: leave out op, compression and "
+            "gradient_predivide_factor"
+        )
+    return exchange

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,35 +17,34 @@ from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.first_use import FirstUse
 from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.binding import warn_of_binding
 from hvdtrain.core.collectives.ordered import OrderedCommunicator
 from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.joined import answer_with_zeros
-from hvdtrain.core.process.exits import ExitGuard, say, speak_plainly
+from hvdtrain.core.process.exits import ExitGuard, install_plain_excepthook
 from hvdtrain.core.process.malloc import keep_freed_memory
-from hvdtrain.core.process.switching import hasten_switches, restore_switches
+from hvdtrain.core.process.switching import restore_switch_interval, shorten_switch_interval
 from hvdtrain.core.stall.watch import StallWatch, pending_on, watch_stalls
-from hvdtrain.core.timeline.end import conclude_or_say
-from hvdtrain.core.timeline.environment import start_from
+from hvdtrain.core.startup_checks import (
+    check_world_size,
+    delay_startup_error,
+    is_child_process,
+    warn_of_binding,
+    warn_of_idle_tasks,
+)
 from hvdtrain.core.timeline.recording import Recording
+from hvdtrain.core.timeline.start_stop import begin_from_environment, write_timeline_or_warn
 from hvdtrain.core.timeline.stopwatch import Stopwatch
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import (
     HvdtrainError,
-    LauncherMismatchError,
     NotInitializedError,
-    UsageError,
 )
 from hvdtrain.patience import wait_patiently
 from hvdtrain.topology import Topology
-from hvdtrain.world import SRUN, idle_tasks, promised_world
 
 __all__ = ["Context", "current", "init", "is_initialized", "shutdown"]
-
-# How much earlier than the others the promised rank 0 says that there is no world.
-_SPOKESMAN_SECONDS = 5.0
 
 
 @dataclass
@@ -88,7 +85,7 @@ class Context:
     first_use: FirstUse = field(default_factory=FirstUse)
     buckets: str = ""
     kept: WeakKeyDictionary[Channel, dict[object, Any]] = field(default_factory=WeakKeyDictionary)
-    switch_interval: float = field(default_factory=hasten_switches)
+    switch_interval: float = field(default_factory=shorten_switch_interval)
     _channels: list[Channel] = field(default_factory=list)
     _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
@@ -170,10 +167,10 @@ class Context:
         recording = self.recording
         self.record(None)
         if recording is not None:
-            conclude_or_say(self.world.communicator, recording, self.topology.hostnames)
+            write_timeline_or_warn(self.world.communicator, recording, self.topology.hostnames)
         for channel in channels:
             channel.close()
-        restore_switches(self.switch_interval)
+        restore_switch_interval(self.switch_interval)
 
 
 def _all_done(channels: list[Channel], markers: list[Operation]) -> bool:
@@ -212,7 +209,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     global _guard
     if is_initialized():
         return
-    if _is_child_process():
+    if is_child_process():
         raise HvdtrainError(
             "init() in a multiprocessing child, which is not a rank of its own: put the code "
             "that calls init() under `if __name__ == '__main__':`"
@@ -222,11 +219,13 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         # Engines have threads of their own that add.
         join = in_default_arithmetic(open_engine)
         world = join(engine or config.engine, config, os.environ)
-        _check_promise(world)
+        check_world_size(world)
         host = world.hostnames[world.communicator.rank]
-        recording = start_from(config, world.communicator, host)
+        recording = begin_from_environment(config, world.communicator, host)
     except Exception as error:
-        speak_plainly(silent=isinstance(error, HvdtrainError) and _hold_back(error))
+        install_plain_excepthook(
+            silent=isinstance(error, HvdtrainError) and delay_startup_error(error)
+        )
         raise
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
     any_thread = config.abort_on_thread_exception
@@ -249,7 +248,7 @@ def _open(
     """Make the context of a world that all ranks have joined (collective)."""
     global _context
     warn_of_binding(world, topology)
-    _warn_of_idle_tasks(topology)
+    warn_of_idle_tasks(topology)
     if topology.size > 1:
         keep_freed_memory(os.environ)
     communicator = world.communicator
@@ -279,50 +278,6 @@ def _abort(communicator: Communicator, code: int) -> None:
             _context.recording.save()
     finally:
         communicator.abort(code)
-
-
-def _is_child_process() -> bool:
-    # A spawned child imports the main script before it knows its parent; until then it is marked.
-    inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
-    return inheriting or multiprocessing.parent_process() is not None
-
-
-def _hold_back(error: HvdtrainError) -> bool:
-    """Let the promised rank 0 speak for ranks that have no world to agree in; tell who is mute."""
-    promised = promised_world(os.environ)
-    if promised is None or promised.rank == 0:
-        return False
-    time.sleep(_SPOKESMAN_SECONDS)  # a launcher may end all ranks when the first one exits
-    return isinstance(error, LauncherMismatchError | UsageError)  # which all ranks have
-
-
-def _check_promise(world: EngineWorld) -> None:
-    promised = promised_world(os.environ)
-    size = world.communicator.size
-    if promised is None or promised.size == size:
-        return
-    if world.engine == "local":
-        raise UsageError(
-            f"engine local is for one rank, but {promised.launcher} started {promised.size}: "
-            "use engine mpi or auto"
-        )
-    by_srun = promised.launcher == SRUN
-    instead = ", or name its way in: srun --mpi=pmix, or pmi2 for MPICH" if by_srun else ""
-    raise LauncherMismatchError(
-        f"{promised.launcher} promised {promised.size} ranks "
-        f"({promised.variable}={promised.size}), but engine {world.engine} with "
-        f"{world.library} formed a world of {size}: they do not belong together. Start the "
-        f"ranks with the mpirun of the MPI that is loaded{instead}"
-    )
-
-
-def _warn_of_idle_tasks(topology: Topology) -> None:
-    if idle := idle_tasks(os.environ):
-        say(
-            topology.title,
-            f"this job of Slurm has {idle + 1} tasks, and this is one rank alone: start all of "
-            "them with srun, or with `python -m hvdtrain run`",
-        )
 
 
 def shutdown() -> None:

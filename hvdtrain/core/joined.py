@@ -12,8 +12,8 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, Zeros
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients import allreduce
-from hvdtrain.core.gradients.adasum import Adasum
-from hvdtrain.core.gradients.request import STEP
+from hvdtrain.core.gradients.adasum import AdasumExchange
+from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
@@ -58,7 +58,7 @@ def _answer(request: Request, zeros: Zeros, buffers: Sequence[Buffer]) -> Operat
     if request.operation == STEP:
         *buckets, numbers = buffers
         of_steps = zeros.op is ReduceOp.ADASUM
-        exchange = Adasum() if of_steps else allreduce.Allreduce.answering(zeros)
+        exchange = AdasumExchange() if of_steps else allreduce.AllreduceExchange.answering(zeros)
         step = GradientStep(buckets, numbers, exchange)
         step.request, step.joined = request, True
         step.launch_all()

@@ -18,7 +18,7 @@ from hvdtrain.streams import Streams
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
-    "Submitted",
+    "Submission",
     "allgather",
     "allreduce",
     "alltoall",
@@ -35,18 +35,18 @@ _ENGINE_OPS = {ReduceOp.AVERAGE: ReduceOp.SUM, ReduceOp.ADASUM: None}
 
 
 @dataclass(slots=True)
-class Submitted:
+class Submission:
     """An operation that is prepared for a channel, and perhaps under way."""
 
     channel: Channel
     operation: Operation
 
-    def after(self, streams: Streams) -> Submitted:
+    def after(self, streams: Streams) -> Submission:
         """Order it after what the calling thread has put on a device's current stream (local)."""
         self.operation.streams, self.operation.mark = streams, streams.mark()
         return self
 
-    def start(self) -> Submitted:
+    def start(self) -> Submission:
         """Queue it (collective, in any order)."""
         self.channel.submit(self.operation)
         return self
@@ -87,7 +87,7 @@ def allreduce(
     postscale: float = 1.0,
     kinds: Sequence[str] | None = None,
     sources: Sequence[Buffer] | None = None,
-) -> Submitted:
+) -> Submission:
     """Prepare a reduction of buffers, in place or from `sources`; see `Allreduce`.
 
     Raises:
@@ -97,7 +97,7 @@ def allreduce(
     for buffer in buffers:
         _check(channel, buffer, f"allreduce {name!r}", op)
     operation = Allreduce(buffers, shapes, op, name, prescale, postscale, kinds, sources)
-    return Submitted(channel, operation)
+    return Submission(channel, operation)
 
 
 def broadcast(
@@ -106,7 +106,7 @@ def broadcast(
     shape: Sequence[int],
     root_rank: int,
     name: str | None = None,
-) -> Submitted:
+) -> Submission:
     """Prepare a broadcast into every member's buffer; `root_rank` is a rank of the world.
 
     Raises:
@@ -119,7 +119,7 @@ def broadcast(
         )
     _check(channel, buffer, f"broadcast {name!r}")
     root = channel.ranks.index(root_rank)
-    return Submitted(channel, Broadcast(buffer, shape, root, name, root_rank))
+    return Submission(channel, Broadcast(buffer, shape, root, name, root_rank))
 
 
 def allgather(
@@ -127,12 +127,12 @@ def allgather(
     buffers: Sequence[Buffer],
     shapes: Sequence[Sequence[int]],
     name: str | None = None,
-) -> Submitted:
+) -> Submission:
     """Prepare a concatenation along the first dimension; see `Allgather`."""
     name = channel.name("allgather", name)
     for buffer in buffers:
         _check(channel, buffer, f"allgather {name!r}")
-    return Submitted(channel, Allgather(buffers, shapes, name))
+    return Submission(channel, Allgather(buffers, shapes, name))
 
 
 def alltoall(
@@ -141,7 +141,7 @@ def alltoall(
     shape: Sequence[int],
     splits: Sequence[int] | None = None,
     name: str | None = None,
-) -> Submitted:
+) -> Submission:
     """Prepare an exchange of rows; see `Alltoall`.
 
     Args:
@@ -171,7 +171,7 @@ def alltoall(
             f"{list(splits)}"
         )
     _check(channel, buffer, f"alltoall {name!r}")
-    return Submitted(channel, Alltoall(buffer, shape, splits, name))
+    return Submission(channel, Alltoall(buffer, shape, splits, name))
 
 
 def reducescatter(
@@ -183,7 +183,7 @@ def reducescatter(
     prescale: float = 1.0,
     postscale: float = 1.0,
     kinds: Sequence[str] | None = None,
-) -> Submitted:
+) -> Submission:
     """Prepare a reduction of which every member keeps a part; see `ReduceScatter`.
 
     Raises:
@@ -198,12 +198,12 @@ def reducescatter(
     for buffer in buffers:
         _check(channel, buffer, f"reducescatter {name!r}", op)
     operation = ReduceScatter(buffers, shapes, op, name, prescale, postscale, kinds)
-    return Submitted(channel, operation)
+    return Submission(channel, operation)
 
 
 def barrier(channel: Channel) -> None:
     """Return when every member has called it (collective)."""
-    Submitted(channel, Barrier(channel.name("barrier", None))).run()
+    Submission(channel, Barrier(channel.name("barrier", None))).run()
 
 
 def join() -> int:
@@ -214,7 +214,7 @@ def join() -> int:
     """
     here = context.current()
     everywhere = [c for c in here.channels() if len(c.ranks) == here.topology.size]
-    waits = [Submitted(channel, channel.join()) for channel in everywhere]
+    waits = [Submission(channel, channel.join()) for channel in everywhere]
     results = [wait.wait() for wait in waits]
     last: int = results[-1]
     return last

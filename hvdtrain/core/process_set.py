@@ -7,8 +7,8 @@ from typing import Any
 
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.bucket_plans import close_unused_plans
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.core.plan_channel import close_unused_plans
 from hvdtrain.errors import MismatchError, UnsupportedError
 
 __all__ = [

@@ -12,10 +12,9 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.collectives.gathers import Barrier
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.core.operations import Submitted
-from hvdtrain.core.timeline.begin import begin
-from hvdtrain.core.timeline.end import conclude
+from hvdtrain.core.operations import Submission
 from hvdtrain.core.timeline.file import TimelineError, usable_path
+from hvdtrain.core.timeline.start_stop import begin, write_timeline
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["start_timeline", "stop_timeline"]
@@ -53,7 +52,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     request = Request("start_timeline", details=(("mark_cycles", str(bool(mark_cycles))),))
     host = here.topology.hostnames[here.topology.rank]
     start = partial(begin, path=path, marks_rounds=bool(mark_cycles), host=host)
-    here.record(Submitted(here.world, _Together(request, start)).run())
+    here.record(Submission(here.world, _Together(request, start)).run())
 
 
 def stop_timeline() -> None:
@@ -66,7 +65,7 @@ def stop_timeline() -> None:
     recording = here.recording
     if recording is None:
         return
-    Submitted(here.world, Barrier("stop_timeline")).run()
+    Submission(here.world, Barrier("stop_timeline")).run()
     here.record(None)
-    gather = partial(conclude, recording=recording, hostnames=here.topology.hostnames)
-    Submitted(here.world, _Together(Request("gather the timeline"), gather)).run()
+    gather = partial(write_timeline, recording=recording, hostnames=here.topology.hostnames)
+    Submission(here.world, _Together(Request("gather the timeline"), gather)).run()

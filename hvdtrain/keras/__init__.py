@@ -5,15 +5,23 @@ from __future__ import annotations
 import keras
 
 from hvdtrain.core.context import is_initialized, shutdown
-from hvdtrain.core.place import cross_rank, cross_size, local_rank, local_size, rank, size
-from hvdtrain.core.process.exits import speak_plainly
+from hvdtrain.core.horovod_api import (
+    cross_rank,
+    cross_size,
+    init,
+    local_rank,
+    local_size,
+    on_init,
+    rank,
+    size,
+)
+from hvdtrain.core.process.exits import install_plain_excepthook
 from hvdtrain.core.process_set import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from hvdtrain.core.start import init
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.keras import callbacks
@@ -31,11 +39,8 @@ from hvdtrain.keras.builds import (
     nccl_built,
     rocm_built,
 )
-from hvdtrain.keras.models.compiling import prepare_compile
-from hvdtrain.keras.models.fitting import prepare_fit
-from hvdtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from hvdtrain.keras.saving import load_model
-from hvdtrain.keras.values import (
+from hvdtrain.keras.models.hooks import hook_models
+from hvdtrain.keras.operations.values import (
     allgather,
     allreduce,
     broadcast,
@@ -43,6 +48,8 @@ from hvdtrain.keras.values import (
     broadcast_variables,
     reducescatter,
 )
+from hvdtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from hvdtrain.keras.saving import load_model
 from hvdtrain.types import ReduceOp
 
 Average = ReduceOp.AVERAGE
@@ -56,10 +63,12 @@ try:
     require_keras(keras.__version__)
     require_backend(keras.backend.backend())
 except UsageError:
-    speak_plainly()
+    install_plain_excepthook()
     raise
-prepare_compile()
-prepare_fit()
+# Importing this module leaves Keras as it is. The first DistributedOptimizer would be too late for
+# all hooks: in `model.compile(hvd.DistributedOptimizer(...))` Python looks up `compile` before it
+# makes the optimizer, and a `fit` whose optimizer nobody wrapped needs one that warns.
+on_init(hook_models)
 
 __all__ = [
     "Adasum",

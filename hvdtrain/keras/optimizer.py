@@ -13,6 +13,7 @@ from hvdtrain.keras.backends.compression import Compression, Compressor
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.backends.settings import GradientSettings
 from hvdtrain.keras.backends.wrapping import distribute
+from hvdtrain.keras.models.hooks import hook_models
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
@@ -75,6 +76,7 @@ def DistributedOptimizer(
         choose_groups(num_groups, groups),
         exchange,
     )
+    hook_models()
     passes = backward_passes_per_step
     factor = 1.0 if average_aggregated_gradients else float(passes)
     reduction = Reduction(

@@ -29,8 +29,6 @@ __all__ = ["run"]
 
 Result = TypeVar("Result")
 
-# Not as __main__, where this process would look for what is pickled.
-_RANK = "from hvdtrain.launch.called_rank import main; main()"
 _KEY_BYTES = 32
 _GRACE_SECONDS = 10.0
 
@@ -118,7 +116,7 @@ def _start(np: int, variables: Mapping[str, str], lifeline: int) -> subprocess.P
     line = mpirun_command(
         str(find_mpirun(library)),
         library.vendor,
-        [sys.executable, "-c", _RANK],
+        [sys.executable, "-m", "hvdtrain.launch.called_rank"],
         ranks=np,
         hostfile=None,
         environ=environ,

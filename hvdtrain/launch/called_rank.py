@@ -86,3 +86,10 @@ def _dumped(error: BaseException) -> bytes:
     except Exception:  # it holds what cannot be pickled; its traceback says what it was
         content = b""
     return bytes(content)
+
+
+if __name__ == "__main__":
+    # The caller finds the class of the pickled answer by the module's name, not in __main__.
+    from hvdtrain.launch import called_rank
+
+    called_rank.main()

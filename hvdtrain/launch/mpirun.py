@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hvdtrain.launch.launchers.hydra import mpich
 from hvdtrain.launch.launchers.open_mpi import open_mpi_5
-from hvdtrain.launch.launchers.request import LaunchCommand, Request, Site
+from hvdtrain.launch.launchers.request import LaunchCommand, LaunchRequest, Site
 
 __all__ = ["LaunchCommand", "mpirun_command"]
 
@@ -33,5 +33,5 @@ def mpirun_command(
         root: whether the user is root, which Open MPI refuses unless told.
     """
     build = open_mpi_5 if vendor == "openmpi" else mpich
-    request = Request(tuple(program), ranks=ranks, hostfile=hostfile)
+    request = LaunchRequest(tuple(program), ranks=ranks, hostfile=hostfile)
     return build(request, Site(mpirun, vendor, environ, root))

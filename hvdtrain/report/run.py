@@ -11,9 +11,9 @@ from typing import Any
 from hvdtrain.errors import UsageError
 from hvdtrain.report.curves import Measured, read_curves
 from hvdtrain.report.lines import read_object
-from hvdtrain.report.ranks import RankTimes, read_ranks
+from hvdtrain.report.ranks import TimeBreakdown, read_ranks
 
-__all__ = ["Run", "distinct_names", "read_run"]
+__all__ = ["RunFiles", "distinct_names", "read_run"]
 
 # Named here and not taken from the training loop: the page shall read runs of other versions.
 _METRICS = ("metrics.jsonl", "steps.jsonl")
@@ -24,7 +24,7 @@ _SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFiles:
     """What one run has left.
 
     Attributes:
@@ -35,7 +35,7 @@ class Run:
 
     path: Path
     measured: Measured
-    ranks: RankTimes | None
+    ranks: TimeBreakdown | None
     config: dict[str, Any] | None
     environment: dict[str, Any] | None
     summary: dict[str, Any] | None
@@ -48,7 +48,7 @@ class Run:
         return [str(host) for host in found] if isinstance(found, list) else []
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunFiles:
     """Read a run.
 
     Raises:
@@ -76,11 +76,11 @@ def read_run(path: Path) -> Run:
     ]
     if not measured.curves:
         notes.append("metrics.jsonl has no number yet: there is no curve.")
-    if ranks is not None and not ranks.spans:
+    if ranks is not None and not ranks.intervals:
         notes.append(f"{_RANKS} has no line yet: the page cannot say where the time went.")
         ranks = None
     notes += measured.notes + (ranks.notes if ranks else [])
-    return Run(path, measured, ranks, config, environment, summary, notes)
+    return RunFiles(path, measured, ranks, config, environment, summary, notes)
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.core import context, place
+from hvdtrain.core import context, horovod_api
 from hvdtrain.core.arrays.memory import Array
 from hvdtrain.tensorflow.graph.autograph import unconverted
 from hvdtrain.tensorflow.graph.call import call
@@ -23,19 +23,19 @@ _UNKNOWN_SET = -2
 @unconverted
 def rank_op(name: str | None = None) -> Any:
     """Return the number of this rank, int32 []."""
-    return _fact(place.rank, name or "rank")
+    return _fact(horovod_api.rank, name or "rank")
 
 
 @unconverted
 def local_rank_op(name: str | None = None) -> Any:
     """Return the number of this rank on its node, int32 []."""
-    return _fact(place.local_rank, name or "local_rank")
+    return _fact(horovod_api.local_rank, name or "local_rank")
 
 
 @unconverted
 def local_size_op(name: str | None = None) -> Any:
     """Return how many ranks are on this rank's node, int32 []."""
-    return _fact(place.local_size, name or "local_size")
+    return _fact(horovod_api.local_size, name or "local_size")
 
 
 @unconverted

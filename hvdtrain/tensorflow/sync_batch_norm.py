@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.core.place import size
+from hvdtrain.core.horovod_api import size
 from hvdtrain.tensorflow.gradients.tf_keras_optimizer import is_tf_keras
 from hvdtrain.tensorflow.graph.autograph import unconverted
 from hvdtrain.tensorflow.operations.ops import allreduce

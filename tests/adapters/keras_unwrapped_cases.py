@@ -11,7 +11,7 @@ import keras
 from keras_fit_cases import dense_model
 
 import hvdtrain.keras as hvd
-from hvdtrain.keras.models import unwrapped
+from hvdtrain.keras.models import drift
 
 
 class OwnStep(keras.Sequential):
@@ -41,7 +41,7 @@ def no_data() -> Iterator[Any]:
 
 def warnings_of(optimizer: Any, *callbacks: Any, kind: Any = None, frozen: bool = False) -> str:
     """Return what two fits say on this rank."""
-    unwrapped._warn.cache_clear()
+    drift._warn.cache_clear()
     said = io.StringIO()
     model = dense_model(seed=hvd.rank())
     if kind is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 if os.environ["KERAS_BACKEND"] != "tensorflow":
     # Many users of PyTorch and JAX have none, and Keras would take seconds to import it.
@@ -34,13 +35,24 @@ MODULES = (
 )
 
 
+def hooked() -> list[bool]:
+    """Return for compile and fit of Keras's models whether they are hvdtrain's."""
+    methods: list[Any] = [keras.Model.compile, keras.Model.fit]
+    return [method.__globals__["__name__"].startswith("hvdtrain.") for method in methods]
+
+
 def main() -> None:
+    assert hooked() == [False, False]  # after `import hvdtrain.keras`
+    if "hooks" in sys.argv:
+        hvd.DistributedOptimizer(keras.optimizers.SGD())
+        assert hooked() == [True, True]
     hvd.init()
+    assert hooked() == [True, True]
     if keras.backend.backend() == "jax":  # whose one thread then must not wait for another
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[hvd.rank() % len(cpus)]})
     digests = {}
-    wanted = sys.argv[1:]
+    wanted = [name for name in sys.argv[1:] if name != "hooks"]
     cases = [
         case for module in MODULES for case in module.CASES if not wanted or case.__name__ in wanted
     ]

@@ -20,7 +20,13 @@ WARNING = "plain_optimizers_are_warned_of"
 
 
 @pytest.mark.parametrize(
-    ("backend", "size"), [("tensorflow", 2), ("torch", 2), ("torch", 3), ("jax", 2)]
+    ("backend", "size"),
+    [
+        ("tensorflow", 2),
+        pytest.param("torch", 2, marks=pytest.mark.soak),
+        ("torch", 3),
+        ("jax", 2),
+    ],
 )
 def test_optimizers_fit_and_callbacks(backend: str, size: int) -> None:
     done = run(backend, size, [], {})
@@ -29,7 +35,7 @@ def test_optimizers_fit_and_callbacks(backend: str, size: int) -> None:
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_one_rank_without_mpi(backend: str) -> None:
-    done = run(backend, 1, [TRAINING, WARNING], {"HVDTRAIN_ENGINE": "local"})
+    done = run(backend, 1, ["hooks", TRAINING, WARNING], {"HVDTRAIN_ENGINE": "local"})
     assert (done["engine"], len(done["digests"])) == ("local", 1)
 
 

@@ -22,7 +22,12 @@ class _Deferred(ModuleType):
     def graph_break(self) -> None:
         pass
 
-    def disable(self, function: Callable[..., Any], *args: Any, **named: Any) -> Callable[..., Any]:
+    def disable(
+        self, function: Callable[..., Any] | None = None, *args: Any, **named: Any
+    ) -> Callable[..., Any]:
+        if function is None:  # @disable(), as Keras writes it
+            return lambda given: self.disable(given, *args, **named)
+
         def call(*own_args: Any, **own_named: Any) -> Any:
             if type(self) is _Deferred:
                 return function(*own_args, **own_named)

@@ -7,8 +7,7 @@ import threading
 
 import numpy as np
 
-from hvdtrain.core.arrays.lending import LentMemory
-from hvdtrain.core.arrays.memory import empty
+from hvdtrain.core.arrays.memory import LentMemory, empty
 
 TRIES, THREADS = 5000, 4
 

@@ -11,10 +11,10 @@ from hvdtrain.core.collectives.places import device_details
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Memory", "WantedMemory"]
+__all__ = ["AllocateIfWanted", "AllocateMemory"]
 
 
-class Memory(Operation):
+class AllocateMemory(Operation):
     """Get memory that the communicator reduces fastest; the result is its bytes.
 
     Args:
@@ -33,7 +33,7 @@ class Memory(Operation):
         return communicator.empty(self._size, self._device)
 
 
-class WantedMemory(Operation):
+class AllocateIfWanted(Operation):
     """Get such memory if all members want it; else the result is None.
 
     Args:

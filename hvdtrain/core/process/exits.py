@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from hvdtrain.core.process.output import flush_output, hand_over_output
+from hvdtrain.core.process.output import drain_output, flush_output
 from hvdtrain.errors import (
     EXIT_CRASH,
     EXIT_INTERRUPTED,
@@ -28,7 +28,7 @@ from hvdtrain.errors import (
 )
 from hvdtrain.topology import Topology
 
-__all__ = ["OWN_THREADS", "ExitGuard", "say", "speak_plainly"]
+__all__ = ["OWN_THREADS", "ExitGuard", "install_plain_excepthook", "write_message"]
 
 # Names of hvdtrain's own threads begin with this; the job does not go on without them.
 OWN_THREADS = "hvdtrain-"
@@ -160,23 +160,23 @@ class ExitGuard:
         self._end(EXIT_CRASH)
 
     def _say(self, text: str) -> None:
-        say(self._topology.title, text)
+        write_message(self._topology.title, text)
 
     def _end(self, code: int) -> None:
         try:
-            hand_over_output()
+            drain_output()
         finally:
             self._abort(code)
 
 
-def say(title: str, text: str) -> None:
+def write_message(title: str, text: str) -> None:
     """Write to stderr, each line under the title of a rank."""
     lines = [line if line.startswith(title) else f"{title} {line}" for line in _lines(text)]
     with contextlib.suppress(OSError, ValueError):  # whoever closed it does not want to hear
         sys.stderr.write("\n".join(lines) + "\n")
 
 
-def speak_plainly(silent: bool = False) -> None:
+def install_plain_excepthook(silent: bool = False) -> None:
     """Have an uncaught HvdtrainError end this process with one line and its exit code.
 
     For the time before a world exists, when there is nobody to abort. Any other error ends it, too:

@@ -10,7 +10,7 @@ import sys
 import termios
 import time
 
-__all__ = ["flush_output", "hand_over_output"]
+__all__ = ["drain_output", "flush_output"]
 
 _LONGEST_SECONDS = 1.0
 _POLL_SECONDS = 1e-3
@@ -23,7 +23,7 @@ def flush_output() -> None:
             stream.flush()
 
 
-def hand_over_output() -> None:
+def drain_output() -> None:
     """Flush, and wait a moment until what is in pipes has been read (local).
 
     A launcher that is told to abort the job ends at once: MPICH's mpiexec drops what a rank has

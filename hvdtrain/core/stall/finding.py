@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from hvdtrain.core.agreement.request import JOIN, LEAVE
+from hvdtrain.topology import format_ranks
 
 __all__ = [
     "OperationId",
@@ -158,28 +158,18 @@ def _stall(id: OperationId, by_id: dict[OperationId, dict[int, Wait]]) -> Stall 
 def describe(stall: Stall) -> str:
     """Say in one line who waits for whom."""
     wait = "wait" if len(stall.waiting) > 1 else "waits"
-    text = f"{stall.subject} for {stall.seconds:.0f} s: {_ranks(stall.waiting)} {wait}"
+    text = f"{stall.subject} for {stall.seconds:.0f} s: {format_ranks(stall.waiting)} {wait}"
     if stall.unknown:
         return f"{text}, and {stall.unknown}"
     late = sorted((*stall.missing, *stall.partial))
     if late:
-        text += f" for {_ranks(late)}"
+        text += f" for {format_ranks(late)}"
     elif not stall.left:
         text += ", and nobody is missing: the engine does not get on, or has much to move"
     if stall.partial:
-        text += f"; {_ranks(stall.partial)} submitted a part of it"
+        text += f"; {format_ranks(stall.partial)} submitted a part of it"
     if stall.joined:
-        text += f"; {_ranks(stall.joined)} joined"
+        text += f"; {format_ranks(stall.joined)} joined"
     if stall.left:
-        text += f"; {_ranks(stall.left)} left"
+        text += f"; {format_ranks(stall.left)} left"
     return text
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    numbers = sorted(ranks)
-    runs = [
-        [rank for _, rank in run]
-        for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-    ]
-    names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(names)}"

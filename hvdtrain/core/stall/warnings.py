@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hvdtrain.core.process.exits import say
-from hvdtrain.core.process.output import hand_over_output
+from hvdtrain.core.process.exits import write_message
+from hvdtrain.core.process.output import drain_output
 from hvdtrain.core.stall.finding import OperationId, Stall, StallSettings, describe
 from hvdtrain.errors import EXIT_CRASH
 from hvdtrain.topology import Topology
@@ -64,16 +64,16 @@ class StallWarnings:
             self._say(_ADVICE if self._settings.stacks else _ADVICE + _OFFER)
         if self._settings.stacks:
             for rank, text in stacks().items():
-                say(f"[rank {rank}/{self._topology.size}]", text)
+                write_message(f"[rank {rank}/{self._topology.size}]", text)
 
     def _end_job(self, stall: Stall) -> None:
         seconds = self._settings.shutdown_seconds
         self._say(f"the job ends (HVDTRAIN_STALL_SHUTDOWN_SECONDS={seconds:g}): {describe(stall)}")
-        hand_over_output()
+        drain_output()
         self._abort(EXIT_CRASH)
 
     def _say(self, text: str) -> None:
-        say(self._topology.title, text)
+        write_message(self._topology.title, text)
 
 
 def _list(texts: Sequence[str], separator: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdtrain.core.timeline.clock import root_clock
 from hvdtrain.core.timeline.items import Item
-from hvdtrain.core.timeline.times import RankTimes
+from hvdtrain.core.timeline.times import RankRecords
 
 __all__ = ["Event", "Events"]
 
@@ -22,7 +22,7 @@ class Events:
         rank: its number.
     """
 
-    def __init__(self, times: RankTimes, rank: int) -> None:
+    def __init__(self, times: RankRecords, rank: int) -> None:
         self._clock = root_clock(times.start, times.stop)
         self._zero_seconds = times.zero_seconds
         self._rank = rank

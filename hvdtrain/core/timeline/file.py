@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hvdtrain.core.timeline.events import Event
-from hvdtrain.core.timeline.times import RankTimes
+from hvdtrain.core.timeline.times import RankRecords
 from hvdtrain.core.timeline.trace import trace_events
 from hvdtrain.errors import UsageError
 
@@ -43,7 +43,7 @@ def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> No
 
     Args:
         path: of the file.
-        collected: the pickled RankTimes of each rank.
+        collected: the pickled RankRecords of each rank.
         hostnames: of each rank.
 
     Raises:
@@ -55,7 +55,7 @@ def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> No
     def events() -> Iterator[Event]:
         """Yield them with one rank at a time in memory."""
         for rank, (data, host) in enumerate(zip(collected, hostnames, strict=True)):
-            times: RankTimes = pickle.loads(data)
+            times: RankRecords = pickle.loads(data)
             yield from trace_events(times, rank, host)
             clocks.append(_clock(times))
             dropped[f"rank {rank}"] = times.dropped
@@ -92,7 +92,7 @@ def write_events(path: str, events: Iterable[Event], notes: Mapping[str, Any]) -
         raise _cannot_write(path, error) from error
 
 
-def _clock(times: RankTimes) -> dict[str, float]:
+def _clock(times: RankRecords) -> dict[str, float]:
     return {
         "offset at start": times.start.offset_seconds,
         "error at start": times.start.error_seconds,

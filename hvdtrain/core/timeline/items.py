@@ -8,9 +8,9 @@ from typing import Any
 
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.timeline.times import ChannelTimes, OperationTimes, RankTimes
+from hvdtrain.core.timeline.times import ChannelTimes, OperationTimes, RankRecords
 
-__all__ = ["Item", "Row", "bucket_phases", "operation_phases", "rows_of"]
+__all__ = ["Item", "TraceRow", "bucket_phases", "operation_phases", "rows_of"]
 
 Phase = tuple[str, float, float]
 
@@ -35,7 +35,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Row:
+class TraceRow:
     """Items of one kind, which may overlap, and moments to be marked."""
 
     label: str
@@ -43,16 +43,16 @@ class Row:
     marks: Sequence[float] = ()
 
 
-def rows_of(times: RankTimes) -> Iterator[Row]:
+def rows_of(times: RankRecords) -> Iterator[TraceRow]:
     """Yield the rows of one rank, the one of its program first."""
     blocked = (Item("", [("blocked", *interval)], {}) for interval in times.blocked.kept)
-    yield Row("training thread", blocked)
+    yield TraceRow("training thread", blocked)
     for channel in times.channels:
         operations = (_operation(o, channel) for o in channel.operations.kept)
-        yield Row(channel.label, operations, channel.rounds.kept)
+        yield TraceRow(channel.label, operations, channel.rounds.kept)
         if channel.buckets.kept:
             buckets = (_bucket(b, channel) for b in channel.buckets.kept)
-            yield Row(f"{channel.label}: buckets", buckets)
+            yield TraceRow(f"{channel.label}: buckets", buckets)
 
 
 def operation_phases(times: OperationTimes) -> list[Phase]:

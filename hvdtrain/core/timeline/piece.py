@@ -6,21 +6,21 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from hvdtrain.core.process.exits import say
+from hvdtrain.core.process.exits import write_message
 from hvdtrain.core.timeline.events import Event, Events
 from hvdtrain.core.timeline.growing_file import GrowingFile
-from hvdtrain.core.timeline.items import Row, rows_of
+from hvdtrain.core.timeline.items import TraceRow, rows_of
 from hvdtrain.core.timeline.pieces import remove_piece
-from hvdtrain.core.timeline.times import RankTimes
+from hvdtrain.core.timeline.times import RankRecords
 
-__all__ = ["Piece"]
+__all__ = ["PieceWriter"]
 
 _PAUSE_SECONDS = 0.5
 # An abort does not wait for a disk that has stopped to answer.
 _PATIENCE_SECONDS = 1.0
 
 
-class Piece:
+class PieceWriter:
     """Writes what a rank records, in a thread, from its making to close().
 
     Args:
@@ -35,8 +35,8 @@ class Piece:
     def __init__(
         self,
         file: GrowingFile | None,
-        times: RankTimes,
-        under_way: Callable[[], RankTimes],
+        times: RankRecords,
+        under_way: Callable[[], RankRecords],
         title: str,
         rank: int,
         host: str,
@@ -85,7 +85,7 @@ class Piece:
             self._file.write(lasting, passing)
         except Exception as error:  # whatever it is, the job goes on
             reason = error.strerror if isinstance(error, OSError) else None
-            say(self._title, f"timeline: {self._path} ends here: {reason or repr(error)}")
+            write_message(self._title, f"timeline: {self._path} ends here: {reason or repr(error)}")
             self._release()
 
     def _release(self) -> None:
@@ -98,19 +98,19 @@ class Piece:
 class _Rows:
     """Makes events from batches of records, and remembers which rows there are."""
 
-    def __init__(self, times: RankTimes, rank: int, host: str) -> None:
+    def __init__(self, times: RankRecords, rank: int, host: str) -> None:
         self._events = Events(times, rank)
         self._host = host
         self._ends: dict[str, list[float]] = {}  # of each lane of the rows with a label
         self._threads: dict[tuple[str, int], int] = {}
 
-    def add(self, times: RankTimes) -> Iterator[Event]:
+    def add(self, times: RankRecords) -> Iterator[Event]:
         """Yield the events of records that no later ones replace."""
         for row in rows_of(times):
             ends = self._ends.setdefault(row.label, [])
             yield from self._row(row, ends)
 
-    def passing(self, times: RankTimes) -> Iterator[Event]:
+    def passing(self, times: RankRecords) -> Iterator[Event]:
         """Yield those of records that later ones replace, and after them the names of all rows."""
         for row in rows_of(times):
             yield from self._row(row, list(self._ends.get(row.label, [])))
@@ -118,7 +118,7 @@ class _Rows:
         for (label, lane), thread in self._threads.items():
             yield from self._events.thread(thread, label, lane)
 
-    def _row(self, row: Row, ends: list[float]) -> Iterator[Event]:
+    def _row(self, row: TraceRow, ends: list[float]) -> Iterator[Event]:
         for item in sorted(row.items, key=lambda item: item.start):
             lane = next((n for n, end in enumerate(ends) if end <= item.start), len(ends))
             ends[lane : lane + 1] = [item.end]

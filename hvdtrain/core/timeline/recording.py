@@ -10,12 +10,12 @@ from typing import Protocol
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.timeline.clock import Reading
-from hvdtrain.core.timeline.piece import Piece
+from hvdtrain.core.timeline.piece import PieceWriter
 from hvdtrain.core.timeline.stopwatch import Stopwatch
 from hvdtrain.core.timeline.times import (
     ChannelTimes,
     OperationTimes,
-    RankTimes,
+    RankRecords,
     Records,
 )
 
@@ -148,11 +148,11 @@ class Recording:
 
     def __init__(self, path: str, marks_rounds: bool, start: Reading, zero_seconds: float) -> None:
         self.path = path
-        self.times = RankTimes(start, start, zero_seconds)
+        self.times = RankRecords(start, start, zero_seconds)
         self._marks_rounds = marks_rounds
         self._tracks: list[Track] = []
         self._blocked: Stopwatch | None = None
-        self.piece: Piece | None = None
+        self.piece: PieceWriter | None = None
 
     def follow(self, blocked: Stopwatch) -> None:
         """Keep from when to when the program is blocked, which this counts, until finish()."""
@@ -180,10 +180,10 @@ class Recording:
         if self.piece is not None:
             self.piece.save()
 
-    def under_way(self) -> RankTimes:
+    def under_way(self) -> RankRecords:
         """Return what is not over, as if it ended now; it goes on."""
         since = self._blocked.since if self._blocked is not None else None
         blocked = Records([(since, time.perf_counter())] if since is not None else ())
         channels = [track.under_way() for track in list(self._tracks)]
         times = self.times
-        return RankTimes(times.start, times.stop, times.zero_seconds, channels, blocked)
+        return RankRecords(times.start, times.stop, times.zero_seconds, channels, blocked)

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.timeline.clock import Reading
 
-__all__ = ["BucketTimes", "ChannelTimes", "OperationTimes", "RankTimes", "Records"]
+__all__ = ["BucketTimes", "ChannelTimes", "OperationTimes", "RankRecords", "Records"]
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class ChannelTimes:
 
 
 @dataclass
-class RankTimes:
+class RankRecords:
     """Of one rank.
 
     Attributes:
@@ -108,10 +108,10 @@ class RankTimes:
     channels: list[ChannelTimes] = field(default_factory=list)
     blocked: Records[tuple[float, float]] = field(default_factory=Records)
 
-    def take(self) -> RankTimes:
+    def take(self) -> RankRecords:
         """Return what has been recorded since the last call."""
         channels = [channel.take() for channel in list(self.channels)]
-        return RankTimes(self.start, self.stop, self.zero_seconds, channels, self.blocked.take())
+        return RankRecords(self.start, self.stop, self.zero_seconds, channels, self.blocked.take())
 
     @property
     def dropped(self) -> int:

@@ -7,12 +7,12 @@ from heapq import heappop, heappush
 
 from hvdtrain.core.timeline.events import Event, Events
 from hvdtrain.core.timeline.items import Item, rows_of
-from hvdtrain.core.timeline.times import RankTimes
+from hvdtrain.core.timeline.times import RankRecords
 
 __all__ = ["in_lanes", "trace_events"]
 
 
-def trace_events(times: RankTimes, rank: int, host: str) -> Iterator[Event]:
+def trace_events(times: RankRecords, rank: int, host: str) -> Iterator[Event]:
     """Yield the events of one rank, its process.
 
     Args:

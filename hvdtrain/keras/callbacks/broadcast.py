@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from hvdtrain.keras.backends.wrapping import state_of
-from hvdtrain.keras.values import broadcast_variables
+from hvdtrain.keras.operations.values import broadcast_variables
 
 __all__ = ["BroadcastGlobalVariablesCallback"]
 

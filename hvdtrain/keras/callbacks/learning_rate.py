@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from hvdtrain.core import objects
-from hvdtrain.core.place import rank, size
+from hvdtrain.core.horovod_api import rank, size
 
 __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback", "warmup_multiplier"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 
 from hvdtrain.core import objects
-from hvdtrain.core.place import rank
+from hvdtrain.core.horovod_api import rank
 from hvdtrain.keras.backends.wrapping import state_of
-from hvdtrain.keras.values import broadcast_variables
+from hvdtrain.keras.operations.values import broadcast_variables
 
 __all__ = ["BestModelCheckpoint", "RankZero", "RestoreOnAll"]
 

@@ -15,7 +15,7 @@ from hvdtrain.keras.backends.choose import chosen
 from hvdtrain.keras.backends.wrapping import optimizers_of, state_of
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.callbacks.order import collective_kinds, objection
-from hvdtrain.keras.values import broadcast_variables, refuse_different
+from hvdtrain.keras.operations.values import broadcast_variables, refuse_different
 from hvdtrain.types import ReduceOp
 
 __all__ = ["Beginning", "End"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hvdtrain.launch.hosts import hydra, openmpi, schedulers
 from hvdtrain.launch.hosts.check import mixed_names
-from hvdtrain.launch.hosts.host import Host, HostfileError, Source, check_name
+from hvdtrain.launch.hosts.host import Host, HostfileError, HostText, check_name
 
 __all__ = [
     "FOREIGN",
@@ -39,7 +39,7 @@ class Format:
         ipv6: whether an address can stand for a name.
     """
 
-    read: Callable[[Source], list[Host]]
+    read: Callable[[HostText], list[Host]]
     write: Callable[[Sequence[Host]], str]
     slots: bool = True
     users: bool = False
@@ -72,7 +72,7 @@ _HYDRA_LINE = re.compile(r"[^\s:#]+:\d+(\s.*)?")
 _SLURM_LINE = re.compile(r"(export\s+)?SLURM_\w+=.*")
 
 
-def source_of_job(name: str, environ: Mapping[str, str]) -> Source:
+def source_of_job(name: str, environ: Mapping[str, str]) -> HostText:
     """Return what the scheduler has told this job of its hosts.
 
     Raises:
@@ -87,12 +87,12 @@ def source_of_job(name: str, environ: Mapping[str, str]) -> Source:
         return read_file(_K8S_FILE)
     if name == "slurm":
         settings = (f"{key}={value}" for key, value in environ.items() if key.startswith("SLURM_"))
-        return Source("the environment", "\n".join(settings))
+        return HostText("the environment", "\n".join(settings))
     if name == "lsf":
         if not environ.get("LSB_MCPU_HOSTS"):
             raise HostfileError("$LSB_MCPU_HOSTS", "", "is not set: this is no job of lsf")
-        return Source("$LSB_MCPU_HOSTS", environ["LSB_MCPU_HOSTS"])
-    return Source("flux getattr hostlist", _ask_flux())
+        return HostText("$LSB_MCPU_HOSTS", environ["LSB_MCPU_HOSTS"])
+    return HostText("flux getattr hostlist", _ask_flux())
 
 
 def _ask_flux() -> str:
@@ -106,7 +106,7 @@ def _ask_flux() -> str:
     return done.stdout
 
 
-def read_file(path: str) -> Source:
+def read_file(path: str) -> HostText:
     """Return the text of a hostfile, as it stands there.
 
     Raises:
@@ -130,7 +130,7 @@ def read_file(path: str) -> Source:
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise HostfileError(f"{path}:{line}", "", "has a zero byte: it is no text file")
-    return Source(path, text, foreign=bool(mark) or "\r" in text)
+    return HostText(path, text, foreign=bool(mark) or "\r" in text)
 
 
 def read_hostfile(path: str, form: str) -> list[Host]:
@@ -177,7 +177,7 @@ def left_out(hosts: Sequence[Host], form: str) -> list[str]:
     return words
 
 
-def guess_format(source: Source) -> str:
+def guess_format(source: HostText) -> str:
     """Tell in which form a file is written."""
     bare = [line.partition("#")[0].strip() for _, line in source.lines()]
     lines = [line for line in bare if line]

@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["Host", "HostfileError", "Source", "add_up", "check_name", "check_slots", "total_slots"]
+__all__ = [
+    "Host",
+    "HostText",
+    "HostfileError",
+    "add_up",
+    "check_name",
+    "check_slots",
+    "total_slots",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _IPV6 = re.compile(r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\w+)?")
@@ -48,7 +56,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Source:
+class HostText:
     """A text that names hosts.
 
     Attributes:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvdtrain.launch.hosts.host import Host, HostfileError, Source, add_up, check_name, check_slots
+from hvdtrain.launch.hosts.host import (
+    Host,
+    HostfileError,
+    HostText,
+    add_up,
+    check_name,
+    check_slots,
+)
 
 __all__ = ["read", "write"]
 
 
-def read(source: Source) -> list[Host]:
+def read(source: HostText) -> list[Host]:
     """Return the hosts of a hostfile, each once; one without a number has one slot.
 
     Raises:

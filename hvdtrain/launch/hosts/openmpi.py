@@ -6,7 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hvdtrain.launch.hosts.host import Host, HostfileError, Source, add_up, check_name, check_slots
+from hvdtrain.launch.hosts.host import (
+    Host,
+    HostfileError,
+    HostText,
+    add_up,
+    check_name,
+    check_slots,
+)
 
 __all__ = ["read", "write"]
 
@@ -23,7 +30,7 @@ _COMMENT = re.compile(r"/\*.*?\*/|(#|//).*")
 _HOST_AND_COUNT = re.compile(r"([^:]+):(\d+)")
 
 
-def read(source: Source) -> list[Host]:
+def read(source: HostText) -> list[Host]:
     """Return the hosts of a hostfile, each once.
 
     Raises:
@@ -51,7 +58,7 @@ def write(hosts: Sequence[Host]) -> str:
     )
 
 
-def _refuse_open_comment(source: Source) -> None:
+def _refuse_open_comment(source: HostText) -> None:
     last = source.text.rpartition("\n")[2]
     if any(comment[1] for comment in _COMMENT.finditer(last)):
         where = f"{source.name}:{len(source.text.splitlines())}"

@@ -6,7 +6,14 @@ import re
 from collections.abc import Sequence
 
 from hvdtrain.launch.hosts import nodelist
-from hvdtrain.launch.hosts.host import Host, HostfileError, Source, add_up, check_name, check_slots
+from hvdtrain.launch.hosts.host import (
+    Host,
+    HostfileError,
+    HostText,
+    add_up,
+    check_name,
+    check_slots,
+)
 
 __all__ = [
     "read_flux",
@@ -29,7 +36,7 @@ _SETTING = re.compile(r"(?:export\s+)?(\w+)=(['\"]?)(.*)\2")
 _LAUNCH_NODE = re.compile(r"(batch|login)\d*(\..*)?")
 
 
-def read_slurm(source: Source) -> list[Host]:
+def read_slurm(source: HostText) -> list[Host]:
     """Return the hosts of Slurm's two variables, as `env` prints them.
 
     Raises:
@@ -58,7 +65,7 @@ def write_slurm(hosts: Sequence[Host]) -> str:
     return f"{_NODES[0]}={nodelist.compress([h.name for h in hosts])}\n{_TASKS[0]}={counts}\n"
 
 
-def read_lines(source: Source) -> list[Host]:
+def read_lines(source: HostText) -> list[Host]:
     """Return the hosts of a file with one line for each slot, as PBS and LSF write it."""
     return add_up([Host(check_name(line, where), 1) for where, line in source.lines()])
 
@@ -73,7 +80,7 @@ def write_names(hosts: Sequence[Host]) -> str:
     return "".join(f"{host.name}\n" for host in hosts)
 
 
-def read_sge(source: Source) -> list[Host]:
+def read_sge(source: HostText) -> list[Host]:
     """Return the hosts of $PE_HOSTFILE: `host slots queue processors`.
 
     Raises:
@@ -95,7 +102,7 @@ def write_sge(hosts: Sequence[Host]) -> str:
     return "".join(f"{h.name} {h.slots} all.q@{h.name} <NULL>\n" for h in hosts)
 
 
-def read_lsf(source: Source) -> list[Host]:
+def read_lsf(source: HostText) -> list[Host]:
     """Return the hosts of $LSB_MCPU_HOSTS, `host1 4 host2 4`, but for the node of the job script.
 
     Raises:
@@ -119,7 +126,7 @@ def write_lsf(hosts: Sequence[Host]) -> str:
     return " ".join(f"{host.name} {host.slots}" for host in hosts) + "\n"
 
 
-def read_flux(source: Source) -> list[Host]:
+def read_flux(source: HostText) -> list[Host]:
     """Return the hosts of `flux hostlist`; it tells no slots."""
     text = source.text.strip()
     names = nodelist.expand(text, source.name) if text else []

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.jobs.request import Request
+from hvdtrain.launch.jobs.request import JobRequest
 from hvdtrain.launch.jobs.schedulers import AGAIN, Scheduler
 from hvdtrain.launch.jobs.script import body
 
@@ -79,7 +79,7 @@ spec:
 """
 
 
-def mpi_job(request: Request) -> str:
+def mpi_job(request: JobRequest) -> str:
     """Return the manifest, in YAML.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["Request", "clock_text", "parse_seconds"]
+__all__ = ["JobRequest", "clock_text", "parse_seconds"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TIME = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -17,7 +17,7 @@ _UNITS = (86400, 3600, 60, 1)
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """A job.
 
     Attributes:

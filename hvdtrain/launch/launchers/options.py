@@ -17,9 +17,9 @@ from hvdtrain.launch.hosts.formats import (
     read_hostfile,
     source_of_job,
 )
-from hvdtrain.launch.hosts.host import Host, HostfileError, Source
+from hvdtrain.launch.hosts.host import Host, HostfileError, HostText
 from hvdtrain.launch.launchers.choice import Launcher
-from hvdtrain.launch.launchers.request import Request, has_allocation
+from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
 
 __all__ = ["check_interface", "parse_exports", "parse_folder", "parse_hosts", "with_hosts"]
 
@@ -40,7 +40,7 @@ def parse_hosts(text: str | None) -> tuple[Host, ...]:
     for word in text.split(","):
         if len(word.split()) > 1:  # what a line of a hostfile may say further on
             raise HostfileError("-H", word, "write hosts as in node1:4,node2:4")
-    hosts = FORMATS["mpich"].read(Source("-H", text.replace(",", "\n")))
+    hosts = FORMATS["mpich"].read(HostText("-H", text.replace(",", "\n")))
     if not hosts:
         raise HostfileError("-H", text, "names no host: write them as in node1:4,node2:4")
     return tuple(hosts)
@@ -90,8 +90,8 @@ def check_interface(interface: str | None) -> None:
 
 
 def with_hosts(
-    request: Request, launcher: Launcher, vendor: str, environ: Mapping[str, str]
-) -> Request:
+    request: LaunchRequest, launcher: Launcher, vendor: str, environ: Mapping[str, str]
+) -> LaunchRequest:
     """Read the hosts of the hostfile, as the launcher will, or of a job that it does not know.
 
     Raises:
@@ -114,13 +114,15 @@ def with_hosts(
     return replace(request, hosts=hosts)
 
 
-def _require_slots(request: Request, hosts: Sequence[Host]) -> None:
+def _require_slots(request: LaunchRequest, hosts: Sequence[Host]) -> None:
     known = hosts and all(host.slots is not None for host in hosts)
     if known and request.ranks is not None:
         require_slots(hosts, request.ranks, request.hostfile or "-H")
 
 
-def _require_hosts(request: Request, hosts: Sequence[Host], own: bool, allocation: bool) -> None:
+def _require_hosts(
+    request: LaunchRequest, hosts: Sequence[Host], own: bool, allocation: bool
+) -> None:
     """Raise UsageError if N ranks on each host cannot be, or are not enough."""
     ranks, each = request.ranks, request.per_node or 1
     place = each * max(1, len(hosts))
@@ -134,7 +136,7 @@ def _require_hosts(request: Request, hosts: Sequence[Host], own: bool, allocatio
             )
 
 
-def _hosts_of_job(environ: Mapping[str, str], request: Request) -> tuple[Host, ...]:
+def _hosts_of_job(environ: Mapping[str, str], request: LaunchRequest) -> tuple[Host, ...]:
     names = (form for name, form in _UNKNOWN_TO_OPEN_MPI.items() if name in environ)
     form = next(names, None)
     if form is None:

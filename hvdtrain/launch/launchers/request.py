@@ -13,7 +13,7 @@ __all__ = [
     "BINDINGS",
     "Builder",
     "LaunchCommand",
-    "Request",
+    "LaunchRequest",
     "Site",
     "equal_slots",
     "has_allocation",
@@ -30,7 +30,7 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE", "FLU
 
 
 @dataclass(frozen=True)
-class Request:
+class LaunchRequest:
     """What a person wants to have started.
 
     Attributes:
@@ -98,7 +98,7 @@ class LaunchCommand:
         return f"mkdir -p {shlex.quote(self.folder)} && {line}" if self.folder else line
 
 
-Builder = Callable[[Request, Site], LaunchCommand]
+Builder = Callable[[LaunchRequest, Site], LaunchCommand]
 
 
 def has_allocation(environ: Mapping[str, str]) -> bool:
@@ -115,7 +115,7 @@ def without_allocation(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def total_ranks(request: Request, site: Site) -> int | None:
+def total_ranks(request: LaunchRequest, site: Site) -> int | None:
     """Return how many ranks, for launchers that do not count themselves; None is for each slot.
 
     Raises:
@@ -128,7 +128,7 @@ def total_ranks(request: Request, site: Site) -> int | None:
     return request.per_node * max(1, len(request.hosts))
 
 
-def equal_slots(request: Request, launcher: str) -> int:
+def equal_slots(request: LaunchRequest, launcher: str) -> int:
     """Return how many ranks each host gets, where a launcher takes one number for all.
 
     Raises:

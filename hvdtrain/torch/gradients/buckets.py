@@ -10,13 +10,12 @@ import torch
 from hvdtrain.buffer import Elements
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.bucket_plans import agree_on_plan, open_plan_channel
+from hvdtrain.core.gradients.communicators import Communicators, open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.memory import bucket_memory, cut
-from hvdtrain.core.gradients.open_wires import open_wires
-from hvdtrain.core.gradients.plan import ParameterSpec, Plan
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.plan_channel import open_plan_channel
-from hvdtrain.core.planning import agree_on_plan
 from hvdtrain.core.staging import note_staging
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.streams import HOST, Streams
@@ -72,7 +71,7 @@ class ParameterBuckets:
         """
         parent, exchange = settings.process_set.channel(), settings.make_exchange()
         capabilities = parent.communicator.capabilities
-        halves = capabilities.halves and exchange.halves
+        halves = capabilities.halves and exchange.half_types
         plan = agree_on_plan([_spec(*pair, halves) for pair in named], parent, settings.groups)
         exchange.prepare(plan)
         channel = open_plan_channel(parent)
@@ -90,7 +89,7 @@ class ParameterBuckets:
             numbers=usage_length(len(parameters)),
             streams=[streams[bucket.device] for bucket in plan.buckets],
             counted=True,
-            wires=open_wires(channel, exchange, context.current().topology.node, name),
+            communicators=_communicators(channel, exchange, name),
         )
         views = BucketViews(parameters, reducer, settings.compression)
         dtypes = [parameter.dtype for parameter in parameters]
@@ -106,11 +105,11 @@ class ParameterBuckets:
             streams.refuse_capture("an optimizer step")
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> BucketPlan:
         """The current division of gradients into buckets."""
         return self.reducer.plan
 
-    def use_plan(self, plan: Plan) -> None:
+    def use_plan(self, plan: BucketPlan) -> None:
         """Switch to another plan for the same parameters, from the next step on."""
         kept = self.views.kept()
         self.exchange.prepare(plan)
@@ -154,6 +153,14 @@ def describe_dtype_change(named: Named, dtypes: Sequence[torch.dtype]) -> str:
     )
 
 
+def _communicators(channel: Channel, exchange: Exchange, name: str) -> Communicators:
+    """Return the communicators of an exchange (collective if it is hierarchical)."""
+    if not exchange.hierarchical:
+        return Communicators.flat(channel.communicator)
+    node = context.current().topology.node
+    return open_communicators(channel, exchange.spec, node, name)
+
+
 def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:
     """Return what a plan needs to know about a parameter as it is now.
 
@@ -188,7 +195,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def _allocate(
     channel: Channel,
-    plan: Plan,
+    plan: BucketPlan,
     name: str,
     parameters: Sequence[torch.nn.Parameter],
     streams: Mapping[str, Streams],

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.plan_change import agree_on_change
-from hvdtrain.core.planning import replan, take_layout
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
 from hvdtrain.torch.gradients.hooks import GradientHooks, check_hookable
@@ -62,7 +61,7 @@ class Gradients:
         self._plan_is_final = False  # until it follows the order in which gradients arrive
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> BucketPlan:
         """The current division of gradients into buckets."""
         return self._buckets.plan
 
@@ -241,7 +240,7 @@ class Gradients:
         elif not self._plan_is_final:
             self._use_plan(replan(self.plan, usage.positions))
 
-    def _use_plan(self, plan: Plan) -> None:
+    def _use_plan(self, plan: BucketPlan) -> None:
         """Use a final plan from the next step on."""
         self._plan_is_final = True
         self._buckets.use_plan(plan)

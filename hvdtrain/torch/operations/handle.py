@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hvdtrain.core.operations import Submitted
+from hvdtrain.core.operations import Submission
 from hvdtrain.torch.tensors.buffers import require_tensors
 from hvdtrain.torch.tensors.dynamo import disable_compile
 
@@ -22,7 +22,7 @@ class Handle:
         finish: function that computes the user's result from the operation's.
     """
 
-    def __init__(self, submitted: Submitted, finish: Callable[[Any], Any]) -> None:
+    def __init__(self, submitted: Submission, finish: Callable[[Any], Any]) -> None:
         self._submitted = submitted
         self._finish: Callable[[Any], Any] | None = finish
         self._started = False

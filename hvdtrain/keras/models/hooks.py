@@ -1,0 +1,55 @@
+"""What `compile` and `fit` of Keras do in addition once hvdtrain is in use.
+
+Keras asks no optimizer whether XLA may compile its step or how its loss is scaled, tells none how
+many samples a batch has, and shows no callback the others. All that is known inside `compile` and
+`fit` only, so they are where hvdtrain has to be.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from hvdtrain.keras.models.compile import compile_model
+from hvdtrain.keras.models.fit import fit_model
+
+__all__ = ["hook_models"]
+
+
+def hook_models() -> None:
+    """Hook `compile` and `fit` of every Keras model (local). A second call does nothing."""
+    _hook("compile", compile_model)
+    _hook("fit", fit_model)
+
+
+def _hook(
+    method: str, replacement: Callable[[Callable[..., object], inspect.BoundArguments], object]
+) -> None:
+    """Replace a method of every model.
+
+    Args:
+        method: name of the method.
+        replacement: called with Keras's own method and the arguments, defaults filled in.
+    """
+    owner: Any = next(kind for kind in keras.Model.__mro__ if method in vars(kind))
+    original = getattr(owner, method)
+    if hasattr(original, "hvdtrain_hooked"):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> object:
+        try:
+            arguments = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{method}() {error}") from None
+        arguments.apply_defaults()
+        return replacement(original, arguments)
+
+    hooked.hvdtrain_hooked = True  # type: ignore[attr-defined]
+    # Not on keras.Model: a model whose class has another `compile` than this one counts as custom.
+    setattr(owner, method, hooked)

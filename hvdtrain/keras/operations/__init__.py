@@ -1,0 +1,1 @@
+"""Operations of Horovod on values and variables of Keras."""

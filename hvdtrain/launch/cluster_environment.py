@@ -1,0 +1,90 @@
+"""The variables in which torch.distributed and TensorFlow look for their world. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdtrain.errors import UsageError
+
+__all__ = ["RankInfo", "parse_roles", "tensorflow_config", "torch_variables"]
+
+_COUNT = re.compile("[0-9]{1,7}")
+_ROLES = ("chief", "worker", "ps", "evaluator")
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """Where this rank is.
+
+    Attributes:
+        rank: of this process, of `size`.
+        size: how many ranks there are.
+        local_rank: on its node, of `local_size`.
+        local_size: ranks of its node.
+        node: number of its node.
+        addresses: for each rank host and port, the port free a moment ago.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    addresses: tuple[str, ...]
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> RankInfo:
+        """Read what a rank has printed as JSON."""
+        return cls(**{**facts, "addresses": tuple(facts["addresses"])})
+
+
+def torch_variables(place: RankInfo) -> dict[str, str]:
+    """Return what `init_method="env://"`, Accelerate and Lightning read."""
+    host, _, port = place.addresses[0].rpartition(":")
+    numbers = {
+        "RANK": place.rank,
+        "WORLD_SIZE": place.size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_size,
+        "NODE_RANK": place.node,
+        "GROUP_RANK": place.node,
+    }
+    return {name: str(number) for name, number in numbers.items()} | {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+    }
+
+
+def parse_roles(text: str, size: int) -> list[str]:
+    """Return the role of each rank: "chief:1,worker:2" is chief, worker, worker.
+
+    Raises:
+        UsageError: a role is unknown or has no number, or they are not as many as the ranks.
+    """
+    roles: list[str] = []
+    for part in text.split(","):
+        role, _, count = part.strip().partition(":")
+        if role not in _ROLES or not _COUNT.fullmatch(count):
+            known = ", ".join(_ROLES)
+            raise UsageError(f"--roles: {part!r} must be one of {known}, a colon, and a number")
+        roles += [role] * int(count)
+    if len(roles) != size:
+        raise UsageError(f"--roles {text} are {len(roles)} ranks, but there are {size}")
+    if roles.count("chief") > 1 or roles.count("evaluator") > 1:
+        raise UsageError(f"--roles {text}: there can be one chief and one evaluator only")
+    return roles
+
+
+def tensorflow_config(place: RankInfo, roles: Sequence[str]) -> str:
+    """Return TF_CONFIG; an evaluator is not in the cluster that it evaluates for."""
+    members: dict[str, list[str]] = {}
+    for role, address in zip(roles, place.addresses, strict=True):
+        if role != "evaluator":
+            members.setdefault(role, []).append(address)
+    role = roles[place.rank]
+    task = {"type": role, "index": list(roles[: place.rank]).count(role)}
+    return json.dumps({"cluster": members, "task": task})
