@@ -36,7 +36,7 @@ def nccl_built() -> int:
     """Return the version of NCCL that torch was built with, e.g. 22703, or 0."""
     if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
         return 0
-    version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    version: tuple[int, ...] = torch.cuda.nccl.version()
     major, minor, patch = version[:3]
     return major * 10000 + minor * 100 + patch
 

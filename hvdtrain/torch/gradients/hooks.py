@@ -64,9 +64,7 @@ class GradientHooks:
         self._callback_queued = False
         tensor_hook, self._node_hook = _weak_uncompiled(self._note_pending), self._make_node_hook()
         self._tensor_handles: list[RemovableHandle] = [
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(tensor_hook, index)
-            )
+            parameter.register_post_accumulate_grad_hook(partial(tensor_hook, index))
             for index, parameter in enumerate(parameters)
         ]
         self._nodes: dict[int, Node] = {}  # a tensor does not keep its node alive

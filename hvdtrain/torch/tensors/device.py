@@ -49,7 +49,7 @@ def page_lock(memory: Elements, channel: Channel) -> None:
         channel: channel whose engine allocated the memory and frees it.
     """
     buffer = Buffer.of(memory)
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    runtime: Any = torch.cuda.cudart()
     if int(runtime.cudaHostRegister(buffer.pointer, buffer.nbytes, 0)) == 0:
         channel.before_closing(partial(runtime.cudaHostUnregister, buffer.pointer))
         return
