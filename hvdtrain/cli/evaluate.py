@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,7 +15,7 @@ __all__ = ["command"]
 @click.command()
 @click.argument("run", type=Path, metavar="RUN")
 @with_run_options
-def command(run: Path, checkpoint: str, **changes: Any) -> None:
+def command(run: Path, checkpoint: str, **changes: Path | str | int) -> None:
     """Measure the model of a run on its test samples, on all ranks: the same numbers on any number.
 
     RUN is the directory of the run. Rank 0 prints one JSON object.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -20,7 +19,11 @@ __all__ = ["command"]
 )
 @with_run_options
 def command(
-    run: Path, files: tuple[Path, ...], checkpoint: str, out: Path | None = None, **changes: Any
+    run: Path,
+    files: tuple[Path, ...],
+    checkpoint: str,
+    out: Path | None = None,
+    **changes: Path | str | int,
 ) -> None:
     """Use the model of a run on the samples in files, on all ranks: the same numbers on any number.
 

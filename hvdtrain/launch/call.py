@@ -92,7 +92,7 @@ def _require_sense(np: int) -> None:
         raise UsageError(f"np={np} must be at least 1")
 
 
-def _dumps(call: tuple[Any, ...]) -> bytes:
+def _dumps(call: tuple[object, ...]) -> bytes:
     try:
         cloudpickle = importlib.import_module("cloudpickle")
     except ImportError:

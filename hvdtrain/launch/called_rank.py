@@ -11,7 +11,6 @@ import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
-from typing import Any
 
 from hvdtrain.errors import EXIT_CRASH
 from hvdtrain.world import promised_world
@@ -82,10 +81,9 @@ def _dumped(error: BaseException) -> bytes:
     import cloudpickle
 
     try:
-        content: Any = cloudpickle.dumps(error)
+        return bytes(cloudpickle.dumps(error))
     except Exception:  # it holds what cannot be pickled; its traceback says what it was
-        content = b""
-    return bytes(content)
+        return b""
 
 
 if __name__ == "__main__":

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["RankInfo", "parse_roles", "tensorflow_config", "torch_variables"]
+__all__ = ["RankFacts", "RankInfo", "parse_roles", "tensorflow_config", "torch_variables"]
 
 _COUNT = re.compile("[0-9]{1,7}")
 _ROLES = ("chief", "worker", "ps", "evaluator")
+
+
+class RankFacts(TypedDict):
+    """The JSON object that a rank prints about itself: the fields of RankInfo."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    addresses: list[str]
 
 
 @dataclass(frozen=True)
@@ -37,9 +48,16 @@ class RankInfo:
     addresses: tuple[str, ...]
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> RankInfo:
-        """Read what a rank has printed as JSON."""
-        return cls(**{**facts, "addresses": tuple(facts["addresses"])})
+    def from_facts(cls, facts: RankFacts) -> RankInfo:
+        """Return the information that a rank has printed as JSON."""
+        return cls(
+            facts["rank"],
+            facts["size"],
+            facts["local_rank"],
+            facts["local_size"],
+            facts["node"],
+            tuple(facts["addresses"]),
+        )
 
 
 def torch_variables(place: RankInfo) -> dict[str, str]:

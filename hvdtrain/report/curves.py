@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
 
-from hvdtrain.report.lines import Lines, number
+from hvdtrain.report.lines import JsonObject, Lines, number
 
 __all__ = ["BUCKETS", "Curve", "Matrix", "Measured", "read_curves", "thinned"]
 
@@ -109,7 +108,7 @@ def read_curves(paths: Iterable[Path]) -> Measured:
     return measured
 
 
-def _take_chunk(chunk: Sequence[dict[str, Any]], lines: Lines, found: _Found) -> None:
+def _take_chunk(chunk: Sequence[JsonObject], lines: Lines, found: _Found) -> None:
     """Sort lines into columns; neighbours with the same split and fields go together."""
     for place, line in enumerate(chunk):
         step, epoch = line.get("step"), number(line.get("epoch"))
@@ -128,7 +127,7 @@ def _take_chunk(chunk: Sequence[dict[str, Any]], lines: Lines, found: _Found) ->
                 _take_values(name, rows, columns, found)
 
 
-def _take_values(name: str, rows: list[dict[str, Any]], columns: _Split, found: _Found) -> None:
+def _take_values(name: str, rows: list[JsonObject], columns: _Split, found: _Found) -> None:
     values = [row[name] for row in rows]
     if set(map(type, values)) == {float} and math.isfinite(sum(values)):
         columns.add(name, values)

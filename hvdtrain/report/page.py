@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdtrain import __version__
 from hvdtrain.errors import UsageError
@@ -119,7 +119,7 @@ def _embedded(data: object) -> Markup:
     return Markup(text.translate(_ESCAPES))
 
 
-def _data(name: str, run: RunFiles) -> dict[str, Any]:
+def _data(name: str, run: RunFiles) -> dict[str, object]:
     return {
         "name": name,
         "curves": [_curve(curve) for curve in run.measured.curves],
@@ -128,7 +128,7 @@ def _data(name: str, run: RunFiles) -> dict[str, Any]:
     }
 
 
-def _curve(curve: Curve) -> dict[str, Any]:
+def _curve(curve: Curve) -> dict[str, object]:
     return {
         "split": curve.split,
         "metric": curve.metric,
@@ -140,7 +140,7 @@ def _curve(curve: Curve) -> dict[str, Any]:
     }
 
 
-def _ranks(times: TimeBreakdown) -> dict[str, Any]:
+def _ranks(times: TimeBreakdown) -> dict[str, object]:
     """Return whole milliseconds: their digits would else be most of the page."""
     intervals = times.intervals
     return {
@@ -157,7 +157,7 @@ def _ranks(times: TimeBreakdown) -> dict[str, Any]:
     }
 
 
-def _matrix(matrix: Matrix) -> dict[str, Any]:
+def _matrix(matrix: Matrix) -> dict[str, object]:
     return {"split": matrix.split, "metric": matrix.metric, "rows": matrix.rows}
 
 

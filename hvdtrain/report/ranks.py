@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import add
 from pathlib import Path
-from typing import Any
 
-from hvdtrain.report.lines import Lines, number
+from hvdtrain.report.lines import JsonObject, Lines, number
 
 __all__ = ["PARTS", "Interval", "System", "TimeBreakdown", "read_ranks"]
 
@@ -130,7 +129,7 @@ def _take(interval: Interval, times: TimeBreakdown) -> None:
         times.intervals = _joined(times.intervals)
 
 
-def _interval(line: dict[str, Any]) -> Interval | None:
+def _interval(line: JsonObject) -> Interval | None:
     """Return what a line says; None where it is damaged."""
     step, seconds, length = line.get("step"), number(line.get("seconds")), number(line.get("span"))
     if type(step) is not int or not seconds or not length or not seconds + length < _TOO_MUCH:

@@ -6,11 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.report.curves import Measured, read_curves
-from hvdtrain.report.lines import read_object
+from hvdtrain.report.lines import JsonObject, read_object
 from hvdtrain.report.ranks import TimeBreakdown, read_ranks
 
 __all__ = ["RunFiles", "distinct_names", "read_run"]
@@ -36,9 +35,9 @@ class RunFiles:
     path: Path
     measured: Measured
     ranks: TimeBreakdown | None
-    config: dict[str, Any] | None
-    environment: dict[str, Any] | None
-    summary: dict[str, Any] | None
+    config: JsonObject | None
+    environment: JsonObject | None
+    summary: JsonObject | None
     notes: list[str]
 
     @property
@@ -108,7 +107,7 @@ def _refuse(path: Path) -> None:
     raise UsageError(f"{path} is no run: it has no metrics.jsonl, which train writes into --out")
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path) -> JsonObject:
     try:
         import yaml
     except ImportError as error:

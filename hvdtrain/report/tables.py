@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hvdtrain.report.lines import number
 from hvdtrain.report.run import RunFiles
@@ -89,7 +88,7 @@ def _epochs(run: RunFiles) -> float:
     return max((curve.epoch[-1] for curve in run.measured.curves), default=math.nan)
 
 
-def _of(run: RunFiles, key: str) -> Any:
+def _of(run: RunFiles, key: str) -> object:
     """Return what the summary says; where it says nothing, the environment or the options."""
     for found in (run.summary, run.environment, run.config):
         if found and not isinstance(found.get(key), dict | list | None):
@@ -126,7 +125,7 @@ class SettingRow:
 
 
 def side_by_side(
-    settings: Sequence[Mapping[str, Any] | None], mark: bool = True
+    settings: Sequence[Mapping[str, object] | None], mark: bool = True
 ) -> list[SettingRow]:
     """Return one row for each setting that any run has.
 
@@ -149,7 +148,7 @@ def side_by_side(
     ]
 
 
-def _flat(prefix: str, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _flat(prefix: str, found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for key, value in found.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import blake2b
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -335,6 +338,20 @@ def wires_of_the_nodes() -> int:
     return len(layouts())
 
 
+def exchange_of_the_page() -> int:
+    """The smallest one, which docs/exchanges.md shows."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "exchanges.md"
+    code = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)[-1]
+    names: dict[str, Any] = {}
+    exec(compile(code, str(page), "exec"), names)
+    for dtype, tensors in kinds():
+        driven = Driven(names["MeanOfSigns"](), plan_of(dtype, LIMITS[1]), tensors)
+        found = exchanged(driven, values(0, hvd.rank(), dtype), StepInfo(0, hvd.size()))
+        signs = [[np.sign(each) for each in own] for own in of_ranks(0, dtype)]
+        check(found, [np.mean(each, axis=0) for each in zip(*signs, strict=True)], dtype)
+    return 4
+
+
 def main() -> None:
     hvd.init()
     cases = (
@@ -348,6 +365,7 @@ def main() -> None:
         nothing_is_lost_but_to_a_planted_error,
         blocks_of_local_steps,
         first_steps_are_plain,
+        exchange_of_the_page,
         state_goes_through_a_checkpoint,
     )
     ran = sum(case() for case in cases)
