@@ -38,8 +38,8 @@ TEST_ENVIRONMENTS := .venv-test/installed $(TENSORFLOW:%=%/installed)
 environments: $(TEST_ENVIRONMENTS) .venv-mpich/installed ## all that `make test-all` needs
 environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed)
 
-# Tests with these marks need more than Open MPI, or minutes; pyproject.toml says what they are.
-REST := mpich or openmpi4 or horovod or slurm or gridengine or browser or soak
+# Tests with these marks need more than Open MPI, or a long time; pyproject.toml says what they are.
+REST := mpich or openmpi4 or horovod or slurm or gridengine or browser or bench or soak
 # Three files at a time on two cores: much of what tests do is to wait. The longest come first.
 PYTEST := HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
   .venv-test/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20
