@@ -20,7 +20,7 @@ _CHANGES = {
 
 
 def with_run_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add options for the checkpoint, and for settings of a run that may have changed, to a command."""
+    """Add options for the checkpoint, and for settings of a run that may have changed."""
 
     @wraps(function)
     def wrapped(**given: object) -> None:

@@ -132,7 +132,7 @@ def read_curves(paths: Iterable[Path]) -> Measured:
 
 
 def _take_chunk(chunk: Sequence[JsonObject], lines: Lines, found: _Found) -> None:
-    """Sort lines into columns; consecutive lines with the same split and fields are added at once."""
+    """Sort lines into columns; adjacent lines with the same split and fields are added at once."""
     for place, line in enumerate(chunk):
         step, epoch = line.get("step"), number(line.get("epoch"))
         if type(line.get("split")) is not str or type(step) is not int or not 0 <= step < 2**53:
