@@ -4,7 +4,7 @@ PYTHON ?= python3
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help train environments test test-gpu bench lint clean FORCE
+.PHONY: help train environments test test-rest test-all test-gpu bench lint clean FORCE
 
 # What is installed is tested: a path to the checkout must not leak into the environments.
 unexport PYTHONPATH PYTHONHOME
@@ -14,7 +14,7 @@ MAKE_DIR := .make
 , := ,
 WHEEL := $(MAKE_DIR)/wheel.stamp
 # Where a C++ compiler is, Horovod is built for its tests, which takes minutes the first time; else
-# they are skipped, and say so, as with `make test HOROVOD=`.
+# they are skipped, and say so, as with `make test-all HOROVOD=`.
 COMPILERS := c++ g++ clang++
 HOROVOD ?= $(if $(shell command -v $(COMPILERS)),.venv-horovod)
 # Without it, as with `make test TENSORFLOW=`, the tests of TensorFlow and Keras are skipped.
@@ -34,16 +34,29 @@ help: ## show this list
 train: .venv/installed ## install into .venv and train the digits network on two ranks
 	.venv/bin/python -m hvdtrain run -np 2
 
-environments: .venv-test/installed .venv-mpich/installed ## all that the tests need
-environments: $(HOROVOD:%=%/installed) $(TENSORFLOW:%=%/installed) $(OPENMPI4:%=%/installed)
+TEST_ENVIRONMENTS := .venv-test/installed $(TENSORFLOW:%=%/installed)
+environments: $(TEST_ENVIRONMENTS) .venv-mpich/installed ## all that `make test-all` needs
+environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed)
 
-# Two files at a time: much of what tests do is to wait.
-test: environments ## build the wheel, install it and run all tests
+# Tests with these marks need more than Open MPI, or a long time; pyproject.toml says what they are.
+REST := mpich or openmpi4 or horovod or slurm or gridengine or browser or bench or soak
+# Three files at a time on two cores: much of what tests do is to wait. The longest come first.
+PYTEST := HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
+  .venv-test/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20
+
+test: $(TEST_ENVIRONMENTS) ## build the wheel, install it and run what runs with Open MPI alone
+	HVDTRAIN_OPENMPI4_PYTHON= $(PYTEST) -m 'not ($(REST))'
+
+# What `make test` leaves out.
+test-rest: environments
 	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
 	  HVDTRAIN_OPENMPI4_PYTHON=$(OPENMPI4:%=$(CURDIR)/%/bin/python) \
 	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
-	  HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
-	  .venv-test/bin/pytest -n 2 --dist loadfile --durations=20
+	  $(PYTEST) -m '$(REST)'
+
+test-all: ## the same, then with MPICH, Open MPI 4, schedulers, Horovod and a browser, and for long
+	$(MAKE) test
+	$(MAKE) test-rest
 
 test-gpu: ## run the tests that need a GPU: make test-gpu PYTHON_GPU=/path/to/python3
 	$(PYTHON_GPU) -m pip install --quiet --no-index --no-deps --no-build-isolation \
@@ -132,7 +145,7 @@ endef
 	@echo "make: installing Horovod into $(@D): some minutes the first time"
 	$(beside_test)
 	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(@D)/bin/python -P -m hvdtrain build-horovod || { \
-	  echo "make: Horovod is not built, as said above: 'make test HOROVOD=' tests without it" >&2; \
+	  echo "make: Horovod is not built, as said above: 'make test-all HOROVOD=' tests without it" >&2; \
 	  exit 1; }
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""Keras with Horovod's callbacks: warm-up, one rank that writes, and a start from its files."""
+"""Keras with Horovod's callbacks: scaled learning rate, warm-up, checkpoints on one rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ model = keras.Sequential(
         keras.layers.Dense(10, activation="softmax"),
     ]
 )
-# As many ranks as there are make a batch so many times larger, and so is the learning rate.
+# N ranks make the global batch N times larger; scale the learning rate to match.
 learning_rate = 0.05 * hvd.size()
 optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(learning_rate, momentum=0.9))
 model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])

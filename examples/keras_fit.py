@@ -1,4 +1,4 @@
-"""Keras `fit` on all ranks, where tf.distribute would take a strategy and its scope."""
+"""Keras `fit` on all ranks, in place of a tf.distribute strategy and its scope."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdtrain.data.digits import load_digits
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--batch-size", type=int, default=64, help="of all ranks")
+parser.add_argument("--batch-size", type=int, default=64, help="over all ranks")
 parser.add_argument("--learning-rate", type=float, default=0.004)
 arguments = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""PyTorch and MLflow: train on all ranks, log and save on one, load, test, log the model."""
+"""PyTorch with MLflow: train on all ranks, log and save on one, load, test, log the model."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from hvdtrain.data.digits import load_digits
 from hvdtrain.data.idx import load_mnist
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--data-dir", type=Path, help="holds the files of MNIST; else: digits")
+parser.add_argument(
+    "--data-dir", type=Path, help="directory with the MNIST files; default: train on digits"
+)
 parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--batch-size", type=int, default=64, help="of all ranks")
+parser.add_argument("--batch-size", type=int, default=64, help="over all ranks")
 parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--momentum", type=float, default=0.9)
-parser.add_argument("--log-interval", type=int, default=10, help="steps")
-parser.add_argument("--tracking-uri", help="else MLFLOW_TRACKING_URI, or mlflow.db here")
+parser.add_argument("--log-interval", type=int, default=10, help="in steps")
+parser.add_argument(
+    "--tracking-uri", help="default: MLFLOW_TRACKING_URI, or mlflow.db in the current directory"
+)
 parser.add_argument("--experiment", default="mnist")
 
 
 class Net(torch.nn.Module):
-    """Two convolutions and two layers, for images of 28 x 28."""
+    """Two convolutional and two fully connected layers, for 28 x 28 images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +44,7 @@ class Net(torch.nn.Module):
         self.fc2 = torch.nn.Linear(50, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logarithms of probabilities, [n, 10]."""
+        """Return log probabilities, float32 [n, 10], of images, float32 [n, 1, 28, 28]."""
         x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
         x = functional.relu(functional.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
         x = functional.relu(self.fc1(x.flatten(1)))
@@ -49,12 +53,13 @@ class Net(torch.nn.Module):
 
 
 def load_samples(data_dir: Path | None) -> tuple[TensorDataset, TensorDataset]:
-    """Return training and test samples: MNIST's, or scikit-learn's digits made as large."""
+    """Return training and test samples: MNIST, or scikit-learn's digits scaled to its size."""
     data = load_mnist(data_dir) if data_dir else load_digits()
-    return as_large(data.train), as_large(data.test)
+    return resized(data.train), resized(data.test)
 
 
-def as_large(samples: Samples) -> TensorDataset:
+def resized(samples: Samples) -> TensorDataset:
+    """Return the samples with their images scaled to 28 x 28."""
     images = functional.interpolate(torch.from_numpy(samples.inputs), size=28, mode="bilinear")
     return TensorDataset(images, torch.from_numpy(samples.labels))
 
@@ -88,13 +93,13 @@ def train_one_epoch(
         loss.backward()
         optimizer.step()
         if index % arguments.log_interval == 0:
-            mean = hvd.allreduce(loss.detach(), name="loss").item()  # of all ranks
+            mean = hvd.allreduce(loss.detach(), name="loss").item()  # over all ranks
             if hvd.rank() == 0:
                 mlflow.log_metric("train_loss", mean, step=epoch * len(loader) + index)
 
 
 def test(samples: TensorDataset, checkpoint: Path) -> tuple[Net, float]:
-    """Load a checkpoint, and return the model and its accuracy: each rank tests its share."""
+    """Load a checkpoint; return the model and its accuracy. Each rank tests its share."""
     model = Net().to(device)
     model.load_state_dict(torch.load(checkpoint, map_location=device, weights_only=True)["model"])
     model.eval()
@@ -110,7 +115,7 @@ def test(samples: TensorDataset, checkpoint: Path) -> tuple[Net, float]:
     loss, hits = (hvd.allreduce(sums, op=hvd.Sum, name="test") / len(samples)).tolist()
     if hvd.rank() == 0:
         mlflow.log_metrics({"test_loss": loss, "test_accuracy": hits}, step=arguments.epochs)
-        # A graph instead of a pickle: loading it runs no code of whoever wrote it.
+        # Saved as a graph instead of a pickle, so that loading it does not execute arbitrary code.
         mlflow.pytorch.log_model(
             model.cpu(),
             name="model",
@@ -125,13 +130,13 @@ arguments = parser.parse_args()
 hvd.init()
 torch.manual_seed(hvd.rank())
 device = torch.device("cpu")
-if torch.cuda.is_available():  # each rank takes one
+if torch.cuda.is_available():  # each rank uses its own
     device = torch.device("cuda", hvd.local_rank())
     torch.cuda.set_device(device)
 
 directory = Path(hvd.broadcast_object(f"mnist-{time.strftime('%Y%m%d-%H%M%S')}", root_rank=0))
 run: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-if hvd.rank() == 0:  # MLflow knows one rank only
+if hvd.rank() == 0:  # only one rank logs to MLflow
     directory.mkdir()
     if arguments.tracking_uri:
         mlflow.set_tracking_uri(arguments.tracking_uri)
@@ -145,7 +150,7 @@ with run:
         mlflow.log_param("ranks", hvd.size())
     train_samples, test_samples = load_samples(arguments.data_dir)
     train(train_samples, directory)
-    hvd.barrier()  # the checkpoint is there
+    hvd.barrier()  # wait until the checkpoint is written
     model, accuracy = test(test_samples, directory / f"checkpoint-{arguments.epochs}.pt")
     if hvd.rank() == 0:
         print(f"test accuracy {accuracy:.2%} on {hvd.size()} ranks")

@@ -1,4 +1,4 @@
-"""TensorFlow 1: a graph, an optimizer that reduces, and a session with hooks."""
+"""TensorFlow 1: a graph, a distributed optimizer, and a session with hooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import hvdtrain.tensorflow as hvd
 from hvdtrain.data.digits import load_digits
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=400, help="of all ranks together")
+parser.add_argument("--steps", type=int, default=400, help="over all ranks")
 parser.add_argument("--checkpoints", default="checkpoints-session")
 arguments = parser.parse_args()
 
@@ -27,7 +27,7 @@ labels = tf.placeholder(tf.int64, [None])
 
 
 def dense(inputs: tf.Tensor, width: int, name: str) -> tf.Tensor:
-    """Return a layer with weights of its own."""
+    """Return a dense layer with its own weights."""
     spread = tf.glorot_uniform_initializer()
     kernel = tf.get_variable(f"{name}/kernel", [inputs.shape[1], width], initializer=spread)
     bias = tf.get_variable(f"{name}/bias", [width], initializer=tf.zeros_initializer())
@@ -49,7 +49,7 @@ hooks = [
 random = np.random.default_rng(hvd.rank())
 accuracy = 0.0
 with tf.train.MonitoredTrainingSession(
-    # Only one rank writes, and what it finds there goes to all.
+    # Only one rank reads and writes checkpoints; the hook broadcasts what it restores.
     checkpoint_dir=arguments.checkpoints if hvd.rank() == 0 else None,
     hooks=hooks,
     config=config,

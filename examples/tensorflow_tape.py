@@ -1,4 +1,4 @@
-"""TensorFlow 2: a loop of one's own in tf.function, with a tape that all ranks share."""
+"""TensorFlow 2: a custom training loop in tf.function, with a distributed gradient tape."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ arguments = parser.parse_args()
 hvd.init()
 tf.random.set_seed(hvd.rank())
 gpus = tf.config.list_physical_devices("GPU")
-if gpus:  # each rank takes one
+if gpus:  # each rank uses its own
     tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
 data = load_digits()
-# Repeated, since ranks may have one sample more or less; they end after the same number of steps.
+# Shards may differ by one sample: repeat them, and stop all ranks after the same number of steps.
 samples = tf.data.Dataset.from_tensor_slices((data.train.inputs, data.train.labels))
 samples = samples.shard(hvd.size(), hvd.rank()).repeat().shuffle(512).batch(16)
 steps = arguments.epochs * len(data.train) // (16 * hvd.size())
@@ -42,7 +42,7 @@ hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
 
 @tf.function
 def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Train on a batch of this rank's."""
+    """Train on one of this rank's batches."""
     with tf.GradientTape() as tape:
         loss = loss_of(labels, model(images, training=True))
     tape = hvd.DistributedGradientTape(tape)

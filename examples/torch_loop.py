@@ -1,4 +1,4 @@
-"""PyTorch: a loop with a DistributedSampler, where DistributedDataParallel would wrap the model."""
+"""PyTorch: a loop with a DistributedSampler, in place of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hvdtrain.data.digits import load_digits
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--batch-size", type=int, default=32, help="of all ranks")
+parser.add_argument("--batch-size", type=int, default=32, help="over all ranks")
 arguments = parser.parse_args()
 
 hvd.init()
 torch.manual_seed(hvd.rank())
 device = torch.device("cpu")
-if torch.cuda.is_available():  # each rank takes one
+if torch.cuda.is_available():  # each rank uses its own
     device = torch.device("cuda", hvd.local_rank())
     torch.cuda.set_device(device)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-__all__ = ["Topology", "cpu_threads"]
+__all__ = ["Topology", "cpu_threads", "format_ranks"]
 
 
 @dataclass(frozen=True)
@@ -79,3 +80,14 @@ def cpu_threads(topology: Topology, affinity: int, machine: int) -> int:
     """
     sharing = topology.local_size if affinity >= machine else 1
     return max(1, affinity // sharing)
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as messages list them, e.g. "rank 3" or "ranks 0-2, 5, 6"."""
+    numbers = sorted(ranks)
+    runs = [
+        [rank for _, rank in run]
+        for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ]
+    names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(names)}"

@@ -11,15 +11,15 @@ Without momentum, and with the rate 1, it is local SGD: an average of weights ev
 from __future__ import annotations
 
 from hvdtrain.arrays import Array, copy
+from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
     ExchangeState,
-    Facts,
     FilledBucket,
     Kind,
+    StepInfo,
 )
 from hvdtrain.core.gradients.parameter_state import ParameterState
-from hvdtrain.core.gradients.wires import Wires
 from hvdtrain.types import ReduceOp
 
 __all__ = ["BlockMomentum"]
@@ -55,10 +55,10 @@ class BlockMomentum(Exchange):
     def due(self, step: int) -> bool:
         return (step + 1) % self._period == 0
 
-    def reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         for part in bucket.parts:
             part.array[...] = part.array - self._anchor.get(part.index, part.array)
-        wires.whole.allreduce(bucket.buffer, ReduceOp.SUM, facts.weigh(), 1 / facts.size)
+        communicators.all_ranks.allreduce(bucket.buffer, ReduceOp.SUM, info.weigh(), 1 / info.size)
         for part in bucket.parts:
             self._move(part.index, part.array)
 
@@ -72,7 +72,7 @@ class BlockMomentum(Exchange):
         self._velocity.put(index, velocity)
         self._ahead.put(index, lead)
 
-    def end(self, facts: Facts) -> None:
+    def end(self, info: StepInfo) -> None:
         self._velocity.end()
         self._ahead.end()
 

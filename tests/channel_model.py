@@ -51,10 +51,11 @@ from model_vote import vote
 from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.events import (
     Action,
+    ChannelState,
     Closed,
     EndJoin,
     Event,
-    Exchange,
+    ExchangeReports,
     Fail,
     FailAll,
     Failed,
@@ -62,21 +63,20 @@ from hvdtrain.core.agreement.events import (
     Left,
     Phase,
     Refuse,
+    ReportsExchanged,
     RoundBegan,
-    Run,
-    State,
+    RunRequests,
     Submitted,
-    Told,
     Vote,
     Voted,
 )
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
-from hvdtrain.core.gradients.progress import Progress
+from hvdtrain.core.gradients.progress import BucketProgress
 
 __all__ = ["ChannelModel", "Transition", "World"]
 
-Transition = Callable[[State, Event], tuple[State, tuple[Action, ...]]]
+Transition = Callable[[ChannelState, Event], tuple[ChannelState, tuple[Action, ...]]]
 
 
 class World(NamedTuple):
@@ -122,7 +122,7 @@ class ChannelModel:
 
     def first(self) -> World:
         """Return the ranks before they have done anything."""
-        life = State(len(self._programs))
+        life = ChannelState(len(self._programs))
         may_fail = self._failing is not None or self._dying is not None
         return World(tuple(Rank(life=life) for _ in self._programs), int(may_fail))
 
@@ -236,7 +236,7 @@ class ChannelModel:
         life, actions = self._rules(rank.life, Submitted(request))
         if any(isinstance(action, Refuse) for action in actions):
             return finish(rank._replace(life=life), name, REFUSED)
-        step = ((name, Progress(BUCKETS)),) if request.operation == "step" else ()
+        step = ((name, BucketProgress(BUCKETS)),) if request.operation == "step" else ()
         return rank._replace(
             life=life, pending=(*rank.pending, request), steps=(*rank.steps, *step)
         )
@@ -262,7 +262,7 @@ class ChannelModel:
         if isinstance(head, Vote | Report | Request):
             return
         rank = rank._replace(agenda=tuple(rest))
-        if isinstance(head, Exchange):
+        if isinstance(head, ExchangeReports):
             report = self._report(number, rank)
             yield "tells", rank._replace(agenda=(report, *rest), told=report.requests)
         else:
@@ -270,7 +270,7 @@ class ChannelModel:
 
     def _act(self, rank: Rank, action: Action | Report | Request) -> Rank:
         match action:
-            case Run(requests):
+            case RunRequests(requests):
                 return rank._replace(agenda=(*requests, *rank.agenda))
             case Fail(reasons):
                 return finish_all(rank, reasons, DIFFERS)
@@ -325,7 +325,7 @@ class ChannelModel:
             yield "vote", world._replace(ranks=tuple(map(self._follow, ranks, events)))
         else:
             reports = tuple(head for head in heads if isinstance(head, Report))
-            told = [Told(reports, self._numbers, own) for own in reports]
+            told = [ReportsExchanged(reports, self._numbers, own) for own in reports]
             yield "exchange", world._replace(ranks=tuple(map(self._follow, ranks, told)))
 
     # What can go wrong.

@@ -14,7 +14,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
-from hvdtrain.core.collectives.memory import Memory
+from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
 from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.gradients import allreduce
@@ -131,7 +131,7 @@ def _split(planned: Planned, rank: int, size: int, name: str) -> Made:
 
 def _memory(planned: Planned, rank: int, size: int, name: str) -> Made:
     nbytes = 64 * (planned.counts[0] + _longer(planned, rank))
-    return Made(Memory(nbytes, name), lambda memory: [[memory.size]])
+    return Made(AllocateMemory(nbytes, name), lambda memory: [[memory.size]])
 
 
 def _step(planned: Planned, rank: int, size: int, name: str) -> Made:
@@ -141,7 +141,9 @@ def _step(planned: Planned, rank: int, size: int, name: str) -> Made:
     ]
     buffers = [Buffer.from_array(array) for array in arrays]
     numbers = np.array([planned.number, rank + 1], np.int32)
-    exchange = allreduce.Allreduce(planned.op, predivide=2.0 if _longer(planned, rank) else 1.0)
+    exchange = allreduce.AllreduceExchange(
+        planned.op, predivide=2.0 if _longer(planned, rank) else 1.0
+    )
     step = GradientStep(buffers, Buffer.from_array(numbers), exchange)
     step.weight = planned.weights.get(rank)
     step.request = step_request(name, "digest", buffers, numbers.size, exchange)

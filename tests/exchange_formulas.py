@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.plan import BucketPlan
 
 __all__ = ["BlockFormula", "OneBitFormula", "mean"]
 
@@ -41,7 +41,7 @@ class OneBitFormula:
         self.residual = [[np.zeros(count) for count in counts] for _ in nodes]
 
     def step(
-        self, plan: Plan, gradients: OfRanks, weights: Sequence[float], finite: bool = True
+        self, plan: BucketPlan, gradients: OfRanks, weights: Sequence[float], finite: bool = True
     ) -> list[Flat]:
         """Return the result, by parameter."""
         total = sum(weights)
@@ -65,7 +65,7 @@ class OneBitFormula:
             self.residual = lost
         return result
 
-    def _slices(self, plan: Plan) -> list[tuple[int, int, int, int]]:
+    def _slices(self, plan: BucketPlan) -> list[tuple[int, int, int, int]]:
         """Return parameter, first and last element, and owner of all that is sent by itself."""
         slices = []
         for bucket in plan.buckets:

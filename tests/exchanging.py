@@ -14,9 +14,9 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket, Kind
-from hvdtrain.core.gradients.plan import ParameterSpec, Plan, make_plan
-from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, StepInfo
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType
 
@@ -41,7 +41,7 @@ def together(work: Callable[[Communicator], Any]) -> Any:
     return context.current().world.run(_Together(work))
 
 
-def plan_of(dtype: DType, bucket_bytes: int) -> Plan:
+def plan_of(dtype: DType, bucket_bytes: int) -> BucketPlan:
     """Return a plan for parameters of SHAPES."""
     specs = [
         ParameterSpec(f"p{number}", shape, strides, dtype, dtype.value, "cpu")
@@ -59,11 +59,11 @@ class Driven:
         tensors: buckets are torch tensors, not numpy's memory.
     """
 
-    def __init__(self, exchange: Exchange, plan: Plan, tensors: bool) -> None:
+    def __init__(self, exchange: Exchange, plan: BucketPlan, tensors: bool) -> None:
         self.exchange, self._tensors = exchange, tensors
         self.use_plan(plan)
 
-    def use_plan(self, plan: Plan) -> None:
+    def use_plan(self, plan: BucketPlan) -> None:
         """Cut the buckets otherwise."""
         self.plan = plan
         self.exchange.prepare(plan)
@@ -93,12 +93,14 @@ class Driven:
         self.fill(weights)
         self._begin()
 
-    def step(self, values: Sequence[Flat], facts: Facts, wires: Wires) -> list[Flat]:
+    def step(
+        self, values: Sequence[Flat], info: StepInfo, communicators: Communicators
+    ) -> list[Flat]:
         """Return what the exchange makes of the ranks' values, by parameter."""
         self.fill(values)
         for bucket in self.buckets:
-            self.exchange.reduce(bucket, facts, wires)
-        self.exchange.end(facts)
+            self.exchange.reduce(bucket, info, communicators)
+        self.exchange.end(info)
         if self.exchange.kind is Kind.WEIGHTS:
             self._begin()
         return self.values()

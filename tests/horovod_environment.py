@@ -1,4 +1,4 @@
-"""The environment with Horovod, which `make test` builds where a C++ compiler is."""
+"""The environment with Horovod, which `make test-all` builds where a C++ compiler is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def horovod_python() -> Path:
     if not named:
         require_compiler()
         pytest.skip(
-            "HVDTRAIN_HOROVOD_PYTHON names no environment with Horovod, as 'make test' builds it"
+            "HVDTRAIN_HOROVOD_PYTHON names no environment with Horovod, as 'make test-all' builds "
+            "it"
         )
     python = Path(named)
     if not python.exists():

@@ -27,6 +27,8 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     "keras": _BELOW_ADAPTERS | {"torch", "tensorflow"},
     "launch": {"foundations"},
     "check": {"foundations", "launch"},
+    # Programs: others start them and do not import them.
+    "probes": {"foundations", "engines"},
     "horovod": _BELOW_TRAIN,
     "data": {"foundations", "core"},
     "train": _BELOW_TRAIN,
@@ -66,6 +68,8 @@ _FOLDERS: Mapping[str, list[str]] = {
 _MOST_FILES = 18
 # All that other layers may know of engines: the contract, and how to find one by name.
 _ENGINE_CONTRACT = {"engines", "engines.communicator", "engines.registry"}
+# Benchmarks compare engines with one another, and probes test the parts of one.
+_KNOW_ENGINES = {"hvdtrain_bench", "probes"}
 
 _FRAMEWORKS = {"jax", "keras", "tensorflow", "torch"}
 _MPI = {"mpi4py"}
@@ -197,9 +201,8 @@ def _own_fault(name: str, imported: _Import, modules: Mapping[str, _Module]) -> 
         return _order_fault(name, imported, source, target)
     if target.layer not in _MAY_IMPORT[source.layer]:
         return f"{name} imports {imported.module}: {source.layer} must not import {target.layer}"
-    # Benchmarks compare engines with one another, so they know them.
     inside = imported.module.partition(".")[2]
-    known = inside in _ENGINE_CONTRACT or source.layer == "hvdtrain_bench"
+    known = inside in _ENGINE_CONTRACT or source.layer in _KNOW_ENGINES
     if target.layer == "engines" and not known:
         return f"{name} imports {imported.module}: only engines know a concrete engine"
     return None

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from explorer import Fault
 
 from hvdtrain.core.agreement.decision import Report
-from hvdtrain.core.agreement.events import Action, Fail, Leave, State
+from hvdtrain.core.agreement.events import Action, ChannelState, Fail, Leave
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
-from hvdtrain.core.gradients.progress import Progress
+from hvdtrain.core.gradients.progress import BucketProgress
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
@@ -67,9 +67,9 @@ class Rank(NamedTuple):
     """
 
     place: int = 0
-    life: State = State(0)
+    life: ChannelState = ChannelState(0)
     pending: tuple[Request, ...] = ()
-    steps: tuple[tuple[str, Progress], ...] = ()
+    steps: tuple[tuple[str, BucketProgress], ...] = ()
     agenda: tuple[Action | Report | Request, ...] = ()
     ended: tuple[tuple[str, str], ...] = ()
     told: tuple[Request, ...] = ()
@@ -109,7 +109,7 @@ def abandon(rank: Rank) -> Rank:
     return rank
 
 
-def with_progress(rank: Rank, name: str, progress: Progress) -> Rank:
+def with_progress(rank: Rank, name: str, progress: BucketProgress) -> Rank:
     return rank._replace(steps=tuple({**dict(rank.steps), name: progress}.items()))
 
 

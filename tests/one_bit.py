@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from hvdtrain.arrays import Array, elements_of, pack_signs, unpack_signs, zeros_like
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, Facts, FilledBucket
+from hvdtrain.core.gradients.communicators import Communicators, gather
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
-from hvdtrain.core.gradients.plan import Plan
-from hvdtrain.core.gradients.wires import Wires, gather
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType
 
@@ -24,7 +24,7 @@ class OneBit(Exchange):
     """Send signs, and keep what they lose for the next step.
 
     Args:
-        apart: add the gradients of a node as they are; else each rank counts as a node.
+        hierarchical: add the gradients of a node as they are; else each rank counts as a node.
         feedback: False plants an error: what was sent is not subtracted from the residual.
     """
 
@@ -32,18 +32,18 @@ class OneBit(Exchange):
     exactness = "One bit per element; what it loses is added to the next step's gradient."
     checks_finite = True
 
-    def __init__(self, apart: bool = True, feedback: bool = True) -> None:
-        self.apart, self._feedback = apart, feedback
+    def __init__(self, hierarchical: bool = True, feedback: bool = True) -> None:
+        self.hierarchical, self._feedback = hierarchical, feedback
         self._residual = ParameterState("residual")
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: BucketPlan) -> None:
         for spec in plan.specs:
             if spec.dtype not in (DType.FLOAT32, DType.FLOAT64):
                 kind = spec.dtype.value
                 raise ValueError(f"onebit takes float32 and float64, {spec.name!r} is {kind}")
 
-    def reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
-        bucket.buffer.scale(facts.weigh())
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        bucket.buffer.scale(info.weigh())
         lost: dict[int, Array] = {}
         for piece in bucket.pieces(bucket.elements, 0):
             # All of it, wherever it is from: another plan may have given this rank other slices.
@@ -66,13 +66,13 @@ class OneBit(Exchange):
                 lost[piece.index][piece.first : end] = piece.elements
             x[...] = sum(sent[1:], sent[0])
 
-        wires.over_network(bucket.buffer, combine)
-        bucket.buffer.scale(1 / facts.size)
+        communicators.over_network(bucket.buffer, combine)
+        bucket.buffer.scale(1 / info.size)
         for index, residual in lost.items():
             self._residual.put(index, residual)
 
-    def end(self, facts: Facts) -> None:
-        self._residual.end(keep=facts.finite)
+    def end(self, info: StepInfo) -> None:
+        self._residual.end(keep=info.finite)
 
     def state(self) -> ExchangeState:
         return ExchangeState(own=self._residual.arrays())

@@ -165,7 +165,7 @@ def mpi_python(mpi: str) -> Path:
     python = Path(os.environ.get(variable, default))
     if not python.exists():
         raise AssertionError(
-            f"no {python}: 'make test' builds the environment with {mpi}, or name its python in "
-            f"{variable}"
+            f"no {python}: 'make test-all' builds the environment with {mpi}, or name its "
+            f"python in {variable}"
         )
     return python

@@ -49,6 +49,10 @@ class SharedLaunch:
         cases: names of cases, which are the script's arguments.
         timeout_seconds: for the whole job.
         how: the other arguments of ranks.launch().
+
+    Attributes:
+        cases: their names.
+        stderr: what ranks wrote, once a result was asked for.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class SharedLaunch:
         self.cases = list(cases)
         self._target, self._np, self._timeout_seconds, self._how = target, np, timeout_seconds, how
         self._results: dict[str, list[Any]] | None = None
-        self._failure = ""
+        self._failure = self.stderr = ""
 
     def results(self, case: str) -> list[Any]:
         """Return what a case returned on each rank, by rank.
@@ -87,6 +91,7 @@ class SharedLaunch:
                 job.assert_nothing_left()
             except AssertionError as error:
                 self._failure = str(error)
+            self.stderr = job.stderr
             assert self._results is not None
             for number, case in enumerate(self.cases):
                 results = results_of(job, self._np, number)

@@ -11,7 +11,7 @@ from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy,
 from hvdtrain_bench.analysis.link import PRESETS, Link
 from hvdtrain_bench.analysis.machine import busy_warning, describe_machine
 from hvdtrain_bench.analysis.paper import Work
-from hvdtrain_bench.analysis.report import Report
+from hvdtrain_bench.analysis.report import ConsoleReport
 from hvdtrain_bench.analysis.scaling import (
     check_predictions,
     link_of,
@@ -19,7 +19,7 @@ from hvdtrain_bench.analysis.scaling import (
     scaling_document,
     works_of,
 )
-from hvdtrain_bench.harness.jobs import Launcher, run_job
+from hvdtrain_bench.harness.jobs import RankLauncher, run_job
 from hvdtrain_bench.harness.results import Result, write_json
 from hvdtrain_bench.harness.settings import Settings, estimated_seconds
 
@@ -62,17 +62,17 @@ class Suite:
         report: for a person.
     """
 
-    find_launcher: Callable[[], Launcher]
+    find_launcher: Callable[[], RankLauncher]
     ranks: int
     settings: Settings
     out: Path
-    report: Report = field(default_factory=Report)
+    report: ConsoleReport = field(default_factory=ConsoleReport)
 
     def __post_init__(self) -> None:
         self._machine = describe_machine()
         self._results: list[Result] = []
         self._scaling: dict[str, Any] = {}
-        self._launcher: Launcher | None = None
+        self._launcher: RankLauncher | None = None
         self.report.machine(self._machine)
         if warning := busy_warning(self._machine):
             self.report.line(warning)

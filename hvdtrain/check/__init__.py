@@ -1,1 +1,1 @@
-"""Checks of an installation: what is installed, what works, and how to mend the rest."""
+"""Checks of an installation: what is installed, what works, and how to fix the rest."""

@@ -1,26 +1,37 @@
-"""What this machine gives to ranks: cores, and memory that they can share."""
+"""What `hvdtrain check` reports on this machine: cores, memory, and whether ranks can share it."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
+from hvdtrain.check.probe import ProbeError, ask_python
+from hvdtrain.check.section import Section
 from hvdtrain.control_groups import cpu_limit, own_groups, read_file
+from hvdtrain.memory import Memory, find_memory
 
-__all__ = ["Cores", "SharedMemory", "find_cores", "find_shared_memory"]
+__all__ = [
+    "Cores",
+    "SharedMemory",
+    "check_cores",
+    "check_memory",
+    "find_cores",
+    "find_shared_memory",
+]
 
 _SHM = "/dev/shm"
 _TRIAL_BYTES = 1 << 20
+_LITTLE_SHM_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Cores:
-    """How many cores there are, and how many of them this process may use.
+    """The cores of this machine, and how many of them this process may use.
 
     Attributes:
-        machine: cores of the machine.
-        affinity: cores that this process is bound to.
-        limit: cores' worth of time that its control group allows; None without a limit.
+        machine: number of cores of the machine.
+        affinity: number of cores that this process is bound to.
+        limit: CPU limit of its control group in cores; None without a limit.
     """
 
     machine: int
@@ -29,18 +40,18 @@ class Cores:
 
     @property
     def usable(self) -> float:
-        """What is left of the machine."""
+        """Number of cores that ranks can use here."""
         return min(self.affinity, self.machine if self.limit is None else self.limit)
 
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Where ranks of a node can share memory.
+    """The shared memory of this node.
 
     Attributes:
-        size_bytes: size of /dev/shm; 0 where there is none.
-        free_bytes: what is free in it.
-        objection: why segments without a name (memfd, reserved in full) do not work, or "".
+        size_bytes: size of /dev/shm; 0 if there is none.
+        free_bytes: free bytes in /dev/shm.
+        objection: reason why anonymous segments (memfd, reserved in full) do not work, or "".
     """
 
     size_bytes: int
@@ -49,7 +60,7 @@ class SharedMemory:
 
 
 def find_cores() -> Cores:
-    """Look at the cores of this process (local)."""
+    """Return the cores of this machine and this process (local)."""
     return Cores(
         machine=os.cpu_count() or 1,
         affinity=len(os.sched_getaffinity(0)),
@@ -58,7 +69,7 @@ def find_cores() -> Cores:
 
 
 def find_shared_memory() -> SharedMemory:
-    """Look at /dev/shm, and make a segment of the kind that ranks of a node share (local)."""
+    """Return the state of /dev/shm, and try a segment of the kind that ranks share (local)."""
     try:
         found = os.statvfs(_SHM)
     except OSError:
@@ -83,3 +94,56 @@ def _segment_objection() -> str:
     finally:
         os.close(descriptor)
     return ""
+
+
+def check_cores() -> Section:
+    """Report how many cores this process may use."""
+    cores = find_cores()
+    line = f"{cores.usable:g} of {cores.machine}"
+    if cores.affinity < cores.machine:
+        line += f"; bound to {cores.affinity}"
+    if cores.limit is not None:
+        line += f"; the control group allows {cores.limit:g}"
+    return Section("cores", asdict(cores), (line,))
+
+
+def check_memory() -> Section:
+    """Report how much memory there is, and whether ranks of this machine can share it."""
+    shared = find_shared_memory()
+    facts, line = _memory()
+    devshm = f"/dev/shm: {_mib(shared.free_bytes)} free of {_mib(shared.size_bytes)}"
+    if shared.free_bytes < _LITTLE_SHM_BYTES:
+        devshm += ", which is little for data loaders (docker run --shm-size=1g)"
+    kernel = _ask_kernel()
+    lines = (
+        line,
+        devshm,
+        f"segments of ranks: {shared.objection or 'work'}",
+        f"compiled kernel: {kernel or 'ready'}",
+    )
+    return Section("memory", {**facts, "shm": asdict(shared), "kernel": kernel}, lines)
+
+
+def _memory() -> tuple[dict[str, int | None], str]:
+    """Return the figures of this machine's memory, and a line about them."""
+    try:
+        memory = find_memory()
+    except OSError as error:
+        return dict.fromkeys(field.name for field in fields(Memory)), f"unknown: {error}"
+    line = f"{_mib(memory.free_bytes)} free of {_mib(memory.machine_bytes)}"
+    if memory.limit_bytes is not None:
+        line += f"; the control group allows {_mib(memory.limit_bytes)}"
+    return asdict(memory), line
+
+
+def _ask_kernel() -> str:
+    """Return the reason why ranks add with numpy instead, or ""."""
+    try:
+        objection: str = ask_python("-m", "hvdtrain.probes.kernel")["objection"]
+    except ProbeError as error:
+        return f"it does not load ({error}), so ranks of a node add with numpy"
+    return objection and f"{objection}; until then ranks of a node add with numpy"
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.0f} MiB"

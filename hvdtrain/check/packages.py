@@ -1,4 +1,4 @@
-"""Which packages are installed, whether the frameworks load, and which GPUs they see."""
+"""What `hvdtrain check` reports on installed packages, frameworks and the GPUs they see."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import importlib.util
 import shutil
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TypedDict
 
 from hvdtrain.check.probe import ProbeError, ask_python, finish
 from hvdtrain.check.section import Section
 
 __all__ = ["check_frameworks", "check_gpus", "check_packages"]
 
-# Modules, and the names under which they can be installed.
+# Modules, and the names of the distributions that install them.
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "mpi4py": ("mpi4py",),
     "numpy": ("numpy",),
@@ -24,23 +24,16 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "horovod": ("horovod",),
 }
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
-_LOAD = """
-import importlib, json, sys
-name = sys.argv[1]
-module = importlib.import_module(name)
-if name == "torch":
-    gpus = module.cuda.device_count() if module.cuda.is_available() else 0
-elif name == "tensorflow":
-    gpus = len(module.config.list_physical_devices("GPU"))
-else:
-    gpus = sum(device.platform == "gpu" for device in module.devices())
-print(json.dumps({"version": module.__version__, "gpus": gpus}))
-"""
 _NVIDIA = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
 
+class _Gpu(TypedDict):
+    name: str
+    memory_bytes: int
+
+
 def check_packages() -> Section:
-    """The versions of what matters here, without loading any of it."""
+    """Report the versions of the packages that matter here, without importing them."""
     facts = {module: _version(module) for module in _PACKAGES}
     there = [f"{module} {found}" for module, found in facts.items() if found]
     absent = [module for module, found in facts.items() if not found]
@@ -51,12 +44,12 @@ def check_packages() -> Section:
 
 
 def check_frameworks() -> Section:
-    """Whether the frameworks that are installed can be loaded."""
-    facts: dict[str, Any] = {}
+    """Report whether the frameworks that are installed can be loaded."""
+    facts: dict[str, dict[str, object]] = {}
     lines, problems = [], []
     for name in filter(_version, _FRAMEWORKS):
         try:
-            facts[name] = ask_python(_LOAD, name)
+            facts[name] = ask_python("-m", "hvdtrain.probes.framework", name)
             lines.append(f"{name} {facts[name]['version']} loads")
         except ProbeError as error:
             facts[name] = {"error": str(error)}
@@ -69,9 +62,14 @@ def check_frameworks() -> Section:
 
 
 def check_gpus(frameworks: Section) -> Section:
-    """The GPUs that the driver knows, and how many of them each framework sees."""
+    """Report the GPUs that the driver knows, and how many of them each framework sees.
+
+    Args:
+        frameworks: section that check_frameworks() returned.
+    """
     gpus = _driver_gpus()
-    seen = {name: found.get("gpus") for name, found in frameworks.facts.items()}
+    answers = {name: found for name, found in frameworks.facts.items() if isinstance(found, dict)}
+    seen = {name: found.get("gpus") for name, found in answers.items()}
     facts = {"gpus": gpus, "seen": seen}
     if not gpus and not any(seen.values()):
         return Section("GPUs", facts, ("none",))
@@ -80,7 +78,7 @@ def check_gpus(frameworks: Section) -> Section:
     return Section("GPUs", facts, tuple(lines))
 
 
-def _driver_gpus() -> list[dict[str, Any]]:
+def _driver_gpus() -> list[_Gpu]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -97,7 +95,7 @@ def _driver_gpus() -> list[dict[str, Any]]:
 
 
 def _version(module: str) -> str | None:
-    """Return the version of an installed module; "unknown" where only its files are there."""
+    """Return the version of an installed module, "unknown" if it has no metadata, else None."""
     for name in _PACKAGES[module]:
         try:
             return version(name)

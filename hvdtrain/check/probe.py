@@ -1,4 +1,4 @@
-"""Questions to interpreters of their own, so that no answer can crash or hang the one who asks."""
+"""Run programs in processes of their own, where a crash or a hang is reported as an error."""
 
 from __future__ import annotations
 
@@ -10,32 +10,41 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeAlias
 
-__all__ = ["Finished", "ProbeError", "ask_python", "finish"]
+__all__ = ["Finished", "Json", "ProbeError", "ask_python", "finish"]
+
+# A JSON object; what is in it is up to the program that printed it.
+Json: TypeAlias = dict[str, Any]
 
 _GRACE_SECONDS = 5.0
 
 
 class ProbeError(Exception):
-    """A probe gave no answer; the text is one line that says why."""
+    """A probe gave no answer; the message is one line that says why."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """How a command ended and what it wrote."""
+    """How a command ended and what it wrote.
+
+    Attributes:
+        returncode: exit code, negative for a signal.
+        stdout: text of its standard output.
+        stderr: text of its standard error.
+    """
 
     returncode: int
     stdout: str
     stderr: str
 
     @property
-    def answer(self) -> dict[str, Any] | None:
-        """The last line of stdout that is a JSON object."""
+    def answer(self) -> Json | None:
+        """The JSON object in the last line of stdout that is one, or None."""
         for line in reversed(self.stdout.splitlines()):
             if line.startswith("{"):
                 try:
-                    found: dict[str, Any] = json.loads(line)
+                    found: Json = json.loads(line)
                 except ValueError:
                     continue
                 return found
@@ -43,7 +52,7 @@ class Finished:
 
     @property
     def complaint(self) -> str:
-        """What stderr says in one line: ours, the end of a traceback, or its first line."""
+        """One line of stderr: hvdtrain's own message, the end of a traceback, or its first line."""
         lines = [line.rstrip() for line in self.stderr.splitlines()]
         own = [line.removeprefix("hvdtrain: ") for line in lines if line.startswith("hvdtrain: ")]
         frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
@@ -61,13 +70,17 @@ class Finished:
         return f"exit code {self.returncode}"
 
 
-def ask_python(code: str, *arguments: str, timeout_seconds: float = 120) -> dict[str, Any]:
-    """Run `code` with this interpreter and return the JSON object that it prints.
+def ask_python(*arguments: str, timeout_seconds: float = 120) -> Json:
+    """Run this interpreter and return the JSON object that it prints last.
+
+    Args:
+        *arguments: arguments of the interpreter, for example "-m" and the name of a module.
+        timeout_seconds: time after which it is ended.
 
     Raises:
-        ProbeError: it failed, died, took too long, or printed none.
+        ProbeError: the program failed, was killed, took too long, or printed none.
     """
-    done = finish([sys.executable, "-c", code, *arguments], timeout_seconds)
+    done = finish([sys.executable, *arguments], timeout_seconds)
     if done.returncode == 0 and done.answer is not None:
         return done.answer
     raise ProbeError(f"{done.ending}: {done.complaint}")
@@ -76,15 +89,15 @@ def ask_python(code: str, *arguments: str, timeout_seconds: float = 120) -> dict
 def finish(
     argv: Sequence[str], timeout_seconds: float, variables: Mapping[str, str] | None = None
 ) -> Finished:
-    """Run a command to its end, and end it and all that it started when that takes too long.
+    """Run a command, and end it and all that it started if it takes too long.
 
     Args:
         argv: the command line.
-        timeout_seconds: how long it may take.
-        variables: to set beside the inherited environment.
+        timeout_seconds: time after which it is ended.
+        variables: environment variables to set in addition to the inherited ones.
 
     Raises:
-        ProbeError: it cannot be started, or took too long.
+        ProbeError: the command cannot be started, or took too long.
     """
     try:
         process = subprocess.Popen(
@@ -111,7 +124,7 @@ def finish(
 def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is not None:
         return
-    process.terminate()  # mpirun takes its ranks along, which run in sessions of their own
+    process.terminate()  # mpirun ends its ranks, which are in sessions of their own
     try:
         process.communicate(timeout=_GRACE_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,10 +1,9 @@
-"""One part of what `hvdtrain check` reports."""
+"""One section of the report of `hvdtrain check`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 __all__ = ["Section", "guarded"]
 
@@ -14,20 +13,25 @@ class Section:
     """What was found, for programs and for people.
 
     Attributes:
-        name: of the section.
-        facts: what JSON can hold.
-        lines: the same for people.
-        problems: what keeps hvdtrain from working and how to mend it, one line each.
+        name: name of the section.
+        facts: the findings, as JSON can hold them.
+        lines: the same findings for people.
+        problems: what keeps hvdtrain from working and how to fix it, one line each.
     """
 
     name: str
-    facts: dict[str, Any]
+    facts: Mapping[str, object]
     lines: tuple[str, ...]
     problems: tuple[str, ...] = ()
 
 
 def guarded(name: str, check: Callable[[], Section]) -> Section:
-    """Run a check; whatever it raises becomes a problem, so that the others still report."""
+    """Run a check, and turn what it raises into a problem, so that the others still report.
+
+    Args:
+        name: name of the section, for a check that fails.
+        check: returns the section.
+    """
     try:
         return check()
     except Exception as error:  # a broken installation can break anything

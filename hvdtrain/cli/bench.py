@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 from hvdtrain_bench.analysis.link import PRESETS, Link
 from hvdtrain_bench.analysis.machine import largest_power_of_two
-from hvdtrain_bench.analysis.paper import even_work
-from hvdtrain_bench.harness.jobs import Launcher
+from hvdtrain_bench.analysis.paper import Work, even_work
+from hvdtrain_bench.harness.jobs import RankLauncher
 from hvdtrain_bench.harness.settings import DEFAULT, FITTED, MODELS, QUICK
 from hvdtrain_bench.suite import Paper, Suite
 
@@ -31,11 +32,22 @@ __all__ = ["command"]
 _HERE = "here"
 _LINKS = click.Choice([_HERE, *PRESETS])
 _MODELS_HELP = "Instead of all; more than one may be given."
-_PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options of every benchmark; None where the user has not given one."""
+
+    ranks: int | None
+    hostfile: str | None
+    threads: int
+    repeats: int | None
+    quick: bool
+    out: Path | None
 
 
 class _DefaultsToAll(click.Group):
-    """Runs everything where no benchmark is named."""
+    """A group that runs `all` if no benchmark is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ("--help", "-h")):
@@ -54,7 +66,22 @@ def command() -> None:
 
 
 def _measuring(function: Callable[..., int]) -> Callable[..., int]:
-    """Add the options of everything that measures."""
+    """Add the options of every benchmark to a command, which gets them as its first argument."""
+
+    # What is in `given` is between click and the command.
+    @wraps(function)
+    def measure(
+        ranks: int | None,
+        hostfile: str | None,
+        threads: int,
+        repeats: int | None,
+        quick: bool,
+        out: Path | None,
+        **given: Any,
+    ) -> int:
+        return function(_Options(ranks, hostfile, threads, repeats, quick, out), **given)
+
+    command: Callable[..., int] = measure
     for option in (
         click.option("--out", type=Path, metavar="DIR", help="For JSON and pictures."),
         click.option("--repeats", type=int, help="Turns of each; 8 at least tell from noise."),
@@ -63,13 +90,13 @@ def _measuring(function: Callable[..., int]) -> Callable[..., int]:
         click.option("ranks", "-np", "-n", "--num-ranks", type=int, help="The most ranks."),
         click.option("--quick", is_flag=True, help="Few sizes, one small model."),
     ):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
 
 
 @command.command("all")
 @_measuring
-def _all(**options: Any) -> int:
+def _all(options: _Options) -> int:
     """Run all of them."""
 
     def run(suite: Suite) -> None:
@@ -84,7 +111,7 @@ def _all(**options: Any) -> int:
 @command.command("collectives")
 @_measuring
 @click.option("sizes", "--bytes", type=int, multiple=True, help="Sizes, instead of the usual.")
-def _collectives(sizes: tuple[int, ...], **options: Any) -> int:
+def _collectives(options: _Options, sizes: tuple[int, ...]) -> int:
     """Sum tensors: by size, many at once, beside a busy thread."""
     if any(size < 4 or size % 4 for size in sizes):
         raise UsageError(f"--bytes {min(sizes)}: give positive multiples of 4, a float32's size")
@@ -94,14 +121,14 @@ def _collectives(sizes: tuple[int, ...], **options: Any) -> int:
 @command.command("steps")
 @_measuring
 @click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=_MODELS_HELP)
-def _steps(models: tuple[str, ...], **options: Any) -> int:
+def _steps(options: _Options, models: tuple[str, ...]) -> int:
     """Train four models on 2, 4, ... ranks."""
     return _run(Suite.steps, options, models=models)
 
 
 @command.command("tensorflow")
 @_measuring
-def _tensorflow(**options: Any) -> int:
+def _tensorflow(options: _Options) -> int:
     """Train an MLP with TensorFlow, Horovod and tf.distribute."""
     return _run(Suite.tensorflow, options)
 
@@ -112,7 +139,7 @@ def _tensorflow(**options: Any) -> int:
     "backends", "--backend", multiple=True, type=click.Choice(BACKENDS), help=_MODELS_HELP
 )
 @click.option("models", "--model", multiple=True, type=click.Choice(FITTED), help=_MODELS_HELP)
-def _keras(backends: tuple[str, ...], models: tuple[str, ...], **options: Any) -> int:
+def _keras(options: _Options, backends: tuple[str, ...], models: tuple[str, ...]) -> int:
     """Fit two models with Keras, with and without communication."""
     return _run(lambda suite: suite.keras(backends or BACKENDS), options, models=models)
 
@@ -120,22 +147,22 @@ def _keras(backends: tuple[str, ...], models: tuple[str, ...], **options: Any) -
 @command.command("checkpoint")
 @_measuring
 @click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=_MODELS_HELP)
-def _checkpoint(models: tuple[str, ...], **options: Any) -> int:
+def _checkpoint(options: _Options, models: tuple[str, ...]) -> int:
     """Time steps while a checkpoint is written."""
-    chosen = models or (() if options["quick"] else ("mlp",))
+    chosen = models or (() if options.quick else ("mlp",))
     return _run(Suite.checkpoint, options, models=chosen)
 
 
 @command.command("loop")
 @_measuring
-def _loop(**options: Any) -> int:
+def _loop(options: _Options) -> int:
     """Time the loop of `train` beside one written by hand."""
     return _run(Suite.loop, options)
 
 
 @command.command("idle")
 @_measuring
-def _idle(**options: Any) -> int:
+def _idle(options: _Options) -> int:
     """Watch the processor time of ranks that wait."""
     return _run(Suite.idle, options)
 
@@ -153,69 +180,86 @@ def _idle(**options: Any) -> int:
 @click.option("--backward-ms", type=float, help="... its backward pass, and ...")
 @click.option("--optimizer-ms", type=float, help="... its optimizer, and ...")
 @click.option("--megabytes", type=float, help="... its gradients.")
-def _scaling(models: tuple[str, ...], **options: Any) -> int:
+def _scaling(
+    options: _Options,
+    models: tuple[str, ...],
+    links: tuple[str, ...],
+    latency_us: float | None,
+    gigabytes: float | None,
+    ranks_per_node: int,
+    node_link: str,
+    jitter_ms: float | None,
+    forward_ms: float | None,
+    backward_ms: float | None,
+    optimizer_ms: float | None,
+    megabytes: float | None,
+) -> int:
     """Predict steps on 1 to 4,096 ranks on paper."""
-    paper = _paper(options)
+    named: list[Link | None] = [PRESETS.get(name) for name in links]
+    own = _own_link(latency_us, gigabytes)
+    all_links = [*named, *([own] if own is not None else [])]
+    if ranks_per_node < 1:
+        raise UsageError(f"--ranks-per-node {ranks_per_node} must be at least 1")
+    if jitter_ms is not None and jitter_ms < 0:
+        raise UsageError(f"--jitter-ms {jitter_ms:g} must not be negative")
+    paper = Paper(
+        works=_own_work((forward_ms, backward_ms, optimizer_ms), megabytes),
+        ranks_per_node=ranks_per_node,
+        node=PRESETS.get(node_link),
+        jitter_seconds=None if jitter_ms is None else jitter_ms / 1e3,
+    )
+    paper = replace(paper, links=tuple(all_links)) if all_links else paper
     return _run(lambda suite: suite.scaling(paper), options, models=models)
 
 
-def _paper(options: dict[str, Any]) -> Paper:
-    """Take the options of scaling alone out of `options`."""
-    names, node = options.pop("links"), options.pop("node_link")
-    links: list[Link | None] = [PRESETS.get(name) for name in names]
-    latency, gigabytes = options.pop("latency_us"), options.pop("gigabytes")
-    if (latency is None) != (gigabytes is None):
+def _own_link(latency_us: float | None, gigabytes: float | None) -> Link | None:
+    """Return the link that the user describes, or None."""
+    if latency_us is None and gigabytes is None:
+        return None
+    if latency_us is None or gigabytes is None:
         raise UsageError("a link has both --latency-us and --gigabytes")
-    if latency is not None:
-        if latency < 0 or gigabytes <= 0:
-            raise UsageError(f"no link has --latency-us {latency:g} and --gigabytes {gigabytes:g}")
-        links.append(Link("given", latency / 1e6, gigabytes * 1e9))
-    ranks_per_node = options.pop("ranks_per_node")
-    if ranks_per_node < 1:
-        raise UsageError(f"--ranks-per-node {ranks_per_node} must be at least 1")
-    jitter = options.pop("jitter_ms")
-    if jitter is not None and jitter < 0:
-        raise UsageError(f"--jitter-ms {jitter:g} must not be negative")
-    paper = Paper(
-        works=_works(options),
-        ranks_per_node=ranks_per_node,
-        node=PRESETS.get(node),
-        jitter_seconds=None if jitter is None else jitter / 1e3,
-    )
-    return replace(paper, links=tuple(links)) if links else paper
+    if latency_us < 0 or gigabytes <= 0:
+        raise UsageError(f"no link has --latency-us {latency_us:g} and --gigabytes {gigabytes:g}")
+    return Link("given", latency_us / 1e6, gigabytes * 1e9)
 
 
-def _works(options: dict[str, Any]) -> tuple[Any, ...]:
-    phases, megabytes = [options.pop(name) for name in _PHASES], options.pop("megabytes")
-    if all(value is None for value in (*phases, megabytes)):
+def _own_work(phases_ms: Sequence[float | None], megabytes: float | None) -> tuple[Work, ...]:
+    """Return the step that the user describes, if any."""
+    figures = (*phases_ms, megabytes)
+    if all(value is None for value in figures):
         return ()
-    if any(value is None or value < 0 for value in (*phases, megabytes)) or not sum(phases):
+    known = [value for value in figures if value is not None and value >= 0]
+    if len(known) < len(figures) or not sum(known[:-1]):
         raise UsageError(
             "a step of your own has --forward-ms, --backward-ms, --optimizer-ms and --megabytes, "
             "none of them negative"
         )
+    forward_ms, backward_ms, optimizer_ms, size = known
     config = Config.from_environ(os.environ)
-    seconds = (phases[0] / 1e3, phases[1] / 1e3, phases[2] / 1e3)
-    nbytes = int(megabytes * 1e6)
-    title = f"a step of your own, {megabytes:g} MB"
+    seconds = (forward_ms / 1e3, backward_ms / 1e3, optimizer_ms / 1e3)
+    title = f"a step of your own, {size:g} MB"
     bucket_bytes = config.bucket_bytes or DEFAULT_BUCKET_BYTES
-    return (even_work(title, seconds, nbytes, bucket_bytes, config.first_bucket_bytes),)
+    return (even_work(title, seconds, int(size * 1e6), bucket_bytes, config.first_bucket_bytes),)
 
 
-def _run(benchmark: Callable[[Suite], None], options: dict[str, Any], **changes: Any) -> int:
-    """Run a benchmark; `changes` are settings that the user gave, where they are not empty."""
+def _run(
+    benchmark: Callable[[Suite], None],
+    options: _Options,
+    **changes: Sequence[int | str],
+) -> int:
+    """Run a benchmark; `changes` are settings that replace the usual ones if not empty."""
     ranks = _ranks(options)
-    settings = QUICK if options["quick"] else DEFAULT
-    if (repeats := options["repeats"]) is not None:
-        changes["repeats"] = repeats
-    settings = replace(settings, **{name: value for name, value in changes.items() if value})
-    out: Path | None = options["out"]
+    settings = QUICK if options.quick else DEFAULT
+    if options.repeats is not None:
+        settings = replace(settings, repeats=options.repeats)
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value}
+    settings = replace(settings, **given)
+    out = options.out
     if out is None:
         out = new_directory(RUNS, "bench")
     else:
         prepare_directory(out)
-    hostfile, threads = options["hostfile"], options["threads"]
-    suite = Suite(lambda: _launcher(hostfile, threads), ranks, settings, out)
+    suite = Suite(lambda: _launcher(options.hostfile, options.threads), ranks, settings, out)
     try:
         benchmark(suite)
         suite.finish()
@@ -230,24 +274,24 @@ def _run(benchmark: Callable[[Suite], None], options: dict[str, Any], **changes:
     return 0
 
 
-def _ranks(options: dict[str, Any]) -> int:
+def _ranks(options: _Options) -> int:
     promised = promised_world(os.environ)
     if promised is not None and promised.size > 1:
         raise UsageError(f"'bench' starts ranks itself: call it without {promised.launcher}")
-    ranks, hostfile = options["ranks"], options["hostfile"]
+    ranks, hostfile = options.ranks, options.hostfile
     if hostfile is not None:
         read_file(hostfile)
         if ranks is None:
             raise UsageError("how many ranks on these hosts? Say -np N")
     if ranks is not None and ranks < 2:
         raise UsageError(f"-np {ranks} must be at least 2")
-    for name in ("threads", "repeats"):
-        if options[name] is not None and options[name] < 1:
-            raise UsageError(f"--{name} {options[name]} must be at least 1")
+    for name, count in (("threads", options.threads), ("repeats", options.repeats)):
+        if count is not None and count < 1:
+            raise UsageError(f"--{name} {count} must be at least 1")
     return ranks or largest_power_of_two(find_cores().usable)
 
 
-def _launcher(hostfile: str | None, threads: int) -> Launcher:
+def _launcher(hostfile: str | None, threads: int) -> RankLauncher:
     if importlib.util.find_spec("torch") is None:
         raise UsageError("torch is not installed: pip install 'hvdtrain[torch]'")
-    return Launcher.find(hostfile, threads)
+    return RankLauncher.find(hostfile, threads)

@@ -10,7 +10,7 @@ import click
 
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod.build.log import BuildFailedError
-from hvdtrain.horovod.build.plan import Plan, make_plan
+from hvdtrain.horovod.build.plan import BuildPlan, make_plan
 from hvdtrain.horovod.build.recipe import HOROVOD_VERSION
 from hvdtrain.horovod.build.stages import Stages
 from hvdtrain.horovod.build.workshop import open_workshop
@@ -45,7 +45,7 @@ def command(force: bool, wheel_only: bool, without_torch: bool, without_tensorfl
         click.echo(f"Horovod {HOROVOD_VERSION} is installed: set HVDTRAIN_ENGINE=horovod to use it")
 
 
-def _carry_out(plan: Plan, wheel_only: bool) -> Path:
+def _carry_out(plan: BuildPlan, wheel_only: bool) -> Path:
     click.echo(f"Horovod {HOROVOD_VERSION} for {plan.target.frameworks}, {plan.mpi}")
     if isinstance(plan.source, Path):
         click.echo(f"its wheel is in the cache: {plan.source}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,13 +15,13 @@ __all__ = ["command"]
 @click.command()
 @click.argument("run", type=Path, metavar="RUN")
 @with_run_options
-def command(run: Path, checkpoint: str, **changes: Any) -> None:
+def command(run: Path, checkpoint: str, **changes: Path | str | int) -> None:
     """Measure the model of a run on its test samples, on all ranks: the same numbers on any number.
 
     RUN is the directory of the run. Rank 0 prints one JSON object.
     """
-    from hvdtrain.train.loop.agree import on_this_rank
-    from hvdtrain.train.trained import open_run, options_of_run
+    from hvdtrain.train.inference import open_run, options_of_run
+    from hvdtrain.train.loop.collective_errors import on_this_rank
 
     options = options_of_run(run, checkpoint, changes)
     built = open_run(options)

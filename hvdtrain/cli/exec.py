@@ -11,7 +11,12 @@ from typing import NoReturn
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.other_worlds import Place, parse_roles, tensorflow_config, torch_variables
+from hvdtrain.launch.cluster_environment import (
+    RankInfo,
+    parse_roles,
+    tensorflow_config,
+    torch_variables,
+)
 
 __all__ = ["command"]
 
@@ -34,7 +39,7 @@ def command(
         raise UsageError("which script? Name one, or say --print")
     if script is not None and not os.path.isfile(script):
         raise UsageError(f"no script {script} here: name an existing file")
-    place = _roll_call()
+    place = _report_rank()
     names = parse_roles(roles or f"worker:{place.size}", place.size)
     variables = torch_variables(place) | {"TF_CONFIG": tensorflow_config(place, names)}
     if only_print:
@@ -43,13 +48,13 @@ def command(
         _become([sys.executable, str(script), *arguments], variables)
 
 
-def _roll_call() -> Place:
-    command = [sys.executable, "-m", "hvdtrain.core.roll_call"]
+def _report_rank() -> RankInfo:
+    command = [sys.executable, "-m", "hvdtrain.core.rank_report"]
     # MPICH's launcher is reached through an open descriptor, which it names in a variable.
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, close_fds=False)
     if done.returncode != 0:
         sys.exit(done.returncode)
-    return Place.from_facts(json.loads(done.stdout.splitlines()[-1]))
+    return RankInfo.from_facts(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _become(words: list[str], variables: dict[str, str]) -> NoReturn:

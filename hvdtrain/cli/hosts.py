@@ -18,7 +18,7 @@ from hvdtrain.launch.hosts.formats import (
     source_of_job,
     write_hosts,
 )
-from hvdtrain.launch.hosts.host import Host, Source
+from hvdtrain.launch.hosts.host import Host, HostText
 
 __all__ = ["command"]
 
@@ -82,7 +82,7 @@ def _warn(hosts: Sequence[Host], to: str, where: str) -> None:
         click.echo(f"{where}: not written for {to}: {shown}", err=True)
 
 
-def _find(origin: str, form: str | None) -> tuple[Source, str]:
+def _find(origin: str, form: str | None) -> tuple[HostText, str]:
     """Return the text, and the name of its form."""
     if origin in _OF_JOBS and not os.path.exists(origin):
         return source_of_job(origin, os.environ), form or origin

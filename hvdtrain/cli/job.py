@@ -15,7 +15,7 @@ from hvdtrain.cli.train import command as train
 from hvdtrain.cli.train import read_options
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.jobs.kubernetes import KUBERNETES, mpi_job
-from hvdtrain.launch.jobs.request import Request, parse_seconds
+from hvdtrain.launch.jobs.request import JobRequest, parse_seconds
 from hvdtrain.launch.jobs.schedulers import SCHEDULERS
 from hvdtrain.launch.jobs.script import job_script
 from hvdtrain.launch.program import is_script, rank_words, require_program
@@ -61,7 +61,7 @@ def command(scheduler: str, arguments: tuple[str, ...], **options: Any) -> None:
     click.echo(mpi_job(request) if scheduler == "k8s" else job_script(scheduler, request), nl=False)
 
 
-def _notes(scheduler: str, request: Request) -> Iterator[str]:
+def _notes(scheduler: str, request: JobRequest) -> Iterator[str]:
     """Yield what a person has said and the script does not."""
     context = click.get_current_context()
     options = {param.name: param.opts[-1] for param in context.command.params}
@@ -84,7 +84,7 @@ def _request(
     python: str | None,
     script: str | None,
     **plain: Any,
-) -> Request:
+) -> JobRequest:
     """Fill in what a person has left out."""
     kind, in_containers = _KINDS[scheduler], scheduler == "k8s"
     launcher = launcher or kind.launchers[0]
@@ -112,7 +112,7 @@ def _request(
         asked = _asked(arguments[1:], out, in_containers)
         out = "" if asked.out is None else str(asked.out)
     runs = "/runs" if in_containers else "runs"
-    return Request(
+    return JobRequest(
         ranks_per_node=plain["gpus_per_node"] if ranks_per_node is None else ranks_per_node,
         seconds=seconds,
         notice_seconds=notice_seconds,
@@ -133,7 +133,7 @@ def _asked(arguments: list[str], out: str, in_containers: bool) -> TrainOptions:
     if in_containers and config is not None and not config.exists():
         said["config"] = None  # there it may be
     asked = read_options({**said, "out": Path(out) if out else None, "resume": "never"})
-    recipe_file = asked.recipe_place.path
+    recipe_file = asked.recipe_location.path
     if recipe_file is not None and not in_containers and not recipe_file.exists():
         click.echo(f"hvdtrain: no {recipe_file} here: submit the job where it is", err=True)
     return asked

@@ -9,7 +9,14 @@ import sys
 import click
 
 from hvdtrain import __version__
-from hvdtrain.errors import EXIT_USAGE, HvdtrainError, OneRankError, RecipeError, TrainingError
+from hvdtrain.errors import (
+    EXIT_USAGE,
+    HvdtrainError,
+    OneRankError,
+    RecipeError,
+    TrainingError,
+    UsageError,
+)
 from hvdtrain.world import promised_world
 
 __all__ = ["main"]
@@ -40,7 +47,15 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"hvdtrain.cli.{name.replace('-', '_')}")
+        try:
+            module = importlib.import_module(f"hvdtrain.cli.{name.replace('-', '_')}")
+        except ModuleNotFoundError as error:
+            if error.name != "hvdtrain_bench":
+                raise
+            raise UsageError(
+                "'bench' needs the package hvdtrain_bench, which is installed with hvdtrain: "
+                "reinstall hvdtrain, or set PYTHONPATH=benchmarks in a checkout"
+            ) from None
         command: click.Command = module.command
         return command
 
@@ -105,10 +120,10 @@ def _refuse(message: str, code: int) -> None:
         import hvdtrain.core.context as context
 
         if not context.is_initialized():
-            from hvdtrain.train.loop.agree import tell_refusal
+            from hvdtrain.train.loop.collective_errors import refuse_options
 
             context.init()
-            tell_refusal(message)
+            refuse_options(message)
         rank = context.current().topology.rank
     if rank == 0:
         print(f"hvdtrain: {message}", file=sys.stderr, flush=True)

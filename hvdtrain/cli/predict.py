@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -20,7 +19,11 @@ __all__ = ["command"]
 )
 @with_run_options
 def command(
-    run: Path, files: tuple[Path, ...], checkpoint: str, out: Path | None = None, **changes: Any
+    run: Path,
+    files: tuple[Path, ...],
+    checkpoint: str,
+    out: Path | None = None,
+    **changes: Path | str | int,
 ) -> None:
     """Use the model of a run on the samples in files, on all ranks: the same numbers on any number.
 
@@ -28,8 +31,13 @@ def command(
     numpy's .npy where it says nothing else. Rank 0 prints one JSON object for each sample: its
     class and the probability of it where the recipe names classes, else the outputs.
     """
-    from hvdtrain.train.predictions import lines_of, predict_files, write_outputs
-    from hvdtrain.train.trained import open_run, options_of_run
+    from hvdtrain.train.inference import (
+        open_run,
+        options_of_run,
+        predict_files,
+        prediction_lines,
+        write_outputs,
+    )
 
     built = open_run(options_of_run(run, checkpoint, changes))
     if out is not None and out.suffix != ".npy":
@@ -40,5 +48,5 @@ def command(
     if out is not None:
         write_outputs(out, predicted)
         return
-    for line in lines_of(predicted, built.recipe.classes):
+    for line in prediction_lines(predicted, built.recipe.classes):
         click.echo(line)

@@ -18,7 +18,7 @@ from hvdtrain.launch.launchers.options import (
     parse_hosts,
     with_hosts,
 )
-from hvdtrain.launch.launchers.request import BINDINGS, LaunchCommand, Request, Site
+from hvdtrain.launch.launchers.request import BINDINGS, LaunchCommand, LaunchRequest, Site
 from hvdtrain.launch.program import is_script, rank_words, require_program
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import run_to_the_end
@@ -65,7 +65,7 @@ def command(
     run -np 4 -- train.py --lr 0.1, which may be written for Horovod. Without -np, one rank for
     each slot of the hosts.
     """
-    request = Request(
+    request = LaunchRequest(
         (sys.executable, "-m", "hvdtrain", *rank_words(arguments, as_horovod)),
         ranks=ranks,
         hosts=parse_hosts(named),
@@ -94,7 +94,7 @@ def command(
     return _run(line)
 
 
-def _require_sense(request: Request) -> None:
+def _require_sense(request: LaunchRequest) -> None:
     promised = promised_world(os.environ)
     if promised is not None and promised.size > 1:
         raise UsageError(f"'run' starts ranks itself: call it without {promised.launcher}")

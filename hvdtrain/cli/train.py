@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.config.config_file import resolve
-from hvdtrain.train.config.config_text import config_text
+from hvdtrain.train.config.read import resolve
+from hvdtrain.train.config.write import config_text
 from hvdtrain.train.options import OPTIONS, RECIPES, Option, TrainOptions
 from hvdtrain.world import promised_world
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
 __all__ = ["with_run_options"]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _CHANGES = {
     "--data-dir": (Path, "Where the recipe's data is now."),
@@ -22,20 +19,20 @@ _CHANGES = {
 }
 
 
-def with_run_options(function: F) -> F:
+def with_run_options(function: Callable[..., None]) -> Callable[..., None]:
     """Have a command take a checkpoint, and the options of a run that may differ now."""
 
     @wraps(function)
-    def called(**given: Any) -> Any:
-        return function(**{name: value for name, value in given.items() if value is not None})
+    def wrapped(**given: object) -> None:
+        function(**{name: value for name, value in given.items() if value is not None})
 
-    wrapped: Any = called
+    command: Callable[..., None] = wrapped
     for flag, (kind, text) in reversed(_CHANGES.items()):
-        wrapped = click.option(flag, type=kind, help=text)(wrapped)
+        command = click.option(flag, type=kind, help=text)(command)
     return click.option(
         "--checkpoint",
         default="best",
         show_default=True,
         metavar="[best|newest|PATH]",
         help="Which one; best is the newest where nothing was evaluated.",
-    )(wrapped)
+    )(command)

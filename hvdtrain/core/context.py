@@ -1,10 +1,8 @@
-"""The one piece of global state: the world this process has joined."""
+"""The context: the world that this process has joined, the only global state."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,35 +17,34 @@ from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.first_use import FirstUse
 from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.binding import warn_of_binding
 from hvdtrain.core.collectives.ordered import OrderedCommunicator
 from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.joined import answer_with_zeros
-from hvdtrain.core.process.exits import ExitGuard, say, speak_plainly
+from hvdtrain.core.process.exits import ExitGuard, install_plain_excepthook
 from hvdtrain.core.process.malloc import keep_freed_memory
-from hvdtrain.core.process.switching import hasten_switches, restore_switches
+from hvdtrain.core.process.switching import restore_switch_interval, shorten_switch_interval
 from hvdtrain.core.stall.watch import StallWatch, pending_on, watch_stalls
-from hvdtrain.core.timeline.end import conclude_or_say
-from hvdtrain.core.timeline.environment import start_from
+from hvdtrain.core.startup_checks import (
+    check_world_size,
+    delay_startup_error,
+    is_child_process,
+    warn_of_binding,
+    warn_of_idle_tasks,
+)
 from hvdtrain.core.timeline.recording import Recording
+from hvdtrain.core.timeline.start_stop import begin_from_environment, write_timeline_or_warn
 from hvdtrain.core.timeline.stopwatch import Stopwatch
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import (
     HvdtrainError,
-    LauncherMismatchError,
     NotInitializedError,
-    UsageError,
 )
 from hvdtrain.patience import wait_patiently
 from hvdtrain.topology import Topology
-from hvdtrain.world import SRUN, idle_tasks, promised_world
 
 __all__ = ["Context", "current", "init", "is_initialized", "shutdown"]
-
-# How much earlier than the others the promised rank 0 says that there is no world.
-_SPOKESMAN_SECONDS = 5.0
 
 
 @dataclass
@@ -55,22 +52,22 @@ class Context:
     """The world of this process.
 
     Attributes:
-        config: the settings of the environment.
-        engine_name: which engine moves the bytes.
-        library: name, version and file of the library beneath it.
-        topology: the place of this rank.
-        world: the channel of all ranks, for free-standing operations.
-        blocked: how long the training thread has been blocked on communication.
-        recording: what is recorded for a timeline, if one is on.
-        process_id: the process that joined; a forked child has not.
-        process_sets: the ranks of each process set but the global one, by its number.
-        process_set_channels: the channels of those that this rank belongs to; 0 is the world's.
-        watch: names the ranks that operations wait for; None where it is off.
-        bucket_sizes: the limit of buckets on each channel whose ranks have agreed on one.
-        first_use: settles what ranks agree on when it is first used.
-        buckets: into how many gradients were cut last, how large, and why; for people.
-        kept: what adapters keep as long as a channel exists, by keys of their own.
-        switch_interval: of Python's threads before.
+        config: settings from the environment.
+        engine_name: name of the engine.
+        library: name, version and file of the engine's library.
+        topology: place of this rank.
+        world: channel of all ranks, for named operations.
+        blocked: stopwatch of the time that the program was blocked on communication.
+        recording: recording of the timeline, if one is on.
+        process_id: process that joined the world; a forked child has another one.
+        process_sets: ranks of each process set except the global one, by its number.
+        process_set_channels: channels of the process sets of this rank, by number; 0 is the world.
+        watch: stall watch; None if it is off.
+        bucket_sizes: maximum bucket size of each channel whose ranks have agreed on one.
+        first_use: agreements that are made on first use.
+        buckets: description of the last bucket plan, for users.
+        kept: objects that adapters keep for the lifetime of a channel, by keys of their own.
+        switch_interval: Python's thread switch interval before init().
     """
 
     config: Config
@@ -88,7 +85,7 @@ class Context:
     first_use: FirstUse = field(default_factory=FirstUse)
     buckets: str = ""
     kept: WeakKeyDictionary[Channel, dict[object, Any]] = field(default_factory=WeakKeyDictionary)
-    switch_interval: float = field(default_factory=hasten_switches)
+    switch_interval: float = field(default_factory=shorten_switch_interval)
     _channels: list[Channel] = field(default_factory=list)
     _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
@@ -99,13 +96,13 @@ class Context:
     def open_channel(
         self, ranks: Sequence[int], label: str, parent: Channel | None = None
     ) -> Channel | None:
-        """Make a channel of its own for `ranks` (collective over `parent`); None elsewhere.
+        """Open a channel for `ranks` (collective over `parent`); return None on other ranks.
 
         Args:
             ranks: members, as numbered in `parent`.
-            label: names it in a timeline.
-            parent: whose members it shares, if it is made beside a channel; by default it is
-                cut out of the world.
+            label: name in a timeline.
+            parent: channel beside which it is opened, with the same members; by default it is
+                opened in the world.
         """
         whole = parent or self.world
         communicator: Communicator | None = whole.run(Split(ranks))
@@ -122,23 +119,23 @@ class Context:
         return channel
 
     def next_number(self, channel: Channel) -> int:
-        """Return the next number for what these members make together (collective over them)."""
+        """Return the next number for an object of these members (collective over them)."""
         members = tuple(channel.ranks)
         self._made[members] += 1
         return self._made[members]
 
     def close_channel(self, channel: Channel) -> None:
-        """Give a channel back (collective over its members)."""
+        """Close a channel (collective over its members)."""
         channel.wait(channel.leave())
         self._channels.remove(channel)
         channel.close()
 
     def channels(self) -> list[Channel]:
-        """Return all open channels of this rank, the world's last (local)."""
+        """Return all open channels of this rank, with the world's channel last (local)."""
         return [*self._channels, self.world]
 
     def record(self, recording: Recording | None) -> None:
-        """Begin to record what happens, or end it with None (local)."""
+        """Start a recording of all channels, or end it with None (local)."""
         before, self.recording = self.recording, recording
         for channel in (self.world, *self._channels):
             channel.track = None
@@ -154,13 +151,13 @@ class Context:
             channel.track = self.recording.track(channel.label, process_set.label)
 
     def leave(self) -> None:
-        """Agree with all ranks that everybody leaves, and give the engine back (collective).
+        """Leave the world together with all ranks, and close the engine (collective).
 
-        The wish to leave goes out on every channel at once, so that a rank which still waits
-        for this one on any of them finds out.
+        The request to leave is submitted on every channel at once, so that a rank which waits for
+        this one on any of them gets an error.
 
         Raises:
-            PeerFailureError: other ranks wait for this one and are not about to leave.
+            PeerFailureError: other ranks wait for this one and do not leave.
         """
         channels = self.channels()
         markers = [channel.leave() for channel in channels]
@@ -170,14 +167,14 @@ class Context:
         recording = self.recording
         self.record(None)
         if recording is not None:
-            conclude_or_say(self.world.communicator, recording, self.topology.hostnames)
+            write_timeline_or_warn(self.world.communicator, recording, self.topology.hostnames)
         for channel in channels:
             channel.close()
-        restore_switches(self.switch_interval)
+        restore_switch_interval(self.switch_interval)
 
 
 def _all_done(channels: list[Channel], markers: list[Operation]) -> bool:
-    """Return whether all have left; raise what has kept one from it."""
+    """Return whether all markers are done; raise the error of one that failed."""
     done = [channel.poll(marker) for channel, marker in zip(channels, markers, strict=True)]
     for marker in markers:
         if marker.done:
@@ -186,7 +183,7 @@ def _all_done(channels: list[Channel], markers: list[Operation]) -> bool:
 
 
 def _end_soon(reason: str) -> None:
-    """End the job, unless the program does so by itself (local)."""
+    """End the job, unless the program ends by itself (local)."""
     if _guard is not None:
         _guard.end_soon(reason)
 
@@ -199,34 +196,36 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     """Join the world of ranks that the launcher started (collective). A second call does nothing.
 
     Args:
-        engine: "auto" or the name of an engine; None takes HVDTRAIN_ENGINE, or auto.
-        deterministic: add in one fixed order, also without HVDTRAIN_DETERMINISTIC.
+        engine: "auto" or the name of an engine; None uses HVDTRAIN_ENGINE, or "auto".
+        deterministic: whether to sum in a fixed order, even without HVDTRAIN_DETERMINISTIC.
 
     Raises:
-        UsageError: an unknown engine, a setting that makes no sense, or a timeline that cannot
-            be written.
-        EngineUnavailableError: the engine's library is not installed.
-        LauncherMismatchError: the world is not what the launcher promised.
-        HvdtrainError: called in a child process of multiprocessing, which is no rank.
+        UsageError: the engine is unknown, a setting is invalid, or the timeline cannot be
+            written.
+        EngineUnavailableError: the library of the engine is not installed.
+        LauncherMismatchError: the world does not have the size that the launcher promised.
+        HvdtrainError: this is a child process of multiprocessing, which is not a rank.
     """
     global _guard
     if is_initialized():
         return
-    if _is_child_process():
+    if is_child_process():
         raise HvdtrainError(
             "init() in a multiprocessing child, which is not a rank of its own: put the code "
             "that calls init() under `if __name__ == '__main__':`"
         )
     try:
         config = Config.from_environ(os.environ)
-        # Engines have threads of their own that add.
+        # Engines may do arithmetic in threads of their own.
         join = in_default_arithmetic(open_engine)
         world = join(engine or config.engine, config, os.environ)
-        _check_promise(world)
+        check_world_size(world)
         host = world.hostnames[world.communicator.rank]
-        recording = start_from(config, world.communicator, host)
+        recording = begin_from_environment(config, world.communicator, host)
     except Exception as error:
-        speak_plainly(silent=isinstance(error, HvdtrainError) and _hold_back(error))
+        install_plain_excepthook(
+            silent=isinstance(error, HvdtrainError) and delay_startup_error(error)
+        )
         raise
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
     any_thread = config.abort_on_thread_exception
@@ -234,7 +233,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     _guard.install()
     try:
         _open(config, world, topology, recording, deterministic)
-    except Exception as error:  # others may be inside an engine call for ever
+    except Exception as error:  # other ranks may be blocked in an engine call for ever
         _guard.fail(error)
         raise
 
@@ -246,10 +245,10 @@ def _open(
     recording: Recording | None,
     deterministic: bool,
 ) -> None:
-    """Make the context of a world that all ranks have joined (collective)."""
+    """Create the context of a world that all ranks have joined (collective)."""
     global _context
     warn_of_binding(world, topology)
-    _warn_of_idle_tasks(topology)
+    warn_of_idle_tasks(topology)
     if topology.size > 1:
         keep_freed_memory(os.environ)
     communicator = world.communicator
@@ -273,56 +272,12 @@ def _open(
 
 
 def _abort(communicator: Communicator, code: int) -> None:
-    """End every rank with an exit code, without waiting; what is recorded stays (local)."""
+    """End all ranks with an exit code, without waiting, and save the recording (local)."""
     try:
         if _context is not None and _context.recording is not None:
             _context.recording.save()
     finally:
         communicator.abort(code)
-
-
-def _is_child_process() -> bool:
-    # A spawned child imports the main script before it knows its parent; until then it is marked.
-    inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
-    return inheriting or multiprocessing.parent_process() is not None
-
-
-def _hold_back(error: HvdtrainError) -> bool:
-    """Let the promised rank 0 speak for ranks that have no world to agree in; tell who is mute."""
-    promised = promised_world(os.environ)
-    if promised is None or promised.rank == 0:
-        return False
-    time.sleep(_SPOKESMAN_SECONDS)  # a launcher may end all ranks when the first one exits
-    return isinstance(error, LauncherMismatchError | UsageError)  # which all ranks have
-
-
-def _check_promise(world: EngineWorld) -> None:
-    promised = promised_world(os.environ)
-    size = world.communicator.size
-    if promised is None or promised.size == size:
-        return
-    if world.engine == "local":
-        raise UsageError(
-            f"engine local is for one rank, but {promised.launcher} started {promised.size}: "
-            "use engine mpi or auto"
-        )
-    by_srun = promised.launcher == SRUN
-    instead = ", or name its way in: srun --mpi=pmix, or pmi2 for MPICH" if by_srun else ""
-    raise LauncherMismatchError(
-        f"{promised.launcher} promised {promised.size} ranks "
-        f"({promised.variable}={promised.size}), but engine {world.engine} with "
-        f"{world.library} formed a world of {size}: they do not belong together. Start the "
-        f"ranks with the mpirun of the MPI that is loaded{instead}"
-    )
-
-
-def _warn_of_idle_tasks(topology: Topology) -> None:
-    if idle := idle_tasks(os.environ):
-        say(
-            topology.title,
-            f"this job of Slurm has {idle + 1} tasks, and this is one rank alone: start all of "
-            "them with srun, or with `python -m hvdtrain run`",
-        )
 
 
 def shutdown() -> None:

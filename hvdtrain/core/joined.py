@@ -1,4 +1,4 @@
-"""How a rank that has joined takes part in what the others still do: with zeros."""
+"""Operations with which a joined rank contributes zeros to those of the other ranks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, Zeros
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients import allreduce
-from hvdtrain.core.gradients.adasum import Adasum
-from hvdtrain.core.gradients.request import STEP
+from hvdtrain.core.gradients.adasum import AdasumExchange
+from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
@@ -22,7 +22,11 @@ __all__ = ["answer_with_zeros"]
 
 
 def answer_with_zeros(request: Request) -> Operation:
-    """Make the operation with which a joined rank answers another rank's request (local)."""
+    """Return the operation with which a joined rank takes part in a request (local).
+
+    Raises:
+        ValueError: a joined rank cannot take part in the operation.
+    """
     zeros = request.zeros
     if zeros is None:
         raise ValueError(f"a joined rank cannot take part in {request}")
@@ -32,11 +36,11 @@ def answer_with_zeros(request: Request) -> Operation:
 
 
 class _OnDevice(Operation):
-    """An answer with zeros on a device; which one of its type is this rank's, the engine knows.
+    """An operation with zeros on a device, which the engine chooses.
 
     Args:
-        request: of another rank.
-        zeros: what it takes.
+        request: request of another rank.
+        zeros: parameters of the operation.
     """
 
     def __init__(self, request: Request, zeros: Zeros) -> None:
@@ -58,7 +62,7 @@ def _answer(request: Request, zeros: Zeros, buffers: Sequence[Buffer]) -> Operat
     if request.operation == STEP:
         *buckets, numbers = buffers
         of_steps = zeros.op is ReduceOp.ADASUM
-        exchange = Adasum() if of_steps else allreduce.Allreduce.answering(zeros)
+        exchange = AdasumExchange() if of_steps else allreduce.AllreduceExchange.answering(zeros)
         step = GradientStep(buckets, numbers, exchange)
         step.request, step.joined = request, True
         step.launch_all()

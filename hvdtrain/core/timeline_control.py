@@ -1,4 +1,4 @@
-"""Starting and stopping a timeline while the job runs."""
+"""Functions to start and stop a timeline while the job runs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.collectives.gathers import Barrier
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.core.operations import Submitted
-from hvdtrain.core.timeline.begin import begin
-from hvdtrain.core.timeline.end import conclude
+from hvdtrain.core.operations import Submission
 from hvdtrain.core.timeline.file import TimelineError, usable_path
+from hvdtrain.core.timeline.start_stop import begin, write_timeline
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["start_timeline", "stop_timeline"]
 
 
 class _Together(Operation):
-    """Call a function with the communicator when all ranks are there."""
+    """Call a function with the communicator when all ranks have agreed on it."""
 
     def __init__(self, request: Request, function: Callable[[Communicator], Any]) -> None:
         super().__init__()
@@ -34,11 +33,11 @@ class _Together(Operation):
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Begin to record when each operation waits and moves (collective).
+    """Start recording the waiting and communication times of all operations (collective).
 
     Args:
-        file_path: where rank 0 writes the timeline of all ranks when it stops.
-        mark_cycles: mark when each round of agreement begins, what Horovod calls a cycle.
+        file_path: file to which rank 0 writes the timeline of all ranks when it stops.
+        mark_cycles: whether to mark the beginning of each round, which Horovod calls a cycle.
 
     Raises:
         ValueError: a timeline is being recorded already, or rank 0 cannot write the file.
@@ -53,20 +52,20 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     request = Request("start_timeline", details=(("mark_cycles", str(bool(mark_cycles))),))
     host = here.topology.hostnames[here.topology.rank]
     start = partial(begin, path=path, marks_rounds=bool(mark_cycles), host=host)
-    here.record(Submitted(here.world, _Together(request, start)).run())
+    here.record(Submission(here.world, _Together(request, start)).run())
 
 
 def stop_timeline() -> None:
-    """End the recording and write the file (collective); without one this does nothing.
+    """Stop recording and write the file (collective); does nothing without a recording.
 
     Raises:
-        ValueError: on rank 0, the file cannot be written any more.
+        ValueError: on rank 0, the file cannot be written.
     """
     here = context.current()
     recording = here.recording
     if recording is None:
         return
-    Submitted(here.world, Barrier("stop_timeline")).run()
+    Submission(here.world, Barrier("stop_timeline")).run()
     here.record(None)
-    gather = partial(conclude, recording=recording, hostnames=here.topology.hostnames)
-    Submitted(here.world, _Together(Request("gather the timeline"), gather)).run()
+    gather = partial(write_timeline, recording=recording, hostnames=here.topology.hostnames)
+    Submission(here.world, _Together(Request("gather the timeline"), gather)).run()

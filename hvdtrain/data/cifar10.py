@@ -11,7 +11,7 @@ import numpy.typing as npt
 from hvdtrain.data.cifar10_pickle import read_python_batch
 from hvdtrain.data.dataset import Dataset, Samples
 from hvdtrain.data.files import data_folder, missing_files, read_bytes
-from hvdtrain.data.pixels import standardised_colours
+from hvdtrain.data.pixels import standardized_colors
 from hvdtrain.errors import UsageError
 
 __all__ = ["CLASSES", "load_cifar10"]
@@ -90,6 +90,6 @@ def _checked(path: Path, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.u
 def _samples(batches: list[_Batch]) -> Samples:
     images = np.concatenate([images for images, _ in batches]).reshape(-1, 3, 32, 32)
     return Samples(
-        standardised_colours(images),
+        standardized_colors(images),
         np.concatenate([labels for _, labels in batches]).astype(np.int64),
     )

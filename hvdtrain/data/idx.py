@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hvdtrain.data.dataset import Dataset, Samples
 from hvdtrain.data.files import data_folder, missing_files, read_bytes
-from hvdtrain.data.pixels import standardised
+from hvdtrain.data.pixels import standardized
 from hvdtrain.errors import UsageError
 
 __all__ = ["load_mnist", "read_idx", "read_mnist_images"]
@@ -105,7 +105,7 @@ def _images(path: Path) -> npt.NDArray[np.float32]:
     if images.shape[1:] != (_PIXELS, _PIXELS):
         height, width = images.shape[1:]
         raise UsageError(f"{path} has images of {height} x {width} pixels, expected 28 x 28")
-    return standardised(images[:, None], _MEAN, _DEVIATION)
+    return standardized(images[:, None], _MEAN, _DEVIATION)
 
 
 def _find(folder: Path, stem: str, kind: str) -> Path | None:

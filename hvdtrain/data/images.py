@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.data.augment import center_crop
-from hvdtrain.data.pixels import standardised_colours
+from hvdtrain.data.pixels import standardized_colors
 from hvdtrain.errors import UsageError
 
 __all__ = ["ENDINGS", "ImageFiles", "read_image", "require_pillow"]
@@ -67,7 +67,7 @@ def read_image(path: Path, size: int, crop: int | None = None) -> npt.NDArray[np
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UsageError(f"cannot read the image {path}: {reason}") from None
-    scaled = standardised_colours(pixels.transpose(2, 0, 1))
+    scaled = standardized_colors(pixels.transpose(2, 0, 1))
     return scaled if crop is None else center_crop(scaled, crop)
 
 

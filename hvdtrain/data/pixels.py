@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["standardised", "standardised_colours"]
+__all__ = ["standardized", "standardized_colors"]
 
 # Of ImageNet's training images, between 0 and 1, by colour: what most networks are used to.
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
@@ -15,7 +15,7 @@ Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
-def standardised(pixels: Pixels, mean: float | Floats, deviation: float | Floats) -> Floats:
+def standardized(pixels: Pixels, mean: float | Floats, deviation: float | Floats) -> Floats:
     """Return (pixels / 255 - mean) / deviation, float32, in C's order.
 
     Args:
@@ -30,6 +30,6 @@ def standardised(pixels: Pixels, mean: float | Floats, deviation: float | Floats
     return scaled
 
 
-def standardised_colours(pixels: Pixels) -> Floats:
+def standardized_colors(pixels: Pixels) -> Floats:
     """Return pixels in red, green and blue, [..., 3, height, width], by ImageNet's deviation."""
-    return standardised(pixels, _MEAN, _DEVIATION)
+    return standardized(pixels, _MEAN, _DEVIATION)

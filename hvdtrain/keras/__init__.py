@@ -5,15 +5,23 @@ from __future__ import annotations
 import keras
 
 from hvdtrain.core.context import is_initialized, shutdown
-from hvdtrain.core.place import cross_rank, cross_size, local_rank, local_size, rank, size
-from hvdtrain.core.process.exits import speak_plainly
+from hvdtrain.core.horovod_api import (
+    cross_rank,
+    cross_size,
+    init,
+    local_rank,
+    local_size,
+    on_init,
+    rank,
+    size,
+)
+from hvdtrain.core.process.exits import install_plain_excepthook
 from hvdtrain.core.process_set import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from hvdtrain.core.start import init, on_init
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.keras import callbacks
@@ -48,7 +56,7 @@ try:
     require_keras(keras.__version__)
     require_backend(keras.backend.backend())
 except UsageError:
-    speak_plainly()
+    install_plain_excepthook()
     raise
 # Importing this module leaves Keras as it is. The first DistributedOptimizer would be too late for
 # all hooks: in `model.compile(hvd.DistributedOptimizer(...))` Python looks up `compile` before it

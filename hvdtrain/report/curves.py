@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
 
-from hvdtrain.report.lines import Lines, number
-from hvdtrain.report.thinning import kept
+from hvdtrain.report.lines import JsonObject, Lines, number
 
-__all__ = ["Curve", "Matrix", "Measured", "read_curves"]
+__all__ = ["BUCKETS", "Curve", "Matrix", "Measured", "read_curves", "thinned"]
+
+# As many as a wide screen has pixels for a curve.
+BUCKETS = 1000
 
 _PLACE = frozenset({"epoch", "step", "split", "seconds"})
 
@@ -103,11 +104,11 @@ def read_curves(paths: Iterable[Path]) -> Measured:
     for split, columns in found.splits.items():
         measured.curves += [_curve(split, metric, columns, measured) for metric in columns.values]
     measured.matrices = list(found.matrices.values())
-    measured.notes += _thinned(measured.curves)
+    measured.notes += _thinning_note(measured.curves)
     return measured
 
 
-def _take_chunk(chunk: Sequence[dict[str, Any]], lines: Lines, found: _Found) -> None:
+def _take_chunk(chunk: Sequence[JsonObject], lines: Lines, found: _Found) -> None:
     """Sort lines into columns; neighbours with the same split and fields go together."""
     for place, line in enumerate(chunk):
         step, epoch = line.get("step"), number(line.get("epoch"))
@@ -126,7 +127,7 @@ def _take_chunk(chunk: Sequence[dict[str, Any]], lines: Lines, found: _Found) ->
                 _take_values(name, rows, columns, found)
 
 
-def _take_values(name: str, rows: list[dict[str, Any]], columns: _Split, found: _Found) -> None:
+def _take_values(name: str, rows: list[JsonObject], columns: _Split, found: _Found) -> None:
     values = [row[name] for row in rows]
     if set(map(type, values)) == {float} and math.isfinite(sum(values)):
         columns.add(name, values)
@@ -171,7 +172,7 @@ def _curve(split: str, metric: str, columns: _Split, measured: Measured) -> Curv
                 f"{metric} ({split}): {twice} {'line' if twice == 1 else 'lines'} more than steps; "
                 "of two lines of a step the later counts."
             )
-    shown = [order[place] for place in kept([values[place] for place in order])]
+    shown = [order[place] for place in thinned([values[place] for place in order])]
     measured.last.setdefault(split, {})[metric] = values[order[-1]]
     return Curve(
         split=split,
@@ -185,7 +186,7 @@ def _curve(split: str, metric: str, columns: _Split, measured: Measured) -> Curv
     )
 
 
-def _thinned(curves: Sequence[Curve]) -> list[str]:
+def _thinning_note(curves: Sequence[Curve]) -> list[str]:
     longest = max(curves, key=lambda curve: curve.lines, default=None)
     if longest is None or longest.lines == len(longest.step):
         return []
@@ -194,3 +195,37 @@ def _thinned(curves: Sequence[Curve]) -> list[str]:
         f"{longest.metric} ({longest.split}), the page holds {len(longest.step):,}: the lowest and "
         "the highest of each of 1,000 equal stretches. Each is a line of the file, unchanged."
     ]
+
+
+def thinned(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
+    """Return the places of the values that a picture needs, in order.
+
+    These are the first and the last value, and the lowest and the highest of each of `buckets`
+    equal stretches, with the first NaN of each. All, where they are no more than that anyway.
+
+    Args:
+        values: of one curve, in order.
+        buckets: stretches, >= 1.
+    """
+    count = len(values)
+    if count <= 2 * buckets:
+        return list(range(count))
+    places = {0, count - 1}
+    for bucket in range(buckets):
+        low, high = bucket * count // buckets, (bucket + 1) * count // buckets
+        part = values[low:high]
+        # Not so where the sum overflows, too: then it takes longer.
+        if math.isfinite(sum(part)):
+            places.update((low + part.index(min(part)), low + part.index(max(part))))
+        else:
+            places.update(low + place for place in _extremes(part))
+    return sorted(places)
+
+
+def _extremes(part: Sequence[float]) -> set[int]:
+    """Return the places of the lowest and the highest number, and of the first NaN."""
+    finite = [place for place, value in enumerate(part) if math.isfinite(value)]
+    first = next(place for place, value in enumerate(part) if not math.isfinite(value))
+    if not finite:
+        return {first}
+    return {first, min(finite, key=part.__getitem__), max(finite, key=part.__getitem__)}

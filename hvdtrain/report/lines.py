@@ -6,11 +6,14 @@ import json
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["Lines", "number", "read_object"]
+__all__ = ["JsonObject", "Lines", "number", "read_object"]
+
+# What is in it is checked where it is read: files may be damaged.
+JsonObject: TypeAlias = dict[str, Any]
 
 _CHUNK_BYTES = 1 << 18
 
@@ -32,7 +35,7 @@ class Lines:
         self._path = path
         self._before = 0
 
-    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+    def __iter__(self) -> Iterator[list[JsonObject]]:
         try:
             with open(self._path, "rb") as file:
                 while lines := file.readlines(_CHUNK_BYTES):
@@ -46,8 +49,8 @@ class Lines:
         line = self._before + place + 1
         return UsageError(f"{self._path}, line {line}: {what}: the file is damaged")
 
-    def _one_by_one(self, lines: list[bytes], file: BufferedReader) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+    def _one_by_one(self, lines: list[bytes], file: BufferedReader) -> list[JsonObject]:
+        found: list[JsonObject] = []
         for place, line in enumerate(lines):
             parsed = _parsed(line)
             if parsed is not None:
@@ -59,7 +62,7 @@ class Lines:
         return found
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> JsonObject:
     """Return the JSON object that a file holds.
 
     Raises:
@@ -86,17 +89,17 @@ def number(value: object) -> float | None:
         return None
 
 
-def _together(lines: list[bytes]) -> list[dict[str, Any]]:
+def _together(lines: list[bytes]) -> list[JsonObject]:
     """Parse all lines in one go; return an empty list where one of them is no object."""
     try:
-        found: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
+        found: list[JsonObject] = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         return []
     whole = len(found) == len(lines) and set(map(type, found)) == {dict}
     return found if whole else []
 
 
-def _parsed(text: bytes) -> dict[str, Any] | None:
+def _parsed(text: bytes) -> JsonObject | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

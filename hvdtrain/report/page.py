@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdtrain import __version__
 from hvdtrain.errors import UsageError
 from hvdtrain.report.curves import Curve, Matrix
-from hvdtrain.report.facts import facts, final_split
-from hvdtrain.report.ranks import RankTimes
-from hvdtrain.report.run import Run, distinct_names
-from hvdtrain.report.tables import side_by_side
+from hvdtrain.report.ranks import TimeBreakdown
+from hvdtrain.report.run import RunFiles, distinct_names
+from hvdtrain.report.tables import facts, final_split, side_by_side
 from hvdtrain.report.verdict import confusions, verdict
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ _SCRIPTS = (
 _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 
-def write_page(runs: Sequence[Run], path: Path) -> int:
+def write_page(runs: Sequence[RunFiles], path: Path) -> int:
     """Write the page, whole or not at all, and return its size in bytes.
 
     Raises:
@@ -55,7 +54,7 @@ def write_page(runs: Sequence[Run], path: Path) -> int:
     return len(page)
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[RunFiles]) -> str:
     """Return the page as HTML.
 
     Raises:
@@ -120,7 +119,7 @@ def _embedded(data: object) -> Markup:
     return Markup(text.translate(_ESCAPES))
 
 
-def _data(name: str, run: Run) -> dict[str, Any]:
+def _data(name: str, run: RunFiles) -> dict[str, object]:
     return {
         "name": name,
         "curves": [_curve(curve) for curve in run.measured.curves],
@@ -129,7 +128,7 @@ def _data(name: str, run: Run) -> dict[str, Any]:
     }
 
 
-def _curve(curve: Curve) -> dict[str, Any]:
+def _curve(curve: Curve) -> dict[str, object]:
     return {
         "split": curve.split,
         "metric": curve.metric,
@@ -141,24 +140,24 @@ def _curve(curve: Curve) -> dict[str, Any]:
     }
 
 
-def _ranks(times: RankTimes) -> dict[str, Any]:
+def _ranks(times: TimeBreakdown) -> dict[str, object]:
     """Return whole milliseconds: their digits would else be most of the page."""
-    spans = times.spans
+    intervals = times.intervals
     return {
-        "step": [span.step for span in spans],
-        "start": [round(span.seconds - span.length, 3) for span in spans],
-        "end": [round(span.seconds, 3) for span in spans],
-        "milliseconds": [[_milli(part) for part in span.parts] for span in spans],
+        "step": [interval.step for interval in intervals],
+        "start": [round(interval.seconds - interval.length, 3) for interval in intervals],
+        "end": [round(interval.seconds, 3) for interval in intervals],
+        "milliseconds": [[_milli(part) for part in interval.parts] for interval in intervals],
         "totals": [_milli(part) for part in times.totals],
         "system": {
-            "cpu_percent": [span.system.cpu_percent for span in spans],
-            "memory_bytes": [span.system.memory_bytes for span in spans],
-            "gpu_memory_bytes": [span.system.gpu_memory_bytes for span in spans],
+            "cpu_percent": [interval.system.cpu_percent for interval in intervals],
+            "memory_bytes": [interval.system.memory_bytes for interval in intervals],
+            "gpu_memory_bytes": [interval.system.gpu_memory_bytes for interval in intervals],
         },
     }
 
 
-def _matrix(matrix: Matrix) -> dict[str, Any]:
+def _matrix(matrix: Matrix) -> dict[str, object]:
     return {"split": matrix.split, "metric": matrix.metric, "rows": matrix.rows}
 
 

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import add
 from pathlib import Path
-from typing import Any
 
-from hvdtrain.report.lines import Lines, number
+from hvdtrain.report.lines import JsonObject, Lines, number
 
-__all__ = ["PARTS", "RankTimes", "Span", "System", "read_ranks"]
+__all__ = ["PARTS", "Interval", "System", "TimeBreakdown", "read_ranks"]
 
 PARTS = ("compute", "waiting", "moving")
 # A picture of all ranks over time has at most twice so many cells.
 _CELLS = 100_000
-_SPANS = 400
+_INTERVALS = 400
 # Seconds or bytes that no machine has: sums of less cannot overflow.
 _TOO_MUCH = 1e18
 
@@ -37,7 +36,7 @@ class System:
 
 
 @dataclass
-class Span:
+class Interval:
     """Some seconds of training.
 
     Attributes:
@@ -56,18 +55,18 @@ class Span:
 
 
 @dataclass
-class RankTimes:
+class TimeBreakdown:
     """What ranks.jsonl holds.
 
     Attributes:
-        spans: in order; neighbours are put together where there are too many.
+        intervals: in order; neighbours are put together where there are too many.
         last_to_arrive: for each rank the seconds in which no rank waited less than it.
         lines: lines of the file.
         latest_ranks: how many ranks its last line is about.
         notes: what there is to say about it.
     """
 
-    spans: list[Span] = field(default_factory=list)
+    intervals: list[Interval] = field(default_factory=list)
     last_to_arrive: list[float] = field(default_factory=list)
     lines: int = 0
     latest_ranks: int = 0
@@ -80,54 +79,57 @@ class RankTimes:
 
     @property
     def totals(self) -> list[list[float]]:
-        """For each of PARTS the seconds of each rank over all spans, [3][N]."""
+        """For each of PARTS the seconds of each rank over all intervals, [3][N]."""
         return [
-            [math.fsum(times) for times in zip(*(s.parts[part] for s in self.spans), strict=True)]
+            [
+                math.fsum(times)
+                for times in zip(*(s.parts[part] for s in self.intervals), strict=True)
+            ]
             for part in range(len(PARTS))
         ]
 
 
-def read_ranks(path: Path) -> RankTimes:
+def read_ranks(path: Path) -> TimeBreakdown:
     """Read the file.
 
     Raises:
         UsageError: the file is damaged, or cannot be read.
     """
-    times, lines = RankTimes(), Lines(path)
+    times, lines = TimeBreakdown(), Lines(path)
     for chunk in lines:
         for place, line in enumerate(chunk):
-            span = _span(line)
-            if span is None:
+            interval = _interval(line)
+            if interval is None:
                 raise lines.wrong(place, "step, seconds, span or the numbers of a rank are missing")
-            _take(span, times)
+            _take(interval, times)
     if lines.torn:
         times.notes.append(f"The last line of {path.name} is torn and left out.")
-    if len(times.spans) < times.lines:
+    if len(times.intervals) < times.lines:
         times.notes.append(
-            f"{times.lines:,} lines of {path.name} are added up to {len(times.spans):,} spans."
+            f"{times.lines:,} lines of {path.name} are added up to {len(times.intervals):,} spans."
         )
     return times
 
 
-def _take(span: Span, times: RankTimes) -> None:
-    size = len(span.parts[0])
+def _take(interval: Interval, times: TimeBreakdown) -> None:
+    size = len(interval.parts[0])
     before = times.latest_ranks
     if before not in (0, size):
         times.notes.append(
-            f"From step {span.step:,} on there are {size} ranks, before {before}: "
+            f"From step {interval.step:,} on there are {size} ranks, before {before}: "
             "a rank that was not there has no time."
         )
     times.latest_ranks = size
-    _widen(times, span)
-    times.last_to_arrive[_last(span, size)] += span.length
-    times.spans.append(span)
+    _widen(times, interval)
+    times.last_to_arrive[_last(interval, size)] += interval.length
+    times.intervals.append(interval)
     times.lines += 1
-    limit = max(20, min(_SPANS, _CELLS // times.ranks))
-    if len(times.spans) >= 2 * limit:
-        times.spans = _joined(times.spans)
+    limit = max(20, min(_INTERVALS, _CELLS // times.ranks))
+    if len(times.intervals) >= 2 * limit:
+        times.intervals = _joined(times.intervals)
 
 
-def _span(line: dict[str, Any]) -> Span | None:
+def _interval(line: JsonObject) -> Interval | None:
     """Return what a line says; None where it is damaged."""
     step, seconds, length = line.get("step"), number(line.get("seconds")), number(line.get("span"))
     if type(step) is not int or not seconds or not length or not seconds + length < _TOO_MUCH:
@@ -138,7 +140,7 @@ def _span(line: dict[str, Any]) -> Span | None:
     cpu, memory, gpu = (
         _numbers(line.get(name)) for name in ("cpu_percent", "memory_bytes", "gpu_memory_bytes")
     )
-    return Span(
+    return Interval(
         step=step,
         seconds=seconds,
         length=length,
@@ -162,37 +164,37 @@ def _numbers(value: object) -> list[float]:
     return value if sane else []
 
 
-def _last(span: Span, size: int) -> int:
+def _last(interval: Interval, size: int) -> int:
     """Return the rank that the others waited for: it waited least, and computed most."""
-    compute, waiting = span.parts[0], span.parts[1]
+    compute, waiting = interval.parts[0], interval.parts[1]
     return min(range(size), key=lambda rank: (waiting[rank], -compute[rank]))
 
 
-def _widen(times: RankTimes, span: Span) -> None:
-    """Give all spans, and the totals, the same number of ranks."""
-    size = max(times.ranks, len(span.parts[0]))
-    if size == times.ranks == len(span.parts[0]):
+def _widen(times: TimeBreakdown, interval: Interval) -> None:
+    """Give all intervals, and the totals, the same number of ranks."""
+    size = max(times.ranks, len(interval.parts[0]))
+    if size == times.ranks == len(interval.parts[0]):
         return
-    for each in [*times.spans, span]:
+    for each in [*times.intervals, interval]:
         each.parts = [part + [0.0] * (size - len(part)) for part in each.parts]
     times.last_to_arrive += [0.0] * (size - times.ranks)
 
 
-def _joined(spans: Sequence[Span]) -> list[Span]:
+def _joined(intervals: Sequence[Interval]) -> list[Interval]:
     """Put each two neighbours together."""
-    pairs = zip(spans[::2], spans[1::2], strict=False)
+    pairs = zip(intervals[::2], intervals[1::2], strict=False)
     joined = [_together(first, second) for first, second in pairs]
-    return joined + ([spans[-1]] if len(spans) % 2 else [])
+    return joined + ([intervals[-1]] if len(intervals) % 2 else [])
 
 
-def _together(first: Span, second: Span) -> Span:
+def _together(first: Interval, second: Interval) -> Interval:
     parts = [list(map(add, a, b)) for a, b in zip(first.parts, second.parts, strict=True)]
     length = first.length + second.length
     one, two = first.system, second.system
     cpu = None
     if one.cpu_percent is not None and two.cpu_percent is not None:
         cpu = (one.cpu_percent * first.length + two.cpu_percent * second.length) / length
-    return Span(
+    return Interval(
         step=second.step,
         seconds=second.seconds,
         length=length,

@@ -6,14 +6,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.report.curves import Measured, read_curves
-from hvdtrain.report.lines import read_object
-from hvdtrain.report.ranks import RankTimes, read_ranks
+from hvdtrain.report.lines import JsonObject, read_object
+from hvdtrain.report.ranks import TimeBreakdown, read_ranks
 
-__all__ = ["Run", "distinct_names", "read_run"]
+__all__ = ["RunFiles", "distinct_names", "read_run"]
 
 # Named here and not taken from the training loop: the page shall read runs of other versions.
 _METRICS = ("metrics.jsonl", "steps.jsonl")
@@ -24,7 +23,7 @@ _SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFiles:
     """What one run has left.
 
     Attributes:
@@ -35,10 +34,10 @@ class Run:
 
     path: Path
     measured: Measured
-    ranks: RankTimes | None
-    config: dict[str, Any] | None
-    environment: dict[str, Any] | None
-    summary: dict[str, Any] | None
+    ranks: TimeBreakdown | None
+    config: JsonObject | None
+    environment: JsonObject | None
+    summary: JsonObject | None
     notes: list[str]
 
     @property
@@ -48,7 +47,7 @@ class Run:
         return [str(host) for host in found] if isinstance(found, list) else []
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunFiles:
     """Read a run.
 
     Raises:
@@ -76,11 +75,11 @@ def read_run(path: Path) -> Run:
     ]
     if not measured.curves:
         notes.append("metrics.jsonl has no number yet: there is no curve.")
-    if ranks is not None and not ranks.spans:
+    if ranks is not None and not ranks.intervals:
         notes.append(f"{_RANKS} has no line yet: the page cannot say where the time went.")
         ranks = None
     notes += measured.notes + (ranks.notes if ranks else [])
-    return Run(path, measured, ranks, config, environment, summary, notes)
+    return RunFiles(path, measured, ranks, config, environment, summary, notes)
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
@@ -108,7 +107,7 @@ def _refuse(path: Path) -> None:
     raise UsageError(f"{path} is no run: it has no metrics.jsonl, which train writes into --out")
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path) -> JsonObject:
     try:
         import yaml
     except ImportError as error:

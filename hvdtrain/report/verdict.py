@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median_low
 
 from hvdtrain.report.curves import Matrix
-from hvdtrain.report.ranks import RankTimes
+from hvdtrain.report.ranks import TimeBreakdown
 
 __all__ = ["confusions", "verdict"]
 
@@ -14,7 +14,7 @@ __all__ = ["confusions", "verdict"]
 _STANDS_OUT = 0.05
 
 
-def verdict(times: RankTimes, hosts: Sequence[str] = ()) -> str:
+def verdict(times: TimeBreakdown, hosts: Sequence[str] = ()) -> str:
     """Return what a person should know first, as a few sentences.
 
     Args:
@@ -55,7 +55,7 @@ def confusions(matrix: Matrix, count: int = 3) -> str:
 
 
 def _slowest(
-    times: RankTimes, compute: list[float], waiting: list[float], hosts: Sequence[str]
+    times: TimeBreakdown, compute: list[float], waiting: list[float], hosts: Sequence[str]
 ) -> str:
     """Name the rank that computed longest, by its share of the time that it was there."""
     there = [sum(parts) for parts in zip(*times.totals, strict=True)]

@@ -9,23 +9,23 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.core.context import is_initialized, shutdown
-from hvdtrain.core.place import (
+from hvdtrain.core.horovod_api import (
     cross_rank,
     cross_size,
+    init,
     is_homogeneous,
     local_rank,
     local_size,
     rank,
     size,
 )
-from hvdtrain.core.process.exits import speak_plainly
+from hvdtrain.core.process.exits import install_plain_excepthook
 from hvdtrain.core.process_set import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from hvdtrain.core.start import init
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.tensorflow import elastic
@@ -88,7 +88,7 @@ Adasum = ReduceOp.ADASUM
 try:
     require_tensorflow(tf.__version__)
 except UsageError:
-    speak_plainly()
+    install_plain_excepthook()
     raise
 
 

@@ -6,7 +6,7 @@ import importlib.util
 
 import tensorflow as tf
 
-from hvdtrain.core.builds import (
+from hvdtrain.core.horovod_api import (
     ccl_built,
     ddl_built,
     gloo_enabled,

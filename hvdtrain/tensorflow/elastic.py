@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from hvdtrain.core.context import shutdown
 from hvdtrain.core.elastic import ObjectState, run
-from hvdtrain.core.place import rank
-from hvdtrain.core.start import init
+from hvdtrain.core.horovod_api import init, rank
 from hvdtrain.errors import HorovodInternalError
 from hvdtrain.tensorflow.functions import (
     broadcast_object,

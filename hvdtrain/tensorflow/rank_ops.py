@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core import context, place
+from hvdtrain.core import context, horovod_api
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
 
@@ -22,19 +22,19 @@ _UNKNOWN_SET = -2
 @do_not_convert
 def rank_op(name: str | None = None) -> tf.Tensor:
     """Return the rank of this process, int32 []."""
-    return _number_op(place.rank, name or "rank")
+    return _number_op(horovod_api.rank, name or "rank")
 
 
 @do_not_convert
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Return the local rank of this process on its node, int32 []."""
-    return _number_op(place.local_rank, name or "local_rank")
+    return _number_op(horovod_api.local_rank, name or "local_rank")
 
 
 @do_not_convert
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Return the number of ranks on this rank's node, int32 []."""
-    return _number_op(place.local_size, name or "local_size")
+    return _number_op(horovod_api.local_size, name or "local_size")
 
 
 @do_not_convert

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.core.place import size
+from hvdtrain.core.horovod_api import size
 from hvdtrain.tensorflow.gradients.tf_keras_optimizer import is_tf_keras
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations.ops import allreduce

@@ -5,14 +5,21 @@ from __future__ import annotations
 import sys
 
 from hvdtrain.core.context import is_initialized, shutdown
-from hvdtrain.core.place import cross_rank, cross_size, local_rank, local_size, rank, size
+from hvdtrain.core.horovod_api import (
+    cross_rank,
+    cross_size,
+    init,
+    local_rank,
+    local_size,
+    rank,
+    size,
+)
 from hvdtrain.core.process_set import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from hvdtrain.core.start import init
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError
 from hvdtrain.torch import elastic

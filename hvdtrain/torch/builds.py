@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvdtrain.core.builds import (
+from hvdtrain.core.horovod_api import (
     ccl_built,
     ddl_built,
     gloo_enabled,

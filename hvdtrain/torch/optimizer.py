@@ -15,11 +15,11 @@ from hvdtrain.core.arguments import (
     Groups,
     check_groups,
     check_predivide,
+    choose_exchange,
     choose_groups,
     choose_op,
     group_indices,
 )
-from hvdtrain.core.gradients.choose import choose_exchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.gradients.gradients import Gradients

@@ -40,12 +40,12 @@ def fit(recipe: str | Path | Callable[..., Recipe], **options: Any) -> Summary |
             options[name] = Path(options[name])
     if not callable(recipe):
         return train(TrainOptions(recipe=str(recipe), **options))
-    asked = TrainOptions(recipe=_place(recipe), **options)
+    asked = TrainOptions(recipe=_location(recipe), **options)
     data_dir = {} if asked.data_dir is None else {"data_dir": asked.data_dir}
     return train(asked, partial(recipe, **asked.set, **data_dir))
 
 
-def _place(function: Callable[..., Recipe]) -> str:
+def _location(function: Callable[..., Recipe]) -> str:
     """Say where a function is, for the books of the run and to find it again."""
     try:
         file = inspect.getsourcefile(function)

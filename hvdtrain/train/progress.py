@@ -1,8 +1,9 @@
-"""What a run has done so far, kept in its checkpoints and taken from them."""
+"""The progress of a run: kept in its checkpoints and restored from them."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,21 +11,24 @@ from typing import Any
 
 import numpy as np
 
+from hvdtrain.core.context import Context
 from hvdtrain.errors import UsageError
-from hvdtrain.train.loop.protocol import Array, State
+from hvdtrain.train.loop.protocol import Array, TrainingState
 from hvdtrain.train.metrics.totals import Totals
 from hvdtrain.train.options import TrainOptions
 
-__all__ = ["Best", "Progress", "progress_content", "restore"]
+__all__ = ["BestEvaluation", "Progress", "RunClock", "checkpoint_content", "restore_progress"]
 
 # What a run cannot change half-way: what would not fit, or what a checkpoint's optimizer brings
 # back; and what it cannot within an epoch: the order of its samples.
 _FIXED = ("recipe", "framework", "dtype", "optimizer", "momentum", "weight_decay")
 _FIXED_IN_EPOCH = ("seed",)
+# `--framework tensorflow`, which was removed, trained the same models as `--framework keras`.
+_RENAMED = {("framework", "tensorflow"): "keras"}
 
 
 @dataclass(frozen=True)
-class Best:
+class BestEvaluation:
     """The best evaluation so far.
 
     Attributes:
@@ -62,7 +66,7 @@ class Progress:
     total_seconds: float = 0.0
     communicate_seconds: float = 0.0
     part: Totals = field(default_factory=Totals)
-    best: Best | None = None
+    best: BestEvaluation | None = None
 
     def after(self, learned: Totals, steps: int) -> Progress:
         """Return the progress after so many steps more of the same epoch."""
@@ -85,7 +89,7 @@ class Progress:
         return f"{self.epoch} epochs{part}"
 
 
-def progress_content(
+def checkpoint_content(
     progress: Progress, options: TrainOptions, epoch_samples: int
 ) -> dict[str, Any]:
     """Return what a checkpoint holds beside the state of model and optimizer."""
@@ -102,12 +106,12 @@ def progress_content(
     }
 
 
-def restore(
+def restore_progress(
     path: Path,
     content: Mapping[str, Any],
     options: TrainOptions,
     epoch_samples: int,
-    state: State,
+    state: TrainingState,
 ) -> Progress:
     """Load a checkpoint's content after checking that it fits (rank 0 only).
 
@@ -161,15 +165,15 @@ def _require_settings(
 ) -> None:
     for name in names:
         own = _setting(options, name)
-        if settings[name] != own:
+        if _RENAMED.get((name, settings[name]), settings[name]) != own:
             raise UsageError(f"checkpoint {path} was made with {name} {settings[name]}, not {own}")
 
 
 def _setting(options: TrainOptions, name: str) -> Any:
     """Return an option; a recipe's file may lie elsewhere now."""
-    place = options.recipe_place
-    if name == "recipe" and place.path is not None:
-        return f"{place.path.name}:{place.function}"
+    location = options.recipe_location
+    if name == "recipe" and location.path is not None:
+        return f"{location.path.name}:{location.function}"
     return getattr(options, name)
 
 
@@ -187,7 +191,7 @@ def _progress(content: Mapping[str, Any]) -> Progress:
         total_seconds=_seconds(content, "total_seconds"),
         communicate_seconds=_seconds(content, "communicate_seconds"),
         part=Totals(_count(part, "samples"), part["loss"], counts),
-        best=None if best is None else Best(**best),
+        best=None if best is None else BestEvaluation(**best),
     )
 
 
@@ -204,3 +208,22 @@ def _seconds(content: Mapping[str, Any], name: str) -> float:
     if not (counted or (isinstance(value, float) and math.isfinite(value))) or value < 0:
         raise ValueError(f"its {name} is {value!r}")
     return float(value)
+
+
+class RunClock:
+    """Measures how long training takes, and how long it stands still for communication."""
+
+    def __init__(self, world: Context, before: Progress) -> None:
+        self._blocked = world.blocked
+        self._total_from = time.perf_counter() - before.total_seconds
+        self._communicate_from = world.blocked.seconds - before.communicate_seconds
+
+    @property
+    def total_seconds(self) -> float:
+        """Since the very first start, pauses between starts left out."""
+        return time.perf_counter() - self._total_from
+
+    def read(self, progress: Progress) -> Progress:
+        """Return the progress with the times of now."""
+        communicate = self._blocked.seconds - self._communicate_from
+        return replace(progress, total_seconds=self.total_seconds, communicate_seconds=communicate)

@@ -7,21 +7,20 @@ from dataclasses import replace
 
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.errors import TrainingError
-from hvdtrain.train.agenda import EVALUATE, SAVE, Agenda
-from hvdtrain.train.books import Books
-from hvdtrain.train.building import Built
-from hvdtrain.train.clock import Clock
-from hvdtrain.train.heartbeat.pulse import Pulse
-from hvdtrain.train.lines import closing_lines, epoch_lines, stop_lines
-from hvdtrain.train.loop.agree import on_this_rank
-from hvdtrain.train.loop.watch import replica_difference, require_finite
+from hvdtrain.train.heartbeat.heartbeat import Heartbeat
+from hvdtrain.train.loop.collective_errors import on_this_rank
+from hvdtrain.train.loop.replica_check import replica_difference, require_finite
+from hvdtrain.train.messages import closing_lines, epoch_lines, stop_lines
 from hvdtrain.train.metrics.improvement import improved, require_number
 from hvdtrain.train.metrics.totals import Totals, Values
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.progress import Best
-from hvdtrain.train.records.results import Metrics, Summary
+from hvdtrain.train.progress import BestEvaluation, RunClock
+from hvdtrain.train.records.results import MetricsRecord, Summary
+from hvdtrain.train.run_log import RunLog
+from hvdtrain.train.setup import TrainingSetup
 from hvdtrain.train.summary import make_summary
 from hvdtrain.train.terminal import Terminal
+from hvdtrain.train.triggers import EVALUATE, SAVE, Triggers
 
 __all__ = ["Run"]
 
@@ -31,29 +30,29 @@ class Run:
 
     Args:
         options: what was asked for.
-        built: the model, equal on all ranks.
+        setup: the model, equal on all ranks.
         terminal: where rank 0 prints.
-        pulse: what ranks tell each other.
-        books: what rank 0 writes; None on the others.
+        heartbeat: what ranks tell each other.
+        run_log: what rank 0 writes; None on the others.
     """
 
     def __init__(
         self,
         options: TrainOptions,
-        built: Built,
+        setup: TrainingSetup,
         terminal: Terminal,
-        pulse: Pulse,
-        books: Books | None,
+        heartbeat: Heartbeat,
+        run_log: RunLog | None,
     ) -> None:
-        self._options, self._test_samples = options, built.test_samples
-        self._world, self._course, self._loop = built.world, built.course, built.loop
-        self._progress, self._terminal = built.start.progress, terminal
-        self._pulse, self._books = pulse, books
-        self._agenda = Agenda.of(options)
-        self._clock = Clock(built.world, self._progress)
+        self._options, self._test_samples = options, setup.test_samples
+        self._world, self._step_plan, self._loop = setup.world, setup.step_plan, setup.loop
+        self._progress, self._terminal = setup.start.progress, terminal
+        self._heartbeat, self._run_log = heartbeat, run_log
+        self._triggers = Triggers.of(options)
+        self._clock = RunClock(setup.world, self._progress)
         self._taken, self._reserved = 0, False
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
-        self._evaluated: Metrics | None = None
+        self._evaluated: MetricsRecord | None = None
         self._saved_step, self._first_step = -1, self._progress.step
 
     def run(self) -> Summary | None:
@@ -63,7 +62,7 @@ class Run:
             None where it was stopped before its end.
         """
         while self._progress.epoch < self._options.epochs and not self._is_stale:
-            if self._pulse.stop_rank is not None:
+            if self._heartbeat.stop_rank is not None:
                 self._leave()
                 return None
             self._train_epoch()
@@ -77,12 +76,12 @@ class Run:
 
     def _train_epoch(self) -> None:
         """Train until the epoch's end, or until the ranks are to stop."""
-        steps, done = self._course.steps_per_epoch, self._progress.done
+        steps, done = self._step_plan.steps_per_epoch, self._progress.done
         title = f"epoch {self._progress.epoch + 1}/{self._options.epochs}"
         later = (self._options.epochs - self._progress.epoch - 1) * steps
-        self._terminal.begin(title, steps, done // self._course.global_batch_size, later)
+        self._terminal.begin(title, steps, done // self._step_plan.global_batch_size, later)
         whole, samples, seconds = False, self._progress.samples, 0.0
-        while not (whole or self._is_stale or self._pulse.stop_rank is not None):
+        while not (whole or self._is_stale or self._heartbeat.stop_rank is not None):
             epoch, done, began = self._progress.epoch, self._progress.done, time.perf_counter()
             with on_this_rank():
                 learned = self._loop.train(epoch, done, self._after_step)
@@ -96,7 +95,7 @@ class Run:
             if self._options.non_finite == "stop":
                 require_finite(learned, self._taken, self._progress.step)
             self._taken = 0
-            whole = self._progress.done == self._course.samples
+            whole = self._progress.done == self._step_plan.samples
             self._attend(whole, (self._progress.samples - samples) / seconds)
 
     def _after_step(self) -> bool:
@@ -104,21 +103,21 @@ class Run:
         self._taken += 1
         step = self._progress.step + self._taken
         self._terminal.advance()
-        if self._books is not None and not self._reserved:
+        if self._run_log is not None and not self._reserved:
             self._loop.state.reserve()
             self._reserved = True
-        if self._pulse.after_step() and self._books is not None:
-            self._books.note(self._pulse.beat, step, self._clock.total_seconds)
-            self._terminal.slowest(*self._books.slowest)
-        stopping = self._pulse.stop_rank is not None
-        return not (stopping or self._pulse.due or self._agenda.pauses(step))
+        if self._heartbeat.after_step() and self._run_log is not None:
+            self._run_log.note(self._heartbeat.report, step, self._clock.total_seconds)
+            self._terminal.slowest(*self._run_log.slowest)
+        stopping = self._heartbeat.stop_rank is not None
+        return not (stopping or self._heartbeat.due or self._triggers.pauses(step))
 
     def _attend(self, whole: bool, speed: float) -> None:
         """Do what is due between two steps (collective)."""
         progress, step = self._progress, self._progress.step
-        if self._agenda.logs(step):
+        if self._triggers.logs(step):
             self._log()
-        lines: list[Metrics] = []
+        lines: list[MetricsRecord] = []
         if whole:
             values = progress.part.values(self._loop.metrics)
             lines.append(self._metrics("train", values, speed))
@@ -128,28 +127,28 @@ class Run:
             better = self._evaluate(lines)
         if lines:
             self._terminal.say(epoch_lines(lines, self._options.epochs))
-            if self._books is not None:
-                self._books.write(lines)
-        if self._agenda.watches(step, whole):
+            if self._run_log is not None:
+                self._run_log.write(lines)
+        if self._triggers.watches(step, whole):
             self._compare_ranks()
         if better or self._saves(whole):
             self._save(better)
 
     def _evaluates(self, whole: bool) -> bool:
-        every, progress = self._agenda.evaluate, self._progress
+        every, progress = self._triggers.evaluate, self._progress
         return (
-            EVALUATE in self._pulse.due
+            EVALUATE in self._heartbeat.due
             or every.after_step(progress.step)
             or (whole and every.after_epoch(progress.epoch))
         )
 
     def _saves(self, whole: bool) -> bool:
-        every, progress = self._agenda.save, self._progress
+        every, progress = self._triggers.save, self._progress
         return (
-            SAVE in self._pulse.due
+            SAVE in self._heartbeat.due
             or every.after_step(progress.step)
             or (whole and every.after_epoch(progress.epoch))
-            or self._pulse.stop_rank is not None
+            or self._heartbeat.stop_rank is not None
         )
 
     def _log(self) -> None:
@@ -158,16 +157,16 @@ class Run:
         line = self._metrics("step", self._unlogged.values(self._loop.metrics), speed)
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
         self._terminal.learned(line)
-        if self._books is not None:
-            self._books.write_step(line)
+        if self._run_log is not None:
+            self._run_log.write_step(line)
 
-    def _evaluate(self, lines: list[Metrics]) -> bool:
+    def _evaluate(self, lines: list[MetricsRecord]) -> bool:
         """Evaluate, add the line; return whether it is the best so far (collective)."""
         began = time.perf_counter()
-        self._loop.agree_on_buffers()
+        self._loop.average_buffers()
         with on_this_rank():
             values = self._loop.evaluate()
-        self._pulse.done(EVALUATE)
+        self._heartbeat.done(EVALUATE)
         if not values:
             return False
         speed = self._test_samples / (time.perf_counter() - began)
@@ -182,7 +181,7 @@ class Run:
         before = best.value if best is not None and best.name == name else None
         better = improved(value, before, name, self._loop.test_metrics)
         if better:
-            best = Best(name, value, self._epochs, self._progress.step)
+            best = BestEvaluation(name, value, self._epochs, self._progress.step)
         elif best is not None:
             best = replace(best, since=best.since + 1)
         self._progress = replace(self._progress, best=best)
@@ -190,12 +189,12 @@ class Run:
 
     @property
     def _epochs(self) -> float:
-        return self._progress.epoch + self._progress.done / self._course.samples
+        return self._progress.epoch + self._progress.done / self._step_plan.samples
 
-    def _metrics(self, split: str, values: Values, speed: float) -> Metrics:
+    def _metrics(self, split: str, values: Values, speed: float) -> MetricsRecord:
         progress = self._progress
         epochs = self._epochs
-        return Metrics(
+        return MetricsRecord(
             epochs, progress.step, split, values, self._loop.lr, speed, self._clock.total_seconds
         )
 
@@ -211,19 +210,19 @@ class Run:
 
     def _save(self, best: bool) -> None:
         """Begin to write a checkpoint on rank 0 (collective)."""
-        self._pulse.done(SAVE)
-        self._loop.agree_on_buffers()
+        self._heartbeat.done(SAVE)
+        self._loop.average_buffers()
         self._saved_step = self._progress.step
-        if self._books is not None:
+        if self._run_log is not None:
             progress = self._clock.read(self._progress)
-            self._books.save(progress, self._course.samples, self._loop, best)
+            self._run_log.save(progress, self._step_plan.samples, self._loop, best)
 
     def _leave(self) -> None:
         """Say, after the checkpoint, that this is not the end (collective)."""
-        books, rank = self._books, self._pulse.stop_rank or 0
-        directory = call_on_root(lambda: str(books.directory) if books is not None else "")
+        run_log, rank = self._run_log, self._heartbeat.stop_rank or 0
+        directory = call_on_root(lambda: str(run_log.directory) if run_log is not None else "")
         lines = stop_lines(rank, self._progress, directory)
-        call_on_root(lambda: books.stopped(lines[0]) if books is not None else None)
+        call_on_root(lambda: run_log.stopped(lines[0]) if run_log is not None else None)
         self._terminal.say(lines)
 
     def _final_values(self) -> Values:
@@ -231,14 +230,14 @@ class Run:
         last, step = self._evaluated, self._progress.step
         if last is not None and last.step == step:
             return last.values
-        if step == self._first_step:  # nothing was trained: the books have it already
-            self._loop.agree_on_buffers()
+        if step == self._first_step:  # nothing was trained: the run_log have it already
+            self._loop.average_buffers()
             with on_this_rank():
                 return self._loop.evaluate()
-        lines: list[Metrics] = []
+        lines: list[MetricsRecord] = []
         better = self._evaluate(lines)
-        if self._books is not None and lines:
-            self._books.write(lines)
+        if self._run_log is not None and lines:
+            self._run_log.write(lines)
         if better:
             self._save(True)
         return lines[0].values if lines else {}
@@ -250,8 +249,8 @@ class Run:
             self._save(False)
         self._progress = self._clock.read(self._progress)
         summary = make_summary(self._options, self._world, self._progress, final, self._loop)
-        books = self._books
-        files = call_on_root(lambda: books.ended(summary) if books is not None else [])
-        directory = str(books.directory) if books is not None else ""
+        run_log = self._run_log
+        files = call_on_root(lambda: run_log.ended(summary) if run_log is not None else [])
+        directory = str(run_log.directory) if run_log is not None else ""
         self._terminal.say(closing_lines(summary, directory, files))
         return summary

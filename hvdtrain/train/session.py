@@ -6,27 +6,27 @@ from dataclasses import asdict
 from typing import Any
 
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.train.agenda import Agenda
-from hvdtrain.train.books import Books
-from hvdtrain.train.building import Built, Make, build
-from hvdtrain.train.heartbeat.pulse import Pulse
+from hvdtrain.train.heartbeat.heartbeat import Heartbeat
+from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.heartbeat.signals import StopSignals
-from hvdtrain.train.heartbeat.spans import Spans
-from hvdtrain.train.lines import header_lines
+from hvdtrain.train.messages import header_lines
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records.environment import write_environment
-from hvdtrain.train.records.files import refusing
+from hvdtrain.train.records.files import usage_errors
 from hvdtrain.train.records.results import Summary
-from hvdtrain.train.resumption import Resumption
+from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run
+from hvdtrain.train.run_log import RunLog
+from hvdtrain.train.setup import RecipeFactory, TrainingSetup, set_up
 from hvdtrain.train.terminal import Terminal, on_terminal
-from hvdtrain.train.tracking.tracker import RunFacts
+from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
+from hvdtrain.train.triggers import Triggers
 
 __all__ = ["train"]
 
 
-def train(options: TrainOptions, make: Make | None = None) -> Summary | None:
+def train(options: TrainOptions, make: RecipeFactory | None = None) -> Summary | None:
     """Train a recipe and write its results (collective; initialises hvdtrain).
 
     Every rank gets a summary; its times are the rank's own. Rank 0's is in summary.json. None where
@@ -46,47 +46,51 @@ def train(options: TrainOptions, make: Make | None = None) -> Summary | None:
         return _train(options, make, signals)
 
 
-def _train(options: TrainOptions, make: Make | None, signals: StopSignals) -> Summary | None:
-    built = build(options, make, Resumption(options))
-    topology = built.world.topology
+def _train(
+    options: TrainOptions, make: RecipeFactory | None, signals: StopSignals
+) -> Summary | None:
+    setup = set_up(options, make, CheckpointLoader(options))
+    topology = setup.world.topology
     speaks = topology.rank == 0 and not options.quiet
     with Terminal(speaks, bar=speaks and on_terminal()) as terminal:
-        terminal.say(header_lines(options, built))
-        books = _open_books(options, built)
-        pulse = Pulse(built.world, signals, Agenda.of(options).timers)
+        terminal.say(header_lines(options, setup))
+        run_log = _open_run_log(options, setup)
+        heartbeat = Heartbeat(setup.world, signals, Triggers.of(options).timers)
         try:
-            return Run(options, built, terminal, pulse, books).run()
+            return Run(options, setup, terminal, heartbeat, run_log).run()
         finally:
-            if books is not None:
-                books.close()
+            if run_log is not None:
+                run_log.close()
 
 
-def _open_books(options: TrainOptions, built: Built) -> Books | None:
+def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
     """Open what rank 0 writes to; None on the others (collective).
 
     Raises:
         UsageError: on every rank, a tracker cannot be used.
     """
-    opened: list[Books] = []
+    opened: list[RunLog] = []
 
     def open_them() -> None:
-        topology, start = built.world.topology, built.start
+        topology, start = setup.world.topology, setup.start
         write_environment(start.directory, options.with_absolute_paths(), topology.hostnames)
-        facts = RunFacts(
+        facts = RunInfo(
             start.directory.name,
             start.directory,
-            {**_parameters(options), "ranks": topology.size, "engine": built.world.engine_name},
+            {**_parameters(options), "ranks": topology.size, "engine": setup.world.engine_name},
             start.progress.step if start.resumed else None,
         )
         trackers = open_trackers(
             options.track, facts, options.tracking_uri, options.experiment, options.run_name
         )
-        sent = built.loop.gradient_bytes if topology.size > 1 else 0
-        spans = Spans(sent)
-        opened.append(Books(start.directory, options, built.world, built.threads, spans, trackers))
+        sent = setup.loop.gradient_bytes if topology.size > 1 else 0
+        statistics = RankStatistics(sent)
+        opened.append(
+            RunLog(start.directory, options, setup.world, setup.threads, statistics, trackers)
+        )
 
     def open_or_refuse() -> None:
-        with refusing(built.start.directory):
+        with usage_errors(setup.start.directory):
             open_them()
 
     call_on_root(open_or_refuse)

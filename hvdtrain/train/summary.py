@@ -1,23 +1,28 @@
-"""What a run has come to."""
+"""The summary of a run that has ended, with a digest of its weights."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from hvdtrain.core.context import Context
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.train.digest import weights_digest
-from hvdtrain.train.loop.protocol import Loop
+from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
 from hvdtrain.train.records.results import Seconds, Summary
 
-__all__ = ["make_summary"]
+__all__ = ["make_summary", "weights_digest"]
 
 
 def make_summary(
-    options: TrainOptions, world: Context, progress: Progress, final: Values, loop: Loop
+    options: TrainOptions, world: Context, progress: Progress, final: Values, loop: TrainingLoop
 ) -> Summary:
     """Return the summary of a run that has ended (collective).
 
@@ -49,3 +54,15 @@ def make_summary(
         best=None if best is None else asdict(best),
         ended="early stop" if progress.epoch < options.epochs else "epochs",
     )
+
+
+def weights_digest(weights: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return the SHA-256 of all weights of this rank's model (local).
+
+    Names, types, shapes and bytes count, in the order of `weights`.
+    """
+    digest = hashlib.sha256()
+    for name, array in weights.items():
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

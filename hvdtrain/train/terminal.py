@@ -9,8 +9,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from hvdtrain.train.lines import values_text
-from hvdtrain.train.records.results import Metrics
+from hvdtrain.train.messages import values_text
+from hvdtrain.train.records.results import MetricsRecord
 from hvdtrain.world import under_launcher
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Terminal:
         if self._bar is not None and self._bar.task_ids:
             self._bar.advance(self._bar.task_ids[-1])
 
-    def learned(self, line: Metrics) -> None:
+    def learned(self, line: MetricsRecord) -> None:
         """Show how training goes."""
         text = (
             f"{line.samples_per_second:.0f} samples/s  lr {line.lr:.4g}  {values_text(line.values)}"

@@ -217,7 +217,7 @@ def an_exchange_of_gradients() -> str:
         return [f.reshape(s).astype(np.float32) for f, s in zip(found, SHAPES, strict=True)]
 
     make = partial(keras.optimizers.SGD, 0.1, momentum=0.9)
-    mine = stepped(hvd.DistributedOptimizer(make(), exchange=OneBit(apart=False)), own)
+    mine = stepped(hvd.DistributedOptimizer(make(), exchange=OneBit(hierarchical=False)), own)
     assert_close(mine, stepped(make(), combined))
     return digest(mine)
 

@@ -13,10 +13,14 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UsageError
-from hvdtrain.train.keras.metrics import require_adding_metrics
-from hvdtrain.train.keras.tally import KerasCounts, KerasTally, summing
+from hvdtrain.train.keras.metrics import (
+    KerasMetricSums,
+    KerasMetricValue,
+    require_adding_metrics,
+    sum_over_samples,
+)
 from hvdtrain.train.loop.checksum import array_checksum
-from hvdtrain.train.loop.watch import replica_difference
+from hvdtrain.train.loop.replica_check import replica_difference
 from hvdtrain.train.optimizers.make_keras import keras_optimizer
 
 
@@ -94,11 +98,11 @@ def metrics_count_every_sample_of_all_ranks_once() -> None:
     metrics, whole = ({name: METRICS[name]() for name in names} for _ in range(2))
     for metric in whole.values():
         metric.update_state(targets, scores)
-    tally = KerasTally(summing(keras.losses.MeanSquaredError()), metrics)
+    tally = KerasMetricSums(sum_over_samples(keras.losses.MeanSquaredError()), metrics)
     rows, weights = [*mine, 0], np.array([0.25] * len(mine) + [0.0], np.float32)
     tally.update_state(targets[rows], scores[rows], sample_weight=weights)  # the last one fills up
     totals = tally.reduced()
-    values = totals.values({name: KerasCounts(metric) for name, metric in metrics.items()})
+    values = totals.values({name: KerasMetricValue(metric) for name, metric in metrics.items()})
     assert totals.samples == 17
     np.testing.assert_allclose(values.pop("loss"), np.square(targets - scores).mean(), rtol=1e-6)
     for name, value in values.items():

@@ -20,14 +20,27 @@ WARNING = "plain_optimizers_are_warned_of"
 
 
 @pytest.mark.parametrize(
-    ("backend", "size"), [("tensorflow", 2), ("torch", 2), ("torch", 3), ("jax", 2)]
+    ("backend", "size"),
+    [
+        ("tensorflow", 2),
+        pytest.param("torch", 2, marks=pytest.mark.soak),
+        ("torch", 3),
+        pytest.param("jax", 2, marks=pytest.mark.soak),
+    ],
 )
 def test_optimizers_fit_and_callbacks(backend: str, size: int) -> None:
     done = run(backend, size, [], {})
     assert len(done["digests"]) > 5
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("tensorflow", marks=pytest.mark.soak),
+        "torch",
+        pytest.param("jax", marks=pytest.mark.soak),
+    ],
+)
 def test_one_rank_without_mpi(backend: str) -> None:
     done = run(backend, 1, ["hooks", TRAINING, WARNING], {"HVDTRAIN_ENGINE": "local"})
     assert (done["engine"], len(done["digests"])) == ("local", 1)
@@ -40,6 +53,12 @@ def test_training_on_horovod(backend: str, size: int) -> None:
     assert (done["engine"], len(done["digests"])) == ("horovod", 1)
 
 
+def test_training_with_jax() -> None:
+    done = run("jax", 2, [TRAINING, WARNING], {})
+    assert (done["engine"], len(done["digests"])) == ("mpi", 1)
+
+
+@pytest.mark.soak
 def test_training_on_gloo() -> None:
     done = run("torch", 2, [TRAINING], {"HVDTRAIN_ENGINE": "gloo"})
     assert (done["engine"], len(done["digests"])) == ("gloo", 1)

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.soak), 3])
 def test_operations_training_and_graphs(size: int) -> None:
     done = run_ranks(
         HERE / "tensorflow_worker.py",

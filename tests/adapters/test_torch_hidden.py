@@ -15,14 +15,21 @@ ENGINE = {"HVDTRAIN_ENGINE": "hidden"}
     ("np", "cases"),
     [
         (1, "optimizers"),
-        (2, "operations+optimizers"),
+        pytest.param(2, "operations+optimizers", marks=pytest.mark.soak),
         (3, "operations+optimizers"),
-        (4, "optimizers"),
+        pytest.param(4, "optimizers", marks=pytest.mark.soak),
     ],
 )
 def test_nothing_is_staged(np: int, cases: str) -> None:
     done = run_ranks(WORKER, np, args=[cases], env=ENGINE, timeout_seconds=300)
     assert done.results == [[]] * np  # nor is there a refusal that was swallowed
+
+
+def test_exchanges_stage_nothing() -> None:
+    # Many buckets, some of them with several parameters.
+    env = {**ENGINE, "HVDTRAIN_BUCKET_BYTES": 600, "HVDTRAIN_FIRST_BUCKET_BYTES": 100}
+    done = run_ranks(WORKER, 2, args=["exchanges"], env=env, timeout_seconds=120)
+    assert done.results == [[], []]
 
 
 @pytest.mark.parametrize("cases", ["operations", "optimizers"])

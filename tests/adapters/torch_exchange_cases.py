@@ -15,26 +15,26 @@ from torch_training import Model, batch, case, difference, momentum, plan_of, re
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.core.gradients.allreduce import Allreduce
-from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket
-from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.gradients.allreduce import AllreduceExchange
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError
 
 
-class Noting(Allreduce):
+class Noting(AllreduceExchange):
     """The plain average, which notes what it is told."""
 
     uses_rate = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.facts: list[Facts] = []
+        self.info: list[StepInfo] = []
 
-    def reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if bucket.number == 0:
-            self.facts.append(facts)
-        super().reduce(bucket, facts, wires)
+            self.info.append(info)
+        super().reduce(bucket, info, communicators)
 
 
 def dense() -> Model:
@@ -60,9 +60,9 @@ def wrapped(model: Model, exchange: Exchange) -> hvd.DistributedOptimizer:
     return hvd.DistributedOptimizer(inner, model.named_parameters(), exchange=exchange)
 
 
-def one_bit(apart: bool) -> OneBit:
+def one_bit(hierarchical: bool) -> OneBit:
     """Return one that does not ask a device whether a step was finite."""
-    exchange = OneBit(apart)
+    exchange = OneBit(hierarchical)
     exchange.checks_finite = False
     return exchange
 
@@ -98,9 +98,9 @@ def put(values: Sequence[Flat], tensors: Sequence[torch.Tensor]) -> None:
 @case
 def gradients_of_one_bit() -> None:
     own_nodes = allgather_object(context.current().topology.node, "nodes")
-    for apart, nodes in ((False, list(range(hvd.size()))), (True, own_nodes)):
+    for hierarchical, nodes in ((False, list(range(hvd.size()))), (True, own_nodes)):
         model, alone = dense(), dense()
-        optimizer, inner = wrapped(model, one_bit(apart)), momentum(parameters(alone))
+        optimizer, inner = wrapped(model, one_bit(hierarchical)), momentum(parameters(alone))
         formula = OneBitFormula(nodes, [p.numel() for p in model.parameters()])
         for step in range(4):
             optimizer.sample_weight = samples(step, hvd.rank())
@@ -114,7 +114,7 @@ def gradients_of_one_bit() -> None:
                 found.append(flat(gradients(alone)))
             put(formula.step(plan, found, counts), gradients(alone))
             inner.step()
-            assert difference(model, alone) < 1e-12, (apart, step)
+            assert difference(model, alone) < 1e-12, (hierarchical, step)
 
 
 @case
@@ -182,16 +182,16 @@ def an_exchange_knows_the_step() -> None:
             optimizer.sample_weight = float(hvd.rank() + 1)
         backward(model, step, hvd.rank())
         optimizer.step()
-    assert [(facts.step, facts.rate) for facts in noting.facts] == [(0, 1.0), (1, 0.5), (2, 0.25)]
-    assert [facts.weighted for facts in noting.facts] == [False, True, True]
-    assert noting.facts[1].total == sum(range(1, hvd.size() + 1))
+    assert [(info.step, info.rate) for info in noting.info] == [(0, 1.0), (1, 0.5), (2, 0.25)]
+    assert [info.weighted for info in noting.info] == [False, True, True]
+    assert noting.info[1].total == sum(range(1, hvd.size() + 1))
 
 
 @case
 def half_types_are_exchanged_in_float32() -> None:
     weight = torch.nn.Parameter(torch.zeros(12, dtype=torch.bfloat16))
     inner = torch.optim.SGD([weight], lr=1.0)
-    optimizer = hvd.DistributedOptimizer(inner, exchange=one_bit(apart=False))
+    optimizer = hvd.DistributedOptimizer(inner, exchange=one_bit(hierarchical=False))
     # Of one magnitude on a rank, so that nothing is lost.
     signs = [torch.tensor([1.0, -1.0] if rank % 2 else [1.0, 1.0]) for rank in range(hvd.size())]
     own = signs[hvd.rank()].repeat(6) * (hvd.rank() + 1)
@@ -203,7 +203,7 @@ def half_types_are_exchanged_in_float32() -> None:
 
 @case
 def what_is_lost_is_kept_over_a_step_that_is_not_finite() -> None:
-    exchange, model = OneBit(apart=False), dense()
+    exchange, model = OneBit(hierarchical=False), dense()
     optimizer = wrapped(model, exchange)
     for step in range(3):
         before = exchange.state().own
@@ -224,10 +224,10 @@ def what_is_lost_is_kept_over_a_step_that_is_not_finite() -> None:
 def ranks_that_exchange_in_different_ways_are_refused() -> None:
     if hvd.size() == 1:
         return
-    for given in (OneBit(apart=False), OneBit(apart=True)):
+    for given in (OneBit(hierarchical=False), OneBit(hierarchical=True)):
 
         def step(given: OneBit = given) -> None:
-            wrapped(dense(), given if hvd.rank() == 0 else Allreduce()).step()
+            wrapped(dense(), given if hvd.rank() == 0 else AllreduceExchange()).step()
 
         message = refused(MismatchError, step)
         assert "exchange onebit" in message, message

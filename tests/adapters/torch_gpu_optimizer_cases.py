@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torch_batch_norm_worker import check as check_batch_norm
+from torch_batch_norm_cases import check as check_batch_norm
 from torch_gpu_operation_cases import busy, device
 from torch_training import (
     Model,

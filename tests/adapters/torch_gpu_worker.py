@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from types import FunctionType
 
-import torch_async_worker
+import torch_async_cases
 
 # Whose functions add themselves to the table of torch_training.
 import torch_exchange_cases  # noqa: F401
@@ -14,7 +14,7 @@ import torch_gpu_graph_cases
 import torch_gpu_operation_cases
 import torch_gpu_optimizer_cases
 import torch_gpu_step_cases
-import torch_ops_worker
+import torch_operation_cases
 import torch_optimizer_gradient_cases  # noqa: F401
 import torch_optimizer_hook_cases  # noqa: F401
 import torch_optimizer_mode_cases  # noqa: F401
@@ -51,7 +51,7 @@ def of_the_cpu(*tables: list[Case]) -> list[Case]:
 
 TOPICS: dict[str, list[Case]] = {
     "operations": torch_gpu_operation_cases.CASES,
-    "operations of the cpu": of_the_cpu(torch_ops_worker.CASES, torch_async_worker.CASES),
+    "operations of the cpu": of_the_cpu(torch_operation_cases.CASES, torch_async_cases.CASES),
     "optimizers": torch_gpu_optimizer_cases.CASES,
     "optimizers of the cpu": of_the_cpu(torch_training.CASES),
     "step": torch_gpu_step_cases.CASES,

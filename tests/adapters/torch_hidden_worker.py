@@ -46,10 +46,10 @@ def rows_to_each_rank() -> None:
 
 def operations() -> Sequence[Callable[[], None]]:
     """Return the cases of named operations."""
-    import torch_async_worker
-    import torch_ops_worker
+    import torch_async_cases
+    import torch_operation_cases
 
-    return [*torch_ops_worker.CASES, *torch_async_worker.CASES, rows_to_each_rank]
+    return [*torch_operation_cases.CASES, *torch_async_cases.CASES, rows_to_each_rank]
 
 
 def optimizers() -> Sequence[Callable[[], None]]:

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import hvdtrain.torch as hvd
-from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.plan import BucketPlan
 
 Model = torch.nn.Sequential
 CASES: list[Callable[[], None]] = []
@@ -67,7 +67,7 @@ def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
     return max(float((p - q).detach().abs().max()) for p, q in pairs)
 
 
-def plan_of(optimizer: hvd.DistributedOptimizer) -> Plan:
+def plan_of(optimizer: hvd.DistributedOptimizer) -> BucketPlan:
     """Return how an optimizer's gradients are cut into buckets."""
     assert optimizer._gradients is not None
     return optimizer._gradients.plan

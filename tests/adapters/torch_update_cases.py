@@ -14,14 +14,13 @@ from torch_training import Model, batch, build, case, difference, momentum, own,
 import hvdtrain.torch as hvd
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.train.loop.gather import gather_rows, gathered_value
-from hvdtrain.train.loop.watch import replica_difference
+from hvdtrain.train.loop.replica_check import replica_difference
 from hvdtrain.train.metrics import Gathered
 from hvdtrain.train.optimizers.lamb import Lamb
 from hvdtrain.train.optimizers.lars import Lars
-from hvdtrain.train.torch.blame import non_finite_cause
 from hvdtrain.train.torch.checksums import torch_checksums
-from hvdtrain.train.torch.precision import Precision
-from hvdtrain.train.torch.update import Update, Updater
+from hvdtrain.train.torch.non_finite import non_finite_cause
+from hvdtrain.train.torch.update import Precision, StepResult, Updater
 
 CPU = torch.device("cpu")
 STEPS, DECAY = 4, 0.75
@@ -50,7 +49,7 @@ def parts_of(step: int) -> list[Samples]:
     return [(inputs[piece], labels[piece]) for piece in pieces]
 
 
-def take_step(updater: Updater, model: Model, parts: Iterable[Samples]) -> Update:
+def take_step(updater: Updater, model: Model, parts: Iterable[Samples]) -> StepResult:
     parts = list(parts)
     updater.begin([len(labels) for _, labels in parts])
     for inputs, labels in parts:
@@ -113,7 +112,7 @@ def fp16_skips_a_step_on_all_ranks_and_tells_a_fault_from_a_large_scale() -> Non
     whole = F.cross_entropy(model(inputs), labels)
     expected = torch.autograd.grad(whole, list(model.parameters()))
 
-    def one_step(factor: float) -> tuple[Update, bool, float]:
+    def one_step(factor: float) -> tuple[StepResult, bool, float]:
         """Step on a loss that the last rank multiplies; tell whether the weights changed."""
         before = [p.detach().clone() for p in [*model.parameters(), *averaged.parameters()]]
         updater.begin([len(own(labels))])

@@ -39,9 +39,10 @@ LAUNCHES = {
         1: ["mpi", "gloo", "hidden", "mpi-hidden"],
         2: ["mpi", "mpi SHARED_MEMORY=0", *WITHOUT_KERNEL, "gloo", "hidden", "mpi-hidden"],
         3: ["mpi", "mpi SHARED_MEMORY=0", *WITHOUT_KERNEL, "gloo", "hidden", "mpi-hidden"],
-        4: ["mpi", "mpi SHARED_MEMORY=0", "gloo", "hidden", "mpi-hidden"],
+        4: ["mpi", "mpi SHARED_MEMORY=0", "gloo"],
     }.items()
 }
+OF_A_DEVICE = SharedLaunch(WORKER, 4, ["hidden", "mpi-hidden"], timeout_seconds=400)
 
 
 def _check(results: list[dict[str, int]], engine: str) -> None:
@@ -65,6 +66,12 @@ def test_local() -> None:
 )
 def test_open_mpi_and_gloo(np: int, case: str) -> None:
     _check(LAUNCHES[np].results(case), _kind(case, np))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", OF_A_DEVICE.cases)
+def test_memory_of_a_device_at_four_ranks(case: str) -> None:
+    _check(OF_A_DEVICE.results(case), _kind(case, 4))
 
 
 @pytest.mark.parametrize("np", [1, 2, 3, 4])

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import launch, run_ranks, start
+from ranks import launch, start
+from shared_launch import SharedLaunch, results_of
 
 WORKER = Path(__file__).with_name("gloo_worker.py")
 LOOPBACK = "0100007F"
@@ -36,30 +37,37 @@ wait $rank1
 """
 
 
+FOUR_RANKS = SharedLaunch(WORKER, 4, ["halves", "splits"])
+# The last one breaks the connection.
+TWO_RANKS = SharedLaunch(
+    WORKER, 2, ["sockets", "integers", "late_rank", "again", "automatic", "gone_rank"]
+)
+
+
 def test_halves_are_added_in_single_precision() -> None:
-    run_ranks(WORKER, 3, args=["halves"])
+    FOUR_RANKS.results("halves")
 
 
 def test_integers_are_what_they_are() -> None:
-    run_ranks(WORKER, 2, args=["integers"])
+    TWO_RANKS.results("integers")
 
 
 def test_subgroups_concern_their_members_only() -> None:
-    run_ranks(WORKER, 4, args=["splits"], timeout_seconds=90)
+    FOUR_RANKS.results("splits")
 
 
 def test_ranks_of_one_host_listen_on_loopback_only() -> None:
-    addresses = run_ranks(WORKER, 2, args=["sockets"]).results
+    addresses = TWO_RANKS.results("sockets")
     assert addresses == [[LOOPBACK, LOOPBACK], [LOOPBACK]]  # rank 0 has the store, too
 
 
 def test_waiting_for_a_late_rank_burns_nothing() -> None:
-    share = run_ranks(WORKER, 2, args=["late_rank"]).results[0]
+    share = TWO_RANKS.results("late_rank")[0]
     assert share < 0.1, f"{share:.1%} of a core"
 
 
 def test_a_rank_that_has_gone_is_an_error_of_the_others() -> None:
-    failures = run_ranks(WORKER, 2, args=["gone_rank"]).results[0]
+    failures = TWO_RANKS.results("gone_rank")[0]
     assert [text.split(":")[0] for text in failures] == [
         "[rank 0/2] agreement",
         "[rank 0/2] allreduce",
@@ -68,12 +76,12 @@ def test_a_rank_that_has_gone_is_an_error_of_the_others() -> None:
 
 
 def test_a_world_is_left_and_joined_again() -> None:
-    assert run_ranks(WORKER, 2, args=["again"]).results == [[0, 0], [0, 0]]
+    assert TWO_RANKS.results("again") == [[0, 0], [0, 0]]
 
 
 def test_auto_takes_nccl_where_every_rank_has_a_gpu() -> None:
     assert (
-        run_ranks(WORKER, 2, args=["automatic"]).results
+        TWO_RANKS.results("automatic")
         == [
             [
                 ["gloo", "each rank has a GPU of its own"],
@@ -91,13 +99,13 @@ def test_two_jobs_at_once_do_not_meet() -> None:
             done = job.wait(90)
             if done.returncode != 0:
                 job.fail(f"exit code {done.returncode}")
-            assert job.results(2) == [[0, 0], [0, 0]]
+            assert results_of(job, 2, 0) == [[0, 0], [0, 0]]
 
 
 def test_without_a_launcher_it_is_a_world_of_one() -> None:
     with start([sys.executable, WORKER, "network"]) as job:
         assert job.wait(60).returncode == 0, job.stderr
-        assert job.results(1) == [[1, 1]]
+        assert results_of(job, 1, 0) == [[1, 1]]
 
 
 def test_ranks_find_the_network_that_joins_them() -> None:
@@ -112,7 +120,7 @@ def test_ranks_find_the_network_that_joins_them() -> None:
         done = job.wait(90)
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
-        assert job.results(2) == [[2, 2]] * 2
+        assert results_of(job, 2, 0) == [[2, 2]] * 2
 
 
 def test_an_interface_that_is_not_there() -> None:

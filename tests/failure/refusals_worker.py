@@ -19,8 +19,8 @@ import torch
 from ranks import report
 
 import hvdtrain.torch as hvd
-from hvdtrain.core import context
-from hvdtrain.core.collectives.memory import Memory
+from hvdtrain.core import context, startup_checks
+from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.engines.mpi.communicator import MpiCommunicator
 from hvdtrain.errors import SystemLimitError
 
@@ -69,7 +69,7 @@ def refusal_of_memory(short: bool) -> str:
     if short:
         resource.setrlimit(resource.RLIMIT_AS, (mapped + PART_BYTES * 5 // 4, before[1]))
     try:
-        context.current().world.run(Memory(PART_BYTES, "large"))
+        context.current().world.run(AllocateMemory(PART_BYTES, "large"))
     except SystemLimitError as error:
         return str(error)
     finally:
@@ -159,7 +159,7 @@ def warnings_apart() -> list[str]:
 
 
 def main() -> None:
-    context._SPOKESMAN_SECONDS = 0.0  # all ranks catch what they would else leave to rank 0
+    startup_checks._REPORT_SECONDS = 0.0  # all ranks catch what they would else leave to rank 0
     hvd.init()
     rank = hvd.rank()
     train()  # loads whatever Python loads late

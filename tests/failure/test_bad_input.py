@@ -16,6 +16,7 @@ from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 
 WORKER = Path(__file__).parent.with_name("parity") / "train_worker.py"
+COMMANDS_WORKER = Path(__file__).parent.with_name("commands_worker.py")
 LIMIT_SECONDS = 90
 JOB = ["-m", "hvdtrain", "train"]
 
@@ -42,37 +43,62 @@ def assert_refused(done: Completed, *words: str) -> None:
         assert word in line
 
 
+OPTIONS: list[tuple[list[object], list[str]]] = [
+    (["emnist"], ["emnist", "digits"]),
+    (["mnist", "--framework", "keras", "--optimizer", "lars"], ["--optimizer lars", "torch"]),
+    (["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
+    (["digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
+    (["digits", "--engine", "smoke"], ["--engine", "smoke", "auto, local, mpi"]),
+    (["digits", "--batch-size", 0], ["--batch-size", "0"]),
+    (["digits", "--batch-size", "many"], ["--batch-size", "many"]),
+    (["digits", "--global-batch-size", -1], ["--global-batch-size", "-1"]),
+    (["digits", "--batch-size", 1, "--global-batch-size", 1], ["--global-batch-size"]),
+    (["digits", "--epochs", 0], ["--epochs", "0"]),
+    (["digits", "--epochs", "1.5"], ["--epochs", "1.5"]),
+    (["digits", "--lr", 0], ["--lr", "0"]),
+    (["digits", "--lr", "nan"], ["--lr", "nan"]),
+    (["digits", "--lr", "-inf"], ["--lr", "inf"]),
+    (["digits", "--lr", "1e308"], ["--lr", "1e+308", "float32"]),
+    (["digits", "--lr", "1e38", "--optimizer", "adam"], ["--lr", "1e+38", "float32"]),
+    (["digits", "--out", "x" * 300], ["x" * 300, "--out"]),
+    (["digits", "--resume", "x" * 300], ["x" * 300, "--resume"]),
+    (["digits", "--warmup-epochs", -1], ["--warmup-epochs", "-1"]),
+    (["digits", "--lr-scaling", "log"], ["--lr-scaling", "linear, sqrt, none"]),
+    (["digits", "--resume", "auto"], ["--resume", "--out"]),
+    (["digits", "--speed", "high"], ["--speed"]),
+    (["digits", "digits"], ["digits"]),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[Completed]:
+    """Return what came of each of OPTIONS: one process reads one after the other."""
+    commands = json.dumps([["train", *map(str, arguments)] for arguments, _ in OPTIONS])
+    folder = tmp_path_factory.mktemp("options")
+    with start([sys.executable, COMMANDS_WORKER, commands], cwd=folder) as job:
+        done = job.wait(LIMIT_SECONDS)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        (results,) = job.results(1)
+    assert list(folder.iterdir()) == []
+    return [Completed(result["code"], result["out"], result["err"], 0.0) for result in results]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("number", "words"),
     [
-        (["emnist"], ["emnist", "digits"]),
-        (["mnist", "--framework", "keras", "--optimizer", "lars"], ["--optimizer lars", "torch"]),
-        (["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
-        (["digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
-        (["digits", "--engine", "smoke"], ["--engine", "smoke", "auto, local, mpi"]),
-        (["digits", "--batch-size", 0], ["--batch-size", "0"]),
-        (["digits", "--batch-size", "many"], ["--batch-size", "many"]),
-        (["digits", "--global-batch-size", -1], ["--global-batch-size", "-1"]),
-        (["digits", "--batch-size", 1, "--global-batch-size", 1], ["--global-batch-size"]),
-        (["digits", "--epochs", 0], ["--epochs", "0"]),
-        (["digits", "--epochs", "1.5"], ["--epochs", "1.5"]),
-        (["digits", "--lr", 0], ["--lr", "0"]),
-        (["digits", "--lr", "nan"], ["--lr", "nan"]),
-        (["digits", "--lr", "-inf"], ["--lr", "inf"]),
-        (["digits", "--lr", "1e308"], ["--lr", "1e+308", "float32"]),
-        (["digits", "--lr", "1e38", "--optimizer", "adam"], ["--lr", "1e+38", "float32"]),
-        (["digits", "--out", "x" * 300], ["x" * 300, "--out"]),
-        (["digits", "--resume", "x" * 300], ["x" * 300, "--resume"]),
-        (["digits", "--warmup-epochs", -1], ["--warmup-epochs", "-1"]),
-        (["digits", "--lr-scaling", "log"], ["--lr-scaling", "linear, sqrt, none"]),
-        (["digits", "--resume", "auto"], ["--resume", "--out"]),
-        (["digits", "--speed", "high"], ["--speed"]),
-        (["digits", "digits"], ["digits"]),
+        pytest.param(number, words, id=" ".join(map(str, arguments))[:40])
+        for number, (arguments, words) in enumerate(OPTIONS)
     ],
 )
-def test_options(arguments: list[object], words: list[str], tmp_path: Path) -> None:
-    done = alone(arguments, tmp_path)
+def test_options(number: int, words: list[str], refusals: list[Completed]) -> None:
+    done = refusals[number]
     assert_refused(done, *words)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_command_by_itself(tmp_path: Path) -> None:
+    done = alone(["emnist"], tmp_path)
+    assert_refused(done, "emnist", "digits")
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -21,7 +21,7 @@ from ranks import launch, run_ranks
 from run_files import both_splits, epochs_of, metrics_of, summary_of
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
-from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, Name, place_of
+from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, CheckpointName, position_of
 
 RECIPE = """
 import numpy as np
@@ -158,7 +158,7 @@ def wait_for_checkpoints(out: Path, count: int) -> None:
 
 def named(out: Path, kind: str) -> set[Path]:
     """Return the checkpoints of this kind."""
-    names = {path: Name.of(path) for path in out.glob(f"{kind}-*")}
+    names = {path: CheckpointName.of(path) for path in out.glob(f"{kind}-*")}
     return {path for path, name in names.items() if name is not None}
 
 
@@ -194,7 +194,7 @@ def kill_in_a_save(trainer: Trainer, rng: random.Random, pace: float) -> None:
 def kill_after_a_save(trainer: Trainer, rng: random.Random, pace: float) -> None:
     """Kill it when an epoch is saved: before the best is marked, or others are removed."""
     known = named(trainer.out, CHECKPOINT)
-    wait_until(lambda: any(not place_of(p)[1] for p in named(trainer.out, CHECKPOINT) - known))
+    wait_until(lambda: any(not position_of(p)[1] for p in named(trainer.out, CHECKPOINT) - known))
     trainer.kill()
 
 
@@ -217,9 +217,9 @@ def assert_best(out: Path, losses: list[float]) -> None:
 
     So it must be while a checkpoint is written, whatever had happened before that start.
     """
-    epochs = place_of(checkpoint_files(out)[0])[0]
+    epochs = position_of(checkpoint_files(out)[0])[0]
     expected = [losses.index(min(losses[:epochs])) + 1] if epochs else []
-    assert [place_of(path) for path in named(out, BEST)] == [(epoch, 0) for epoch in expected]
+    assert [position_of(path) for path in named(out, BEST)] == [(epoch, 0) for epoch in expected]
 
 
 def losses_of(out: Path, split: str) -> list[float]:
@@ -246,7 +246,7 @@ def assert_same(parts: Path, whole: Path, epochs: int) -> None:
     assert steps_of(parts, "steps.jsonl") == list(range(5, epochs * STEPS + 1, 5))
     assert rows_of(parts) == rows_of(whole)
     for kind in (CHECKPOINT, BEST):
-        places = [sorted(map(place_of, named(out, kind))) for out in (parts, whole)]
+        places = [sorted(map(position_of, named(out, kind))) for out in (parts, whole)]
         assert places[0] == places[1]
     assert not half_checkpoints(parts, 0)
 
@@ -271,7 +271,7 @@ def test_a_run_that_is_killed_twenty_times_ends_as_one_that_is_not(
             kill(trainer, rng, pace)
             if kill is kill_in_a_save:
                 assert_best(parts, losses_of(whole, "test"))
-        assert place_of(checkpoint_files(parts)[0]) < (EPOCHS, 0)
+        assert position_of(checkpoint_files(parts)[0]) < (EPOCHS, 0)
         trainer.start()
         assert trainer.wait() == 0, trainer.said
     assert_same(parts, whole, EPOCHS)

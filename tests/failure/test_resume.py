@@ -16,8 +16,8 @@ from ranks import launch, run_ranks, start
 from run_files import both_splits, epochs_of, metrics_of, summary_of
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
-from hvdtrain.train.checkpoint.names import place_of
-from hvdtrain.train.records.requeue import MARKER
+from hvdtrain.train.checkpoint.names import position_of
+from hvdtrain.train.records.results import MARKER
 
 WORKER = Path(__file__).parent.with_name("parity") / "train_worker.py"
 LIMIT_SECONDS = 120
@@ -53,7 +53,7 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(size: int, tmp_path: Path)
     for ours, theirs in zip(metrics_of(parts), metrics_of(whole), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-12)
         assert (ours["accuracy"], ours["step"]) == (theirs["accuracy"], theirs["step"])
-    assert [place_of(path) for path in checkpoint_files(parts)] == [
+    assert [position_of(path) for path in checkpoint_files(parts)] == [
         (3, 0),
         (2, 250),
         (2, 0),
@@ -72,7 +72,7 @@ def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:
     assert told.startswith("rank 1 was asked to stop: ")
     assert f"\n{told}to go on, give the same command" in done.stdout
     assert not (tmp_path / "summary.json").exists()
-    epochs, samples = place_of(checkpoint_files(tmp_path)[0])
+    epochs, samples = position_of(checkpoint_files(tmp_path)[0])
     assert epochs >= 2
     assert epochs_of(tmp_path) == both_splits(epochs)
     part = f" and {samples} samples" if samples else ""
@@ -89,7 +89,7 @@ def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path)
         job.assert_nothing_left()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     newest, before = checkpoint_files(tmp_path)[:2]
-    epochs = place_of(newest)[0]
+    epochs = position_of(newest)[0]
     newest.write_bytes(newest.read_bytes()[:-1000])
     leftover = tmp_path / f".unfinished-{socket.gethostname()}-{job.process.pid}"
     leftover.write_bytes(b"what SIGKILL leaves")
@@ -100,7 +100,7 @@ def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path)
     assert summary_of(tmp_path)["epochs"] == epochs
     assert epochs_of(tmp_path) == both_splits(epochs)
     files = checkpoint_files(tmp_path)
-    assert [place_of(path)[0] for path in files] == list(range(epochs, max(0, epochs - 3), -1))
+    assert [position_of(path)[0] for path in files] == list(range(epochs, max(0, epochs - 3), -1))
     assert not leftover.exists()
 
 

@@ -85,7 +85,7 @@ import ctypes, time
 import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context, operations
-from hvdtrain.core.start import init
+from hvdtrain.core.horovod_api import init
 from hvdtrain.types import ReduceOp
 init()
 here = context.current()

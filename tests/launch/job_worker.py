@@ -18,27 +18,27 @@ from pathlib import Path
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.data.sampling.sharding import Indices
-from hvdtrain.train.loop.course import Course
+from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.session import train
 
-batches = Course.batches
+batches = StepPlan.batches
 # Slurm sets one of them in later starts only, Grid Engine the other always.
 _FIRST_START = "SLURM_RESTART_COUNT" not in os.environ and os.environ.get("RESTARTED") != "1"
 
 
-def slow_batches(self: Course, epoch: int, done: int = 0) -> Iterator[tuple[int, Indices]]:
+def slow_batches(self: StepPlan, epoch: int, done: int = 0) -> Iterator[tuple[int, Indices]]:
     with open(f"samples-{self.topology.rank}.jsonl", "a", encoding="utf-8") as file:
         for step, batch in batches(self, epoch, done):
             if _FIRST_START:
                 time.sleep(2)
-            mine = batch[self.mine(len(batch))].tolist()
+            mine = batch[self.own_slice(len(batch))].tolist()
             print(json.dumps([epoch, mine]), file=file, flush=True)
             yield step, batch
 
 
 def slow() -> None:
-    Course.batches = slow_batches  # type: ignore[method-assign]
+    StepPlan.batches = slow_batches  # type: ignore[method-assign]
     out = Path(os.environ["OUT"])
     train(TrainOptions(out=out, resume="auto", epochs=2, global_batch_size=100))
 

@@ -76,6 +76,7 @@ def test_collectives(tmp_path: Path) -> None:
     assert "same code, too few repeats" in done.stdout
 
 
+@pytest.mark.bench
 def test_steps(tmp_path: Path) -> None:
     words = ["-np", 2, "--quick", "--model", "mnist-cnn", "--repeats", 1, "--out", tmp_path]
     done = bench("steps", *words)
@@ -98,6 +99,7 @@ def test_steps(tmp_path: Path) -> None:
         assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.bench
 def test_loop(tmp_path: Path) -> None:
     done = bench("loop", "-np", 2, "--quick", "--repeats", 1, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -112,6 +114,7 @@ def test_loop(tmp_path: Path) -> None:
         assert figure["number"] == pytest.approx(ratio)
 
 
+@pytest.mark.bench
 def test_checkpoint(tmp_path: Path) -> None:
     done = bench("checkpoint", "-np", 2, "--quick", "--repeats", 1, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -134,6 +137,7 @@ def test_checkpoint(tmp_path: Path) -> None:
     assert "[rank" not in done.stderr
 
 
+@pytest.mark.bench
 def test_scaling(tmp_path: Path) -> None:
     words = ["-np", 2, "--quick", "--repeats", 1, "--out", tmp_path]
     done = bench("scaling", *words, "--link", "here", "--link", "hdr")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ranks import start
 from tensorflow_environment import tensorflow_python
 
@@ -32,12 +33,14 @@ def contenders(result: dict[str, Any]) -> set[str]:
     return set(case["values"])
 
 
+@pytest.mark.bench
 def test_fits_of_keras(tmp_path: Path) -> None:
     (result,) = bench("keras", tmp_path, "--backend", "torch")
     assert result["kind"] == "keras-torch"
     assert contenders(result) == {WITHOUT, f"{WITHOUT} again", "hvdtrain"}
 
 
+@pytest.mark.bench
 def test_steps_of_tensorflow(tmp_path: Path) -> None:
     tensorflow, strategy = bench("tensorflow", tmp_path)
     ours = {WITHOUT, "hvdtrain", "hvdtrain again"}

@@ -4,38 +4,52 @@ from __future__ import annotations
 
 import os
 import re
+from types import ModuleType
+from typing import cast
 
 import pytest
 from ranks import mpi_python, start
 
-from hvdtrain.core.binding import Seat, binding_warnings, count_threads
+from hvdtrain.core.startup_checks import RankCores, binding_warnings, count_threads
 
 INIT = "from hvdtrain.core import context; context.init()"
 
 
-def seats(*cores: set[int], threads: int = 1) -> list[Seat]:
+def ranks_on(*cores: set[int], threads: int = 1) -> list[RankCores]:
     """Return ranks that may run on these cores."""
-    return [Seat(rank, frozenset(own), threads) for rank, own in enumerate(cores)]
+    return [RankCores(rank, frozenset(own), threads) for rank, own in enumerate(cores)]
 
 
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        (seats({0, 1}, {0, 1}), []),
-        (seats({0}, {1}), []),
-        (seats({0, 1}, {2, 3}, threads=2), []),
-        (seats({0, 1}, {0, 1}, {0, 1}), ["ranks 0-2 on h: 2 cores for all of them: start fewer"]),
-        (seats({5}, {5}), ["ranks 0, 1 on h: 1 core for all of them: start fewer ranks there, or"]),
-        (seats({0}, {1, 2}, {0}), ["ranks 0, 2 on h: bound to one core that another rank has"]),
-        (seats({0}, {1}, threads=4), ["ranks 0, 1 on h: bound to one core, but computing with 4"]),
-        (seats({0}, threads=2), ["rank 0 on h: bound to one core, but computing with 2 threads"]),
+        (ranks_on({0, 1}, {0, 1}), []),
+        (ranks_on({0}, {1}), []),
+        (ranks_on({0, 1}, {2, 3}, threads=2), []),
         (
-            seats({0}, {0}, threads=3),
+            ranks_on({0, 1}, {0, 1}, {0, 1}),
+            ["ranks 0-2 on h: 2 cores for all of them: start fewer"],
+        ),
+        (
+            ranks_on({5}, {5}),
+            ["ranks 0, 1 on h: 1 core for all of them: start fewer ranks there, or"],
+        ),
+        (ranks_on({0}, {1, 2}, {0}), ["ranks 0, 2 on h: bound to one core that another rank has"]),
+        (
+            ranks_on({0}, {1}, threads=4),
+            ["ranks 0, 1 on h: bound to one core, but computing with 4"],
+        ),
+        (
+            ranks_on({0}, threads=2),
+            ["rank 0 on h: bound to one core, but computing with 2 threads"],
+        ),
+        (
+            ranks_on({0}, {0}, threads=3),
             ["ranks 0, 1 on h: 1 core for all", "ranks 0, 1 on h: bound to one core, but"],
         ),
     ],
 )
-def test_what_is_wrong_with_the_cores_of_a_node(given: list[Seat], found: list[str]) -> None:
+def test_what_is_wrong_with_the_cores_of_a_node(given: list[RankCores], found: list[str]) -> None:
     said = binding_warnings("h", given)
     assert len(said) == len(found)
     assert all(text.startswith(start_) for text, start_ in zip(said, found, strict=True)), said
@@ -55,7 +69,7 @@ class Torch:
 def test_threads_of_a_rank(text: str | None, threads: int) -> None:
     environ = {} if text is None else {"OMP_NUM_THREADS": text}
     assert count_threads(environ, {}) == threads
-    assert count_threads(environ, {"torch": Torch}) == 7
+    assert count_threads(environ, {"torch": cast("ModuleType", Torch)}) == 7
 
 
 def warnings_of(command: list[object], threads: int) -> list[str]:

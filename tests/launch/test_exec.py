@@ -14,7 +14,12 @@ from ranks import launch, run_ranks
 from tensorflow_environment import tensorflow_python
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.other_worlds import Place, parse_roles, tensorflow_config, torch_variables
+from hvdtrain.launch.cluster_environment import (
+    RankInfo,
+    parse_roles,
+    tensorflow_config,
+    torch_variables,
+)
 
 EXEC = ["-m", "hvdtrain", "exec"]
 DDP = """
@@ -56,10 +61,10 @@ print(f"{resolver.task_type} {resolver.task_id} of {strategy.num_replicas_in_syn
 """
 
 
-def place(rank: int) -> Place:
+def place(rank: int) -> RankInfo:
     """Return the place of a rank of three, two of them on the first node."""
     addresses = ("a:1", "a:2", "b:3")
-    return Place(rank, 3, (0, 1, 0)[rank], (2, 2, 1)[rank], (0, 0, 1)[rank], addresses)
+    return RankInfo(rank, 3, (0, 1, 0)[rank], (2, 2, 1)[rank], (0, 0, 1)[rank], addresses)
 
 
 def test_the_variables_of_torch() -> None:

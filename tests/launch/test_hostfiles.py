@@ -15,7 +15,7 @@ from ranks import Completed, mpi_python, run_ranks, start
 
 from hvdtrain.launch.hosts.check import with_slots
 from hvdtrain.launch.hosts.formats import FORMATS
-from hvdtrain.launch.hosts.host import Host, HostfileError, Source
+from hvdtrain.launch.hosts.host import Host, HostfileError, HostText
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTFILES = REPOSITORY / "hostfiles"
@@ -79,10 +79,10 @@ def test_the_template_is_what_the_writer_writes(form: str) -> None:
     bare = re.sub(r" *#.*", "", text).lstrip("\n")
     assert bare == FORMATS[form].write([Host("name_of_node1", 2), Host("name_of_node2", 2)])
     named = text.replace("name_of_", "")
-    hosts = with_slots(FORMATS[form].read(Source("hosts", named)), 2, "hosts")
+    hosts = with_slots(FORMATS[form].read(HostText("hosts", named)), 2, "hosts")
     assert hosts == [Host("node1", 2), Host("node2", 2)]
     with pytest.raises(HostfileError, match="is a placeholder"):
-        FORMATS[form].read(Source("hosts", text))
+        FORMATS[form].read(HostText("hosts", text))
 
 
 def test_every_template_is_tested() -> None:

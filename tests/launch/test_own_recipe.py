@@ -20,7 +20,7 @@ from run_files import summary_of
 from tensorflow_environment import tensorflow_python
 
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
-from hvdtrain.train.checkpoint.names import place_of
+from hvdtrain.train.checkpoint.names import position_of
 
 TESTS = Path(__file__).parents[1]
 RECIPES = TESTS / "point_recipes.py"
@@ -102,7 +102,7 @@ def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
     assert (done.returncode, "asked to stop" in done.stdout) == (0, True), done.stderr
     assert "samples/s\n" in done.stdout
     assert "left" not in done.stdout  # no live view in a pipe
-    epochs = place_of(checkpoint_files(tmp_path / "run")[0])[0] + 2
+    epochs = position_of(checkpoint_files(tmp_path / "run")[0])[0] + 2
     client = MlflowClient(store)
     assert [run.info.status for run in _runs(client)] == ["KILLED"]
     again: list[object] = [*train, "--out", "run", "--epochs", epochs]

@@ -1,4 +1,4 @@
-"""README's code is run, and its tables agree with the command line."""
+"""The code of README and of the pages it points at is run, and their tables agree with the code."""
 
 from __future__ import annotations
 
@@ -10,24 +10,51 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ranks import run_ranks, start
 from run_files import summary_of
 from tensorflow_environment import tensorflow_python
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
-from hvdtrain.train.checkpoint.names import place_of
+from hvdtrain.train.checkpoint.names import position_of
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
 
 
-def blocks(language: str) -> list[str]:
-    """Return README's code blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: Path = README) -> list[str]:
+    """Return a page's code blocks of a language."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def test_the_loop(tmp_path: Path) -> None:
-    code, *_ = blocks("python")
+def test_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) < 150
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what a link can name of a page: its headings, as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/*/*.md")]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, heading = link.partition("#")
+            target = page.parent / name if name else page
+            if "://" not in link and not (
+                target.exists() and (not heading or heading in anchors(target))
+            ):
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert not broken
+
+
+@pytest.mark.parametrize("page", [README, DOCS / "torch.md"], ids=lambda page: str(page.name))
+def test_the_loop(page: Path, tmp_path: Path) -> None:
+    code, *_ = blocks("python", page)
     script = tmp_path / "script.py"
     script.write_text(code)
     done = run_ranks(script, 2, cases_expected=False)
@@ -37,22 +64,28 @@ def test_the_loop(tmp_path: Path) -> None:
     assert float(losses[0]) < 5.0
 
 
+def test_the_keras_program() -> None:
+    """It is that of the page on Keras, which the tests of Keras run."""
+    *_, code = blocks("python")
+    assert [code] == blocks("python", DOCS / "keras.md")
+
+
 def test_the_recipe(tmp_path: Path) -> None:
-    """Its commands train on two ranks, are stopped, go on on three, evaluate and report."""
-    *_, script, code = blocks("python")
+    """Train on two ranks with the page's commands, stop, resume on three, evaluate and report."""
+    page = DOCS / "own-model.md"
+    script, code = blocks("python", page)
     learned: dict[str, Any] = {}
     exec(script, learned)  # what the recipe replaces
     assert learned["loss"].item() < 0.5
     (tmp_path / "my_recipe.py").write_text(code)
-    commands = [line.split() for line in "".join(blocks("sh")).splitlines() if " run" in line]
-    first, *others = [words for words in commands if words[-1] != "2"]
+    commands = [line.split() for line in "".join(blocks("sh", page)).splitlines()]
+    first, again, evaluate, report = commands
     python = [sys.executable, *first[1:]]
     with start([*python, "--epochs", 5000], cwd=tmp_path) as job:
         job.wait_for_output("epoch    2/5000", 60)
         os.kill(job.rank_pids(2)[1], signal.SIGUSR1)
         assert job.wait(30).returncode == 0
-    again, evaluate, report = others
-    epochs = place_of(checkpoint_files(tmp_path / "run")[0])[0] + 2
+    epochs = position_of(checkpoint_files(tmp_path / "run")[0])[0] + 2
     for words in ([*again, "--epochs", epochs], evaluate, report):
         with start([sys.executable, *words[1:]], cwd=tmp_path) as job:
             done = job.wait(60)
@@ -72,11 +105,12 @@ def test_the_commands_are_there() -> None:
 
 def test_the_table_of_options() -> None:
     """It is what the declarations say, and `--help` offers the same."""
-    script = ROOT / "docs" / "options_table.py"
+    script = DOCS / "options_table.py"
+    page = (DOCS / "options.md").read_text(encoding="utf-8")
     table = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, timeout=60, check=True
     )
-    assert table.stdout in README, "run docs/options_table.py --write"
+    assert table.stdout in page, "run docs/options_table.py --write"
     done = subprocess.run(
         [sys.executable, "-m", "hvdtrain", "train", "--help"],
         capture_output=True,
@@ -85,7 +119,7 @@ def test_the_table_of_options() -> None:
         check=True,
     )
     offered = set(re.findall(r"^ +(--[a-z-]+)", done.stdout, re.MULTILINE))
-    described = set(re.findall(r"^\| `(--[a-z-]+)` \|", README, re.MULTILINE))
+    described = set(re.findall(r"^\| `(--[a-z-]+)` \|", page, re.MULTILINE))
     assert described == offered
 
 
@@ -100,11 +134,12 @@ def test_the_table_of_variables() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    described = re.findall(r"^\| `(HVDTRAIN_\w+)` \| (\S+) \|", README, re.MULTILINE)
+    page = (DOCS / "variables.md").read_text(encoding="utf-8")
+    described = re.findall(r"^\| `(HVDTRAIN_\w+)` \| (\S+) \|", page, re.MULTILINE)
     assert [" ".join(row) for row in described] == done.stdout.splitlines()
 
 
 def test_the_table_of_horovods_names() -> None:
-    table = ROOT / "docs" / "horovod" / "table.py"
+    table = DOCS / "horovod" / "table.py"
     # It imports the adapters for all frameworks.
     subprocess.run([tensorflow_python(), table, "--check"], timeout=60, check=True)

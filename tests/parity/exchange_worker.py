@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import blake2b
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +22,12 @@ from ranks import report
 import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.collectives.adasum import adasum
-from hvdtrain.core.gradients.adasum import Adasum
-from hvdtrain.core.gradients.allreduce import Allreduce
-from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket
-from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.adasum import AdasumExchange
+from hvdtrain.core.gradients.allreduce import AllreduceExchange
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.warm_up import WarmUp
-from hvdtrain.core.gradients.wires import Wires
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
@@ -67,32 +70,34 @@ def layouts() -> list[tuple[int, ...]]:
 
 
 @cache
-def wires_of(nodes: tuple[int, ...] | None) -> Wires:
-    """Return the wires of some nodes; None for each rank on its own."""
-    wires: Wires = together(Wires.flat if nodes is None else partial(Wires.apart, nodes=nodes))
-    return wires
+def communicators_of(nodes: tuple[int, ...] | None) -> Communicators:
+    """Return the communicators of some nodes; None for each rank on its own."""
+    communicators: Communicators = together(
+        Communicators.flat if nodes is None else partial(Communicators.hierarchical, nodes=nodes)
+    )
+    return communicators
 
 
-def close(wires: Wires, _: Communicator) -> None:
+def close(communicators: Communicators, _: Communicator) -> None:
     """Give them back, when all ranks are there."""
-    wires.close()
+    communicators.close()
 
 
 def exchanged(
-    driven: Driven, own: Sequence[Flat], facts: Facts, nodes: tuple[int, ...] | None = None
+    driven: Driven, own: Sequence[Flat], info: StepInfo, nodes: tuple[int, ...] | None = None
 ) -> list[Flat]:
     """Take a step."""
-    wires = wires_of(nodes)
-    result: list[Flat] = together(lambda _: driven.step(own, facts, wires))
+    communicators = communicators_of(nodes)
+    result: list[Flat] = together(lambda _: driven.step(own, info, communicators))
     return result
 
 
-def weighed(step: int, weights: Sequence[float] | None) -> Facts:
-    """Return the facts of a step in which the ranks count so much, or as much as one another."""
+def weighed(step: int, weights: Sequence[float] | None) -> StepInfo:
+    """Return the info of a step in which the ranks count so much, or as much as one another."""
     if weights is None:
-        return Facts(step, hvd.size())
+        return StepInfo(step, hvd.size())
     rank = hvd.rank()
-    return Facts(step, hvd.size(), None, weights[rank], sum(weights), weighted=True)
+    return StepInfo(step, hvd.size(), None, weights[rank], sum(weights), weighted=True)
 
 
 def kinds() -> Iterator[tuple[DType, bool]]:
@@ -108,7 +113,7 @@ def allreduce_is_the_average_of_samples() -> int:
             (ReduceOp.AVERAGE, 3.0),
             (ReduceOp.SUM, 1.0),
         ):
-            driven = Driven(Allreduce(op, predivide), plan_of(dtype, 200), tensors)
+            driven = Driven(AllreduceExchange(op, predivide), plan_of(dtype, 200), tensors)
             found = exchanged(driven, values(0, hvd.rank(), dtype), weighed(0, given))
             equal = op is ReduceOp.SUM or given is None
             expected = mean(of_ranks(0, dtype), [1.0] * hvd.size() if equal else weights)
@@ -122,7 +127,9 @@ def allreduce_has_the_bits_of_the_engines() -> int:
     weights = [float(rank) for rank in range(1, hvd.size() + 1)]
     size, total = hvd.size(), sum(weights)
     (bucket,) = plan_of(DType.FLOAT32, LIMITS[0]).buckets
-    driven = Driven(Allreduce(predivide=3.0), plan_of(DType.FLOAT32, LIMITS[0]), tensors=False)
+    driven = Driven(
+        AllreduceExchange(predivide=3.0), plan_of(DType.FLOAT32, LIMITS[0]), tensors=False
+    )
     found = exchanged(driven, values(0, hvd.rank(), DType.FLOAT32), weighed(0, weights))
     own = values(0, hvd.rank(), DType.FLOAT32)
     whole = Buffer.from_array(np.concatenate([own[index] for index in bucket.parameters]))
@@ -133,7 +140,9 @@ def allreduce_has_the_bits_of_the_engines() -> int:
     return 1
 
 
-def add_slices(bucket: FilledBucket, wires: Wires, cuts: Sequence[int]) -> list[tuple[int, int]]:
+def add_slices(
+    bucket: FilledBucket, communicators: Communicators, cuts: Sequence[int]
+) -> list[tuple[int, int]]:
     """Add a bucket over the network; return where this rank's slice of it lies."""
     seen = []
 
@@ -141,7 +150,7 @@ def add_slices(bucket: FilledBucket, wires: Wires, cuts: Sequence[int]) -> list[
         seen.append((start, start + own.count))
         network.allreduce(own, ReduceOp.SUM)
 
-    together(lambda _: wires.over_network(bucket.buffer, combine, cuts=cuts))
+    together(lambda _: communicators.over_network(bucket.buffer, combine, cuts=cuts))
     return seen
 
 
@@ -149,11 +158,11 @@ def slices_of_whole_tensors() -> int:
     own = values(0, hvd.rank(), DType.FLOAT64)
     expected = [sum(each) for each in zip(*of_ranks(0, DType.FLOAT64), strict=True)]
     for nodes in layouts():
-        driven = Driven(Allreduce(), plan_of(DType.FLOAT64, LIMITS[0]), tensors=False)
+        driven = Driven(AllreduceExchange(), plan_of(DType.FLOAT64, LIMITS[0]), tensors=False)
         driven.fill(own)
         (bucket,) = driven.buckets
         cuts = [part.start for part in bucket.parts]
-        seen = add_slices(bucket, wires_of(nodes), cuts)
+        seen = add_slices(bucket, communicators_of(nodes), cuts)
         check(driven.values(), expected, DType.FLOAT64)
         assert len(seen) <= (len(set(nodes)) > 1)
         assert all({start, end} <= {*cuts, bucket.buffer.count} for start, end in seen)
@@ -161,10 +170,10 @@ def slices_of_whole_tensors() -> int:
 
 
 def no_samples_are_an_error() -> int:
-    driven = Driven(Allreduce(), plan_of(DType.FLOAT32, 200), tensors=False)
-    own, facts = values(0, hvd.rank(), DType.FLOAT32), weighed(0, [0.0] * hvd.size())
+    driven = Driven(AllreduceExchange(), plan_of(DType.FLOAT32, 200), tensors=False)
+    own, info = values(0, hvd.rank(), DType.FLOAT32), weighed(0, [0.0] * hvd.size())
     with pytest.raises(ValueError, match="no rank has samples: the sample weights"):
-        exchanged(driven, own, facts)
+        exchanged(driven, own, info)
     return 1
 
 
@@ -178,10 +187,10 @@ def combine_all(steps: Sequence[Flat], communicator: Communicator) -> Sequence[F
 def adasum_combines_steps_of_each_parameter() -> int:
     for dtype, tensors in kinds():
         start = values(99, 0, dtype)
-        driven = Driven(Adasum(), plan_of(dtype, 200), tensors)
+        driven = Driven(AdasumExchange(), plan_of(dtype, 200), tensors)
         driven.begin(start)
         own = values(0, hvd.rank(), dtype)
-        found = exchanged(driven, own, Facts(0, hvd.size()))
+        found = exchanged(driven, own, StepInfo(0, hvd.size()))
         steps = [w - w0 for w, w0 in zip(own, start, strict=True)]
         combined = together(partial(combine_all, steps))
         for result, w0, step in zip(found, start, combined, strict=True):
@@ -200,9 +209,9 @@ def one_bit_with_feedback() -> int:
         for step, finite in enumerate((True, True, True, False, True)):
             if step == 2:
                 driven.use_plan(plan_of(dtype, LIMITS[1]))
-            facts = replace(weighed(step, given), finite=finite)
+            info = replace(weighed(step, given), finite=finite)
             own = values(step, hvd.rank(), dtype)
-            found = exchanged(driven, own, facts, nodes)
+            found = exchanged(driven, own, info, nodes)
             counts = given or [1.0] * hvd.size()
             check(found, formula.step(driven.plan, of_ranks(step, dtype), counts, finite), dtype)
         cases += 1
@@ -214,8 +223,8 @@ def lost(exchange: OneBit, nodes: tuple[int, ...] | None) -> float:
     driven = Driven(exchange, plan_of(DType.FLOAT64, 200), tensors=False)
     rest = [np.zeros(count) for count in COUNTS]
     for step in range(6):
-        own, facts = values(step, hvd.rank(), DType.FLOAT64), Facts(step, hvd.size())
-        found = exchanged(driven, own, facts, nodes)
+        own, info = values(step, hvd.rank(), DType.FLOAT64), StepInfo(step, hvd.size())
+        found = exchanged(driven, own, info, nodes)
         everybody = zip(*of_ranks(step, DType.FLOAT64), strict=True)
         rest = [r + sum(g) - hvd.size() * f for r, g, f in zip(rest, everybody, found, strict=True)]
     for residuals in allgather_object(exchange.state().own, "residuals"):
@@ -266,7 +275,7 @@ def blocks_of_local_steps() -> int:
 
 
 def warmed_up() -> Exchange:
-    return WarmUp(OneBit(apart=False), 2)
+    return WarmUp(OneBit(hierarchical=False), 2)
 
 
 def first_steps_are_plain() -> int:
@@ -274,19 +283,19 @@ def first_steps_are_plain() -> int:
     own = OneBitFormula(range(hvd.size()), COUNTS)
     for step in range(4):
         gradients, ones = of_ranks(step, DType.FLOAT64), [1.0] * hvd.size()
-        found = exchanged(driven, gradients[hvd.rank()], Facts(step, hvd.size()))
+        found = exchanged(driven, gradients[hvd.rank()], StepInfo(step, hvd.size()))
         expected = mean(gradients, ones) if step < 2 else own.step(driven.plan, gradients, ones)
         check(found, expected, DType.FLOAT64)
     return 1
 
 
-def goes_on(make: Callable[[], Exchange], plan: Plan, tensors: bool) -> None:
+def goes_on(make: Callable[[], Exchange], plan: BucketPlan, tensors: bool) -> None:
     """Take four steps, and the last two of them also with what a checkpoint has kept."""
     dtype = plan.specs[0].dtype
 
     def step(driven: Driven, number: int) -> list[Flat]:
         own = values(number, hvd.rank(), dtype)
-        return exchanged(driven, own, Facts(number, hvd.size()))
+        return exchanged(driven, own, StepInfo(number, hvd.size()))
 
     driven = Driven(make(), plan, tensors)
     driven.begin(values(99, 0, dtype))
@@ -313,15 +322,34 @@ def state_goes_through_a_checkpoint() -> int:
 
 def wires_of_the_nodes() -> int:
     for nodes in layouts():
-        wires = wires_of(nodes)
+        communicators = communicators_of(nodes)
         mine = [rank for rank, node in enumerate(nodes) if node == nodes[hvd.rank()]]
-        assert wires.node is not None
-        assert (wires.node.size, wires.node.rank) == (len(mine), mine.index(hvd.rank()))
-        assert wires.owners == min(nodes.count(node) for node in nodes)
-        assert (wires.network is not None) == (mine.index(hvd.rank()) < wires.owners)
-        if wires.network is not None:
-            assert wires.network.size == len(set(nodes))
+        assert communicators.node is not None
+        assert (communicators.node.size, communicators.node.rank) == (
+            len(mine),
+            mine.index(hvd.rank()),
+        )
+        assert communicators.owners == min(nodes.count(node) for node in nodes)
+        assert (communicators.network is not None) == (
+            mine.index(hvd.rank()) < communicators.owners
+        )
+        if communicators.network is not None:
+            assert communicators.network.size == len(set(nodes))
     return len(layouts())
+
+
+def exchange_of_the_page() -> int:
+    """The smallest one, which docs/exchanges.md shows."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "exchanges.md"
+    code = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)[-1]
+    names: dict[str, Any] = {}
+    exec(compile(code, str(page), "exec"), names)
+    for dtype, tensors in kinds():
+        driven = Driven(names["MeanOfSigns"](), plan_of(dtype, LIMITS[1]), tensors)
+        found = exchanged(driven, values(0, hvd.rank(), dtype), StepInfo(0, hvd.size()))
+        signs = [[np.sign(each) for each in own] for own in of_ranks(0, dtype)]
+        check(found, [np.mean(each, axis=0) for each in zip(*signs, strict=True)], dtype)
+    return 4
 
 
 def main() -> None:
@@ -337,11 +365,12 @@ def main() -> None:
         nothing_is_lost_but_to_a_planted_error,
         blocks_of_local_steps,
         first_steps_are_plain,
+        exchange_of_the_page,
         state_goes_through_a_checkpoint,
     )
     ran = sum(case() for case in cases)
     for nodes in layouts():
-        together(partial(close, wires_of(nodes)))
+        together(partial(close, communicators_of(nodes)))
     report(ran, BITS.hexdigest())
     hvd.shutdown()
 

@@ -24,13 +24,13 @@ import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.arrays.fused_plan import FusedSettings
+from hvdtrain.core.bucket_plans import use_bucket_size
 from hvdtrain.core.context import Context
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.core.planning import use_bucket_size
 from hvdtrain.train.checkpoint.directory import newest_good
 from hvdtrain.train.checkpoint.saver import Saver
-from hvdtrain.train.digest import weights_digest
-from hvdtrain.train.torch.state import TorchState
+from hvdtrain.train.summary import weights_digest
+from hvdtrain.train.torch.state import TorchTrainingState
 
 BEFORE, STEPS = 3, 6
 
@@ -58,7 +58,7 @@ class Training:
         self.optimizer = hvd.DistributedOptimizer(
             torch.optim.Adam(self.model.parameters(), lr=0.01), self.model.named_parameters()
         )
-        self.state = TorchState(self.model, self.optimizer)
+        self.state = TorchTrainingState(self.model, self.optimizer)
 
     def step(self, number: int) -> None:
         generator = torch.Generator().manual_seed(100 * number + hvd.rank())

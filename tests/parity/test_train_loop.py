@@ -14,7 +14,7 @@ from run_files import metrics_of, summary_of
 from hvdtrain.data.sampling.sharding import epoch_permutation
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint
-from hvdtrain.train.checkpoint.names import place_of
+from hvdtrain.train.checkpoint.names import position_of
 
 WORKER = Path(__file__).with_name("train_worker.py")
 SIZE = 3
@@ -94,9 +94,9 @@ def test_the_best_evaluation_and_the_end_are_the_same_on_every_rank(runs: Any) -
     assert goes_on["saves"] == [12]
     kept = best_file(directory)
     assert kept is not None
-    assert place_of(kept) == (1, 4)
+    assert position_of(kept) == (1, 4)
     assert float(load_checkpoint(kept, "pt")["model"]["weight"]) == pytest.approx(-0.4)
-    assert [place_of(path) for path in checkpoint_files(directory)] == [(4, 0), (3, 4)]
+    assert [position_of(path) for path in checkpoint_files(directory)] == [(4, 0), (3, 4)]
 
 
 def test_evaluations_within_an_epoch_are_told(runs: Any) -> None:
@@ -123,7 +123,7 @@ def test_checkpoints_by_the_clock(runs: Any) -> None:
     places = [divmod(step, 9) for step in saves[-2:]]
     expected = [(epoch, 12 * step) for epoch, step in reversed(places)]
     directory = runs[0] / "timed"
-    assert [place_of(path) for path in checkpoint_files(directory)] == expected
+    assert [position_of(path) for path in checkpoint_files(directory)] == expected
     tests = [line["step"] for line in metrics_of(directory) if line["split"] == "test"]
     assert tests
     assert tests[-1] <= 27

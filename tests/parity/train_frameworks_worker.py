@@ -1,7 +1,7 @@
-"""Trains with Keras or TensorFlow: train_frameworks_worker.py DIRECTORY EPOCHS FRAMEWORK...
+"""Trains with Keras: train_frameworks_worker.py DIRECTORY EPOCHS
 
-Each rank reports for each framework how often its functions were traced, and how far the weights
-after an epoch are from those of plain Keras on one rank.
+Each rank reports how often its functions were traced, and how far the weights after an epoch are
+from those of plain Keras on one rank.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from hvdtrain.errors import TrainingError
 from hvdtrain.topology import Topology
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
-from hvdtrain.train.checkpoint.names import place_of
-from hvdtrain.train.digest import weights_digest
-from hvdtrain.train.heartbeat import pulse
-from hvdtrain.train.keras.state import KerasState
+from hvdtrain.train.checkpoint.names import position_of
+from hvdtrain.train.heartbeat import heartbeat
+from hvdtrain.train.keras.state import KerasTrainingState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.builtin import digits_keras
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.session import train
+from hvdtrain.train.summary import weights_digest
 
 BATCH = 50  # 1437 samples are 28 batches of 50 and one of 37
 LR = 1 / 16  # which Keras keeps in float32
@@ -73,15 +73,15 @@ def whole_job(arguments: list[str], directory: Path) -> int:
 def stop_in_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Have rank 1 get a signal after this step."""
     steps = count(1)
-    after_step = pulse.Pulse.after_step
+    after_step = heartbeat.Heartbeat.after_step
 
-    def signalled(self: pulse.Pulse) -> bool:
+    def signalled(self: heartbeat.Heartbeat) -> bool:
         if next(steps) == step and context.current().topology.rank == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         return after_step(self)
 
-    monkeypatch.setattr(pulse, "_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(pulse.Pulse, "after_step", signalled)
+    monkeypatch.setattr(heartbeat, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(heartbeat.Heartbeat, "after_step", signalled)
 
 
 def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
@@ -96,7 +96,7 @@ def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
     with pytest.MonkeyPatch.context() as patches:
         stop_in_step(patches, 5)
         assert train(resumed) is None
-    samples = place_of(checkpoint_files(parts)[0])[1]
+    samples = position_of(checkpoint_files(parts)[0])[1]
     assert samples == 5 * resumed.samples_per_step(2)
     allgather_object(None, "looked")
     train(resumed)
@@ -134,13 +134,13 @@ def masks_of_dropout_go_on(directory: Path) -> bool:
     """
     rank, samples = context.current().topology.rank, np.ones((8, 3), "float32")
 
-    def build() -> tuple[Any, KerasState]:
+    def build() -> tuple[Any, KerasTrainingState]:
         # With a seed: without one, Keras on torch takes torch's own generator.
         layers = [keras.layers.Dropout(0.5, seed=rank), keras.layers.Dense(2, name="dense")]
         model = keras.Sequential([keras.Input((3,)), *layers], name="net")
         model.compile(keras.optimizers.Adam(name="adam"), "mse")
         model.optimizer.build(model.trainable_variables)
-        return model, KerasState(model, model.optimizer)
+        return model, KerasTrainingState(model, model.optimizer)
 
     def steps(model: Any) -> None:
         for _ in range(2):
@@ -208,12 +208,9 @@ def _pinned_with_tensorflow(here: Topology) -> int:
     return index
 
 
-def all_jobs(directory: Path, epochs: str, framework: str) -> dict[str, Any]:
-    options: dict[str, Any] = {"framework": framework}
-    arguments = ["--framework", framework, "--epochs", epochs]
-    if framework == "keras":
-        options["backend"] = keras.backend.backend()
-        arguments += ["--backend", options["backend"]]
+def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
+    options: dict[str, Any] = {"framework": "keras", "backend": keras.backend.backend()}
+    arguments = ["--framework", "keras", "--epochs", epochs, "--backend", options["backend"]]
     if keras.backend.backend() == "torch":
         options["engine"] = "gloo"
         arguments += ["--engine", "gloo"]
@@ -225,7 +222,7 @@ def all_jobs(directory: Path, epochs: str, framework: str) -> dict[str, Any]:
     return {"calls": calls, "distance": distance_from_plain_keras(options, directory / "exact")}
 
 
-results = {name: all_jobs(Path(sys.argv[1]) / name, sys.argv[2], name) for name in sys.argv[3:]}
+results = all_jobs(Path(sys.argv[1]), sys.argv[2])
 results["dropout"] = {"goes on": masks_of_dropout_go_on(Path(sys.argv[1]) / "dropout")}
 if keras.backend.backend() != "torch":  # whose choice of a device has tests of its own
     results["gpu"] = {"index": pinned_gpu(), "local_rank": context.current().topology.local_rank}

@@ -25,26 +25,26 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import TrainingError, UsageError
-from hvdtrain.train.books import Books
 from hvdtrain.train.checkpoint.directory import checkpoint_files
-from hvdtrain.train.heartbeat import pulse
+from hvdtrain.train.heartbeat import heartbeat
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.records.requeue import MARKER
+from hvdtrain.train.records.results import MARKER
+from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.session import train
 
 
 def after_step(patches: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
     """Have ranks act after a step, counted from 1, before they tell each other."""
-    steps, plain = count(1), pulse.Pulse.after_step
+    steps, plain = count(1), heartbeat.Heartbeat.after_step
 
-    def acting(self: pulse.Pulse) -> bool:
+    def acting(self: heartbeat.Heartbeat) -> bool:
         if next(steps) == step:
             act()
         return plain(self)
 
-    patches.setattr(pulse.Pulse, "after_step", acting)
+    patches.setattr(heartbeat.Heartbeat, "after_step", acting)
 
 
 def ask_to_stop() -> None:
@@ -56,13 +56,13 @@ def ask_to_stop() -> None:
 def note_saves(patches: pytest.MonkeyPatch) -> list[int]:
     """Return a list that will hold the steps of checkpoints, on rank 0."""
     steps: list[int] = []
-    plain = Books.save
+    plain = RunLog.save
 
-    def noting(self: Books, progress: Progress, *others: Any) -> None:
+    def noting(self: RunLog, progress: Progress, *others: Any) -> None:
         steps.append(progress.step)
         plain(self, progress, *others)
 
-    patches.setattr(Books, "save", noting)
+    patches.setattr(RunLog, "save", noting)
     return steps
 
 
@@ -92,7 +92,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patches:
         saves = note_saves(patches)
         if eager or stop or kill:
-            patches.setattr(pulse, "_EVERY_SECONDS", 0.0)
+            patches.setattr(heartbeat, "_EVERY_SECONDS", 0.0)
         if stop is not None:
             after_step(patches, stop, ask_to_stop)
         if kill is not None:

@@ -15,8 +15,8 @@ from stream_record import Record
 import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
-from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.core.horovod_api import Compressor
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Mark, Several, Streams
 from hvdtrain.torch.tensors import streams as torch_streams

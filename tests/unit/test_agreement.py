@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvdtrain.core.agreement.decision import Decision, Ending, Report, decide
-from hvdtrain.core.agreement.events import EndJoin, Phase, State, Told
+from hvdtrain.core.agreement.events import ChannelState, EndJoin, Phase, ReportsExchanged
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.types import DType, ReduceOp
@@ -108,10 +108,10 @@ def test_what_is_left_when_all_leave_fails_with_the_ranks_that_never_came() -> N
 
 
 def test_the_rank_that_joined_last_is_known() -> None:
-    state = State(size=3, phase=Phase.JOINING, joined=frozenset({0}))
+    state = ChannelState(size=3, phase=Phase.JOINING, joined=frozenset({0}))
     reports = tuple(Report((JOIN,), joined_seconds=seconds) for seconds in (1.0, 3.0, 2.0))
-    after, actions = transition(state, Told(reports, (4, 5, 6), reports[0]))
-    assert (after, actions[-1]) == (State(3), EndJoin(6))
+    after, actions = transition(state, ReportsExchanged(reports, (4, 5, 6), reports[0]))
+    assert (after, actions[-1]) == (ChannelState(3), EndJoin(6))
 
 
 def test_ranks_are_named_by_their_numbers_in_the_world() -> None:

@@ -45,7 +45,7 @@ def test_members_that_only_listen_rest_between_rounds() -> None:
 
 
 def _step(buckets: list[Buffer], op: ReduceOp) -> GradientStep:
-    exchange = allreduce.Allreduce(op)
+    exchange = allreduce.AllreduceExchange(op)
     step = GradientStep(buckets, Buffer.from_array(np.ones(1, np.int32)), exchange)
     step.request = step_request("plan", "digest", buckets, 1, exchange)
     return step

@@ -34,14 +34,23 @@ def _quick_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def failures(trial: Trial, count: int) -> Iterator[list[str]]:
-    """Return what is wrong in each of so many trials that fails."""
-    return filter(None, map(trial, range(count)))
+def failures(trial: Trial, numbers: range) -> Iterator[list[str]]:
+    """Return what is wrong in each of these trials that fails."""
+    return filter(None, map(trial, numbers))
 
 
-@pytest.mark.parametrize(("trial", "count"), [(sound_trial, 1400), (faulty_trial, 1000)])
-def test_random_programs(trial: Trial, count: int) -> None:
-    wrong = next(failures(trial, int(GIVEN or count)), None)
+@pytest.mark.parametrize(
+    ("trial", "numbers"),
+    [
+        (sound_trial, range(int(GIVEN or 400))),
+        (faulty_trial, range(int(GIVEN or 300))),
+        pytest.param(sound_trial, range(400, 1400), marks=pytest.mark.soak),
+        pytest.param(faulty_trial, range(300, 1000), marks=pytest.mark.soak),
+    ],
+    ids=["sound", "faulty", "sound, more", "faulty, more"],
+)
+def test_random_programs(trial: Trial, numbers: range) -> None:
+    wrong = next(failures(trial, numbers), None)
     assert wrong is None, "\n".join(wrong or ())
 
 
@@ -99,4 +108,4 @@ def test_they_find(
     monkeypatch.setattr(owner, name, wrong)
     # A trial may hang now, and that is a finding, too.
     monkeypatch.setattr(channel_trials, "HANG_SECONDS", 1.0)
-    assert any(failures(trial, 300))
+    assert any(failures(trial, range(300)))

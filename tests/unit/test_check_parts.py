@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.check import checks
+from hvdtrain.check import machine
 from hvdtrain.check.machine import Cores
+from hvdtrain.check.mpi import judge
 from hvdtrain.check.probe import Finished, ProbeError, ask_python, finish
 from hvdtrain.check.section import Section, guarded
-from hvdtrain.check.trial import judge
 from hvdtrain.control_groups import cpu_limit, memory_limit, memory_room
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 
@@ -163,7 +163,7 @@ def test_judge_of_silence() -> None:
 
 
 def test_a_probe_answers_with_its_last_json_line() -> None:
-    assert ask_python("print('{'); print('{\"a\": 1}'); print('bye')") == {"a": 1}
+    assert ask_python("-c", "print('{'); print('{\"a\": 1}'); print('bye')") == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_probe_answers_with_its_last_json_line() -> None:
 )
 def test_a_probe_that_fails_says_why(code: str, reason: str) -> None:
     with pytest.raises(ProbeError) as caught:
-        ask_python(code, timeout_seconds=2)
+        ask_python("-c", code, timeout_seconds=2)
     assert str(caught.value).startswith(reason)
 
 
@@ -207,8 +207,8 @@ def test_memory_that_the_system_does_not_tell_is_unknown(monkeypatch: pytest.Mon
     def find_memory() -> None:
         Path("/no/meminfo").read_text()
 
-    monkeypatch.setattr(checks, "find_memory", find_memory)
-    section = checks.check_memory()
+    monkeypatch.setattr(machine, "find_memory", find_memory)
+    section = machine.check_memory()
     assert section.lines[0].startswith("unknown: ")
     assert section.facts["free_bytes"] is section.facts["machine_bytes"] is None
     assert section.problems == ()

@@ -17,7 +17,7 @@ from hvdtrain.train.checkpoint.directory import (
     remove_old,
 )
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
-from hvdtrain.train.checkpoint.names import place_of
+from hvdtrain.train.checkpoint.names import position_of
 
 
 def save(directory: Path, epoch: int, samples: int = 0, value: int = 0) -> Path:
@@ -26,7 +26,7 @@ def save(directory: Path, epoch: int, samples: int = 0, value: int = 0) -> Path:
 
 
 def places(directory: Path) -> list[tuple[int, int]]:
-    return [place_of(path) for path in checkpoint_files(directory)]
+    return [position_of(path) for path in checkpoint_files(directory)]
 
 
 def spoil(path: Path) -> None:

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
-from hvdtrain.train.checkpoint.names import Name, place_of
-from hvdtrain.train.checkpoint.tensor_file import Framework, read, write
+from hvdtrain.train.checkpoint.names import CheckpointName, position_of
+from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, read, write
 
 TYPES = [
     *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"),
@@ -39,7 +39,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_every_type_and_layout_comes_back(tmp_path: Path, framework: Framework) -> None:
+def test_every_type_and_layout_comes_back(tmp_path: Path, framework: TensorLibrary) -> None:
     tensors: dict[str, Any] = {}
     for name in TYPES:
         kind = getattr(torch, name)
@@ -151,10 +151,10 @@ def test_what_fails_leaves_no_file(tmp_path: Path) -> None:
 
 def test_names() -> None:
     for epoch, samples, text in ((3, 0, "0003"), (12345, 600, "12345+600")):
-        name = Name("best", epoch, samples, "0123456789abcdef")
+        name = CheckpointName("best", epoch, samples, "0123456789abcdef")
         assert str(name) == f"best-{text}-0123456789abcdef.safetensors"
-        assert Name.of(Path("dir") / str(name)) == name
-        assert place_of(Path(str(name))) == (epoch, samples)
+        assert CheckpointName.of(Path("dir") / str(name)) == name
+        assert position_of(Path(str(name))) == (epoch, samples)
     for other in ("checkpoint-1.safetensors", "last-0001-0123456789abcdef.safetensors"):
-        assert Name.of(Path(other)) is None
-        assert place_of(Path(other)) == (-1, 0)
+        assert CheckpointName.of(Path(other)) is None
+        assert position_of(Path(other)) == (-1, 0)

@@ -18,7 +18,7 @@ import pytest
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files, newest_good
 from hvdtrain.train.checkpoint.saver import Saver
-from hvdtrain.train.checkpoint.tensor_file import Framework
+from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.records.files import prepare_directory
 
 
@@ -40,7 +40,7 @@ class State:
 
     value: Any
     ready: threading.Event = field(default_factory=threading.Event)
-    framework: Framework = "np"
+    tensor_library: TensorLibrary = "np"
 
     def __post_init__(self) -> None:
         self.ready.set()

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.train.checkpoint.tree import join, split
+from hvdtrain.train.checkpoint.pytree import flatten, unflatten
 
 TENSORS = [
     torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
@@ -64,30 +64,30 @@ def assert_same(one: Any, other: Any) -> None:
 @settings(deadline=None)
 @given(CONTENTS)
 def test_what_is_taken_apart_comes_together_again(content: Any) -> None:
-    tensors, skeleton = split(content)
+    tensors, skeleton = flatten(content)
     text = json.dumps(skeleton, allow_nan=False)
-    assert_same(content, join(json.loads(text), tensors))
+    assert_same(content, unflatten(json.loads(text), tensors))
     for name in tensors:
         name.encode()  # a name is text that any program can read
         assert name != "__metadata__"
 
 
 def test_names_are_the_keys_that_lead_there() -> None:
-    tensors, _ = split({"model": {"0.weight": TENSORS[0]}, "state": {0: (TENSORS[1],)}})
+    tensors, _ = flatten({"model": {"0.weight": TENSORS[0]}, "state": {0: (TENSORS[1],)}})
     assert list(tensors) == ["model/0.weight", "state/0/0"]
 
 
 def test_names_that_would_be_one_are_told_apart() -> None:
     content = {"a/b": TENSORS[0], "a": {"b": TENSORS[1]}, "__metadata__": TENSORS[2]}
-    tensors, skeleton = split(content)
+    tensors, skeleton = flatten(content)
     assert len(tensors) == 3
-    assert_same(content, join(skeleton, tensors))
+    assert_same(content, unflatten(skeleton, tensors))
 
 
 def test_what_stands_for_something_plain_becomes_it() -> None:
     content = {"lr": np.float64(0.5), "steps": np.int64(3), "d": OrderedDict(a=1)}
-    tensors, skeleton = split(content)
-    assert_same({"lr": 0.5, "steps": 3, "d": {"a": 1}}, join(skeleton, tensors))
+    tensors, skeleton = flatten(content)
+    assert_same({"lr": 0.5, "steps": 3, "d": {"a": 1}}, unflatten(skeleton, tensors))
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_what_stands_for_something_plain_becomes_it() -> None:
 )
 def test_what_cannot_be_kept_is_named(content: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
-        split(content)
+        flatten(content)
 
 
 @pytest.mark.parametrize("skeleton", [{"$tensor": "x"}, {"$new": 1}, {"$tuple": 1}, {"$dict": 5}])
 def test_a_skeleton_that_is_none_is_refused(skeleton: Any) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
-        join(skeleton, {})
+        unflatten(skeleton, {})

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.train.loop.checksum import ROW_WORDS, array_checksum, multipliers, number_checksum
-from hvdtrain.train.loop.watch import difference_text
-from hvdtrain.train.torch.blame import Finding, blame_text
+from hvdtrain.train.loop.replica_check import difference_text
 from hvdtrain.train.torch.checksums import tensor_checksums, torch_checksums
+from hvdtrain.train.torch.non_finite import NonFiniteValue, non_finite_text
 
 MASK = 2**64 - 1
 
@@ -124,12 +124,14 @@ def test_a_difference_is_told_with_the_first_name_and_the_ranks() -> None:
 
 
 def test_blame_names_step_ranks_and_what_it_was() -> None:
-    fine, loss = Finding(), Finding("loss", value=float("nan"))
-    gradient = Finding("gradient", "fc.weight")
-    text = blame_text(7, [fine, gradient, loss, gradient])
+    fine, loss = NonFiniteValue(), NonFiniteValue("loss", value=float("nan"))
+    gradient = NonFiniteValue("gradient", "fc.weight")
+    text = non_finite_text(7, [fine, gradient, loss, gradient])
     assert text == (
         "step 7: the gradient of 'fc.weight' is not finite on ranks 1 and 3; the loss is nan on "
         "rank 2"
     )
-    assert "though each rank's own is" in blame_text(7, [fine, fine])
-    assert "the weight of 'w' is not finite on rank 0" in blame_text(1, [Finding("weight", "w")])
+    assert "though each rank's own is" in non_finite_text(7, [fine, fine])
+    assert "the weight of 'w' is not finite on rank 0" in non_finite_text(
+        1, [NonFiniteValue("weight", "w")]
+    )

@@ -44,3 +44,19 @@ def test_an_interruption_is_one_line() -> None:
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
     assert "interrupted" in done.stderr
+
+
+def test_bench_without_its_package_is_one_line() -> None:
+    program = (
+        "import sys; from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        "PathFinder.find_spec = lambda name, *a: None if name == 'hvdtrain_bench' "
+        "else find(name, *a)\n"
+        "from hvdtrain.cli.main import main; main(['bench', '--help'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("hvdtrain: 'bench' needs the package hvdtrain_bench")
+    assert done.stderr.count("\n") == 1

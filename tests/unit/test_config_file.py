@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from hvdtrain.cli.train import command
 from hvdtrain.errors import UsageError
-from hvdtrain.train.config.config_file import read_config, resolve
-from hvdtrain.train.config.config_text import config_text
+from hvdtrain.train.config.read import read_config, resolve
+from hvdtrain.train.config.write import config_text
 from hvdtrain.train.options import DEFAULT_LR, OPTIONS, TrainOptions
 
 

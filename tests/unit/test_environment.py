@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 import hvdtrain
-from hvdtrain.train.config.config_file import resolve
+from hvdtrain.train.config.read import resolve
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.records import git
-from hvdtrain.train.records.environment import CONFIG, ENVIRONMENT, write_environment
-from hvdtrain.train.records.git import git_state
+from hvdtrain.train.records import environment
+from hvdtrain.train.records.environment import CONFIG, ENVIRONMENT, git_state, write_environment
 
 WHO = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
 
@@ -74,7 +73,7 @@ def test_without_git_or_in_no_time(repository: Path, monkeypatch: pytest.MonkeyP
     slow = programs / "git"
     slow.write_text('#!/bin/sh\ncase "$*" in *status*) exec sleep 60;; esac\necho abc\n')
     slow.chmod(0o755)
-    monkeypatch.setattr(git, "_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(environment, "_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     began = time.monotonic()
     assert git_state(repository) == {"commit": "abc", "dirty": None}

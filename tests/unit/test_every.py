@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options.every import Every
+from hvdtrain.train.options.interval import Interval
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from hvdtrain.train.options.every import Every
     ],
 )
 def test_parses_what_people_write(text: str, amount: float, unit: str) -> None:
-    every = Every.parse(text)
+    every = Interval.parse(text)
     assert (every.amount, every.unit) == (amount, unit)
 
 
@@ -36,7 +36,7 @@ def test_parses_what_people_write(text: str, amount: float, unit: str) -> None:
 )
 def test_refuses_what_names_none(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Every.parse(text, "--checkpoint-every")
+        Interval.parse(text, "--checkpoint-every")
     message = str(caught.value)
     assert message.startswith("--checkpoint-every must be")
     assert "'10 minutes'" in message
@@ -44,14 +44,14 @@ def test_refuses_what_names_none(text: str) -> None:
 
 
 def test_steps_and_epochs_are_counted_from_the_very_first_start() -> None:
-    steps, epochs = Every.parse("3 steps"), Every.parse("2 epochs")
+    steps, epochs = Interval.parse("3 steps"), Interval.parse("2 epochs")
     assert [step for step in range(1, 10) if steps.after_step(step)] == [3, 6, 9]
     assert [epoch for epoch in range(1, 6) if epochs.after_epoch(epoch)] == [2, 4]
     assert not any(steps.after_epoch(n) or epochs.after_step(n) for n in range(1, 10))
 
 
 def test_only_an_interval_of_time_has_seconds() -> None:
-    assert Every.parse("10 minutes").seconds == 600.0
-    assert Every.parse("10 steps").seconds is None
-    assert not Every.parse("1 second").after_step(1)
-    assert not Every.parse("1 second").after_epoch(1)
+    assert Interval.parse("10 minutes").seconds == 600.0
+    assert Interval.parse("10 steps").seconds is None
+    assert not Interval.parse("1 second").after_step(1)
+    assert not Interval.parse("1 second").after_epoch(1)

@@ -27,17 +27,17 @@ from hvdtrain.arrays import (
     zeros_like,
 )
 from hvdtrain.core.agreement.operation import AgreedError
-from hvdtrain.core.gradients.adasum import Adasum
-from hvdtrain.core.gradients.allreduce import Allreduce
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, Facts
+from hvdtrain.core.gradients.adasum import AdasumExchange
+from hvdtrain.core.gradients.allreduce import AllreduceExchange
+from hvdtrain.core.gradients.communicators import slice_bounds
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.warm_up import WarmUp
-from hvdtrain.core.gradients.wires import slice_bounds
 from hvdtrain.types import DType, ReduceOp
 
 EXCHANGES: list[Exchange] = [
-    Allreduce(),
-    Adasum(),
+    AllreduceExchange(),
+    AdasumExchange(),
     OneBit(),
     BlockMomentum(4, 0.5),
     WarmUp(OneBit(), 3),
@@ -94,7 +94,7 @@ def test_a_copy_for_the_host_is_nobody_elses() -> None:
 @pytest.mark.parametrize("tensors", [False, True])
 @given(st.data())
 def test_pieces_of_a_slice_are_its_elements_in_order(tensors: bool, data: st.DataObject) -> None:
-    driven = Driven(Allreduce(), plan_of(DType.FLOAT32, 1 << 20), tensors)
+    driven = Driven(AllreduceExchange(), plan_of(DType.FLOAT32, 1 << 20), tensors)
     (bucket,) = driven.buckets
     start = data.draw(st.integers(0, bucket.buffer.count - 1))
     count = data.draw(st.integers(1, bucket.buffer.count - start))
@@ -113,7 +113,7 @@ def test_pieces_of_a_slice_are_its_elements_in_order(tensors: bool, data: st.Dat
 
 @pytest.mark.parametrize("tensors", [False, True])
 def test_parts_are_views_of_the_bucket_in_the_parameters_shapes(tensors: bool) -> None:
-    driven = Driven(Allreduce(), plan_of(DType.FLOAT64, 1 << 20), tensors)
+    driven = Driven(AllreduceExchange(), plan_of(DType.FLOAT64, 1 << 20), tensors)
     (bucket,) = driven.buckets
     bucket.elements[...] = 0
     for part in bucket.parts:
@@ -144,12 +144,12 @@ def test_slices_cover_a_buffer_and_begin_where_they_may(
 
 
 def test_weights_make_factors_in_the_order_that_bits_depend_on() -> None:
-    facts = Facts(0, 3, weight=0.1, total=0.7, weighted=True)
-    assert facts.weigh(1 / 3) == (1 / 3) * 0.1 * 3 / 0.7
-    assert Facts(0, 3, weight=5.0, total=15.0, weighted=True).weigh() == 1.0
-    assert Facts(0, 3).weigh(0.3) == 0.3
+    info = StepInfo(0, 3, weight=0.1, total=0.7, weighted=True)
+    assert info.weigh(1 / 3) == (1 / 3) * 0.1 * 3 / 0.7
+    assert StepInfo(0, 3, weight=5.0, total=15.0, weighted=True).weigh() == 1.0
+    assert StepInfo(0, 3).weigh(0.3) == 0.3
     with pytest.raises(AgreedError, match="no rank has samples"):
-        Facts(0, 3, weight=0.0, total=0.0, weighted=True).weigh()
+        StepInfo(0, 3, weight=0.0, total=0.0, weighted=True).weigh()
 
 
 def test_what_is_put_for_a_step_counts_when_it_has_ended_well() -> None:
@@ -189,32 +189,35 @@ def test_each_says_what_it_is_and_how_exact(exchange: Exchange) -> None:
 
 def test_specs_differ_where_ranks_must_not() -> None:
     specs = [
-        Allreduce().spec,
-        Allreduce(ReduceOp.SUM).spec,
-        Allreduce(predivide=2.0).spec,
-        WarmUp(Allreduce(), 2).spec,
-        WarmUp(Allreduce(), 3).spec,
+        AllreduceExchange().spec,
+        AllreduceExchange(ReduceOp.SUM).spec,
+        AllreduceExchange(predivide=2.0).spec,
+        WarmUp(AllreduceExchange(), 2).spec,
+        WarmUp(AllreduceExchange(), 3).spec,
     ]
     assert len(set(specs)) == len(specs)
 
 
 def test_a_joined_rank_answers_what_has_no_state() -> None:
     kinds = [(5, DType.FLOAT32), (2, DType.INT32)]
-    zeros = Allreduce(predivide=2.0).zeros(kinds)
+    zeros = AllreduceExchange(predivide=2.0).zeros(kinds)
     assert zeros.buffers == tuple(kinds)
-    assert Allreduce.answering(zeros).spec == Allreduce(predivide=2.0).spec
-    assert Adasum().zeros(kinds).buffers == tuple(kinds)
+    assert AllreduceExchange.answering(zeros).spec == AllreduceExchange(predivide=2.0).spec
+    assert AdasumExchange().zeros(kinds).buffers == tuple(kinds)
     assert all(each.zeros(kinds) is None for each in EXCHANGES[2:])
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Allreduce(ReduceOp.MAX), "op must be Average or Sum"),
-        (lambda: WarmUp(Allreduce(), -1), "at least 0, got -1"),
-        (lambda: Allreduce().load(ExchangeState({"x.1": np.zeros(1)})), "keeps nothing.*x.1"),
-        (lambda: WarmUp(Allreduce(), 1).load(ExchangeState()), "warm-up steps"),
-        (lambda: Adasum().prepare(plan_of(DType.INT32, 100)), "'p0' is int32"),
+        (lambda: AllreduceExchange(ReduceOp.MAX), "op must be Average or Sum"),
+        (lambda: WarmUp(AllreduceExchange(), -1), "at least 0, got -1"),
+        (
+            lambda: AllreduceExchange().load(ExchangeState({"x.1": np.zeros(1)})),
+            "keeps nothing.*x.1",
+        ),
+        (lambda: WarmUp(AllreduceExchange(), 1).load(ExchangeState()), "warm-up steps"),
+        (lambda: AdasumExchange().prepare(plan_of(DType.INT32, 100)), "'p0' is int32"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Callable[[], None], message: str) -> None:

@@ -20,7 +20,7 @@ from hvdtrain.launch.hosts.formats import (
     source_of_job,
     write_hosts,
 )
-from hvdtrain.launch.hosts.host import Host, HostfileError, Source
+from hvdtrain.launch.hosts.host import Host, HostfileError, HostText
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,4}(-?[0-9]{1,3})?(\.[a-z]{1,4})?", fullmatch=True)
 lists = st.lists(
@@ -31,7 +31,7 @@ lists = st.lists(
 @given(st.sampled_from(sorted(FORMATS)), lists)
 def test_what_was_written_is_read_back(form: str, hosts: list[Host]) -> None:
     it = FORMATS[form]
-    found = it.read(Source("hosts", it.write(hosts)))
+    found = it.read(HostText("hosts", it.write(hosts)))
     expected = hosts if it.slots else [Host(host.name) for host in hosts]
     if form == "lsf" and len(hosts) > 1 and hosts[0].name.startswith(("batch", "login")):
         expected = hosts[1:]
@@ -41,7 +41,7 @@ def test_what_was_written_is_read_back(form: str, hosts: list[Host]) -> None:
 @given(st.sampled_from(sorted(FORMATS)), st.text())
 def test_nonsense_is_a_hostfile_error(form: str, text: str) -> None:
     with suppress(HostfileError):
-        FORMATS[form].read(Source("hosts", text))
+        FORMATS[form].read(HostText("hosts", text))
 
 
 # Near to what is right, where a mistake is likelier to be taken.
@@ -81,7 +81,7 @@ almost = st.lists(
 
 @given(st.sampled_from(sorted(FORMATS)), almost)
 def test_near_misses_are_hostfile_errors(form: str, text: str) -> None:
-    source = Source("hosts", text)
+    source = HostText("hosts", text)
     guess_format(source)
     try:
         hosts = FORMATS[form].read(source)
@@ -92,7 +92,7 @@ def test_near_misses_are_hostfile_errors(form: str, text: str) -> None:
 
 
 def test_the_line_that_comes_with_a_comment() -> None:
-    source = Source("hosts", "node1 slots=4 # we want 4 workers on node1 (we have 4 GPUs)\n")
+    source = HostText("hosts", "node1 slots=4 # we want 4 workers on node1 (we have 4 GPUs)\n")
     assert FORMATS["openmpi"].read(source) == [Host("node1", 4)]
 
 
@@ -111,7 +111,7 @@ def test_the_line_that_comes_with_a_comment() -> None:
     ],
 )
 def test_open_mpi(text: str, hosts: list[Host]) -> None:
-    assert FORMATS["openmpi"].read(Source("hosts", text)) == hosts
+    assert FORMATS["openmpi"].read(HostText("hosts", text)) == hosts
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_open_mpi(text: str, hosts: list[Host]) -> None:
 )
 def test_refused(form: str, text: str, message: str) -> None:
     with pytest.raises(HostfileError, match=message) as caught:
-        FORMATS[form].read(Source("hosts", text))
+        FORMATS[form].read(HostText("hosts", text))
     assert "\n" not in str(caught.value)
 
 
@@ -240,8 +240,8 @@ def test_files_of_windows_and_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["openmpi", "mpich", "slurm", "sge", "lsf", "flux"])
 def test_the_form_is_guessed(form: str) -> None:
     text = FORMATS[form].write([Host("node1", 2), Host("node2", 2)])
-    assert guess_format(Source("hosts", text)) == form
-    assert guess_format(Source("hosts", f"# SLURM_X=1\n{text}#b 1 c 1\n#d:4\n")) == form
+    assert guess_format(HostText("hosts", text)) == form
+    assert guess_format(HostText("hosts", f"# SLURM_X=1\n{text}#b 1 c 1\n#d:4\n")) == form
 
 
 @pytest.mark.parametrize(
@@ -256,14 +256,14 @@ def test_the_form_is_guessed(form: str) -> None:
     ],
 )
 def test_no_other_form_is_guessed_from_a_comment(text: str) -> None:
-    assert guess_format(Source("hosts", text)) == "openmpi"
+    assert guess_format(HostText("hosts", text)) == "openmpi"
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_an_address_is_written_where_it_can_be_read_back(form: str) -> None:
     hosts = [Host("node1", 2), Host("fe80::1", 2)]
     if form in ("openmpi", "k8s"):
-        assert FORMATS[form].read(Source("hosts", write_hosts(hosts, form))) == hosts
+        assert FORMATS[form].read(HostText("hosts", write_hosts(hosts, form))) == hosts
     else:
         with pytest.raises(HostfileError, match=f"form {form}: 'fe80::1': an IPv6 address cannot"):
             write_hosts(hosts, form)
@@ -271,11 +271,11 @@ def test_an_address_is_written_where_it_can_be_read_back(form: str) -> None:
 
 def test_what_a_form_has_no_place_for_is_known() -> None:
     text = "me@node1 port=22\nnode1 max_slots=8\nnode2 slots=1 username=her\n"
-    hosts = with_slots(FORMATS["openmpi"].read(Source("hosts", text)), 1, "hosts")
+    hosts = with_slots(FORMATS["openmpi"].read(HostText("hosts", text)), 1, "hosts")
     others = ["port=22 of node1", "max_slots=8 of node1"]
     assert left_out(hosts, "openmpi") == left_out(hosts, "mpich") == others
     assert left_out(hosts, "slurm") == ["me@node1", *others, "her@node2"]
-    bound = FORMATS["mpich"].read(Source("hosts", "node1:2 binding=rr user=me"))
+    bound = FORMATS["mpich"].read(HostText("hosts", "node1:2 binding=rr user=me"))
     assert left_out(bound, "mpich") == ["binding=rr of node1"]
 
 

@@ -23,7 +23,7 @@ from hvdtrain.launch.launchers.options import (
     parse_hosts,
     with_hosts,
 )
-from hvdtrain.launch.launchers.request import Request
+from hvdtrain.launch.launchers.request import LaunchRequest
 
 TWO = (Host("a", 2), Host("b", 2))
 
@@ -48,7 +48,7 @@ def test_what_a_person_writes() -> None:
 
 
 def test_hosts_of_a_job_that_open_mpi_does_not_know(tmp_path: Path) -> None:
-    own, two = Launcher("mpirun", "L", open_mpi_5), Request(("PROGRAM",), ranks=4)
+    own, two = Launcher("mpirun", "L", open_mpi_5), LaunchRequest(("PROGRAM",), ranks=4)
     (tmp_path / "pe").write_text("a 2 all.q@a UNDEFINED\nb 2 all.q@b UNDEFINED\n")
     jobs = [
         {"PE_HOSTFILE": str(tmp_path / "pe")},
@@ -65,24 +65,24 @@ def test_hosts_of_a_job_that_open_mpi_does_not_know(tmp_path: Path) -> None:
 
 def test_more_ranks_than_slots(tmp_path: Path) -> None:
     own = Launcher("mpirun", "L", open_mpi_5)
-    many = Request(("PROGRAM",), ranks=5, hosts=TWO)
+    many = LaunchRequest(("PROGRAM",), ranks=5, hosts=TWO)
     with pytest.raises(UsageError, match="-H: 5 ranks need more than the 4 slots of a 2, b 2"):
         with_hosts(many, own, "openmpi", {})
     assert with_hosts(many, own, "mpich", {}) == many
     assert with_hosts(many, own, "openmpi", {"OMPI_MCA_rmaps_base_oversubscribe": "1"}) == many
     with pytest.raises(UsageError, match="-np 5 is more than --per-node 2 leaves room for: 4"):
-        with_hosts(Request(("P",), ranks=5, hosts=TWO, per_node=2), own, "openmpi", {})
+        with_hosts(LaunchRequest(("P",), ranks=5, hosts=TWO, per_node=2), own, "openmpi", {})
     (tmp_path / "few").write_text("a slots=2\nb slots=1\n")
-    few = Request(("P",), hostfile=str(tmp_path / "few"), per_node=2)
+    few = LaunchRequest(("P",), hostfile=str(tmp_path / "few"), per_node=2)
     with pytest.raises(UsageError, match="few: 'b': --per-node 2 needs slots=2 there"):
         with_hosts(few, own, "openmpi", {})
-    more = Request(("P",), ranks=5, per_node=2)
+    more = LaunchRequest(("P",), ranks=5, per_node=2)
     with pytest.raises(UsageError, match="leaves room for: 2"):
         with_hosts(more, own, "openmpi", {})
     assert with_hosts(more, own, "openmpi", {"SLURM_JOB_ID": "1"}) == more
     assert with_hosts(more, Launcher("srun", "L", srun), "openmpi", {}) == more
     (tmp_path / "hosts").write_text("a:2\nb:2\n")
-    file = Request(("P",), ranks=4, hostfile=str(tmp_path / "hosts"))
+    file = LaunchRequest(("P",), ranks=4, hostfile=str(tmp_path / "hosts"))
     assert with_hosts(file, Launcher("srun", "L", srun), "openmpi", {}).hosts == TWO
 
 

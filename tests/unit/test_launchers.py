@@ -13,7 +13,7 @@ from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.batch import jsrun, pals, srun
 from hvdtrain.launch.launchers.hydra import intel_mpi, mpich
 from hvdtrain.launch.launchers.open_mpi import open_mpi_4, open_mpi_5
-from hvdtrain.launch.launchers.request import Builder, LaunchCommand, Request, Site
+from hvdtrain.launch.launchers.request import Builder, LaunchCommand, LaunchRequest, Site
 
 BUILDERS: Mapping[str, Builder] = {
     "open mpi 4": open_mpi_4,
@@ -34,7 +34,7 @@ QUICK = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
 
 def build(name: str, environ: Mapping[str, str] | None = None, **wanted: Any) -> LaunchCommand:
     """Build a command line for a program called PROGRAM."""
-    request = Request(("PROGRAM",), **wanted)
+    request = LaunchRequest(("PROGRAM",), **wanted)
     return BUILDERS[name](request, Site("L", VENDORS.get(name, "openmpi"), environ or {}))
 
 
@@ -248,7 +248,7 @@ def test_jsrun_makes_a_resource_set_of_each_host() -> None:
 def test_srun_hands_on_what_sbatch_was_told() -> None:
     assert "--cpus-per-task=8" in options("srun", {"SLURM_CPUS_PER_TASK": "8"}, ranks=2)
     site = Site("srun", "mpich", {})
-    assert "--mpi=pmi2" in srun(Request(("PROGRAM",), ranks=2), site).argv
+    assert "--mpi=pmi2" in srun(LaunchRequest(("PROGRAM",), ranks=2), site).argv
 
 
 @pytest.mark.parametrize(

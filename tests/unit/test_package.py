@@ -7,12 +7,18 @@ import re
 from importlib.metadata import distributions, entry_points, metadata
 from pathlib import Path
 
+import hvdtrain_bench
 import pytest
 
 import hvdtrain
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 INSTALLED = Path(hvdtrain.__file__).parent
+# Each installed package, and the folder of the checkout with its sources.
+PACKAGES = {
+    INSTALLED: CHECKOUT / "hvdtrain",
+    Path(hvdtrain_bench.__file__).parent: CHECKOUT / "benchmarks" / "hvdtrain_bench",
+}
 # The tools that install, and the project itself.
 UNPINNED = {"pip", "hvdtrain"}
 # torch's own metadata pins what its CUDA builds bring.
@@ -47,19 +53,21 @@ def normalised(name: str) -> str:
 
 @wheel_only
 def test_the_installed_package_is_tested() -> None:
-    assert "site-packages" in INSTALLED.parts, f"{INSTALLED} is a checkout; use 'make test'"
+    for package in PACKAGES:
+        assert "site-packages" in package.parts, f"{package} is a checkout; use 'make test'"
 
 
 @wheel_only
 def test_the_wheel_has_every_file_as_it_is_in_the_checkout() -> None:
-    installed, checkout = files(INSTALLED), files(CHECKOUT / "hvdtrain")
-    assert installed.keys() == checkout.keys()
-    assert [name for name in checkout if installed[name] != checkout[name]] == []
-    assert "py.typed" in installed
+    for package, sources in PACKAGES.items():
+        installed, checkout = files(package), files(sources)
+        assert installed.keys() == checkout.keys()
+        assert [name for name in checkout if installed[name] != checkout[name]] == []
+    assert (INSTALLED / "py.typed").is_file()
 
 
 def test_every_folder_with_sources_is_a_package() -> None:
-    folders = {path.parent for path in (CHECKOUT / "hvdtrain").rglob("*.py")}
+    folders = {path.parent for sources in PACKAGES.values() for path in sources.rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 

@@ -12,11 +12,11 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import unpacked
 from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.collectives.devices import device_types
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Broadcast
-from hvdtrain.core.collectives.memory import Memory
-from hvdtrain.core.collectives.places import device_types
+from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
-from hvdtrain.core.gradients.allreduce import Allreduce as Average
+from hvdtrain.core.gradients.allreduce import AllreduceExchange as Average
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.joined import answer_with_zeros
 from hvdtrain.engines.local import LocalCommunicator
@@ -48,7 +48,9 @@ def test_members_with_tensors_on_different_devices_are_told_apart(
 
 
 def test_members_make_memory_on_devices_of_one_type() -> None:
-    here, there, other = (Memory(8, "x", device).request for device in ("cpu", "cuda:0", "cuda:1"))
+    here, there, other = (
+        AllocateMemory(8, "x", device).request for device in ("cpu", "cuda:0", "cuda:1")
+    )
     assert here.ballot != there.ballot == other.ballot
 
 

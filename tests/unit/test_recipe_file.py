@@ -12,8 +12,8 @@ import pytest
 
 from hvdtrain.errors import RecipeError, UsageError
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.recipes.recipe_file import load_recipe
 
 HEAD = """
 from __future__ import annotations

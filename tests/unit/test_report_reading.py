@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from made_runs import make_run
 
 from hvdtrain.cli.main import main
-from hvdtrain.report.curves import read_curves
+from hvdtrain.report.curves import read_curves, thinned
 from hvdtrain.report.ranks import read_ranks
 from hvdtrain.report.run import distinct_names, read_run
 from hvdtrain.report.tables import side_by_side
-from hvdtrain.report.thinning import kept
 from hvdtrain.report.verdict import verdict
 
 LINE = {"epoch": 1, "step": 1, "split": "test", "loss": 0.5}
@@ -39,7 +38,11 @@ def run(*words: object) -> int:
         ("metrics.jsonl", '{"split": "test", "step": 1, "epoch": []}\n', "line 1: its epoch is no"),
         ("metrics.jsonl", "[" * 100_000 + "\n{}\n", "line 1: this is no JSON object"),
         ("ranks.jsonl", json.dumps(SPAN) + "\n", "ranks.jsonl, line 1: step, seconds, span or"),
-        ("ranks.jsonl", json.dumps(SPAN | {"moving": [0, "x"]}), "line 1: step, seconds, span or"),
+        (
+            "ranks.jsonl",
+            json.dumps(SPAN | {"moving": [0, "x"]}),
+            "line 1: step, seconds, span or",
+        ),
         ("summary.json", "{", "summary.json: this is no JSON object"),
         ("environment.json", "[]", "environment.json: this is no JSON object"),
         ("config.yaml", "a: [", "config.yaml: this is no YAML"),
@@ -158,7 +161,7 @@ def test_a_long_curve_keeps_its_extremes(tmp_path: Path) -> None:
     st.integers(1, 20),
 )
 def test_each_stretch_keeps_its_extremes(values: list[float], buckets: int) -> None:
-    places = kept(values, buckets)
+    places = thinned(values, buckets)
     assert places == sorted(set(places))
     if len(values) <= 2 * buckets:
         assert places == list(range(len(values)))
@@ -195,10 +198,12 @@ def test_many_lines_of_many_ranks_are_added_up(tmp_path: Path) -> None:
             parts = {"compute": compute, "waiting": [4 - c for c in compute], "moving": [1] * ranks}
             file.write(json.dumps({"step": place, "seconds": 5 * place, "span": 5} | parts) + "\n")
     times = read_ranks(path)
-    assert 400 <= len(times.spans) < 800
-    assert [span.step for span in times.spans] == sorted(span.step for span in times.spans)
+    assert 400 <= len(times.intervals) < 800
+    assert [interval.step for interval in times.intervals] == sorted(
+        interval.step for interval in times.intervals
+    )
     assert times.totals[0] == [2.0 * count + 2 * count / ranks] * ranks
-    assert math.fsum(span.length for span in times.spans) == 5 * count
+    assert math.fsum(interval.length for interval in times.intervals) == 5 * count
     assert verdict(times).startswith("No rank stands out")
 
 

@@ -12,14 +12,14 @@ import pytest
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.timeline.clock import Reading, offset, root_clock
-from hvdtrain.core.timeline.end import conclude_or_say
 from hvdtrain.core.timeline.file import TimelineError, usable_path, write
 from hvdtrain.core.timeline.items import bucket_phases, operation_phases
 from hvdtrain.core.timeline.recording import Recording
+from hvdtrain.core.timeline.start_stop import write_timeline_or_warn
 from hvdtrain.core.timeline.times import (
     ChannelTimes,
     OperationTimes,
-    RankTimes,
+    RankRecords,
     Records,
 )
 from hvdtrain.engines.local import LocalCommunicator
@@ -88,13 +88,13 @@ def test_phases_of_a_bucket() -> None:
     assert bucket_phases(late) == [("waiting", 1, 3), ("queue", 3, 4), ("moving", 4, 5)]
 
 
-def times_of(operations: Records[OperationTimes]) -> RankTimes:
+def times_of(operations: Records[OperationTimes]) -> RankRecords:
     """Return what a rank with one channel has recorded from second 100 to second 200."""
     stop = Reading(200.0, 0.0, 1e-6)
-    return RankTimes(CLOCK, stop, CLOCK.at_seconds, [ChannelTimes("world", "world", operations)])
+    return RankRecords(CLOCK, stop, CLOCK.at_seconds, [ChannelTimes("world", "world", operations)])
 
 
-def written(path: Path, *ranks: RankTimes) -> list[dict[str, object]]:
+def written(path: Path, *ranks: RankRecords) -> list[dict[str, object]]:
     """Write a file and return its events."""
     hosts = [f"host{rank}" for rank in range(len(ranks))]
     write(str(path), [pickle.dumps(times) for times in ranks], hosts)
@@ -137,7 +137,7 @@ def test_paths_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
     gone = str(tmp_path / "gone" / "it.json")
     with pytest.raises(TimelineError, match="No such file"):
         write(gone, [pickle.dumps(times_of(Records()))], ["host"])
-    conclude_or_say(LocalCommunicator(), Recording(gone, False, CLOCK, 0.0), ["host"])
+    write_timeline_or_warn(LocalCommunicator(), Recording(gone, False, CLOCK, 0.0), ["host"])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"hvdtrain: timeline {gone} cannot be written (No such file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from hvdtrain.core import context
-from hvdtrain.core.timeline.begin import begin
 from hvdtrain.core.timeline.clock import Reading
 from hvdtrain.core.timeline.growing_file import GrowingFile, earlier_path
-from hvdtrain.core.timeline.piece import Piece
+from hvdtrain.core.timeline.piece import PieceWriter
 from hvdtrain.core.timeline.pieces import piece_path
-from hvdtrain.core.timeline.times import RankTimes
+from hvdtrain.core.timeline.start_stop import begin
+from hvdtrain.core.timeline.times import RankRecords
 from hvdtrain.engines.local import LocalCommunicator
 
 CLOCK = Reading(100.0, 0.0, 1e-6)
 TITLE = "[rank 1/2]"
 
 
-def begun(file: GrowingFile) -> Piece:
-    times = RankTimes(CLOCK, CLOCK, 0.0)
-    return Piece(file, times, lambda: times, TITLE, 1, "host")
+def begun(file: GrowingFile) -> PieceWriter:
+    times = RankRecords(CLOCK, CLOCK, 0.0)
+    return PieceWriter(file, times, lambda: times, TITLE, 1, "host")
 
 
 def write_piece(path: str) -> None:

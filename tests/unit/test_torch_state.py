@@ -13,8 +13,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hvdtrain.train.checkpoint.directory import newest_good
 from hvdtrain.train.checkpoint.saver import Saver
-from hvdtrain.train.digest import weights_digest
-from hvdtrain.train.torch.state import TorchState
+from hvdtrain.train.summary import weights_digest
+from hvdtrain.train.torch.state import TorchTrainingState
 
 
 class Net(nn.Module):
@@ -49,7 +49,7 @@ class Training:
         self.averages = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
         extras = {"ema": self.averages, "scaler": self.scaler}
-        self.state = TorchState(self.model, self.optimizer, extras)
+        self.state = TorchTrainingState(self.model, self.optimizer, extras)
 
     def backward(self, step: int) -> None:
         inputs = torch.randn(5, 3, 3, 3, generator=torch.Generator().manual_seed(step))
@@ -149,6 +149,6 @@ def test_other_extras_are_refused() -> None:
     training = Training()
     training.step(0)
     content = training.state.snapshot().content()
-    other = TorchState(training.model, training.optimizer, {"ema": training.averages})
+    other = TorchTrainingState(training.model, training.optimizer, {"ema": training.averages})
     with pytest.raises(ValueError, match=r"it has ema, scaler, and this run ema: give --ema"):
         other.load(content)

@@ -17,19 +17,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.heartbeat.system import SystemWatch
-from hvdtrain.train.tracking.figures import metric_values, rank_values
+from hvdtrain.train.heartbeat.resources import ResourceMonitor
 from hvdtrain.train.tracking.masking import masked
-from hvdtrain.train.tracking.tracker import RunFacts
+from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import Trackers, open_trackers, tracker_names
+from hvdtrain.train.tracking.values import metric_values, rank_values
 
 # Logs rows, with one name more from row 500 on, until it is killed.
 ENDLESS = """
 import itertools, sys
 from pathlib import Path
 from hvdtrain.train.tracking.csv_file import CsvFile
-from hvdtrain.train.tracking.tracker import RunFacts
-file = CsvFile(RunFacts("run", Path(sys.argv[1]), {}))
+from hvdtrain.train.tracking.tracker import RunInfo
+file = CsvFile(RunInfo("run", Path(sys.argv[1]), {}))
 for step in itertools.count():
     names = ["loss", "train/acc, top 5"] if step >= 500 else ["loss"]
     file.log(dict.fromkeys(names, step / 3), step, step / 7)
@@ -38,17 +38,17 @@ for step in itertools.count():
 LIGHT = """
 import sys
 from pathlib import Path
-from hvdtrain.train.tracking.tracker import RunFacts
+from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
-open_trackers("tensorboard", RunFacts("run", Path(sys.argv[1]), {"lr": 1.0})).end("failed")
+open_trackers("tensorboard", RunInfo("run", Path(sys.argv[1]), {"lr": 1.0})).end("failed")
 assert not {"torch", "tensorflow", "keras", "mpi4py"} & set(sys.modules)
 """
 
 
-def facts(directory: Path, resumed_step: int | None = None) -> RunFacts:
+def facts(directory: Path, resumed_step: int | None = None) -> RunInfo:
     """Return what trackers are told of a run."""
     parameters = {"lr": 0.1, "epochs": 3, "device": None, "uri": "http://me:secret@host/x"}
-    return RunFacts("digits", directory, parameters, resumed_step)
+    return RunInfo("digits", directory, parameters, resumed_step)
 
 
 def rows(directory: Path) -> list[dict[str, str]]:
@@ -118,7 +118,7 @@ def test_tensorboard_files(tmp_path: Path) -> None:
     assert told["lr"].number_value == 0.1
     assert told["device"].string_value == "None"
     assert told["uri"].string_value == "http://***@host/x"
-    assert trackers.places == {}
+    assert trackers.locations == {}
 
 
 def test_tensorboard_loads_no_framework(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_bad_names_and_missing_packages(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_second_end_does_nothing() -> None:
     class Deaf:
-        place = "nowhere"
+        location = "nowhere"
 
         def log(self, values: object, step: int, seconds: float) -> None:
             raise ValueError("no http://me:secret@host\nand more")
@@ -235,7 +235,7 @@ def test_figures() -> None:
 
 
 def test_system_figures() -> None:
-    watch = SystemWatch()
+    watch = ResourceMonitor()
     before = watch.read()
     block = bytearray(os.urandom(1 << 20) * 64)
     cpu, start = time.process_time(), time.perf_counter()

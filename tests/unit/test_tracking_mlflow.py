@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.tracking.tracker import RunFacts
+from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import Trackers, open_trackers
 
 START_SECONDS = 120
@@ -32,10 +32,10 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def facts(directory: Path, resumed_step: int | None = None, **parameters: Any) -> RunFacts:
+def facts(directory: Path, resumed_step: int | None = None, **parameters: Any) -> RunInfo:
     """Return what trackers are told of a run, whose directory is made."""
     directory.mkdir(exist_ok=True)
-    return RunFacts(
+    return RunInfo(
         "digits", directory, {"lr": 0.1, "uri": "http://me:secret@h", **parameters}, resumed_step
     )
 
@@ -211,7 +211,7 @@ def test_a_server(
         check_run(uri, tmp_path / "run", "first")
         address = uri.replace("://", "://me:secret@")
         left = open_trackers("mlflow", facts(tmp_path / "left"), address, "x", warn=said.append)
-        assert left.places["mlflow"].endswith(f" in {uri}")
+        assert left.locations["mlflow"].endswith(f" in {uri}")
     started = time.monotonic()
     left.log({"loss": 1.0}, 1, 1.0)
     log_until_told(left, 2, said)

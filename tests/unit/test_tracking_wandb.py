@@ -17,16 +17,16 @@ BLOCK_BYTES = 32768
 PROGRAM = """
 import sys
 from pathlib import Path
-from hvdtrain.train.tracking.tracker import RunFacts
+from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
 directory, resumed = Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else None
-facts = RunFacts("digits", directory, {"lr": 0.1, "epochs": 3 if resumed is None else 4}, resumed)
+facts = RunInfo("digits", directory, {"lr": 0.1, "epochs": 3 if resumed is None else 4}, resumed)
 trackers = open_trackers("wandb", facts, experiment="my project", run_name="mine")
 for step in range(resumed or 0, 20):
     trackers.log({"train/loss": step / 3}, step, step / 10)
 (directory / "summary.json").write_text("{}")
 trackers.artifact(directory / "summary.json")
-print(trackers.places["wandb"])
+print(trackers.locations["wandb"])
 trackers.end("stopped" if resumed is None else "finished")
 """
 

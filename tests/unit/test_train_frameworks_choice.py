@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.framework import choose_framework
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.setup import choose_framework
 
 
 @pytest.mark.parametrize(
     ("framework", "backend", "missing", "install"),
     [
-        ("tensorflow", None, "tensorflow", "'hvdtrain[tensorflow]'"),
+        ("keras", None, "keras", "'hvdtrain[keras]'"),
         ("keras", "jax", "keras", "'hvdtrain[keras]'"),
     ],
 )
@@ -33,7 +33,7 @@ def test_what_is_not_installed_is_named(
     with pytest.raises(UsageError) as refusal:
         choose_framework(TrainOptions(framework=framework, backend=backend))
     assert str(refusal.value) == f"{missing} is not installed: pip install {install}"
-    assert os.environ["KERAS_BACKEND"] == (backend or "tensorflow")  # before Keras is imported
+    assert os.environ["KERAS_BACKEND"] == (backend or "torch")  # before Keras is imported
 
 
 def test_what_reads_checkpoints_is_asked_for_before_one_is_written(tmp_path: Path) -> None:

@@ -8,16 +8,17 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hvdtrain.train.lines import closing_lines, decay_text, device_text, epoch_lines, values_text
+from hvdtrain.train.messages import closing_lines, decay_text, device_text, epoch_lines, values_text
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.records.results import Metrics, Seconds, Summary
+from hvdtrain.train.records.results import MetricsRecord, Seconds, Summary
 from hvdtrain.train.terminal import Terminal, on_terminal
 
-TRAIN = Metrics(3, 135, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 9.0)
-TEST = Metrics(3, 135, "test", {"loss": 0.25, "accuracy": 0.9}, 0.02, 5000.0, 9.5)
+TRAIN = MetricsRecord(3, 135, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 9.0)
+TEST = MetricsRecord(3, 135, "test", {"loss": 0.25, "accuracy": 0.9}, 0.02, 5000.0, 9.5)
 
 
 def summary(digests: list[str]) -> Summary:
@@ -86,7 +87,7 @@ def test_an_evaluation_within_an_epoch() -> None:
 
 
 def test_what_is_no_number_is_not_printed() -> None:
-    values = {"loss": 0.5, "confusion": [[1.0, 0.0], [0.0, 1.0]], "top_5": 0.75}
+    values: dict[str, Any] = {"loss": 0.5, "confusion": [[1.0, 0.0], [0.0, 1.0]], "top_5": 0.75}
     assert values_text(values) == "loss 0.5000, top_5 0.7500"
 
 

@@ -12,7 +12,7 @@ from hvdtrain.train.records.results import (
     METRICS,
     RANKS,
     STEPS,
-    Metrics,
+    MetricsRecord,
     Seconds,
     Summary,
     append_lines,
@@ -20,7 +20,7 @@ from hvdtrain.train.records.results import (
     write_summary,
 )
 
-LINE = Metrics(1, 45, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 2.5)
+LINE = MetricsRecord(1, 45, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 2.5)
 SUMMARY = Summary(
     world_size=2,
     hosts=1,
@@ -42,7 +42,7 @@ SUMMARY = Summary(
 )
 
 
-def add(directory: Path, *lines: Metrics) -> None:
+def add(directory: Path, *lines: MetricsRecord) -> None:
     append_lines(directory, METRICS, [line.line() for line in lines])
 
 

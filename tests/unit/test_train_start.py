@@ -17,12 +17,12 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files, mark_best
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 from hvdtrain.train.checkpoint.saver import Saver
-from hvdtrain.train.digest import weights_digest
 from hvdtrain.train.metrics.totals import Totals
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.progress import Best, Progress, progress_content
-from hvdtrain.train.start import Start, begin, find_checkpoint
-from hvdtrain.train.torch.state import TorchState
+from hvdtrain.train.progress import BestEvaluation, Progress, checkpoint_content
+from hvdtrain.train.resume import RunStart, begin_run, find_checkpoint
+from hvdtrain.train.summary import weights_digest
+from hvdtrain.train.torch.state import TorchTrainingState
 
 Trainee = tuple[nn.Module, torch.optim.Optimizer]
 
@@ -38,7 +38,7 @@ def trainee(width: int = 3, bias: bool = True, seed: int = 0) -> Trainee:
 
 
 def weights_of(model: nn.Module) -> str:
-    return weights_digest(TorchState(model, torch.optim.SGD(model.parameters())).weights())
+    return weights_digest(TorchTrainingState(model, torch.optim.SGD(model.parameters())).weights())
 
 
 def options(out: Path | None, resume: str | Path = "never", **more: Any) -> TrainOptions:
@@ -50,19 +50,19 @@ def save(directory: Path, epoch: int, trained: Trainee, **more: Any) -> Path:
     directory.mkdir(exist_ok=True)
     times = {"total_seconds": 2.0 * epoch, "communicate_seconds": 0.5 * epoch}
     progress = Progress(epoch, step=10 * epoch, samples=100 * epoch, **{**times, **more})
-    about = progress_content(progress, options(directory), 100)
+    about = checkpoint_content(progress, options(directory), 100)
     with Saver(directory, keep=3) as saver:
-        saver.save(epoch, progress.done, TorchState(*trained), about)
+        saver.save(epoch, progress.done, TorchTrainingState(*trained), about)
     assert saver.newest is not None
     return saver.newest
 
 
-def start(asked: TrainOptions, trained: Trainee) -> Start:
+def start(asked: TrainOptions, trained: Trainee) -> RunStart:
     """Begin as rank 0 does."""
-    return begin(asked, 100, TorchState(*trained), find_checkpoint(asked, "pt"))
+    return begin_run(asked, 100, TorchTrainingState(*trained), find_checkpoint(asked, "pt"))
 
 
-def resume(directory: Path, what: str | Path = "auto", **more: Any) -> tuple[Start, Trainee]:
+def resume(directory: Path, what: str | Path = "auto", **more: Any) -> tuple[RunStart, Trainee]:
     fresh = trainee(seed=99)
     return start(options(directory, what, **more), fresh), fresh
 
@@ -99,16 +99,16 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_best_that_a_killed_run_had_not_marked_is_marked(tmp_path: Path) -> None:
-    best_before = mark_best(save(tmp_path, 1, trainee(), best=Best("loss", 0.5, 1, 10)))
-    path = save(tmp_path, 2, trainee(), best=Best("loss", 0.4, 2, 20))
+    best_before = mark_best(save(tmp_path, 1, trainee(), best=BestEvaluation("loss", 0.5, 1, 10)))
+    path = save(tmp_path, 2, trainee(), best=BestEvaluation("loss", 0.4, 2, 20))
     resume(tmp_path)
     assert best_file(tmp_path) == path.with_name(path.name.replace("checkpoint", "best"))
     assert not best_before.exists()
 
 
 def test_what_is_no_better_is_not_marked(tmp_path: Path) -> None:
-    best = mark_best(save(tmp_path, 1, trainee(), best=Best("loss", 0.5, 1, 10)))
-    save(tmp_path, 2, trainee(), best=Best("loss", 0.5, 1, 10, since=1))
+    best = mark_best(save(tmp_path, 1, trainee(), best=BestEvaluation("loss", 0.5, 1, 10)))
+    save(tmp_path, 2, trainee(), best=BestEvaluation("loss", 0.5, 1, 10, since=1))
     resume(tmp_path)
     assert best_file(tmp_path) == best
 
@@ -219,6 +219,20 @@ def test_other_settings_are_named(tmp_path: Path, more: dict[str, Any]) -> None:
         resume(tmp_path, path, **more)
 
 
+def test_a_checkpoint_of_the_removed_framework_tensorflow_goes_on_with_keras(
+    tmp_path: Path,
+) -> None:
+    path = save(tmp_path, 1, trainee())
+    content = load_checkpoint(path, "pt")
+    content["settings"]["framework"] = "tensorflow"
+    old = tmp_path / "old"
+    old.mkdir()
+    path = renamed(content, old, "old.safetensors")
+    assert resume(old, path, framework="keras")[0].progress.epoch == 1
+    with pytest.raises(UsageError, match="was made with framework tensorflow, not torch"):
+        resume(old, path)
+
+
 @pytest.mark.parametrize("content", [{}, {"weight": torch.ones(2)}])
 def test_files_of_others_are_no_checkpoints(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "foreign.safetensors"
@@ -327,7 +341,7 @@ def test_fewer_epochs_than_done(tmp_path: Path) -> None:
 def test_within_an_epoch_order_and_end_must_be_the_same(tmp_path: Path) -> None:
     counts = np.array([[2.0, 1.0], [0.0, 27.0]])
     part = Totals(30, 1.25, {"confusion": counts})
-    best = Best("loss", 0.5, 4.5, 47, since=1)
+    best = BestEvaluation("loss", 0.5, 4.5, 47, since=1)
     save(tmp_path, 5, trainee(), done=30, part=part, best=best)
     with pytest.raises(UsageError, match="5 epochs and 30 samples, more than --epochs 5"):
         resume(tmp_path, epochs=5)

@@ -11,7 +11,7 @@ import pytest
 
 from hvdtrain.topology import Topology
 from hvdtrain.train.heartbeat.signals import StopSignals, stop_signals
-from hvdtrain.train.loop.course import Course
+from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
 
 OF_OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
@@ -52,9 +52,9 @@ def test_the_first_signal_is_noted_and_a_second_sigterm_is_not_held_up(
             signal.signal(number, handler)
 
 
-def course(ranks: int) -> Course:
+def course(ranks: int) -> StepPlan:
     topology = Topology.from_nodes(0, [0] * ranks, ["a"] * ranks)
-    return Course(TrainOptions(batch_size=7), topology, 100)
+    return StepPlan(TrainOptions(batch_size=7), topology, 100)
 
 
 def test_what_is_left_of_an_epoch_has_every_other_sample_once() -> None:

@@ -19,9 +19,9 @@ __all__ = [
     "LONGEST_WITHOUT",
     "MEAN",
     "USUAL",
+    "ComparedContender",
     "Efficiency",
     "Figure",
-    "Row",
     "efficiencies",
     "figures",
     "is_trustworthy",
@@ -41,7 +41,7 @@ _LIMIT, _ALONE, _WHOLE = "no communication", "one rank alone", "one rank, whole 
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedContender:
     """A contender of a case.
 
     Attributes:
@@ -95,7 +95,7 @@ class Efficiency:
     limit: float
 
 
-def rows(case: Case) -> list[Row]:
+def rows(case: Case) -> list[ComparedContender]:
     """Compare every contender of a case with its base."""
     noise = _noise(case)
     found = []
@@ -105,7 +105,7 @@ def rows(case: Case) -> list[Row]:
             own = name == case.again
             comparison = compare(case.values[case.base], values, 1.0 if own else noise)
             verdict = _of_the_same_code(comparison) if own else _verdict(comparison)
-        found.append(Row(name, median(values), comparison, verdict))
+        found.append(ComparedContender(name, median(values), comparison, verdict))
     return found
 
 

@@ -9,13 +9,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hvdtrain_bench.analysis.judge import Figure, Row, efficiencies, figures, is_trustworthy, rows
+from hvdtrain_bench.analysis.judge import (
+    ComparedContender,
+    Figure,
+    efficiencies,
+    figures,
+    is_trustworthy,
+    rows,
+)
 from hvdtrain_bench.analysis.link import Link
 from hvdtrain_bench.analysis.paper import Prediction, Work
 from hvdtrain_bench.analysis.scaling import Check
 from hvdtrain_bench.harness.results import Case, Result
 
-__all__ = ["Report"]
+__all__ = ["ConsoleReport"]
 
 _WIDTH = 120
 _PEER_COLUMNS = ("", "version", "threads of a rank", "cores")
@@ -25,7 +32,7 @@ _CHECK_COLUMNS = ("", "ranks", "predicted", "measured", "error")
 _BYTES_PER_GIGABYTE = 1e9
 
 
-class Report:
+class ConsoleReport:
     """Prints on stdout."""
 
     def __init__(self) -> None:
@@ -161,7 +168,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _compared(row: Row) -> tuple[str, str, str]:
+def _compared(row: ComparedContender) -> tuple[str, str, str]:
     found = row.comparison
     if found is None:
         return "1", "", ""

@@ -14,7 +14,7 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.train.checkpoint.saver import Saver
-from hvdtrain.train.torch.state import TorchState
+from hvdtrain.train.torch.state import TorchTrainingState
 from hvdtrain_bench.analysis.judge import LONGEST, LONGEST_WITHOUT, MEAN, USUAL
 from hvdtrain_bench.cases.models import MODELS
 from hvdtrain_bench.cases.peers import Peers
@@ -68,7 +68,7 @@ class _Training:
         self._optimizer = hvd.DistributedOptimizer(
             _OPTIMIZERS[title](self._module.parameters()), self._module.named_parameters()
         )
-        self._state = TorchState(self._module, self._optimizer)
+        self._state = TorchTrainingState(self._module, self._optimizer)
         self.steps(_FEWEST_STEPS)
         if ranks.rank == 0:
             self._state.reserve()

@@ -17,22 +17,22 @@ from torch import nn
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling.samplers import GlobalBatchSampler
-from hvdtrain.train.agenda import Agenda
-from hvdtrain.train.books import Books
-from hvdtrain.train.building import Built, build
-from hvdtrain.train.heartbeat.pulse import Pulse
+from hvdtrain.train.heartbeat.heartbeat import Heartbeat
+from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.heartbeat.signals import StopSignals
-from hvdtrain.train.heartbeat.spans import Spans
 from hvdtrain.train.metrics.exact import Accuracy
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.builtin.digits import recipe as digits
 from hvdtrain.train.recipes.builtin.resnet import resnet
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.resumption import Resumption
+from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run
+from hvdtrain.train.run_log import RunLog
+from hvdtrain.train.setup import TrainingSetup, set_up
 from hvdtrain.train.terminal import Terminal
-from hvdtrain.train.tracking.tracker import RunFacts
+from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
+from hvdtrain.train.triggers import Triggers
 from hvdtrain_bench.analysis.judge import BUILT_IN, BY_HAND
 from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.cases.sums import WrongResultError
@@ -192,7 +192,7 @@ def _case(ranks: Ranks, task: _Task, repeats: int, folder: Path) -> dict[str, li
         out=folder,
         device="cpu",
     )
-    built = build(options, lambda: _recipe(task, data), Resumption(options))
+    built = set_up(options, lambda: _recipe(task, data), CheckpointLoader(options))
 
     def check() -> None:
         for name, loop in by_hand.items():
@@ -200,11 +200,11 @@ def _case(ranks: Ranks, task: _Task, repeats: int, folder: Path) -> dict[str, li
 
     turns = _Turns(ranks, by_hand, check)
     with StopSignals() as signals:
-        pulse = Pulse(built.world, signals, Agenda.of(options).timers)
-        books = _books(options, built, folder) if ranks.rank == 0 else None
-        Run(options, built, turns, pulse, books).run()
-        if books is not None:
-            books.close()
+        heartbeat = Heartbeat(built.world, signals, Triggers.of(options).timers)
+        run_log = _run_log(options, built, folder) if ranks.rank == 0 else None
+        Run(options, built, turns, heartbeat, run_log).run()
+        if run_log is not None:
+            run_log.close()
     return {name: times[1 : repeats + 1] for name, times in turns.seconds.items()}
 
 
@@ -214,13 +214,13 @@ def _recipe(task: _Task, data: Samples) -> Recipe:
     return Recipe(task.build(), data, F.cross_entropy, metrics=metrics)
 
 
-def _books(options: TrainOptions, built: Built, folder: Path) -> Books:
-    spans = Spans(built.loop.gradient_bytes)
-    trackers = open_trackers("", RunFacts("loop", folder, {}, None))
-    return Books(folder, options, built.world, built.threads, spans, trackers)
+def _run_log(options: TrainOptions, built: TrainingSetup, folder: Path) -> RunLog:
+    spans = RankStatistics(built.loop.gradient_bytes)
+    trackers = open_trackers("", RunInfo("loop", folder, {}, None))
+    return RunLog(folder, options, built.world, built.threads, spans, trackers)
 
 
-def _compare(name: str, model: nn.Module, built: Built) -> None:
+def _compare(name: str, model: nn.Module, built: TrainingSetup) -> None:
     theirs = built.loop.state.weights()
     differ = total = 0.0
     for key, tensor in model.state_dict().items():

@@ -52,7 +52,7 @@ class Model:
         return F.cross_entropy(outputs.reshape(-1, self.classes), targets)
 
 
-class Transformer(nn.Module):
+class BenchTransformer(nn.Module):
     """A language model of six layers: 27.3 million parameters."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ MODELS = {
     "mlp": Model("MLP, 25.2 M", _mlp, _images(1024), 1024, batch=16),
     "transformer": Model(
         "transformer, 27.3 M",
-        Transformer,
+        BenchTransformer,
         _sentences,
         _VOCABULARY,
         batch=4,

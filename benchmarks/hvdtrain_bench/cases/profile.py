@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from hvdtrain.core import context
+from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
-from hvdtrain.core.planning import agree_on_bucket_size
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.torch.tensors.buffers import as_buffer
 from hvdtrain.types import DType

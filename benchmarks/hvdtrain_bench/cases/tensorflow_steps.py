@@ -33,8 +33,10 @@ _HIDDEN, _QUICK_HIDDEN = (2048,) * 6, (64,)
 _BATCH, _LR = 16, 0.01
 _AGREEMENT = 1e-4
 
-# Makes a function of inputs and targets that trains the variables, and returns the loss.
-Wrap = Callable[[list[Any]], Callable[[Any, Any], Any]]
+# A training step: from inputs and targets to the loss. TensorFlow's types are not known to mypy.
+Step = Callable[[Any, Any], Any]
+# Returns a step that trains these variables.
+Wrap = Callable[[list[Any]], Step]
 
 
 def measure_tensorflow(
@@ -173,10 +175,9 @@ def _loss(variables: Sequence[Any], inputs: Any, targets: Any) -> Any:
 
 
 def _with(distribute: Callable[[Any], Any]) -> Wrap:
-    """Train with the gradients that a tape gives when it is wrapped."""
+    """Return a step that uses the gradients of a tape that `distribute` has wrapped."""
 
-    def wrap(variables: list[Any]) -> Callable[[Any, Any], Any]:
-        @tf.function(autograph=False)
+    def wrap(variables: list[Any]) -> Step:
         def run(inputs: Any, targets: Any) -> Any:
             with tf.GradientTape() as tape:
                 loss = _loss(variables, inputs, targets)
@@ -185,7 +186,8 @@ def _with(distribute: Callable[[Any], Any]) -> Wrap:
                 variable.assign_sub(_LR * gradient)
             return loss
 
-        return run
+        compiled: Step = tf.function(run, autograph=False)
+        return compiled
 
     return wrap
 
@@ -194,7 +196,7 @@ _alone = _with(lambda tape: tape)
 
 
 def _mirrored(strategy: Any) -> Wrap:
-    def wrap(variables: list[Any]) -> Callable[[Any, Any], Any]:
+    def wrap(variables: list[Any]) -> Step:
         def replica(inputs: Any, targets: Any) -> Any:
             with tf.GradientTape() as tape:
                 loss = _loss(variables, inputs, targets)
@@ -204,11 +206,11 @@ def _mirrored(strategy: Any) -> Wrap:
                 variable.assign_sub(_LR * gradient)
             return loss
 
-        @tf.function(autograph=False)
         def run(inputs: Any, targets: Any) -> Any:
             return strategy.run(replica, args=(inputs, targets))
 
-        return run
+        compiled: Step = tf.function(run, autograph=False)
+        return compiled
 
     return wrap
 

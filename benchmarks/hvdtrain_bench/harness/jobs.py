@@ -14,7 +14,7 @@ from hvdtrain.launch.mpirun import mpirun_command
 from hvdtrain_bench.harness.results import Result, read_result
 from hvdtrain_bench.harness.settings import Settings
 
-__all__ = ["Launcher", "run_job"]
+__all__ = ["RankLauncher", "run_job"]
 
 _GRACE_SECONDS = 10.0
 # However slow the machine is, no job takes as long as this unless it hangs.
@@ -22,7 +22,7 @@ _LIMIT_SECONDS = 2 * 3600.0
 
 
 @dataclass(frozen=True)
-class Launcher:
+class RankLauncher:
     """How ranks are started.
 
     Attributes:
@@ -38,7 +38,7 @@ class Launcher:
     threads: int
 
     @classmethod
-    def find(cls, hostfile: str | None, threads: int) -> Launcher:
+    def find(cls, hostfile: str | None, threads: int) -> RankLauncher:
         """Find the installed MPI and its mpirun.
 
         Raises:
@@ -48,7 +48,9 @@ class Launcher:
         return cls(library, find_mpirun(library), hostfile, threads)
 
 
-def run_job(launcher: Launcher, kind: str, ranks: int, settings: Settings, folder: Path) -> Result:
+def run_job(
+    launcher: RankLauncher, kind: str, ranks: int, settings: Settings, folder: Path
+) -> Result:
     """Measure on so many ranks and return what rank 0 wrote.
 
     Args:

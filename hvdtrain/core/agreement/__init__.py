@@ -1,1 +1,1 @@
-"""How the members of a channel agree on what they run next, and how a channel ends."""
+"""The agreement protocol: what the members of a channel run next, and how a channel ends."""

@@ -1,4 +1,4 @@
-"""A communicator with a queue: operations are agreed on first, and then run in one order."""
+"""A communicator with a queue: operations are agreed on, and then run in the same order."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ __all__ = ["Channel"]
 
 
 class Channel:
-    """A communicator whose members agree on each operation before they enter it.
+    """A communicator whose members agree on each operation before they run it.
 
-    Operations may be submitted in different orders by different members. One thread at a time
-    drives: takes part in rounds and runs operations. It is the channel's own, or a caller that
-    waits anyway. No operation outlives the channel: each is done, or fails, before it is closed.
+    Members may submit operations in different orders. One thread at a time drives the channel:
+    it takes part in rounds and runs operations. This is either the channel's own thread or a
+    caller that waits anyway. No operation outlives the channel: each completes or fails before
+    the channel is closed.
 
     Args:
-        communicator: nobody else may use it.
-        ranks: the members' numbers in the world.
-        title: names the rank in messages.
-        answer: makes the operation with which a joined rank answers a request.
-        label: names it in a timeline.
-        failed: called once, with what happened, when an engine call failed: other members may
-            be inside it for ever, and this rank has to end.
+        communicator: communicator for the exclusive use of this channel.
+        ranks: ranks of the members in the world.
+        title: prefix of messages, which names this rank.
+        answer: function that returns the operation with which a joined rank answers a request.
+        label: name in a timeline.
+        failed: function that is called once, with a reason, when an engine call has failed: other
+            members may be blocked in that call for ever, so this rank has to end.
 
     Attributes:
-        parent: the channel with the same members that it was made beside, if any.
-        unused: whoever it was made for on this rank is gone.
-        number: counts the channels with the same members, in the order of their making.
-        has_thread: whether operations go on while the program does something else.
+        parent: channel with the same members beside which this one was opened, if any.
+        unused: whether the owner of the channel on this rank no longer exists.
+        number: number among the channels with the same members, in the order of creation.
+        has_thread: whether operations make progress while the program does something else.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Channel:
 
     @property
     def track(self) -> ChannelObserver | None:
-        """What notes what happens while a timeline is recorded."""
+        """The observer of this channel while a timeline is recorded."""
         return self._queue.track
 
     @track.setter
@@ -84,19 +85,19 @@ class Channel:
 
     @property
     def progressed(self) -> float:
-        """When an operation ended last (time.perf_counter)."""
+        """The time when the last operation ended (time.perf_counter)."""
         return self._queue.progressed
 
     def submit(self, operation: Operation, at_once: bool = False) -> None:
-        """Queue an operation and return at once (collective, in any order).
+        """Submit an operation without waiting for it (collective, in any order).
 
         Args:
-            operation: what to do.
-            at_once: start it now, instead of gathering operations for a moment.
+            operation: operation to run.
+            at_once: whether to start now, instead of waiting a moment for more operations.
 
         Raises:
-            ValueError: an operation of that name is under way.
-            HvdtrainError: the channel is closed, or about to be.
+            ValueError: an operation of this name is pending.
+            HvdtrainError: the channel is closed or closing.
         """
         alone = self._queue.add(operation)
         if self.has_thread:
@@ -106,24 +107,24 @@ class Channel:
             self.wait(operation)
 
     def run(self, operation: Operation) -> Any:
-        """Queue an operation and return its result (collective)."""
+        """Submit an operation and return its result (collective, blocking)."""
         operation.waiters = 1
         self._queue.add(operation)
         self._drive_or_wait(operation)
         return operation.outcome()
 
     def wait(self, operation: Operation) -> Any:
-        """Block until a submitted operation is done; return its result or raise its error."""
+        """Wait for a submitted operation; return its result or raise its error (collective)."""
         with self._queue.waiting(operation):
             self._drive_or_wait(operation)
         return operation.outcome()
 
     def waiting(self, operation: Operation) -> Waiting:
-        """Let members know that this one's program is blocked in an operation (local)."""
+        """Return a context in which this rank counts as blocked in an operation (local)."""
         return self._queue.waiting(operation)
 
     def poll(self, operation: Operation) -> bool:
-        """Return whether an operation is done; without a thread of the channel's this waits."""
+        """Return whether an operation is done; wait for it if the channel has no thread."""
         if not self.has_thread:
             self.wait(operation)
         elif not operation.done:
@@ -132,49 +133,55 @@ class Channel:
         return operation.done
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Take part in rounds although nothing is submitted, until `unlisten` (local).
+        """Take part in rounds even if nothing is pending, until `unlisten` (local).
 
         Args:
-            listener: called, now and then, while another member is blocked in an operation that
-                this one has not submitted.
+            listener: function that is called repeatedly while another member is blocked in an
+                operation that this one has not submitted.
         """
         self._queue.listen(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        """Take back what `listen` was called for (local)."""
+        """Remove a listener that was added with `listen` (local)."""
         self._queue.unlisten(listener)
 
     def count(self, what: str) -> int:
-        """Return how often this was called for `what`, since all members joined last (local)."""
+        """Increment and return a counter, which restarts when all members have joined (local)."""
         with self._counting:
             self._counts[what] += 1
             return self._counts[what]
 
     def counted(self, what: str) -> int:
-        """Return how often `count` was called for it (local)."""
+        """Return a counter without incrementing it (local)."""
         return self._counts[what]
 
     def name(self, operation: str, name: str | None) -> str:
-        """Return the name of an operation; one without a name is numbered (local)."""
+        """Return the name of an operation, numbered if it has none (local).
+
+        Args:
+            operation: kind of operation, e.g. "allreduce".
+            name: name given by the user, if any.
+        """
         return str(name) if name else f"{UNNAMED}{self.count(operation)}"
 
     def pending(self) -> list[tuple[Request, float | None]]:
-        """Return the operations under way, each with `awaited_since` (local)."""
+        """Return the pending requests, each with its operation's `awaited_since` (local)."""
         return [(o.request, o.awaited_since()) for o in self._queue.operations()]
 
     def leave(self) -> Operation:
-        """Submit the wish to leave, unless that is pending or fulfilled (collective).
+        """Submit a request to leave, unless one is pending or done (collective).
 
-        What is pending on all members runs first; what is not fails when all have left.
+        Operations that are pending on all members run first; others fail when all have left.
         """
         if self._left is None or self._left.failed:
             self._left = self._mark(LEAVE)
         return self._left
 
     def join(self) -> Operation:
-        """Submit the wish to take part with zeros until all members have joined (collective).
+        """Submit a request to contribute zeros until all members have joined (collective).
 
-        What this rank has submitted before still runs. The result is the rank that joined last.
+        Operations that this rank has submitted before still run. The result is the rank that
+        joined last.
         """
         self.communicator.take_device()
         return self._mark(JOIN)
@@ -186,26 +193,26 @@ class Channel:
             operation.abandon()
         return marker
 
-    def before_closing(self, give_back: Callable[[], None]) -> None:
-        """Have close() call this before it gives the communicator back (local).
+    def before_closing(self, release: Callable[[], None]) -> None:
+        """Register a function for close() to call before it closes the communicator (local).
 
         Args:
-            give_back: collective over the members, or over some, in one order on all of them.
+            release: function that is collective over members, called in the same order on each.
         """
-        self._closers.append(give_back)
+        self._closers.append(release)
 
     def close(self) -> None:
-        """End the thread, fail what is pending, and give the communicator back (collective).
+        """End the thread, fail pending operations, and close the communicator (collective).
 
-        What runs now is run to its end before.
+        A running operation is completed first.
         """
         actions = self._queue.close()
         if self._thread is not None:
             self._thread.join()
         with self._driving:
             self._queue.fail(actions)
-            for give_back in self._closers:
-                give_back()
+            for release in self._closers:
+                release()
             self.communicator.close()
 
     @in_default_arithmetic
@@ -220,7 +227,7 @@ class Channel:
                     raise
                 finally:
                     self._driving.release()
-                    self._queue.pass_on()
+                    self._queue.wake_drivers()
             else:
                 self._queue.wait(operation, lambda: not self._driving.locked())
         if not operation.done:
@@ -238,10 +245,10 @@ class Channel:
                         self._driver.round()
                 except Exception as error:
                     self._give_up(error)
-            self._queue.pass_on()
+            self._queue.wake_drivers()
 
     def _give_up(self, error: BaseException) -> None:
-        """Close for good: a rank cannot take back that it has entered a round."""
+        """Close the channel after an error: a rank cannot withdraw from a round."""
         subject = self._driver.subject
         if isinstance(error, Exception):
             error.add_note(f"This happened in {subject}.")

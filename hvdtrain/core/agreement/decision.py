@@ -1,4 +1,4 @@
-"""What all members do after they have told one another what they ask for. Pure."""
+"""The decision of a round, computed from the requests of all members (pure)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
+from hvdtrain.topology import format_ranks
 
 __all__ = ["Decision", "Ending", "Report", "decide"]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one member tells the others.
+    """The requests of one member, as it reports them to the others.
 
     Attributes:
-        requests: all that are under way there, in the order of submission.
-        awaited: the keys of those that a thread of its program waits for now.
-        joined_seconds: how long ago it joined, if it has.
+        requests: pending requests, in the order of submission.
+        awaited: keys of the requests for which its program is waiting.
+        joined_seconds: time since it joined, if it has.
     """
 
     requests: tuple[Request, ...] = ()
@@ -27,12 +28,12 @@ class Report:
 
     @property
     def blocked(self) -> bool:
-        """Whether its program can do nothing else until others come; a joined one's need not."""
+        """Whether its program waits for other members; never true for one that has joined."""
         return bool(self.awaited) and JOIN not in self.requests
 
 
 class Ending(Enum):
-    """What ends for all members, after what is run and failed."""
+    """The state that ends for all members after a round."""
 
     NONE = "none"
     JOIN = "join"
@@ -41,14 +42,15 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What all members do; the same on each of them.
+    """The actions of a round, the same on all members.
 
     Attributes:
         run: requests to run now, in this order.
-        mismatched: for the keys of requests that differ between members the reason.
-        unmet: for the keys of requests that not all members came to, before all left, the reason.
-        deserted: why all that is under way is hopeless, or "".
-        ending: what ends for all.
+        mismatched: reasons why requests fail because they differ between members, by key.
+        unmet: reasons why requests fail because all members leave without some having submitted
+            them, by key.
+        deserted: reason why all pending requests fail because members have left, or "".
+        ending: the state that ends for all members.
         joined: members that have joined.
     """
 
@@ -61,15 +63,16 @@ class Decision:
 
 
 def decide(reports: Sequence[Report], ranks: Sequence[int]) -> Decision:
-    """Choose what to run from the requests of every member.
+    """Decide which requests to run and which to fail.
 
-    A request runs when every member that has not joined has submitted it; the order is that of
-    the first such member. Requests of one name that differ fail, those included that a member
-    submitted before it joined. Once all members have joined, or all leave, nothing stays pending.
+    A request runs when all members that have not joined have submitted it, in the order of the
+    first of these members. Requests of the same name that differ fail, including those that a
+    member submitted before it joined. Nothing stays pending once all members have joined or all
+    leave.
 
     Args:
-        reports: of each member.
-        ranks: the members' numbers in the world, for messages.
+        reports: reports of all members.
+        ranks: ranks of the members in the world, for messages.
     """
     view = _View(reports, ranks)
     run: list[Request] = []
@@ -111,7 +114,7 @@ class _View:
         return frozenset(m for m, theirs in enumerate(self._by_key) if request.key in theirs)
 
     def candidates(self) -> Iterator[tuple[int, Request]]:
-        """Return what may run: what the first active member has, or what any has if none is."""
+        """Yield the requests that may run: those of the first active member, or else of all."""
         members = self.active[:1] or range(len(self._reports))
         seen = {JOIN.key, LEAVE.key}
         for member in members:
@@ -121,12 +124,17 @@ class _View:
                     yield member, request
 
     def is_everywhere(self, request: Request) -> bool:
-        """Return whether all members have this very request, which is nearly always so."""
-        # Texts that are equal are unpacked to one object.
+        """Return whether all members have submitted an equal request, the usual case."""
+        # Equal texts are unpacked to the same object.
         return all(theirs.get(request.key) is request for theirs in self._by_key)
 
     def counterparts(self, request: Request, owner: int) -> dict[int, Request] | None:
-        """Return what the members submitted for `request`; None while one has yet to come."""
+        """Return what each member submitted for a request; None if a member has not yet.
+
+        Args:
+            request: request of `owner`.
+            owner: member that submitted it.
+        """
         sent: dict[int, Request] = {}
         ours = self._by_key[owner]
         for member, theirs in enumerate(self._by_key):
@@ -138,7 +146,12 @@ class _View:
         return sent
 
     def objection(self, request: Request, sent: Mapping[int, Request]) -> str:
-        """Return why a request that no member keeps waiting cannot run, or ""."""
+        """Return why a request that all members have submitted cannot run, or "".
+
+        Args:
+            request: request of one member.
+            sent: requests of the members, as `counterparts` returns them.
+        """
         if any(other != request for other in sent.values()):
             texts = "; ".join(
                 f"{self._names(m for m, other in sent.items() if other == kind)} sent {kind}"
@@ -154,7 +167,7 @@ class _View:
         return ""
 
     def unmet(self, settled: set[str]) -> dict[str, str]:
-        """Return why requests do not run that are left when all members leave."""
+        """Return why requests that are still pending when all members leave do not run."""
         keys = dict.fromkeys(key for theirs in self._by_key for key in theirs)
         return {
             key: f"{self._names(m for m, theirs in enumerate(self._by_key) if key not in theirs)} "
@@ -164,7 +177,7 @@ class _View:
         }
 
     def deserted(self, left: frozenset[int]) -> str:
-        """Return why members wait in vain for others that leave, or ""."""
+        """Return why members wait for others that have left, or ""."""
         hopeless = {
             request.subject
             for member, report in enumerate(self._reports)
@@ -187,14 +200,13 @@ class _View:
         )
 
     def _names(self, members: Iterable[int]) -> str:
-        numbers = sorted(self._ranks[member] for member in members)
-        return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        return format_ranks(self._ranks[member] for member in members)
 
 
 def _counterpart(
     request: Request, theirs: Mapping[str, Request], ours: Mapping[str, Request]
 ) -> Request | None:
-    """Find what a member submitted for `request`, be it another operation of that name."""
+    """Return what a member submitted for `request`, possibly another operation of that name."""
     same = theirs.get(request.key)
     if same is not None or not request.name:
         return same

@@ -1,4 +1,4 @@
-"""Takes part in rounds: does, with a communicator, what the life of a channel asks for."""
+"""The driver of a channel: performs the actions of its state machine on a communicator."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.events import (
     Action,
+    BackOff,
     EndJoin,
     Event,
-    Exchange,
+    ExchangeReports,
     Fail,
     FailAll,
     Leave,
     Left,
     Notify,
-    Rest,
-    Run,
-    Told,
+    ReportsExchanged,
+    RunRequests,
     Vote,
     Voted,
 )
@@ -42,20 +42,20 @@ __all__ = ["Driver"]
 
 _logger = logging.getLogger("hvdtrain")
 
-# The room for operations that are done together.
+# Size of the memory in which small operations are run as a batch.
 _BATCH_BYTES = 4 << 20
 
 
 class Driver:
-    """Enters the primitives of one communicator, from one thread at a time.
+    """Calls the primitives of a communicator, from one thread at a time.
 
     Args:
-        communicator: of the members.
-        queue: what is pending on this rank.
-        ranks: the members' numbers in the world.
-        title: names the rank in messages.
-        answer: makes the operation with which a joined rank answers a request.
-        joined: called when all members have joined.
+        communicator: communicator of the members.
+        queue: pending operations of this rank.
+        ranks: ranks of the members in the world.
+        title: prefix of messages, which names this rank.
+        answer: function that returns the operation with which a joined rank answers a request.
+        joined: function that is called when all members have joined.
     """
 
     def __init__(
@@ -70,29 +70,29 @@ class Driver:
         self._communicator, self._queue = communicator, queue
         self._ranks, self._title = tuple(ranks), title
         self._answer, self._joined = answer, joined
-        self._own: dict[str, Operation] = {}  # what this rank has told the others of
+        self._own: dict[str, Operation] = {}  # those that this rank has reported to the others
         self._doing: Sequence[Operation] = ()
         self._memory: Buffer | None = None
         self._handlers: dict[type[Action], Callable[[Any], Event | None]] = {
             Vote: self._vote,
-            Exchange: self._exchange,
-            Run: self._run,
+            ExchangeReports: self._exchange,
+            RunRequests: self._run,
             Fail: lambda action: self._fail(action.reasons, MismatchError),
             Leave: self._leave,
             FailAll: self._fail_all,
             EndJoin: self._end_join,
             Notify: self._notify,
-            Rest: self._rest,
+            BackOff: self._back_off,
         }
 
     @property
     def subject(self) -> str:
-        """The operations that were last about to be done, the first three of them."""
+        """The first three of the operations that were run or proposed last, for messages."""
         subjects = [operation.request.subject for operation in self._doing[:3]]
         return ", ".join(subjects) or "a vote"
 
     def round(self) -> None:
-        """Take part in one round and do what comes out of it."""
+        """Take part in one round and perform its actions (collective)."""
         self._doing, actions = self._queue.begin_round()
         self._own = {operation.request.key: operation for operation in self._doing}
         if self._doing and (track := self._queue.track) is not None:
@@ -123,24 +123,24 @@ class Driver:
         for listener in list(self._queue.listeners):
             listener()
 
-    def _rest(self, _: Rest) -> None:
-        self._queue.rest()
+    def _back_off(self, _: BackOff) -> None:
+        self._queue.back_off()
 
-    def _exchange(self, _: Exchange) -> Told:
+    def _exchange(self, _: ExchangeReports) -> ReportsExchanged:
         operations, own = self._queue.report()
         self._own = {operation.request.key: operation for operation in operations}
         packed = tuple(request.packed for request in own.requests)
-        told = exchange(self._communicator, [(packed, own.awaited, own.joined_seconds)])
+        gathered = exchange(self._communicator, [(packed, own.awaited, own.joined_seconds)])
         if (track := self._queue.track) is not None:
             track.agreed()
         reports = [
             Report(tuple(map(unpacked, requests)), awaited, joined_seconds)
-            for ((requests, awaited, joined_seconds),) in told
+            for ((requests, awaited, joined_seconds),) in gathered
         ]
-        return Told(tuple(reports), self._ranks, own)
+        return ReportsExchanged(tuple(reports), self._ranks, own)
 
     def _fail(self, reasons: Mapping[str, str], error: type[HvdtrainError]) -> None:
-        self._queue.rested()
+        self._queue.reset_back_off()
         for key, reason in reasons.items():
             if (operation := self._own.get(key)) is not None:
                 self._end_with(operation, reason, error)
@@ -154,14 +154,14 @@ class Driver:
 
     def _end_with(self, operation: Operation, reason: str, error: type[HvdtrainError]) -> None:
         message = f"{self._title} {operation.request.subject}: {reason}"
-        # A program that leaves or joins need not ask for it any more.
+        # A program that leaves or joins may never ask for its result.
         if not operation.waiters and (LEAVE.key in self._own or JOIN.key in self._own):
             _logger.warning(message)
         self._queue.end(operation, error(message))
 
-    def _run(self, action: Run) -> None:
-        """Run what all members have; operations of one batch key that follow it, together."""
-        self._queue.rested()
+    def _run(self, action: RunRequests) -> None:
+        """Run operations of all members; successive ones with equal batch keys as a batch."""
+        self._queue.reset_back_off()
         own, answer = self._own, self._answer
         operations = [own.get(request.key) or answer(request) for request in action.requests]
         if len(operations) == 1:
@@ -178,7 +178,7 @@ class Driver:
     def _run_batch(self, operations: Sequence[Operation]) -> None:
         self._began(operations)
         for operation in operations:
-            operation.streams.settle(operation.mark)  # their memory is the host's
+            operation.streams.settle(operation.mark)  # batches are in host memory
         if self._memory is None:
             self._memory = Buffer.of(self._communicator.empty(_BATCH_BYTES))
         first, *others = operations
@@ -192,7 +192,7 @@ class Driver:
             result = operation.run(self._communicator)
         except AgreedError as error:
             self._queue.end(operation, error.error)
-        # Refused by the engine of every member alike.
+        # The engines of all members refuse it.
         except (SystemLimitError, UnsupportedError) as error:
             self._queue.end(operation, error)
         else:

@@ -1,4 +1,4 @@
-"""What happens on a channel, and what is to be done for it: the words of its state machine."""
+"""The states, events and actions of a channel's state machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from hvdtrain.core.agreement.request import Request
 
 __all__ = [
     "Action",
+    "BackOff",
+    "ChannelState",
     "Closed",
     "EndJoin",
     "Event",
-    "Exchange",
+    "ExchangeReports",
     "Fail",
     "FailAll",
     "Failed",
@@ -23,19 +25,17 @@ __all__ = [
     "Notify",
     "Phase",
     "Refuse",
-    "Rest",
+    "ReportsExchanged",
     "RoundBegan",
-    "Run",
-    "State",
+    "RunRequests",
     "Submitted",
-    "Told",
     "Vote",
     "Voted",
 ]
 
 
 class Phase(Enum):
-    """Where a channel is in its life."""
+    """The phase of a channel's lifecycle."""
 
     OPEN = auto()
     JOINING = auto()
@@ -44,14 +44,14 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class State:
-    """What one rank knows of its channel.
+class ChannelState:
+    """The state of a channel on one rank.
 
     Attributes:
-        size: how many members there are.
-        phase: where the channel is in its life.
-        reason: why it is closed.
-        joined: members that had joined at the last exchange.
+        size: number of members.
+        phase: phase of the lifecycle.
+        reason: reason why the channel is closed.
+        joined: members that had joined at the last exchange of reports.
     """
 
     size: int
@@ -62,14 +62,14 @@ class State:
 
 @dataclass(frozen=True)
 class Submitted:
-    """The program asks for something."""
+    """The program has submitted a request."""
 
     request: Request
 
 
 @dataclass(frozen=True)
 class RoundBegan:
-    """There may be something to do: these requests are pending, or somebody listens."""
+    """A round begins, because requests are pending or there is a listener."""
 
     pending: tuple[Request, ...]
     listening: bool
@@ -77,20 +77,20 @@ class RoundBegan:
 
 @dataclass(frozen=True)
 class Voted:
-    """Of the requests that this rank proposed, these are the same on all members."""
+    """A vote has ended: `agreed` are those of the proposed requests that all members proposed."""
 
     proposed: tuple[Request, ...]
     agreed: tuple[Request, ...]
 
 
 @dataclass(frozen=True)
-class Told:
-    """Every member has said what is pending there.
+class ReportsExchanged:
+    """The members have exchanged their reports.
 
     Attributes:
-        reports: of each member.
-        ranks: their numbers in the world.
-        own: this rank's report.
+        reports: reports of all members.
+        ranks: ranks of the members in the world.
+        own: report of this rank.
     """
 
     reports: tuple[Report, ...]
@@ -100,86 +100,97 @@ class Told:
 
 @dataclass(frozen=True)
 class Left:
-    """All that was to be done before all members left is done."""
+    """All members have left, and all actions before that are done."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """An engine call failed, or was interrupted: other members may be inside it for ever."""
+    """An engine call failed or was interrupted: other members may be blocked in it for ever."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Closed:
-    """The channel is given back."""
+    """The program closes the channel."""
 
 
-Event = Submitted | RoundBegan | Voted | Told | Left | Failed | Closed
+Event = Submitted | RoundBegan | Voted | ReportsExchanged | Left | Failed | Closed
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Do not take what was submitted."""
+    """Refuse the request that was submitted."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Vote:
-    """Find out with all members which of these requests are the same."""
+    """Vote with all members on which of these requests they have in common."""
 
     requests: tuple[Request, ...]
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """Tell all members what is pending here."""
+class ExchangeReports:
+    """Exchange reports of the pending requests with all members."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """Run these with all members, in this order; with zeros what is not pending here."""
+class RunRequests:
+    """Run requests in this order, contributing zeros to those that are not pending here."""
 
     requests: tuple[Request, ...]
 
 
 @dataclass(frozen=True)
 class Fail:
-    """Fail the requests with these keys, where they are pending here."""
+    """Fail the requests with these keys that are pending here."""
 
     reasons: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Leave:
-    """Fail what is still pending, with the reasons for these keys: all members have left."""
+    """Leave, and fail the requests with these keys: all members leave."""
 
     unmet: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class FailAll:
-    """Fail all that is pending, which other ranks are to blame for."""
+    """Fail all pending requests."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class EndJoin:
-    """All members have joined; `last` is the rank that came last."""
+    """End the join, because all members have joined; `last` is the rank that joined last."""
 
     last: int
 
 
 @dataclass(frozen=True)
 class Notify:
-    """Tell who listens that another member is blocked."""
+    """Notify the listeners that another member is blocked."""
 
 
 @dataclass(frozen=True)
-class Rest:
-    """Nothing could be done: wait for news, or for some time."""
+class BackOff:
+    """Wait for a new request or for some time, because no request could run."""
 
 
-Action = Refuse | Vote | Exchange | Run | Fail | Leave | FailAll | EndJoin | Notify | Rest
+Action = (
+    Refuse
+    | Vote
+    | ExchangeReports
+    | RunRequests
+    | Fail
+    | Leave
+    | FailAll
+    | EndJoin
+    | Notify
+    | BackOff
+)

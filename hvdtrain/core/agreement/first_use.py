@@ -1,4 +1,4 @@
-"""What ranks settle together when it is first used, from whatever thread that is."""
+"""Agreements that ranks make once, on first use, whichever thread comes first."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ T = TypeVar("T")
 
 
 class FirstUse:
-    """Settles each key once per channel.
+    """Values on which the ranks of a channel agree once, by key.
 
-    One thread of a rank settles a key while others that need it wait. Ranks whose threads arrive in
-    different orders cannot block one another if all operations of an agreement are named after its
-    key alone, since whichever thread runs them on a rank, they meet on the channel by name.
+    One thread of a rank makes an agreement while the others that need it wait. Ranks whose threads
+    arrive in different orders cannot block one another if the names of all operations of an
+    agreement depend only on its key, because operations are matched by name whichever thread
+    submits them.
     """
 
     def __init__(self) -> None:
@@ -29,14 +30,15 @@ class FirstUse:
         )
 
     def settle(self, channel: Channel, key: Hashable, agree: Callable[[], T]) -> T:
-        """Return what a key stands for (collective the first time).
+        """Return the value of a key, calling `agree` on first use (collective then).
 
         Args:
-            channel: of the ranks that agree.
-            key: equal on all ranks.
-            agree: settles it (collective over the channel), in operations named after the key. What
-                it raises must be raised on all ranks; then nothing is settled, and each thread that
-                waited tries for itself, so that all ranks try equally often.
+            channel: channel of the ranks that agree.
+            key: key of the value, equal on all ranks.
+            agree: function that returns the value (collective over the channel), using operations
+                named after the key. If it raises, it must raise on all ranks; then nothing is
+                settled, and each waiting thread calls it again, so that all ranks call it
+                equally often.
         """
         with self._guard:
             agreements = self._agreements.setdefault(channel, {})
@@ -49,7 +51,12 @@ class FirstUse:
         return value
 
     def find(self, channel: Channel, key: Hashable) -> Any:
-        """Return what a key stands for, or None while it is not settled (local)."""
+        """Return the value of a key, or None if it is not settled (local).
+
+        Args:
+            channel: channel of the ranks that agree.
+            key: key of the value.
+        """
         with self._guard:
             agreement = self._agreements.get(channel, {}).get(key)
         return None if agreement is None else agreement.value

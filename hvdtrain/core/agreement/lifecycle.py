@@ -1,12 +1,12 @@
-"""The life of a channel on one rank: what follows from each event. Pure.
+"""The state machine of a channel on one rank (pure).
 
     OPEN ------- join submitted ------> JOINING --- all members have joined ---> OPEN
     OPEN, JOINING --- leave submitted -> LEAVING --- all members leave --------> CLOSED
-    LEAVING, JOINING --- others wait in vain: all that is pending fails -------> OPEN
+    LEAVING, JOINING --- others wait for members that left: all requests fail -> OPEN
     any --- an engine call fails, or close() ----------------------------------> CLOSED
 
-Every member goes through the same primitives, because what it does in a round follows from votes
-and reports that are the same on all of them. CLOSED is final: no round begins, nothing is taken.
+All members call the same primitives, because the actions of a round follow from votes and reports
+that are the same on all of them. CLOSED is final: no round begins, and no request is accepted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from dataclasses import replace
 from hvdtrain.core.agreement.decision import Ending, Report, decide
 from hvdtrain.core.agreement.events import (
     Action,
+    BackOff,
+    ChannelState,
     EndJoin,
     Event,
-    Exchange,
+    ExchangeReports,
     Fail,
     FailAll,
     Failed,
@@ -27,12 +29,10 @@ from hvdtrain.core.agreement.events import (
     Notify,
     Phase,
     Refuse,
-    Rest,
+    ReportsExchanged,
     RoundBegan,
-    Run,
-    State,
+    RunRequests,
     Submitted,
-    Told,
     Vote,
     Voted,
 )
@@ -41,10 +41,15 @@ from hvdtrain.core.agreement.request import JOIN, LEAVE, LISTEN, Request
 __all__ = ["transition"]
 
 
-def transition(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
-    """Return the next state, and what is to be done, in this order.
+def transition(state: ChannelState, event: Event) -> tuple[ChannelState, tuple[Action, ...]]:
+    """Return the next state and the actions to perform, in order.
 
-    When it is done, Vote leads to Voted, Exchange to Told, and Leave to Left.
+    Some actions lead to an event: Vote to Voted, ExchangeReports to ReportsExchanged, and Leave
+    to Left.
+
+    Args:
+        state: present state.
+        event: event that has happened.
     """
     if isinstance(event, Submitted):
         return _submitted(state, event.request)
@@ -55,7 +60,7 @@ def transition(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
         return state, (Vote(requests),) if requests else ()
     if isinstance(event, Voted):
         return state, _voted(state, event)
-    if isinstance(event, Told):
+    if isinstance(event, ReportsExchanged):
         return _told(state, event)
     if isinstance(event, Left):
         return replace(state, phase=Phase.CLOSED), ()
@@ -63,7 +68,7 @@ def transition(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
     return replace(state, phase=Phase.CLOSED, reason=reason), (FailAll(reason),)
 
 
-def _submitted(state: State, request: Request) -> tuple[State, tuple[Action, ...]]:
+def _submitted(state: ChannelState, request: Request) -> tuple[ChannelState, tuple[Action, ...]]:
     if state.phase is Phase.LEAVING or state.phase is Phase.CLOSED:
         return state, (Refuse(state.reason),)
     if request is LEAVE:
@@ -73,51 +78,51 @@ def _submitted(state: State, request: Request) -> tuple[State, tuple[Action, ...
     return state, ()
 
 
-def _voted(state: State, event: Voted) -> tuple[Action, ...]:
+def _voted(state: ChannelState, event: Voted) -> tuple[Action, ...]:
     agreed = event.agreed
     if not agreed:
-        return (Exchange(),)
+        return (ExchangeReports(),)
     if agreed[0] is LISTEN:
-        return (Rest(),)
+        return (BackOff(),)
     if state.phase is Phase.OPEN:  # neither JOIN nor LEAVE is pending
-        return (Run(agreed),)
+        return (RunRequests(agreed),)
     if JOIN in agreed:
-        return (Exchange(),)
+        return (ExchangeReports(),)
     if LEAVE not in agreed:
-        return (Run(agreed),)
-    # Whatever the order of a vote, it is the last: nothing is taken after it.
-    return (Run(tuple(request for request in agreed if request != LEAVE)), Leave({}))
+        return (RunRequests(agreed),)
+    # LEAVE is the last request whatever the order of the vote: none is accepted after it.
+    return (RunRequests(tuple(request for request in agreed if request != LEAVE)), Leave({}))
 
 
-def _told(state: State, event: Told) -> tuple[State, tuple[Action, ...]]:
+def _told(state: ChannelState, event: ReportsExchanged) -> tuple[ChannelState, tuple[Action, ...]]:
     decision = decide(event.reports, event.ranks)
     if decision.deserted:
         return _without_marker(state, event.own), (FailAll(decision.deserted),)
     actions: list[Action] = []
-    # What all have submitted runs now, and the next round shows who is blocked still.
+    # Requests of all members run now, and the next round shows which members are still blocked.
     if not decision.run and any(report.blocked for report in event.reports):
         actions.append(Notify())
     if decision.mismatched:
         actions.append(Fail(decision.mismatched))
     if decision.run:
-        actions.append(Run(decision.run))
+        actions.append(RunRequests(decision.run))
     if decision.ending is Ending.LEAVE:
         return state, (*actions, Leave(decision.unmet))
     if decision.ending is Ending.JOIN:
         last = event.ranks[_last_to_join(state, event.reports)]
         phase = Phase.OPEN if state.phase is Phase.JOINING else state.phase
-        return State(state.size, phase), (*actions, EndJoin(last))
+        return ChannelState(state.size, phase), (*actions, EndJoin(last))
     if not (decision.run or decision.mismatched):
-        actions.append(Rest())
+        actions.append(BackOff())
     return replace(state, joined=decision.joined), tuple(actions)
 
 
-def _without_marker(state: State, own: Report) -> State:
-    """Return what holds when all that this rank reported is over; it may have gone on since."""
+def _without_marker(state: ChannelState, own: Report) -> ChannelState:
+    """Return the state after all reported requests have failed; there may be newer ones."""
     marker = LEAVE if state.phase is Phase.LEAVING else JOIN
-    return State(state.size, Phase.OPEN if marker in own.requests else state.phase)
+    return ChannelState(state.size, Phase.OPEN if marker in own.requests else state.phase)
 
 
-def _last_to_join(state: State, reports: tuple[Report, ...]) -> int:
+def _last_to_join(state: ChannelState, reports: tuple[Report, ...]) -> int:
     late = [member for member in range(state.size) if member not in state.joined]
     return min(late or range(state.size), key=lambda member: reports[member].joined_seconds)

@@ -1,4 +1,4 @@
-"""What a channel reports while it works, to a timeline for example."""
+"""The interface through which a channel reports its progress, e.g. to a timeline."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ __all__ = ["ChannelObserver"]
 
 
 class ChannelObserver(Protocol):
-    """Receives the events of one channel, in the thread in which they happen."""
+    """An observer of one channel, called in the thread in which the events happen."""
 
     def submitted(self, operation: Operation) -> None:
-        """Note that this rank has submitted an operation."""
+        """Record that this rank has submitted an operation."""
 
     def proposed(self, operation: Operation) -> None:
-        """Note that an operation takes part in a round."""
+        """Record that an operation is proposed in a round."""
 
     def agreed(self) -> None:
-        """Note that a round has ended, and all ranks have agreed on what to run."""
+        """Record that all ranks have agreed on the operations of a round."""
 
     def began(self, operation: Operation) -> None:
-        """Note that an operation starts to run."""
+        """Record that an operation starts to run."""
 
     def ended(self, operation: Operation, error: BaseException | None = None) -> None:
-        """Note that an operation has ended, with an error if it failed."""
+        """Record that an operation has ended.
+
+        Args:
+            operation: operation that has ended.
+            error: error with which it failed; None if it succeeded.
+        """

@@ -1,4 +1,4 @@
-"""What the members of a channel do together, and how it ends."""
+"""Operations of a channel: what its members run together, and the outcome."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hvdtrain.streams import HOST, Mark, Streams
 
 __all__ = ["AgreedError", "BucketTimes", "Marker", "Operation"]
 
-# A program that goes on asking whether an operation is done, waits for it as one that blocks.
+# A program that has polled an operation for this long counts as waiting for it.
 _POLL_SECONDS = 1.0
 
 
 class AgreedError(Exception):
-    """What `Operation.execute` raises for an error that all members meet alike.
+    """An error in `Operation.execute` that all members raise alike.
 
-    Any other error may be one member's alone, and then the others are still inside the engine.
+    Any other error may concern one member only, while the others are still inside the engine.
 
     Args:
-        error: how the operation ends.
+        error: error with which the operation ends.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -34,9 +34,9 @@ class AgreedError(Exception):
 
 
 class BucketTimes(NamedTuple):
-    """When a bucket of an optimizer step got where, in seconds of this rank's clock.
+    """Timestamps of a bucket of an optimizer step, in seconds of this rank's clock.
 
-    `free` is when the channel turned to it, `filled` when its last gradient was there.
+    `free` is when the channel was ready for it, and `filled` when its last gradient was.
     """
 
     number: int
@@ -48,16 +48,16 @@ class BucketTimes(NamedTuple):
 
 
 class Operation(ABC):
-    """Something that all members of a channel do together.
+    """An operation that all members of a channel run together.
 
     Attributes:
-        request: what the members agree on.
-        done: whether it has ended on this rank, well or badly.
-        submitted: when it was (time.perf_counter).
-        waiters: how many threads of this rank's program are blocked in it.
-        streams: the order of work on the device of its buffers.
-        mark: what it comes after there.
-        finished: what comes after it there, when it is done.
+        request: description of the operation on which the members agree.
+        done: whether it has ended on this rank, with or without an error.
+        submitted: time of its submission (time.perf_counter).
+        waiters: number of threads of this rank's program that are blocked in it.
+        streams: streams of the device of its buffers.
+        mark: mark on the streams after which it runs.
+        finished: mark on the streams after it, once it is done.
     """
 
     request: Request
@@ -75,51 +75,60 @@ class Operation(ABC):
         self._error: BaseException | None = None
 
     def end(self, result: Any, error: BaseException | None) -> None:
-        """Note how it ended."""
+        """Set the outcome.
+
+        Args:
+            result: result of the operation.
+            error: error with which it failed; None if it succeeded.
+        """
         self._result, self._error = result, error
         self.done = True
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended with an error."""
+        """Whether the operation has ended with an error."""
         return self._error is not None
 
     def outcome(self) -> Any:
-        """Return the result of an operation that is done, or raise its error."""
+        """Return the result of an operation that is done (local).
+
+        Raises:
+            BaseException: the error with which the operation failed.
+        """
         if self._error is not None:
             raise self._error
         return self._result
 
     @property
     def nbytes(self) -> int:
-        """How many bytes this rank contributes."""
+        """The number of bytes that this rank contributes."""
         return sum(buffer.nbytes for buffer in self._buffers)
 
     def awaited_since(self) -> float | None:
-        """Return since when it waits for other ranks only; None while for this rank's program."""
+        """Return since when it has been waiting for other ranks; None while it needs this rank."""
         return self.submitted
 
     def note_poll(self) -> None:
-        """Note that this rank's program has asked whether it is done."""
+        """Record that this rank's program has polled the operation."""
         now = time.perf_counter()
         if now - self._polled >= _POLL_SECONDS:
             self._polls_since = now
         self._polled = now
 
     def is_awaited(self, now: float) -> bool:
-        """Return whether this rank's program waits for it (`now` is time.perf_counter())."""
+        """Return whether this rank's program waits for it, at `now` (time.perf_counter)."""
         polls = now - self._polled < _POLL_SECONDS
         return self.waiters > 0 or (polls and now - self._polls_since >= _POLL_SECONDS)
 
-    def abandon(self) -> None:  # noqa: B027  # most operations wait for nobody
-        """Learn that this rank's program will do nothing more for it."""
+    def abandon(self) -> None:  # noqa: B027  # most operations need nothing from the program
+        """Complete it without this rank's program, which will do nothing more for it (local)."""
 
     def buckets(self) -> Sequence[BucketTimes]:
-        """Return when the buckets were reduced that it consists of, if any."""
+        """Return the timestamps of its buckets that have been reduced, if it has any."""
         return ()
 
     def run(self, communicator: Communicator) -> Any:
-        """Do it in the order of its device's streams; see `execute`."""
+        """Execute it in the order of its device's streams (collective); see `execute`."""
         if self.streams is HOST:
             return self.execute(communicator)
         work = partial(self.execute, communicator)
@@ -128,14 +137,14 @@ class Operation(ABC):
 
     @abstractmethod
     def execute(self, communicator: Communicator) -> Any:
-        """Do it, when all members are known to have arrived; return the result.
+        """Run the operation and return its result (collective; all members have agreed on it).
 
         Raises:
-            AgreedError: all members meet this error, and none is left inside the engine.
+            AgreedError: an error that all members raise, so that none is left inside the engine.
         """
 
     def batch_key(self) -> Hashable:
-        """Return what operations share that `execute_batch` does together; None for none."""
+        """Return a key that is equal for operations that can run as one batch; None for none."""
         return None
 
     def execute_batch(
@@ -144,12 +153,21 @@ class Operation(ABC):
         communicator: Communicator,
         memory: Buffer,
     ) -> None:
-        """Do it together with others, by way of `memory` (bytes that the engine has handed out)."""
+        """Run the operation and others of equal `batch_key` as one (collective).
+
+        Args:
+            others: operations that follow this one.
+            communicator: communicator of the members.
+            memory: bytes, allocated by the engine, to pack the operations' buffers into.
+
+        Raises:
+            NotImplementedError: `batch_key` of this operation is always None.
+        """
         raise NotImplementedError
 
 
 class Marker(Operation):
-    """A request without data: that this rank leaves, has joined, or is at some point."""
+    """A request without data: this rank leaves, has joined, or has reached some point."""
 
     def __init__(self, request: Request) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The operations that are under way on one rank, for the threads that submit, wait and drive."""
+"""The pending operations of one rank, shared by threads that submit, wait and drive."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.events import (
     Action,
+    ChannelState,
     Closed,
     Event,
     FailAll,
@@ -17,7 +18,6 @@ from hvdtrain.core.agreement.events import (
     Phase,
     Refuse,
     RoundBegan,
-    State,
     Submitted,
 )
 from hvdtrain.core.agreement.lifecycle import transition
@@ -28,18 +28,18 @@ from hvdtrain.errors import HvdtrainError
 
 __all__ = ["Queue", "Waiting"]
 
-# Operations that nobody waits for gather as long as more come within so short a time, to be done
-# together. A thread that submits many is also slower beside one that is already at work.
+# Operations that no thread waits for are collected, to be run as a batch, as long as more are
+# submitted within this time. A thread that submits many is also slower while another one works.
 _GATHER_SECONDS = 300e-6
 _LONGEST_GATHER_SECONDS = 3e-3
 
-# How long to wait for news after an exchange in which no request was submitted by all.
-_FIRST_PAUSE_SECONDS = 200e-6
-_LONGEST_PAUSE_SECONDS = 10e-3
+# How long to wait after an exchange of reports in which no request was common to all members.
+_FIRST_BACK_OFF_SECONDS = 200e-6
+_LONGEST_BACK_OFF_SECONDS = 10e-3
 
 
 class Waiting:
-    """Counts a thread among those that wait for an operation, for a `with` block."""
+    """A context manager that counts a thread among those that wait for an operation."""
 
     __slots__ = ("_lock", "_operation")
 
@@ -56,16 +56,16 @@ class Waiting:
 
 
 class Queue:
-    """What is pending, who waits for it, and the state of the channel's life.
+    """The pending operations of a channel, the threads that wait for them, and its state.
 
     Args:
-        size: how many members the channel has.
-        title: names the rank in messages.
+        size: number of members of the channel.
+        title: prefix of messages, which names this rank.
 
     Attributes:
-        track: notes what happens while a timeline is recorded; None otherwise.
-        listeners: called while another member is blocked.
-        progressed: when an operation ended last (time.perf_counter).
+        track: observer while a timeline is recorded; None otherwise.
+        listeners: functions to call while another member is blocked.
+        progressed: time when the last operation ended (time.perf_counter).
     """
 
     def __init__(self, size: int, title: str) -> None:
@@ -73,23 +73,23 @@ class Queue:
         self.listeners: list[Callable[[], None]] = []
         self.progressed = 0.0
         self._title = title
-        self._state = State(size)
+        self._state = ChannelState(size)
         self._operations: dict[str, Operation] = {}
         self._lock = threading.Lock()
-        self._news = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)
         self._submitted = 0
-        self._seen = 0  # how many submissions the driver had seen in its last round
-        self._resting = False
-        self._rest_seconds = _FIRST_PAUSE_SECONDS
-        self._hurry = False  # somebody waits, or will not submit more
+        self._seen = 0  # number of submissions before the driver's last round
+        self._backing_off = False
+        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
+        self._hurry = False  # a thread waits, or will not submit more
 
     def __len__(self) -> int:
         return len(self._operations)
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is taken any more."""
+        """Whether the channel is closed, so that no operation is accepted."""
         return self._state.phase is Phase.CLOSED
 
     @property
@@ -98,11 +98,11 @@ class Queue:
         return not self.closed and bool(self._operations or self.listeners)
 
     def add(self, operation: Operation) -> bool:
-        """Take an operation; return whether nothing else is pending.
+        """Add an operation; return whether it is the only pending one.
 
         Raises:
-            HvdtrainError: the channel takes nothing any more.
-            ValueError: an operation of that name is under way.
+            HvdtrainError: the channel is closed or closing.
+            ValueError: an operation of this name is pending.
         """
         request = operation.request
         with self._lock:
@@ -120,25 +120,25 @@ class Queue:
             if (track := self.track) is not None:
                 track.submitted(operation)
             self._submitted += 1
-            if self._resting:
-                self._news.notify_all()
+            if self._backing_off:
+                self._changed.notify_all()
             return len(self._operations) == 1
 
     def apply(self, event: Event) -> tuple[Action, ...]:
-        """Bring the state further (driver, or close()); return what is to be done."""
+        """Apply an event to the state (driver, or close()); return the actions to perform."""
         with self._lock:
             self._state, actions = transition(self._state, event)
             if self.closed:
-                self._news.notify_all()
+                self._changed.notify_all()
         return actions
 
     def operations(self) -> list[Operation]:
-        """Return what is pending, in the order of submission."""
+        """Return the pending operations, in the order of submission."""
         with self._lock:
             return list(self._operations.values())
 
     def begin_round(self) -> tuple[list[Operation], tuple[Action, ...]]:
-        """Return what is pending, and what is to be done; later submissions are news (driver)."""
+        """Begin a round (driver); return the pending operations and the actions to perform."""
         with self._lock:
             self._seen = self._submitted
             pending = list(self._operations.values())
@@ -148,7 +148,7 @@ class Queue:
         return pending, actions
 
     def report(self) -> tuple[list[Operation], Report]:
-        """Return what is pending, and what other members are to know of it (driver)."""
+        """Return the pending operations, and the report of them for other members (driver)."""
         now = time.perf_counter()
         with self._lock:
             self._seen = self._submitted
@@ -163,12 +163,18 @@ class Queue:
     def end(
         self, operation: Operation, error: BaseException | None = None, result: Any = None
     ) -> None:
-        """Note how an operation ended, and wake who waits for it."""
+        """Set the outcome of an operation, and wake the threads that wait for it.
+
+        Args:
+            operation: operation that has ended.
+            error: error with which it failed; None if it succeeded.
+            result: result of the operation.
+        """
         if (track := self.track) is not None:
             track.ended(operation, error)
         with self._lock:
             key = operation.request.key
-            # What answers for this rank has the key of what it may have submitted meanwhile.
+            # A joined rank's answer has the key of an operation that it may have submitted since.
             if self._operations.get(key) is operation:
                 del self._operations[key]
             operation.end(result, error)
@@ -177,20 +183,20 @@ class Queue:
                 self._ended.notify_all()
 
     def give_up(self, error: BaseException) -> None:
-        """Take nothing any more, and fail what is pending: an engine call failed or was cut off."""
+        """Close the queue and fail all operations: an engine call failed or was interrupted."""
         self.apply(Failed(f"an earlier operation failed: {error}"))
         for operation in self.operations():
             self.end(operation, error)
 
     def close(self) -> tuple[Action, ...]:
-        """Take nothing more, and miss no bucket in what runs; return what `fail` does after it."""
+        """Close the queue and let running operations complete; return the actions for `fail`."""
         actions = self.apply(Closed())
         for operation in self.operations():
             operation.abandon()
         return actions
 
     def fail(self, actions: tuple[Action, ...]) -> None:
-        """Fail what is pending, if the channel was closed before it could run."""
+        """Fail the operations that were pending when the channel was closed."""
         for action in actions:
             if isinstance(action, FailAll):
                 for operation in self.operations():
@@ -198,62 +204,67 @@ class Queue:
                     self.end(operation, HvdtrainError(f"{self._title} {subject}: {action.reason}"))
 
     def wait(self, operation: Operation, may_drive: Callable[[], bool]) -> None:
-        """Block until another thread has ended an operation, or none drives any more."""
+        """Block until an operation has ended, or until this thread may drive.
+
+        Args:
+            operation: operation that another thread runs.
+            may_drive: function that returns whether no thread drives the channel.
+        """
         with self._lock:
             self._ended.wait_for(lambda: operation.done or may_drive())
 
-    def pass_on(self) -> None:
-        """Wake those who may drive now (local)."""
+    def wake_drivers(self) -> None:
+        """Wake the threads that may drive the channel now (local)."""
         if self._operations:
             with self._lock:
-                self._news.notify_all()
+                self._changed.notify_all()
                 self._ended.notify_all()
 
     def waiting(self, operation: Operation) -> Waiting:
-        """Let members know that a thread of this one's program waits for an operation."""
+        """Return a context in which a thread of the program counts as waiting for an operation."""
         return Waiting(operation, self._lock)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Add one who is called while another member is blocked."""
+        """Add a function to call while another member is blocked."""
         with self._lock:
             self.listeners.append(listener)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        """Take it away again."""
+        """Remove a listener."""
         with self._lock:
             if listener in self.listeners:
                 self.listeners.remove(listener)
 
     def wake(self, hurry: bool = False) -> None:
-        """Have the thread look for something to do; in a hurry it gathers no more."""
+        """Wake the channel's thread; in a hurry it does not wait for more operations."""
         with self._lock:
             self._hurry |= hurry
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def wait_for_work(self) -> bool:
-        """Block until there is something to do, and more has gathered; return False when closed."""
+        """Block until operations are pending; return False if the channel is closed."""
         with self._lock:
-            self._news.wait_for(lambda: self.closed or self.busy)
+            self._changed.wait_for(lambda: self.closed or self.busy)
             seen, until = 0, time.perf_counter() + _LONGEST_GATHER_SECONDS
             while self._submitted != seen and time.perf_counter() < until:
                 seen = self._submitted
-                if self._news.wait_for(lambda: self._hurry or self.closed, _GATHER_SECONDS):
+                if self._changed.wait_for(lambda: self._hurry or self.closed, _GATHER_SECONDS):
                     break
             self._hurry = False
             return not self.closed
 
-    def rest(self) -> None:
-        """Wait for a submission of our own, or long enough for others to have had news (driver)."""
+    def back_off(self) -> None:
+        """Wait for a submission on this rank, or for others to submit meanwhile (driver)."""
         with self._lock:
-            self._resting = True
-            fresh = self._news.wait_for(
-                lambda: self.closed or self._submitted > self._seen, self._rest_seconds
+            self._backing_off = True
+            arrived = self._changed.wait_for(
+                lambda: self.closed or self._submitted > self._seen, self._back_off_seconds
             )
-            self._resting = False
-        longer = min(2 * self._rest_seconds, _LONGEST_PAUSE_SECONDS)
-        self._rest_seconds = _FIRST_PAUSE_SECONDS if fresh else longer
+            self._backing_off = False
+        longer = min(2 * self._back_off_seconds, _LONGEST_BACK_OFF_SECONDS)
+        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS if arrived else longer
 
-    def rested(self) -> None:
-        """Begin with short rests again: something could be done (driver)."""
-        self._rest_seconds = _FIRST_PAUSE_SECONDS
+    def reset_back_off(self) -> None:
+        """Begin with short waits again, because operations could be run (driver)."""
+        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS

@@ -1,4 +1,4 @@
-"""What a rank wants to do next."""
+"""Requests: the descriptions of operations on which ranks agree."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ __all__ = ["JOIN", "LEAVE", "LISTEN", "UNNAMED", "Request", "Zeros", "ballot", "
 
 @dataclass(frozen=True)
 class Zeros:
-    """What a joined rank needs to take part in a reduction with zeros.
+    """The parameters with which a joined rank takes part in a reduction, contributing zeros.
 
     Attributes:
         buffers: number and type of the elements of each buffer.
-        op: the reduction.
-        prescale: factor before it, by which ranks know what they reduce together.
-        postscale: factor after it, which a joined rank applies to others' copies, too.
-        devices: for each buffer the type of its device, as "cuda"; none: all in host memory.
+        op: reduction.
+        prescale: factor before the reduction, which must be equal for operations of one batch.
+        postscale: factor after the reduction, which a joined rank has to apply as well, because it
+            also writes other ranks' copies.
+        devices: type of each buffer's device, e.g. "cuda"; empty if all are in host memory.
     """
 
     buffers: tuple[tuple[int, DType], ...]
@@ -34,13 +35,13 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Request:
-    """An operation as ranks tell it to one another; equal where they must do the same.
+    """The description of an operation, which must be equal on all ranks.
 
     Attributes:
-        operation: what to do.
-        name: of the user's; "" where there can be but one such request at a time.
-        details: named properties that must be equal on all ranks (type, shape, root rank, ...).
-        zeros: how a joined rank takes part; None where it cannot.
+        operation: kind of operation, e.g. "allreduce".
+        name: name of the operation; "" if there can be only one such request at a time.
+        details: named properties that must be equal on all ranks (dtype, shape, root rank, ...).
+        zeros: parameters for a joined rank; None if a joined rank cannot take part.
     """
 
     operation: str
@@ -50,12 +51,12 @@ class Request:
 
     @cached_property
     def key(self) -> str:
-        """By what ranks find one another's requests."""
+        """The key by which requests of different ranks are matched."""
         return f"{self.operation}.{self.name}"
 
     @property
     def subject(self) -> str:
-        """The operation and its name."""
+        """The operation and its name, for messages."""
         named = self.name and not self.name.startswith(UNNAMED)
         return f"{self.operation} {self.name!r}" if named else self.operation
 
@@ -65,18 +66,18 @@ class Request:
 
     @cached_property
     def packed(self) -> bytes:
-        """Itself for other ranks."""
+        """The pickled request, for other ranks."""
         return pickle.dumps((self.operation, self.name, self.details, self.zeros))
 
     @cached_property
     def ballot(self) -> bytes:
-        """16 bytes, a hash and its complement, that are equal exactly for equal requests."""
+        """A hash of the request and the complement of the hash, 16 bytes in all."""
         fields = [self.operation, self.name, *(text for pair in self.details for text in pair)]
         return _with_complement("\0".join(fields).encode())
 
 
 def ballot(ballots: Sequence[bytes]) -> bytes:
-    """Return 16 bytes for a list of requests' ballots, as if it were one request."""
+    """Return the ballot of a list of requests: a hash of their ballots, and its complement."""
     return ballots[0] if len(ballots) == 1 else _with_complement(b"".join(ballots))
 
 
@@ -85,20 +86,20 @@ def _with_complement(content: bytes) -> bytes:
     return hashed + hashed.translate(_COMPLEMENT)
 
 
-# A training loop asks for the same things again and again.
+# A training loop submits the same requests again and again.
 @lru_cache(maxsize=4096)
 def unpacked(text: bytes) -> Request:
-    """Return what another rank has packed."""
+    """Return the request that another rank has packed."""
     return Request(*pickle.loads(text))
 
 
 _COMPLEMENT = bytes(reversed(range(256)))
 
-# How the names begin that operations get for want of one.
+# The prefix of names given to operations without one.
 UNNAMED = "noname."
 
 JOIN = Request("join")
 LEAVE = Request("leave the job")
 
-# Nothing, of a member that wants to know whether others wait for it; never exchanged.
+# The vote of a member that has no request, but listens for blocked members; never reported.
 LISTEN = Request("listen")

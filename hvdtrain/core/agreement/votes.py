@@ -1,8 +1,8 @@
-"""How members find out whether they ask for the same, and tell one another what they ask for.
+"""The vote of a round, and the exchange of objects if it fails.
 
-Nearly always they do agree. In a round three small hashes go out from every member in a
-non-blocking MIN/MAX all-reduce: of its next request, of all its requests, and of all of them
-sorted. Only when all differ are the full requests exchanged.
+Members nearly always have the same requests. In each round a non-blocking MAX all-reduce compares
+three small hashes of every member: of its next request, of all its requests, and of all its
+requests sorted. Full requests are exchanged only if all three differ.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ T = TypeVar("T")
 
 
 def unanimous(communicator: Communicator, requests: Sequence[Request]) -> list[int]:
-    """Block until every member has a next request; return which are the same (collective).
+    """Wait until every member votes, and find the requests in common (collective).
 
     Args:
-        communicator: of the members.
-        requests: this member's, at least one, in the order of submission.
+        communicator: communicator of the members.
+        requests: requests of this member, at least one, in the order of submission.
 
     Returns:
-        Positions in `requests`, for the same requests on all members. All of them where all
-        members have these and no other, in the order of submission if that is the same; the
-        first where only that is the same; else none.
+        Positions in `requests` of requests that all members have, in an order that is the same
+        for all: all positions if all members have the same set of requests, the first if only
+        the first request is equal, otherwise none.
     """
     ballots = [request.ballot for request in requests]
     head, whole, ordered = ballots[0], ballot(ballots), sorted(ballots)
     own = head + whole + ballot(ordered)
     votes = np.frombuffer(bytearray(own), np.uint64)
     communicator.start_max(votes).wait()
-    # Of a hash and of its complement the maximum is one's own only if nobody's differs.
+    # The maxima of hash and complement are both a member's own only if all hashes are equal.
     size, highest = len(head), votes.tobytes()
     if highest[size : 2 * size] == whole:
         return list(range(len(requests)))
@@ -49,7 +49,12 @@ def unanimous(communicator: Communicator, requests: Sequence[Request]) -> list[i
 
 
 def exchange(communicator: Communicator, items: Sequence[T]) -> list[list[T]]:
-    """Return the items of every member, by rank (collective; all members are there)."""
+    """Return the items of every member, by rank (collective, blocking).
+
+    Args:
+        communicator: communicator of the members, all of which call this now.
+        items: picklable objects of this member.
+    """
     own = np.frombuffer(pickle.dumps(list(items)), np.uint8).copy()
     sizes = np.empty(communicator.size, np.int64)
     size = np.array([own.size])

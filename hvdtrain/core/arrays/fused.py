@@ -14,10 +14,10 @@ from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.arrays.fused_plan import FusedPlan, FusedSettings
 from hvdtrain.core.arrays.memory import wire_type
+from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import ParameterSpec, first_difference
 from hvdtrain.core.objects import allgather_object, broadcast_object
-from hvdtrain.core.planning import agree_on_bucket_size
 from hvdtrain.errors import MismatchError
 from hvdtrain.types import DType
 

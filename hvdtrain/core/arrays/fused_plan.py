@@ -12,14 +12,13 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.arrays.memory import ALIGNMENT_BYTES, MemoryPool, empty
-from hvdtrain.core.collectives.memory import WantedMemory
-from hvdtrain.core.gradients.allreduce import Allreduce
+from hvdtrain.core.collectives.memory import AllocateIfWanted
+from hvdtrain.core.gradients.allreduce import AllreduceExchange
+from hvdtrain.core.gradients.communicators import Communicators, open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.memory import cut, memory_bytes
-from hvdtrain.core.gradients.open_wires import open_wires
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.gradients.wires import Wires
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.types import ReduceOp
 
@@ -68,13 +67,13 @@ class FusedPlan:
         aligned = [spec.nbytes % ALIGNMENT_BYTES == 0 for spec in specs]
         order = sorted(range(len(specs)), key=aligned.__getitem__)[::-1]
         self._plan = make_plan(specs, bucket_bytes, bucket_bytes, settings.groups, order)
-        self._exchange = settings.exchange or Allreduce(settings.op, settings.predivide)
+        self._exchange = settings.exchange or AllreduceExchange(settings.op, settings.predivide)
         self._exchange.prepare(self._plan)
         self._steps = 0
         self._nbytes = memory_bytes(self._plan).get("cpu", 0)
         self._memory_key = f"plan {self._plan.digest}, {self._exchange.spec}"
         channel = settings.process_set.channel()
-        self._wires = _wires(channel, self._exchange)
+        self._communicators = _communicators(channel, self._exchange)
         known: MemoryPool | None = context.current().first_use.find(channel, self._memory_key)
         self._pool = known or MemoryPool(empty([self._nbytes], np.uint8))
 
@@ -96,7 +95,9 @@ class FusedPlan:
         granted = []
 
         def allocate() -> MemoryPool | None:
-            memory = channel.run(WantedMemory(self._nbytes, f"for {self._memory_key}", wanted()))
+            memory = channel.run(
+                AllocateIfWanted(self._nbytes, f"for {self._memory_key}", wanted())
+            )
             granted.append(memory is not None)
             return None if memory is None else MemoryPool(np.asarray(memory))
 
@@ -121,7 +122,13 @@ class FusedPlan:
         buffers = cut(self._plan.buckets, {"cpu": self._pool.allocate()})
         here = context.current()
         reducer = Reducer(
-            here, channel, self._plan, buffers, self._exchange, name, wires=self._wires
+            here,
+            channel,
+            self._plan,
+            buffers,
+            self._exchange,
+            name,
+            communicators=self._communicators,
         )
         reducer.weight, reducer.steps = weight, self._steps
         if channel.has_thread:  # reduces the first bucket while this one fills the second
@@ -156,12 +163,15 @@ class FusedPlan:
         return results
 
 
-def _wires(channel: Channel, exchange: Exchange) -> Wires | None:
-    """Return the communicators of an exchange, the same for all plans (first call collective)."""
+def _communicators(channel: Channel, exchange: Exchange) -> Communicators | None:
+    """Return the communicators of an exchange, shared by all plans (collective on first use)."""
     here = context.current()
-    if not exchange.apart:
+    if not exchange.hierarchical:
         return None
-    wires: Wires = here.first_use.settle(
-        channel, "wires", lambda: open_wires(channel, exchange, here.topology.node, "wires")
+    name = "communicators"
+    communicators: Communicators = here.first_use.settle(
+        channel,
+        name,
+        lambda: open_communicators(channel, exchange.spec, here.topology.node, name),
     )
-    return wires
+    return communicators

@@ -1,1 +1,1 @@
-"""The gradient step: how gradients are cut into buckets, filled, exchanged and handed back."""
+"""The gradient step: bucket plans, and the exchange of gradients bucket by bucket."""

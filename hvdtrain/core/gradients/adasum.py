@@ -1,4 +1,4 @@
-"""Adasum as an exchange: ranks step on their own gradients, and their steps are combined."""
+"""Adasum as an exchange: ranks update with their own gradients, and the updates are combined."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from hvdtrain.arrays import Array, copy
 from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.collectives.adasum import adasum
-from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket, Kind
-from hvdtrain.core.gradients.plan import Plan
-from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, StepInfo
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["Adasum"]
+__all__ = ["AdasumExchange"]
 
 _TYPES = (DType.FLOAT32, DType.FLOAT64)
 
 
-class Adasum(Exchange):
-    """w = w0 + adasum_r(w_r - w0), for each parameter, with the weights w0 before the step."""
+class AdasumExchange(Exchange):
+    """Adasum of the ranks' updates: w = w0 + adasum_r(w_r - w0), for each parameter.
+
+    w0 are the weights before the step, and w_r those of rank r after it.
+    """
 
     spec = "adasum"
     exactness = (
@@ -31,7 +34,7 @@ class Adasum(Exchange):
     def __init__(self) -> None:
         self._starts: dict[int, Array] = {}
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: BucketPlan) -> None:
         for spec in plan.specs:
             if spec.dtype not in _TYPES:
                 raise ValueError(
@@ -41,12 +44,12 @@ class Adasum(Exchange):
     def begin(self, bucket: FilledBucket) -> None:
         self._starts |= {part.index: copy(part.array) for part in bucket.parts}
 
-    def reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
-        # A rank that has joined has no parts: the steps of the others are combined without it.
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        # A rank that has joined has no parts: the updates of the others are combined without it.
         for part in bucket.parts:
             part.array[...] = part.array - self._starts[part.index]
         parts = [(part.start, part.count) for part in bucket.parts]
-        adasum(wires.whole, bucket.buffer, parts=parts)
+        adasum(communicators.all_ranks, bucket.buffer, parts=parts)
         for part in bucket.parts:
             part.array[...] = part.array + self._starts[part.index]
 

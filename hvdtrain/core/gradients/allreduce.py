@@ -1,27 +1,27 @@
-"""The plain exchange: the average or the sum of all ranks' gradients."""
+"""The default exchange: the average or the sum of all ranks' gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from hvdtrain.core.agreement.request import Zeros
-from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket
-from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["Allreduce"]
+__all__ = ["AllreduceExchange"]
 
 
-class Allreduce(Exchange):
+class AllreduceExchange(Exchange):
     """The average g = sum_r(c_r g_r) / sum_r(c_r) with the ranks' weights c_r, or the sum.
 
     Args:
-        op: AVERAGE or SUM.
-        predivide: gradients are divided by it before the sum, and the sum multiplied by it.
+        op: reduction, AVERAGE or SUM.
+        predivide: divisor of gradients before the sum, by which the sum is multiplied again.
     """
 
     exactness = "The exact sum or average, but for the rounding of sums."
-    halves = True
+    half_types = True
 
     def __init__(self, op: ReduceOp = ReduceOp.AVERAGE, predivide: float = 1.0) -> None:
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -30,15 +30,15 @@ class Allreduce(Exchange):
         self.spec = f"allreduce:op={op.value},predivide={float(predivide)!r}"
 
     @classmethod
-    def answering(cls, zeros: Zeros) -> Allreduce:
-        """Make that of a rank that has joined, from what zeros() said on another rank."""
+    def answering(cls, zeros: Zeros) -> AllreduceExchange:
+        """Return the exchange of a joined rank, from the result of zeros() on another rank."""
         return cls(zeros.op, zeros.postscale)
 
-    def reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         prescale, postscale = 1.0 / self._predivide, self._predivide
         if self._op is ReduceOp.AVERAGE:
-            prescale, postscale = facts.weigh(prescale), postscale / facts.size
-        wires.whole.allreduce(bucket.buffer, ReduceOp.SUM, prescale, postscale)
+            prescale, postscale = info.weigh(prescale), postscale / info.size
+        communicators.all_ranks.allreduce(bucket.buffer, ReduceOp.SUM, prescale, postscale)
 
     def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros:
         return Zeros(tuple(kinds), self._op, postscale=self._predivide)

@@ -1,22 +1,37 @@
-"""How large buckets are: so large that latency is a small part of what one takes. Pure."""
+"""Bucket size: large enough that latency is a small part of an all-reduce."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from hvdtrain.buffer import Buffer
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["AllreduceCost", "BucketSize", "choose_bucket_size", "fit_cost", "size_text"]
+__all__ = [
+    "AllreduceCost",
+    "BucketSize",
+    "MeasureAllreduce",
+    "choose_bucket_size",
+    "fit_cost",
+    "size_text",
+]
 
-# Smaller ones than the first bucket would gain nothing; larger ones leave nothing to overlap.
+# Buckets smaller than the first one have no advantage; larger ones leave too little to overlap.
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
 _LATENCY_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class AllreduceCost:
-    """What an all-reduce takes: latency_seconds + bytes / bytes_per_second."""
+    """The cost model of an all-reduce: latency_seconds + bytes / bytes_per_second."""
 
     latency_seconds: float
     bytes_per_second: float
@@ -24,11 +39,11 @@ class AllreduceCost:
 
 @dataclass(frozen=True)
 class BucketSize:
-    """The limit of a bucket, and why.
+    """The maximum size of a bucket.
 
     Attributes:
-        nbytes: of gradients.
-        reason: for people.
+        nbytes: size of its gradients in bytes.
+        reason: explanation of the size, for log messages.
     """
 
     nbytes: int
@@ -36,16 +51,16 @@ class BucketSize:
 
 
 def fit_cost(points: Sequence[tuple[int, float]]) -> AllreduceCost:
-    """Fit latency and bandwidth to measured all-reduces.
+    """Return latency and bandwidth, fitted to measured all-reduces.
 
-    The smallest size gives the latency; the bandwidth is the least-squares slope of the others
-    above it, so the largest ones count most, as they do in a step.
+    The smallest size gives the latency. The bandwidth is the least-squares slope of the other
+    sizes relative to it, so that the largest ones weigh most, as they do in a step.
 
     Args:
-        points: bytes and seconds; at least two sizes.
+        points: pairs of bytes and seconds, of at least two sizes.
 
     Raises:
-        ValueError: there are fewer sizes, or time does not grow with size.
+        ValueError: there are fewer sizes, or time does not increase with size.
     """
     (_, start), *larger = sorted(points)
     products = sum(nbytes * (seconds - start) for nbytes, seconds in larger)
@@ -59,11 +74,12 @@ def choose_bucket_size(points: Sequence[tuple[int, float]]) -> BucketSize:
 
         latency / (latency + bytes / bandwidth) = 0.05
 
-    It is the next power of two, so that noise in the measurement seldom changes it from run to
-    run.
+    The size is rounded up to a power of two, so that noise in the measurement seldom changes it
+    from run to run.
 
     Args:
-        points: as for `fit_cost`; where that finds no cost it is the default.
+        points: pairs of bytes and seconds, as for `fit_cost`; the default size is returned if they
+            allow no fit.
     """
     try:
         cost = fit_cost(points)
@@ -79,8 +95,67 @@ def choose_bucket_size(points: Sequence[tuple[int, float]]) -> BucketSize:
 
 
 def size_text(nbytes: int) -> str:
-    """Return a size for people."""
+    """Return a size in readable form, e.g. "25 MiB"."""
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.4g} {name}"
     return f"{nbytes} bytes"
+
+
+_SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20, 4 << 20)
+_CALLS = 10
+_BUDGET_SECONDS = 0.05
+
+
+class MeasureAllreduce(Operation):
+    """Measure all-reduces in the engine's memory, for about 50 ms at most.
+
+    The result, equal on all members, is a list of sizes in bytes and the times of the slowest
+    member in seconds. Over a slow network only the smaller sizes are measured, but at least two.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.request = Request("measuring all-reduces")
+
+    def execute(self, communicator: Communicator) -> list[tuple[int, float]]:
+        # A communicator releases its memory only when it is closed.
+        own = communicator.split(range(communicator.size))
+        assert own is not None  # every member is in it
+        points = _measure(own)
+        own.close()
+        return points
+
+
+def _measure(communicator: Communicator) -> list[tuple[int, float]]:
+    memory = communicator.empty(_SIZES_BYTES[-1])
+    whole = Buffer.of(memory).view(DType.FLOAT32)
+    whole.zero()
+    points: list[tuple[int, float]] = []
+    spent = 0.0
+    for nbytes in _SIZES_BYTES:
+        if len(points) > 1:
+            last_bytes, last_seconds = points[-1]
+            if spent + _CALLS * last_seconds * nbytes / last_bytes > _BUDGET_SECONDS:
+                break
+        part = whole.slice(0, nbytes // whole.dtype.itemsize)
+        shortest, together = _time_calls(communicator, part)
+        points.append((nbytes, shortest))
+        spent += together
+    return points
+
+
+def _time_calls(communicator: Communicator, buffer: Buffer) -> list[float]:
+    """Return the times of the shortest call and of all calls, each on the slowest member.
+
+    The shortest call is the one that other programs on the machine disturb least.
+    """
+    times = []
+    for _ in range(_CALLS):
+        began = time.perf_counter()
+        communicator.allreduce(buffer, ReduceOp.SUM)
+        times.append(time.perf_counter() - began)
+    slowest = np.array([min(times), sum(times)])
+    communicator.allreduce(Buffer.from_array(slowest), ReduceOp.MAX)
+    seconds: list[float] = slowest.tolist()
+    return seconds

@@ -1,4 +1,4 @@
-"""What is done with a filled bucket: the interface of every way in which ranks exchange."""
+"""The exchange interface: how ranks combine their filled buckets."""
 
 from __future__ import annotations
 
@@ -12,33 +12,41 @@ from hvdtrain.arrays import Array, HostArray, elements_of, strided
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.core.agreement.request import Zeros
-from hvdtrain.core.gradients.plan import Bucket, ParameterSpec, Plan
-from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec
 from hvdtrain.types import DType
 
-__all__ = ["Exchange", "ExchangeState", "Facts", "FilledBucket", "Kind", "Part", "Piece"]
+__all__ = [
+    "Exchange",
+    "ExchangeState",
+    "FilledBucket",
+    "Kind",
+    "ParameterSlice",
+    "ParameterView",
+    "StepInfo",
+]
 
 
 class Kind(Enum):
-    """What buckets hold."""
+    """The contents of buckets."""
 
     GRADIENTS = "gradients"
     WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a rank knows of a step.
+class StepInfo:
+    """Information about a step.
 
     Attributes:
-        step: how many steps the program has ended before.
-        size: how many ranks take part.
-        rate: the learning rate, where the adapter knows it; only for an exchange with `uses_rate`.
-        weight: what this rank counts in the average; 0 of one that has joined.
-        total: the sum of all ranks' weights.
-        weighted: whether a rank was given a weight; else the plain average is meant.
-        finite: whether all ranks' elements are finite, once all buckets are known; only for an
-            exchange with `checks_finite`.
+        step: number of steps that the program has completed before.
+        size: number of ranks that take part.
+        rate: learning rate, if the adapter knows it; only for an exchange with `uses_rate`.
+        weight: weight of this rank in the average; 0 if it has joined.
+        total: sum of the weights of all ranks.
+        weighted: whether any rank was given a weight; otherwise the plain average is used.
+        finite: whether the elements of all ranks are finite, known at the end of the step; only
+            for an exchange with `checks_finite`.
     """
 
     step: int
@@ -50,7 +58,7 @@ class Facts:
     finite: bool = True
 
     def weigh(self, factor: float = 1.0) -> float:
-        """Return `factor` times what this rank's elements count.
+        """Return `factor` times the weight of this rank's elements.
 
         With these factors, the sum over the ranks divided by `size` is the average.
 
@@ -68,14 +76,14 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One parameter's elements.
+class ParameterView:
+    """A parameter's elements in a bucket.
 
     Attributes:
-        index: the parameter's in the plan.
+        index: index of the parameter in the plan.
         start: its first element in the bucket.
-        count: how many elements it has.
-        array: a view of them in the parameter's shape.
+        count: number of its elements.
+        array: view of the elements in the shape of the parameter.
     """
 
     index: int
@@ -85,14 +93,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Elements of one parameter, as they lie one behind the other.
+class ParameterSlice:
+    """Contiguous elements of one parameter.
 
     Attributes:
-        index: the parameter's in the plan.
-        first: the first of them among the parameter's elements.
-        count: how many the parameter has in all.
-        elements: a view of them, 1-d.
+        index: index of the parameter in the plan.
+        first: position of the first of them among the parameter's elements.
+        count: number of elements of the whole parameter.
+        elements: view of the elements, 1-d.
     """
 
     index: int
@@ -103,13 +111,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class FilledBucket:
-    """A bucket on its way, and whose elements lie where in it.
+    """A filled bucket and its layout.
 
     Attributes:
-        number: in the plan.
-        buffer: the whole bucket.
-        layout: which parameters it holds.
-        specs: the plan's parameters.
+        number: number of the bucket in the plan.
+        buffer: memory of the whole bucket.
+        layout: positions of the parameters in the bucket.
+        specs: parameters of the plan.
     """
 
     number: int
@@ -119,21 +127,26 @@ class FilledBucket:
 
     @cached_property
     def elements(self) -> Array:
-        """A view of all elements, 1-d."""
+        """View of all elements, 1-d."""
         return elements_of(self.buffer)
 
     @cached_property
-    def parts(self) -> list[Part]:
-        """Views of the bucket in its parameters' shapes."""
+    def parts(self) -> list[ParameterView]:
+        """Views of the parameters' elements, in the shapes of the parameters."""
         parts = []
         for index, start in zip(self.layout.parameters, self.layout.starts, strict=True):
             spec = self.specs[index]
             array = strided(self.elements, start, spec.count, spec.shape, spec.strides)
-            parts.append(Part(index, start, spec.count, array))
+            parts.append(ParameterView(index, start, spec.count, array))
         return parts
 
-    def pieces(self, elements: Array, start: int) -> list[Piece]:
-        """Cut elements that belong at `start` of the bucket where its parameters begin and end."""
+    def pieces(self, elements: Array, start: int) -> list[ParameterSlice]:
+        """Split a slice of the bucket at the bounds of its parameters.
+
+        Args:
+            elements: elements of the slice, 1-d.
+            start: position of the slice in the bucket.
+        """
         end = start + elements.shape[0]
         pieces = []
         for index, begin in zip(self.layout.parameters, self.layout.starts, strict=True):
@@ -141,17 +154,17 @@ class FilledBucket:
             low, high = max(start, begin), min(end, begin + count)
             if low < high:
                 view = elements[low - start : high - start]
-                pieces.append(Piece(index, low - begin, count, view))
+                pieces.append(ParameterSlice(index, low - begin, count, view))
         return pieces
 
 
 @dataclass(frozen=True)
 class ExchangeState:
-    """What an exchange keeps from step to step, in host memory, for a checkpoint.
+    """The state of an exchange, in host memory, for a checkpoint.
 
     Attributes:
-        shared: arrays by name that are equal on all ranks.
-        own: arrays by name that are this rank's alone.
+        shared: arrays that are equal on all ranks, by name.
+        own: arrays of this rank, by name.
     """
 
     shared: Mapping[str, HostArray] = field(default_factory=dict)
@@ -159,79 +172,86 @@ class ExchangeState:
 
 
 class Exchange(ABC):
-    """One way in which ranks make one thing of their buckets; one object per optimizer.
+    """An algorithm that combines the buckets of all ranks; one object per optimizer.
 
-    An algorithm sees a bucket either whole, or as views in its parameters' shapes, as numpy arrays
-    or torch tensors alike (see hvdtrain.arrays). What it keeps from step to step it keeps by
-    parameter: in which bucket one lies changes after the first step.
+    An algorithm accesses a bucket either as a whole, or as views in the shapes of its parameters,
+    as numpy arrays or torch tensors (see hvdtrain.arrays). It must keep its state by parameter,
+    because the assignment of parameters to buckets changes after the first step.
 
     Attributes:
-        spec: what ranks must agree on, e.g. "allreduce:op=average".
-        exactness: one sentence for people: how the result differs from the exact average.
-        kind: what buckets are filled with; weights are those after the inner optimizer's step.
-        whole_tensors: it works on parameters; else any cut into elements will do.
-        halves: it takes half types where the engine adds them; else their buckets are float32, and
-            in numpy's memory no element is the mere bits of a bfloat16.
-        apart: the ranks of a node are one to it: what it does concerns the network between nodes.
-            Else each rank counts as a node.
-        checks_finite: it wants to know, at the end of a step, whether all elements were finite.
-        uses_rate: it wants to know the learning rate.
+        spec: description on which ranks must agree, e.g. "allreduce:op=average".
+        exactness: one sentence for users: how the result differs from the exact average.
+        kind: contents of the buckets; weights are those after the inner optimizer's step.
+        whole_tensors: whether it needs whole parameters, instead of any range of elements.
+        half_types: whether it takes half types if the engine adds them; otherwise their buckets
+            are float32, and numpy arrays never hold the bits of a bfloat16.
+        hierarchical: whether it sums within a node first, and concerns only the network between
+            nodes; otherwise each rank counts as a node.
+        checks_finite: whether `end` needs to know if all elements were finite.
+        uses_rate: whether it needs the learning rate.
     """
 
     spec: str
     exactness: str
     kind: Kind = Kind.GRADIENTS
     whole_tensors: bool = False
-    halves: bool = False
-    apart: bool = False
+    half_types: bool = False
+    hierarchical: bool = False
     checks_finite: bool = False
     uses_rate: bool = False
 
-    def prepare(self, plan: Plan) -> None:  # noqa: B027  # most need nothing
-        """Learn of a plan, when it is made and whenever it changes (local).
+    def prepare(self, plan: BucketPlan) -> None:  # noqa: B027  # most need nothing
+        """Prepare for a plan, when it is made and whenever it changes (local).
 
         Raises:
             ValueError: it cannot exchange one of these parameters.
         """
 
-    def begin(self, bucket: FilledBucket) -> None:  # noqa: B027  # gradients have no beginning
-        """Learn the weights from which ranks part: at first, and after each exchange (local).
+    def begin(self, bucket: FilledBucket) -> None:  # noqa: B027  # only for weights
+        """Receive the weights that all ranks have in common (local).
 
-        For kind WEIGHTS; all buckets are shown. Copy what is to be kept.
+        Called with every bucket at first and after each exchange, if the kind is WEIGHTS. The
+        bucket is overwritten later, so copy what has to be kept.
         """
 
     def due(self, step: int) -> bool:
-        """Return whether weights are exchanged after this step (the first is 0); equal on all."""
+        """Return whether weights are exchanged after a step, counted from 0; equal on all ranks."""
         return True
 
     @abstractmethod
-    def reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         """Overwrite a bucket with the result, the same bits on all ranks (collective).
 
+        Args:
+            bucket: bucket of this rank, the next one of the plan.
+            info: information about the step.
+            communicators: communicators of the ranks.
+
         Raises:
-            AgreedError: all ranks meet this error here.
+            AgreedError: an error that all ranks raise here.
         """
 
-    def end(self, facts: Facts) -> None:  # noqa: B027  # most need nothing
-        """Learn that all buckets of a step are reduced (local)."""
+    def end(self, info: StepInfo) -> None:  # noqa: B027  # most need nothing
+        """End a step, after all of its buckets are reduced (local)."""
 
     def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros | None:
-        """Return how a joined rank takes part in a step; None where it cannot.
+        """Return the parameters with which a joined rank takes part; None if it cannot.
 
         Args:
-            kinds: for each bucket, and what follows them, number and type of the elements.
+            kinds: number and type of the elements of each bucket, and of the integers that are
+                summed after them.
         """
         return None
 
     def state(self) -> ExchangeState:
-        """Return copies of what it keeps from step to step (local)."""
+        """Return a copy of the state (local)."""
         return ExchangeState()
 
     def load(self, state: ExchangeState) -> None:
-        """Go on with what state() has returned, on the rank with this number (local).
+        """Restore a state that state() has returned on the rank of the same number (local).
 
         Raises:
-            ValueError: it belongs to another exchange.
+            ValueError: the state belongs to another exchange.
         """
         if state.shared or state.own:
             names = ", ".join(sorted({*state.shared, *state.own}))

@@ -1,4 +1,4 @@
-"""The memory of buckets."""
+"""Allocation of the memory of buckets."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.collectives.memory import Memory
-from hvdtrain.core.gradients.plan import Bucket, Plan
+from hvdtrain.core.collectives.memory import AllocateMemory
+from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 
 __all__ = ["bucket_memory", "cut", "memory_bytes"]
 
-# Buckets begin on lines of the cache, which two of them never share.
+# Buckets are aligned so that two of them never share a cache line.
 _ALIGNMENT_BYTES = 128
 
 
-def memory_bytes(plan: Plan) -> dict[str, int]:
-    """Return for each device of a plan how much memory all plans of its gradients need."""
+def memory_bytes(plan: BucketPlan) -> dict[str, int]:
+    """Return how many bytes any plan of the same gradients needs, by device."""
     sizes: Counter[str] = Counter()
     for spec in plan.specs:
         sizes[spec.device] += spec.nbytes + _ALIGNMENT_BYTES
@@ -25,28 +25,28 @@ def memory_bytes(plan: Plan) -> dict[str, int]:
 
 
 def bucket_memory(
-    channel: Channel, plan: Plan, name: str, places: Mapping[str, str]
+    channel: Channel, plan: BucketPlan, name: str, places: Mapping[str, str]
 ) -> dict[str, Elements]:
-    """Get memory that the engine reduces fastest, for each device of a plan (collective).
+    """Allocate memory that the engine reduces fastest, for each device of a plan (collective).
 
     Args:
-        channel: of the ranks.
-        plan: of the gradients.
-        name: of what the memory is for.
-        places: for each device of the plan where its buckets lie on this rank.
+        channel: channel of the ranks.
+        plan: plan of the gradients.
+        name: purpose of the memory, for messages.
+        places: device of the buckets on this rank, for each device of the plan.
     """
     return {
-        device: channel.run(Memory(nbytes, f"of {name} on {device}", places[device]))
+        device: channel.run(AllocateMemory(nbytes, f"of {name} on {device}", places[device]))
         for device, nbytes in sorted(memory_bytes(plan).items())
     }
 
 
 def cut(buckets: Sequence[Bucket], memory: Mapping[str, Elements]) -> list[Buffer]:
-    """Cut memory into buckets.
+    """Divide memory into buckets.
 
     Args:
-        buckets: in the order in which they lie.
-        memory: bytes, for each device of the plan.
+        buckets: buckets in the order of their memory.
+        memory: uint8 memory for each device of the plan.
     """
     whole = {device: Buffer.of(elements) for device, elements in memory.items()}
     buffers, ends = [], dict.fromkeys(memory, 0)

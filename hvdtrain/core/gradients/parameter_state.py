@@ -1,4 +1,4 @@
-"""What an exchange keeps of each parameter from step to step."""
+"""State that an exchange keeps for each parameter from step to step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["ParameterState"]
 
 
 class ParameterState:
-    """One array for each parameter, zeros at first, on the device of its bucket.
+    """One array for each parameter, initially zeros, on the device of its bucket.
 
-    What is put for a step counts from the end of the step on, and only if that was a good one.
+    Arrays that are put during a step take effect at the end of the step, and only if it is valid.
 
     Args:
-        name: of the quantity, in checkpoints.
+        name: name of the quantity in checkpoints.
     """
 
     def __init__(self, name: str) -> None:
@@ -25,28 +25,38 @@ class ParameterState:
         self._loaded: dict[int, HostArray] = {}
 
     def get(self, index: int, model: Array) -> Array:
-        """Return a parameter's array; one that is new has the shape, type and device of `model`."""
+        """Return the array of a parameter.
+
+        Args:
+            index: index of the parameter in the plan.
+            model: array with the shape, dtype and device of a new array.
+        """
         if index in self._loaded:
             self._arrays[index] = like(self._loaded.pop(index), model)
         return self._arrays.setdefault(index, zeros_like(model))
 
     def put(self, index: int, array: Array) -> None:
-        """Keep an array, which is the state's own from now on, when the step ends."""
+        """Replace the array of a parameter when the step ends.
+
+        Args:
+            index: index of the parameter in the plan.
+            array: new array, which must not be modified afterwards.
+        """
         self._new[index] = array
 
     def end(self, keep: bool = True) -> None:
-        """Let count what was put since the last end, or forget it."""
+        """Accept the arrays that were put during the step, or discard them."""
         if keep:
             self._arrays |= self._new
         self._new = {}
 
     def arrays(self) -> dict[str, HostArray]:
-        """Return copies by name, for a checkpoint."""
+        """Return copies of all arrays by name, for a checkpoint."""
         kept = self._loaded | {index: to_host(array) for index, array in self._arrays.items()}
         return {f"{self._name}.{index}": array for index, array in kept.items()}
 
     def load(self, arrays: Mapping[str, HostArray]) -> None:
-        """Take what arrays() has returned; arrays of other names are not this one's."""
+        """Restore arrays that arrays() has returned; those of other quantities are ignored."""
         self._arrays, self._new, self._loaded = {}, {}, {}
         for name, array in arrays.items():
             quantity, _, index = name.rpartition(".")

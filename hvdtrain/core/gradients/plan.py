@@ -1,4 +1,4 @@
-"""The bucket plan: which gradients are reduced together, and in which order. Pure."""
+"""The bucket plan: which gradients are reduced together, and in which order (pure)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,33 @@ from typing import Any
 
 from hvdtrain.types import DType
 
-__all__ = ["Bucket", "ParameterSpec", "Plan", "first_difference", "make_plan", "plan_of_layout"]
+__all__ = [
+    "STEP",
+    "Bucket",
+    "BucketPlan",
+    "ParameterSpec",
+    "first_difference",
+    "make_plan",
+    "plan_of_layout",
+]
 
+# The name of the operation that ranks agree on for each step of a plan.
+STEP = "optimizer step"
 
 _CALLED = {"kind": "dtype"}
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """What must be equal on all ranks for one parameter.
+    """The properties of a parameter that must be equal on all ranks.
 
-    `dtype` is the type in which its gradient is reduced, `kind` the name of its own type.
+    Attributes:
+        name: name in the model.
+        shape: shape of the parameter.
+        strides: strides of the parameter, in elements.
+        dtype: type in which its gradient is reduced.
+        kind: name of its own type.
+        device: type of its device, e.g. "cuda".
     """
 
     name: str
@@ -33,25 +49,25 @@ class ParameterSpec:
 
     @property
     def count(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Size of its gradient in bytes."""
+        """The size of its gradient in bytes."""
         return self.count * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients of one type and device that lie one behind the other.
+    """Gradients of one type and device in contiguous memory.
 
     Attributes:
-        parameters: their indices in the plan's list of parameters.
-        starts: for each its first element in the bucket.
+        parameters: indices of their parameters in the plan.
+        starts: first element of each gradient in the bucket.
         count: number of elements of the bucket.
         dtype: element type.
-        device: type of the device of their parameters.
+        device: type of the parameters' device.
     """
 
     parameters: tuple[int, ...]
@@ -62,19 +78,19 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """The size in bytes."""
         return self.count * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
-class Plan:
+class BucketPlan:
     """Buckets in the order in which they are reduced.
 
     Attributes:
-        specs: the parameters, in the order of the model.
-        buckets: what is reduced together.
-        bucket_bytes: limit of a bucket.
-        first_bucket_bytes: limit of the first bucket.
+        specs: parameters, in the order of the model.
+        buckets: buckets, in the order of their reduction.
+        bucket_bytes: maximum size of a bucket.
+        first_bucket_bytes: maximum size of the first bucket.
         groups: indices of parameters that share a bucket.
     """
 
@@ -86,12 +102,12 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Size of all gradients."""
+        """The size of all gradients in bytes."""
         return sum(spec.nbytes for spec in self.specs)
 
     @cached_property
     def bucket_of(self) -> dict[int, int]:
-        """The number of each parameter's bucket."""
+        """The number of each parameter's bucket, by index of the parameter."""
         return {i: number for number, bucket in enumerate(self.buckets) for i in bucket.parameters}
 
     @cached_property
@@ -101,7 +117,7 @@ class Plan:
 
     @property
     def layout(self) -> dict[str, Any]:
-        """What else than the parameters makes the plan, as plain data; see plan_of_layout()."""
+        """The plan without its parameters, as plain data; see plan_of_layout()."""
         return {
             "buckets": [list(bucket.parameters) for bucket in self.buckets],
             "bucket_bytes": self.bucket_bytes,
@@ -115,20 +131,20 @@ def make_plan(
     first_bucket_bytes: int,
     groups: Sequence[Sequence[int]] = (),
     order: Sequence[int] | None = None,
-) -> Plan:
-    """Cut parameters, in the order of their gradients, into buckets of one type and device each.
+) -> BucketPlan:
+    """Divide parameters, in the order of their gradients, into buckets of one type and device.
 
-    The first bucket is small so that reducing starts early. A bucket is closed when the next
-    gradient would take it over its limit, so one larger gradient gets its own.
+    The first bucket is small so that communication starts early. A bucket is closed when the next
+    gradient would exceed its maximum size; a gradient larger than that gets its own bucket.
 
     Args:
-        specs: the parameters, in the order of the model.
-        bucket_bytes: limit of a bucket.
-        first_bucket_bytes: limit of the first bucket.
+        specs: parameters, in the order of the model.
+        bucket_bytes: maximum size of a bucket.
+        first_bucket_bytes: maximum size of the first bucket.
         groups: indices of parameters that share a bucket (one for each type and device),
-            whatever their size; the others are cut as usual.
-        order: indices of all parameters as backward yields their gradients; by default, and
-            roughly, the reverse of the model's.
+            whatever their size; the others are divided as usual.
+        order: indices of all parameters in the order in which backward computes their gradients;
+            by default the reverse of the model's order, which is roughly the same.
     """
     order = list(order or reversed(range(len(specs))))
     place = {index: number for number, index in enumerate(order)}
@@ -147,21 +163,25 @@ def make_plan(
             closed.append(bucket)
             open_buckets[key] = bucket = []
         bucket.append(index)
-    # What is left is complete when its last member is.
+    # An open bucket is complete when its last gradient is.
     closed += [bucket for members in grouped for bucket in _by_kind(specs, members)]
     closed += open_buckets.values()
     if len(closed) > 1:
         closed.sort(key=lambda bucket: place[bucket[-1]])
     buckets = tuple(_bucket(specs, members) for members in closed)
     kept = tuple(tuple(members) for members in groups)
-    return Plan(tuple(specs), buckets, bucket_bytes, first_bucket_bytes, kept)
+    return BucketPlan(tuple(specs), buckets, bucket_bytes, first_bucket_bytes, kept)
 
 
-def plan_of_layout(plan: Plan, layout: Mapping[str, Any]) -> Plan:
-    """Make the plan of a layout for the parameters of another plan.
+def plan_of_layout(plan: BucketPlan, layout: Mapping[str, Any]) -> BucketPlan:
+    """Return a plan with a given layout for the parameters of another plan.
+
+    Args:
+        plan: plan of the parameters.
+        layout: `BucketPlan.layout` of another plan.
 
     Raises:
-        ValueError: the layout is not one of these parameters.
+        ValueError: the layout does not match the parameters.
     """
     try:
         buckets, limits = layout["buckets"], (layout["bucket_bytes"], layout["first_bucket_bytes"])
@@ -174,7 +194,9 @@ def plan_of_layout(plan: Plan, layout: Mapping[str, Any]) -> Plan:
             f"this bucket plan does not hold each of {len(plan.specs)} parameters once, with those "
             "of one type in a bucket: it belongs to another model"
         )
-    return Plan(plan.specs, tuple(_bucket(plan.specs, m) for m in buckets), *limits, plan.groups)
+    return BucketPlan(
+        plan.specs, tuple(_bucket(plan.specs, m) for m in buckets), *limits, plan.groups
+    )
 
 
 def _by_kind(specs: Sequence[ParameterSpec], members: Sequence[int]) -> list[list[int]]:
@@ -196,7 +218,13 @@ def _bucket(specs: Sequence[ParameterSpec], members: Sequence[int]) -> Bucket:
 def first_difference(
     own: Sequence[ParameterSpec], root: Sequence[ParameterSpec], root_rank: int = 0
 ) -> str | None:
-    """Say where this rank's parameters differ from those of `root_rank`, or return None."""
+    """Return the first difference between the parameters of two ranks, or None.
+
+    Args:
+        own: parameters of this rank.
+        root: parameters of `root_rank`.
+        root_rank: rank to compare with, for the message.
+    """
     for mine, theirs in zip(own, root, strict=False):
         if mine.name != theirs.name:
             return f"parameter {mine.name!r}, but rank {root_rank} has {theirs.name!r} in its place"

@@ -1,20 +1,20 @@
-"""How far a step of gradients is. Pure."""
+"""Progress of a gradient step (pure)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["Progress"]
+__all__ = ["BucketProgress"]
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How many buckets of a step are filled, and how many of these reduced, in order.
+class BucketProgress:
+    """The number of buckets of a step that are filled, and of those that are reduced, in order.
 
     Attributes:
-        total: how many there are.
-        filled: how many the program is through with.
-        reduced: how many the ranks have reduced.
+        total: number of buckets.
+        filled: number of buckets that the program has filled.
+        reduced: number of buckets that the ranks have reduced.
     """
 
     total: int
@@ -31,14 +31,22 @@ class Progress:
         """Whether the next bucket to be reduced is filled."""
         return self.reduced < self.filled
 
-    def fill(self, count: int = 1) -> Progress:
-        """Return what holds when the next `count` buckets are filled."""
+    def fill(self, count: int = 1) -> BucketProgress:
+        """Return the progress after filling the next `count` buckets.
+
+        Raises:
+            ValueError: there are not so many buckets left.
+        """
         if self.filled + count > self.total:
             raise ValueError(f"{self.filled} of {self.total} buckets are filled: no {count} more")
         return replace(self, filled=self.filled + count)
 
-    def reduce(self) -> Progress:
-        """Return what holds when the next bucket is reduced."""
+    def reduce(self) -> BucketProgress:
+        """Return the progress after reducing the next bucket.
+
+        Raises:
+            ValueError: the bucket is not filled.
+        """
         if not self.ready:
             raise ValueError(f"bucket {self.reduced} is not filled")
         return replace(self, reduced=self.reduced + 1)

@@ -1,4 +1,4 @@
-"""Reduces gradients by a plan, beside the thread that fills its buckets."""
+"""The reducer: reduces gradients by a bucket plan, while another thread fills the buckets."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.gradients.wires import Wires
 from hvdtrain.core.timeline.stopwatch import Stopwatch
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Mark, Streams
@@ -24,12 +24,12 @@ from hvdtrain.types import ReduceOp
 
 __all__ = ["Reducer"]
 
-# Ranks are nearly always closer together than this.
+# Ranks rarely wait longer than this for one another.
 _LISTEN_AFTER_SECONDS = 0.02
 
 
 class World(Protocol):
-    """What a reducer needs of the world that its ranks are in."""
+    """The part of `core.context.Context` that a reducer uses."""
 
     blocked: Stopwatch
 
@@ -38,47 +38,48 @@ class World(Protocol):
 
 
 class Reducer:
-    """Reduces gradients by one plan over the ranks of a channel, a step at a time.
+    """Reduces gradients by a plan over the ranks of a channel, one step at a time.
 
-    One thread fills `buffers` and calls the methods; with an engine that allows it, the
-    channel's thread moves the bytes meanwhile. A step is: `ready` for each gradient that is in its
-    bucket, `launch`, `finish`, and `forget` before the next one.
+    One thread fills `buffers` and calls the methods. If the engine allows it, the channel's thread
+    communicates meanwhile. In each step, call `ready` for each gradient that is in its bucket,
+    `launch`, `finish`, and then `forget`.
 
     Args:
-        world: what the channel belongs to.
-        channel: whose members reduce.
-        plan: equal on all ranks.
-        buffers: for each bucket its memory.
-        exchange: what is done with a bucket, equal on all ranks.
-        name: of the steps, equal on all ranks.
-        numbers: how many 32-bit integers each step adds up over the ranks.
-        streams: for each bucket the order of work on its device; the host's by default.
-        counted: ranks that are not in the same step are told so.
-        wires: what the exchange communicates by; by default each rank counts as a node.
+        world: world of the channel.
+        channel: channel of the ranks.
+        plan: bucket plan, equal on all ranks.
+        buffers: memory of each bucket.
+        exchange: exchange of the buckets, equal on all ranks.
+        name: name of the steps, equal on all ranks.
+        numbers: number of 32-bit integers that each step sums over the ranks.
+        streams: streams of each bucket's device; by default those of the host.
+        counted: whether ranks agree on the number of each step.
+        communicators: communicators of the exchange; by default each rank counts as a node.
 
     Attributes:
-        plan: as given.
-        buffers: as given.
-        name: as given.
-        weight: what this rank counts in the average of the next steps; None for the plain one.
-        rate: returns the learning rate, for an exchange that uses it.
-        steps: how many steps the program has ended, also by plans before this one.
-        numbers: of this step, zeros at first; to be there before its last bucket is launched.
-        step: the present one.
+        plan: bucket plan.
+        buffers: memory of each bucket.
+        name: name of the steps.
+        weight: weight of this rank in the average of the next steps; None for the plain average.
+        rate: function that returns the learning rate, for an exchange that uses it.
+        steps: number of steps that the program has completed, including those of earlier plans.
+        numbers: int32 array of the integers of this step, initially zeros; to be set before the
+            last bucket is launched.
+        step: present step.
     """
 
     def __init__(
         self,
         world: World,
         channel: Channel,
-        plan: Plan,
+        plan: BucketPlan,
         buffers: Sequence[Buffer],
         exchange: Exchange,
         name: str,
         numbers: int = 0,
         streams: Sequence[Streams] | None = None,
         counted: bool = False,
-        wires: Wires | None = None,
+        communicators: Communicators | None = None,
     ) -> None:
         self._world = world
         self._channel, self._exchange, self._counted = channel, exchange, counted
@@ -86,14 +87,23 @@ class Reducer:
         self.weight: float | None = None
         self.rate: Callable[[], float | None] = lambda: None
         self.steps = 0
-        self._wires = wires
+        self._communicators = communicators
         self.numbers = np.zeros(numbers, np.int32)
         self.use(plan, buffers, streams)
 
     def use(
-        self, plan: Plan, buffers: Sequence[Buffer], streams: Sequence[Streams] | None = None
+        self, plan: BucketPlan, buffers: Sequence[Buffer], streams: Sequence[Streams] | None = None
     ) -> None:
-        """Reduce by another plan of the same gradients (between steps)."""
+        """Use another plan of the same gradients; call between steps.
+
+        Args:
+            plan: bucket plan, equal on all ranks.
+            buffers: memory of each bucket.
+            streams: streams of each bucket's device; by default those of the host.
+
+        Raises:
+            UnsupportedError: the engine does not reduce the type or device of a bucket.
+        """
         for buffer in buffers:
             objection = self._channel.communicator.capabilities.objection(buffer, ReduceOp.SUM)
             if objection is not None:
@@ -103,33 +113,38 @@ class Reducer:
         self.forget()
 
     def forget(self) -> None:
-        """Begin with a new step (local)."""
+        """Discard the present step and prepare the next one (local)."""
         self.numbers = np.zeros_like(self.numbers)
         self._submitted = False
         numbers = Buffer.from_array(self.numbers)
         self.step = GradientStep(self.buffers, numbers, self._exchange, self.plan, self.streams)
 
     def put(self, source: Buffer, part: Buffer) -> None:
-        """Copy a gradient in host memory into its part of a bucket, past the caches if it can."""
+        """Copy a gradient to its place in a bucket, bypassing the caches if possible (local).
+
+        Args:
+            source: gradient in host memory.
+            part: its place in the bucket.
+        """
         self._channel.communicator.put(source, part)
 
     def ready(self, index: int) -> None:
-        """Note that a gradient is in its bucket."""
+        """Mark a gradient as copied into its bucket (local)."""
         self.step.ready(index)
 
     def launch(self) -> None:
-        """Reduce the buckets whose gradients are all ready, in the order of the plan."""
+        """Launch the buckets whose gradients are all ready, in the order of the plan."""
         self.step.launch_ready()
-        # Without a thread of its own, the channel cannot wait for buckets: all go at the end.
+        # A channel without a thread cannot wait for buckets, so all are reduced at the end.
         if self.step.launched and (self._channel.has_thread or self.step.complete):
             self.submit()
 
     def submit(self) -> None:
-        """Let the other ranks know of this step, unless they do."""
+        """Submit this step to the channel, unless that is done."""
         if self._submitted:
             return
         step, self._submitted = self.step, True
-        step.number, step.weight, step.wires = self.steps, self.weight, self._wires
+        step.number, step.weight, step.communicators = self.steps, self.weight, self._communicators
         if self._exchange.uses_rate:
             step.rate = self.rate()
         step.request = step_request(
@@ -143,14 +158,14 @@ class Reducer:
         try:
             self._channel.submit(step, at_once=True)
         except BaseException:
-            self.forget()  # nobody will reduce it
+            self.forget()  # it will not be reduced
             raise
 
     def wait_a_while(self) -> int:
-        """Return how many buckets are reduced, when all launched ones are; raise what went wrong.
+        """Wait until all launched buckets are reduced; return how many are.
 
-        Where another rank is blocked in an operation that this one has not submitted, it may
-        have nothing for a bucket before it is through: then this returns, too.
+        Return earlier if another rank is blocked in an operation that this one has not submitted,
+        because that rank may be unable to fill its buckets before.
         """
         step = self.step
         if not self._submitted:
@@ -165,7 +180,7 @@ class Reducer:
         return count
 
     def _wait_or_listen(self, future: Future[Mark]) -> bool:
-        """Return whether a bucket is reduced, and not another rank blocked."""
+        """Wait for a bucket or a blocked rank; return whether the bucket is reduced."""
         if not wait_for_futures([future], _LISTEN_AFTER_SECONDS).done:
             called = threading.Event()
             future.add_done_callback(lambda _: called.set())
@@ -189,8 +204,8 @@ class Reducer:
             step.added.result()
 
     def finish(self) -> list[int]:
-        """End a step whose gradients are all ready; return the sum of numbers (collective)."""
-        self.step.launch_all()  # also what a signal's handler kept from being counted as ready
+        """Complete the step; return `numbers`, summed over the ranks (collective, blocking)."""
+        self.step.launch_all()  # a signal handler may have kept one from being counted as ready
         self.submit()
         self._wait_for_all()
         self.step.wait(len(self.buffers))
@@ -198,6 +213,6 @@ class Reducer:
         return summed
 
     def count_step(self) -> None:
-        """Note that the program has ended a step, which the requests of steps carry (local)."""
+        """Count a step of the program, for the requests of the next steps (local)."""
         self._channel.count(self.name)
         self.steps += 1

@@ -1,4 +1,4 @@
-"""What ranks agree on before a step of gradients."""
+"""The request of a gradient step."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import replace
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.collectives.places import device_details, device_types
+from hvdtrain.core.collectives.devices import device_details, device_types
 from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.types import DType
 
-__all__ = ["STEP", "step_request"]
-
-STEP = "optimizer step"
+__all__ = ["step_request"]
 
 
 def step_request(
@@ -27,12 +26,12 @@ def step_request(
     """Return the request of a step.
 
     Args:
-        name: of the plan, or of the user's.
-        digest: of the plan.
-        buffers: of the buckets.
-        numbers: how many are added up at the end.
-        exchange: what is done with the buckets.
-        step: how many steps the program has ended before, where that is counted.
+        name: name of the plan, or a name given by the user.
+        digest: digest of the plan.
+        buffers: memory of the buckets.
+        numbers: number of integers that are summed at the end of the step.
+        exchange: exchange of the buckets.
+        step: number of steps that the program has completed; None if ranks need not agree on it.
     """
     devices = device_types(buffers)
     details = (

@@ -1,4 +1,4 @@
-"""One step of gradients: a single agreed operation, whose buckets then travel unannounced."""
+"""The gradient step: one agreed operation, whose buckets need no further agreement."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import numpy as np
 from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import BucketTimes, Operation
-from hvdtrain.core.gradients.exchange import Exchange, Facts, FilledBucket
-from hvdtrain.core.gradients.plan import Bucket, Plan
-from hvdtrain.core.gradients.progress import Progress
-from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
+from hvdtrain.core.gradients.plan import Bucket, BucketPlan
+from hvdtrain.core.gradients.progress import BucketProgress
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST, Mark, Place, Streams
 from hvdtrain.types import ReduceOp
@@ -27,34 +27,34 @@ __all__ = ["GradientStep"]
 
 
 class GradientStep(Operation):
-    """Exchange the buckets of a plan in its order, each as soon as it is filled.
+    """Exchange the buckets of a plan in order, each as soon as it is filled.
 
-    The thread that fills the buckets says so with `ready` and `launch`; the channel's thread
-    exchanges them.
+    The thread that fills the buckets calls `ready` and `launch`; the channel's thread exchanges
+    them.
 
     Args:
-        buffers: for each bucket its memory.
-        numbers: 32-bit integers in host memory that are added up over the ranks at the end, in
-            place; they are to be there before the last bucket is launched.
-        exchange: what is done with a bucket.
-        plan: of the gradients in the buckets; None where nobody says which of them are ready.
-        streams: for each bucket the order of work on its device; the host's by default.
+        buffers: memory of each bucket.
+        numbers: int32 buffer in host memory that is summed over the ranks at the end, in place;
+            to be set before the last bucket is launched.
+        exchange: exchange of the buckets.
+        plan: bucket plan; None if `ready` is never called.
+        streams: streams of each bucket's device; by default those of the host.
 
     Attributes:
-        request: what ranks agree on; to be set before the step is submitted, as are `number`,
-            `weight`, `rate`, `wires` and `joined`.
-        number: how many steps the program has ended before, for the exchange.
-        weight: what this rank counts in the average; None for 1, with the plain average over
-            all ranks, joined ones included, as long as no rank gives a weight.
-        rate: the learning rate, if the exchange is to know it.
-        wires: the ranks; by default those of the channel, all alike.
-        joined: this rank has no data any more; it neither weighs nor gives a weight.
-        reduced: for each bucket a future of the mark after its reduction.
-        added: a future that is done when all is over, and the next step may be submitted.
-        arrivals: the gradients that are ready, in the order in which they came.
-        passes: for each gradient how many backward passes have added to it.
-        sparse: gradients that the ranks exchange beside the buckets.
-        delivered: of how many buckets the program has the results.
+        request: request on which ranks agree; to be set before the step is submitted, like
+            `number`, `weight`, `rate`, `communicators` and `joined`.
+        number: number of steps that the program has completed before, for the exchange.
+        weight: weight of this rank in the average; None for 1. If no rank gives a weight, the
+            plain average is taken over all ranks, including joined ones.
+        rate: learning rate, if the exchange uses it.
+        communicators: communicators of the exchange; by default each rank counts as a node.
+        joined: whether this rank has joined, so that it has no data and no weight.
+        reduced: future of each bucket, which returns the mark after its reduction.
+        added: future that is done when the step is over and the next one may be submitted.
+        arrivals: indices of the gradients that are ready, in the order of their arrival.
+        passes: number of backward passes that have been accumulated in each gradient, by index.
+        sparse: sparse gradients, which ranks exchange without buckets, by index.
+        delivered: number of buckets whose results the program has received.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class GradientStep(Operation):
         buffers: Sequence[Buffer],
         numbers: Buffer,
         exchange: Exchange,
-        plan: Plan | None = None,
+        plan: BucketPlan | None = None,
         streams: Sequence[Streams] | None = None,
     ) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class GradientStep(Operation):
         self.number = 0
         self.weight: float | None = None
         self.rate: float | None = None
-        self.wires: Wires | None = None
+        self.communicators: Communicators | None = None
         self.joined = False
         self.reduced: list[Future[Mark]] = [Future() for _ in buffers]
         self.added: Future[None] = Future()
@@ -82,8 +82,8 @@ class GradientStep(Operation):
         self.delivered = 0
         self._missing = [len(bucket.parameters) for bucket in plan.buckets] if plan else []
         self._places: list[set[Place]] = [set() for _ in buffers]
-        self._progress = Progress(len(buffers))
-        self._news = threading.Condition()
+        self._progress = BucketProgress(len(buffers))
+        self._changed = threading.Condition()
         self._marks: list[Mark] = []
         self._filled: list[float] = []
         self._moves: list[tuple[float, float, float]] = []
@@ -91,7 +91,7 @@ class GradientStep(Operation):
 
     @property
     def launched(self) -> int:
-        """How many buckets are filled, and on their way or done."""
+        """The number of buckets that are launched."""
         return self._progress.filled
 
     @property
@@ -100,8 +100,8 @@ class GradientStep(Operation):
         return self._progress.complete
 
     @property
-    def progress(self) -> Progress:
-        """How many buckets are filled, and how many of these reduced."""
+    def progress(self) -> BucketProgress:
+        """The number of buckets that are filled, and of those that are reduced."""
         return self._progress
 
     @property
@@ -110,10 +110,10 @@ class GradientStep(Operation):
         return not any(self._missing)
 
     def ready(self, index: int) -> bool:
-        """Note that a gradient is in its bucket, as far as the calling thread's stream is.
+        """Mark a gradient as copied into its bucket, in the order of the current stream (local).
 
         Returns:
-            Whether it was the last one of its bucket.
+            Whether all gradients of the bucket are ready.
         """
         assert self._plan is not None
         number = self._plan.bucket_of[index]
@@ -134,12 +134,12 @@ class GradientStep(Operation):
         self._launch(1)
 
     def launch_all(self) -> None:
-        """Launch all buckets that are left."""
+        """Launch all remaining buckets."""
         self._launch(None)
 
     def _launch(self, count: int | None) -> None:
-        """Launch so many buckets, or the rest; one thread may abandon what another one fills."""
-        with self._news:
+        """Launch `count` buckets, or all; one thread may abandon a step that another one fills."""
+        with self._changed:
             first = self.launched
             last = len(self._buffers) if count is None else first + count
             self._progress = self._progress.fill(last - first)
@@ -148,10 +148,10 @@ class GradientStep(Operation):
                 for number in range(first, last)
             ]
             self._filled += [time.perf_counter()] * (last - first)
-            self._news.notify()
+            self._changed.notify()
 
     def wait(self, count: int) -> None:
-        """Have what the calling thread does next come after the reduction of the first buckets."""
+        """Wait, on the current stream, for the reduction of the first `count` buckets."""
         for streams, reduced in zip(self._streams[:count], self.reduced, strict=False):
             streams.wait(reduced.result())
 
@@ -166,9 +166,9 @@ class GradientStep(Operation):
         return self._filled[-1] if self.complete and self._filled else None
 
     def abandon(self) -> None:
-        # Peers may be blocked in any bucket: let them through, with zeros.
+        # Other ranks may be blocked in any bucket, so contribute zeros.
         for number in range(self.launched, len(self._buffers)):
-            # Copies that fill a bucket in host memory, or read its last result, may be under way.
+            # Asynchronous copies to or from a bucket in host memory may not be finished.
             streams = self._streams[number]
             streams.settle(streams.mark())
             self._buffers[number].zero()
@@ -176,36 +176,36 @@ class GradientStep(Operation):
         self.launch_all()
 
     def execute(self, communicator: Communicator) -> None:
-        wires = self.wires or Wires.flat(communicator)
-        facts = self._agree_on_facts(communicator)
+        communicators = self.communicators or Communicators.flat(communicator)
+        info = self._agree_on_info(communicator)
         for number in range(len(self._buffers)):
             free = time.perf_counter()
             filled = self._await_bucket(number)
             began = time.perf_counter()
-            reduce = partial(self._reduce, self._bucket(number), facts, wires)
+            reduce = partial(self._reduce, self._bucket(number), info, communicators)
             _, reduced = self._streams[number].run_after(filled, reduce)
             self._moves.append((free, began, time.perf_counter()))
             self._note_reduced(number, reduced)
         if self._exchange.checks_finite:
-            facts = replace(facts, finite=self._agree_on_finite(communicator))
-        self._exchange.end(facts)
+            info = replace(info, finite=self._agree_on_finite(communicator))
+        self._exchange.end(info)
         communicator.allreduce(self._numbers, ReduceOp.SUM)
 
     def end(self, result: Any, error: BaseException | None) -> None:
         super().end(result, error)
-        # Not before: whoever waits for these may submit the next step at once.
+        # Only now, because a thread that waits for these may submit the next step at once.
         if error is None:
             self.added.set_result(None)
         else:
-            self._refuse(error)
+            self._fail_futures(error)
 
-    def _reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
+    def _reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if self._exchange.checks_finite:
             self._finite.append(all_finite(bucket.elements))
-        self._exchange.reduce(bucket, facts, wires)
+        self._exchange.reduce(bucket, info, communicators)
 
     def _agree_on_finite(self, communicator: Communicator) -> bool:
-        """Return whether what all ranks filled the buckets with was finite; waits for devices."""
+        """Return whether the gradients of all ranks were finite; this waits for devices."""
         finite = np.ones(1, np.int32)
         for streams, reduced, own in zip(self._streams, self.reduced, self._finite, strict=True):
             finite[0] &= streams.run_after(reduced.result(), partial(bool, own))[0]
@@ -213,30 +213,30 @@ class GradientStep(Operation):
         return bool(finite[0])
 
     def _await_bucket(self, number: int) -> Mark:
-        with self._news:
-            self._news.wait_for(lambda: self.launched > number)
+        with self._changed:
+            self._changed.wait_for(lambda: self.launched > number)
         return self._marks[number]
 
     def _note_reduced(self, number: int, mark: Mark) -> None:
-        with self._news:
+        with self._changed:
             self._progress = self._progress.reduce()
         self.reduced[number].set_result(mark)
 
-    def _refuse(self, error: BaseException) -> None:
-        """Hand an error to whoever waits for a bucket."""
+    def _fail_futures(self, error: BaseException) -> None:
+        """Set an error for the threads that wait for a bucket."""
         futures: list[Future[Any]] = [*self.reduced, self.added]
         for future in futures:
             if not future.done():
                 future.set_exception(error)
 
-    def _agree_on_facts(self, communicator: Communicator) -> Facts:
+    def _agree_on_info(self, communicator: Communicator) -> StepInfo:
         given = self.weight is not None and not self.joined
         own = 0.0 if self.joined else 1.0 if self.weight is None else self.weight
         weights = np.array([own, float(given)])
         communicator.allreduce(Buffer.from_array(weights), ReduceOp.SUM)
         total, weighted = weights.tolist()
         size = communicator.size
-        return Facts(self.number, size, self.rate, own, total, bool(weighted))
+        return StepInfo(self.number, size, self.rate, own, total, bool(weighted))
 
     def _bucket(self, number: int) -> FilledBucket:
         buffer, plan = self._buffers[number], self._plan

@@ -1,4 +1,4 @@
-"""Plain averages for the first steps, before an exchange begins."""
+"""Plain averaging during the first steps, before another exchange takes over."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.gradients.allreduce import Allreduce
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, Facts, FilledBucket
-from hvdtrain.core.gradients.plan import Plan
-from hvdtrain.core.gradients.wires import Wires
+from hvdtrain.core.gradients.allreduce import AllreduceExchange
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
+from hvdtrain.core.gradients.plan import BucketPlan
 
 __all__ = ["WarmUp"]
 
@@ -18,31 +18,34 @@ _STEPS = "warm-up steps"
 
 
 class WarmUp(Exchange):
-    """Average what buckets hold, gradients or weights, for some steps; then exchange otherwise.
+    """Average the buckets, gradients or weights, for some steps, and then use another exchange.
 
     Weights are averaged after each of these steps.
 
     Args:
-        exchange: from then on.
-        steps: how many; those before a checkpoint count.
+        exchange: exchange after the warm-up.
+        steps: number of steps of the warm-up, including those before a checkpoint.
+
+    Raises:
+        ValueError: `steps` is negative.
     """
 
     def __init__(self, exchange: Exchange, steps: int) -> None:
         if steps < 0:
             raise ValueError(f"warm-up steps must be at least 0, got {steps}")
         self._exchange, self._steps, self._done = exchange, steps, 0
-        self._plain = Allreduce()
+        self._plain = AllreduceExchange()
         self.spec = f"{exchange.spec} after {steps} steps of {self._plain.spec}"
         self.exactness = f"For {steps} steps the exact average. Then: {exchange.exactness}"
-        self.kind, self.apart = exchange.kind, exchange.apart
-        self.whole_tensors, self.halves = exchange.whole_tensors, exchange.halves
+        self.kind, self.hierarchical = exchange.kind, exchange.hierarchical
+        self.whole_tensors, self.half_types = exchange.whole_tensors, exchange.half_types
         self.checks_finite, self.uses_rate = exchange.checks_finite, exchange.uses_rate
 
     @property
     def _warm(self) -> bool:
         return self._done >= self._steps
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: BucketPlan) -> None:
         self._exchange.prepare(plan)
 
     def begin(self, bucket: FilledBucket) -> None:
@@ -51,12 +54,12 @@ class WarmUp(Exchange):
     def due(self, step: int) -> bool:
         return not self._warm or self._exchange.due(step)
 
-    def reduce(self, bucket: FilledBucket, facts: Facts, wires: Wires) -> None:
-        (self._exchange if self._warm else self._plain).reduce(bucket, facts, wires)
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        (self._exchange if self._warm else self._plain).reduce(bucket, info, communicators)
 
-    def end(self, facts: Facts) -> None:
+    def end(self, info: StepInfo) -> None:
         if self._warm:
-            self._exchange.end(facts)
+            self._exchange.end(info)
         else:
             self._done += 1
 

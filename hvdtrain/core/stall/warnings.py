@@ -1,11 +1,11 @@
-"""What the stall watch says, and when it ends the job."""
+"""Warnings of the stall watch, and the decision to end the job."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hvdtrain.core.process.exits import say
-from hvdtrain.core.process.output import hand_over_output
+from hvdtrain.core.process.exits import write_message
+from hvdtrain.core.process.output import drain_output
 from hvdtrain.core.stall.finding import OperationId, Stall, StallSettings, describe
 from hvdtrain.errors import EXIT_CRASH
 from hvdtrain.topology import Topology
@@ -18,12 +18,12 @@ _OFFER = " (HVDTRAIN_STALL_STACKS=1 shows it)"
 
 
 class StallWarnings:
-    """Warns on stderr, once a period for each stall.
+    """Warns on stderr, once per period for each stall.
 
     Args:
-        settings: when to warn, and when to end the job.
-        topology: the place of this rank.
-        abort: ends every rank with an exit code, without waiting.
+        settings: settings of the stall watch.
+        topology: place of this rank.
+        abort: function that ends all ranks with an exit code, without waiting.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class StallWarnings:
         self._reported: dict[OperationId, Stall] = {}
 
     def update(self, stalls: Sequence[Stall], stacks: Callable[[], Mapping[int, str]]) -> None:
-        """Say what is stalled, and what no longer is; end the job when it is time.
+        """Report new and ended stalls; end the job if a stall is too old.
 
         Args:
-            stalls: all that there are now.
-            stacks: returns the Python stacks of ranks, for a warning.
+            stalls: all present stalls.
+            stacks: function that returns the Python stacks of ranks, for a warning.
         """
         found = {stall.id: stall for stall in stalls}
         over = [stall for id, stall in self._reported.items() if id not in found]
@@ -64,16 +64,16 @@ class StallWarnings:
             self._say(_ADVICE if self._settings.stacks else _ADVICE + _OFFER)
         if self._settings.stacks:
             for rank, text in stacks().items():
-                say(f"[rank {rank}/{self._topology.size}]", text)
+                write_message(f"[rank {rank}/{self._topology.size}]", text)
 
     def _end_job(self, stall: Stall) -> None:
         seconds = self._settings.shutdown_seconds
         self._say(f"the job ends (HVDTRAIN_STALL_SHUTDOWN_SECONDS={seconds:g}): {describe(stall)}")
-        hand_over_output()
+        drain_output()
         self._abort(EXIT_CRASH)
 
     def _say(self, text: str) -> None:
-        say(self._topology.title, text)
+        write_message(self._topology.title, text)
 
 
 def _list(texts: Sequence[str], separator: str) -> str:

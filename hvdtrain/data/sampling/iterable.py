@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from hvdtrain.data.sampling.place import place
 from hvdtrain.data.sampling.position import Position
-from hvdtrain.data.sampling.sharding import rank_slice, steps_per_epoch
+from hvdtrain.data.sampling.sharding import rank_slice, resolve_rank, steps_per_epoch
 from hvdtrain.errors import UsageError
 
 __all__ = ["StreamBatches"]
@@ -59,7 +58,7 @@ class StreamBatches(Position, Generic[T]):
     ) -> None:
         super().__init__(samples, batch_size, {})
         self._stream = stream
-        self._rank, self._size = place(rank, size)
+        self._rank, self._size = resolve_rank(rank, size)
         if not self.exact and batch_size < self._size:
             raise UsageError(
                 f"a batch of {batch_size} gives some of {self._size} ranks nothing of their own "

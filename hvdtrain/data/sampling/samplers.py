@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hvdtrain.data.sampling.place import place
 from hvdtrain.data.sampling.position import Position
 from hvdtrain.data.sampling.sharding import (
     Indices,
     epoch_permutation,
     global_batch,
     rank_slice,
+    resolve_rank,
     steps_per_epoch,
 )
 
@@ -51,7 +51,7 @@ class GlobalBatchSampler(Position):
     ) -> None:
         super().__init__(samples, batch_size, {"seed": seed})
         self._seed = seed
-        self._rank, self._size = place(rank, size)
+        self._rank, self._size = resolve_rank(rank, size)
 
     def __len__(self) -> int:
         """Return how many batches are left of this epoch, the same number on all ranks."""
@@ -117,7 +117,7 @@ class EvaluationSampler:
     def __init__(self, samples: int, rank: int | None = None, size: int | None = None) -> None:
         if samples < 0:
             raise ValueError(f"samples must be at least 0, got {samples}")
-        part = rank_slice(samples, *place(rank, size))
+        part = rank_slice(samples, *resolve_rank(rank, size))
         self._mine = range(part.start, part.stop)
 
     def __len__(self) -> int:

@@ -1,11 +1,18 @@
-"""Which samples a rank takes: pure functions of the seed, the epoch, the rank and the size."""
+"""Which samples a rank takes, as a function of the seed, the epoch, the rank and the size."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Indices", "epoch_permutation", "global_batch", "rank_slice", "steps_per_epoch"]
+__all__ = [
+    "Indices",
+    "epoch_permutation",
+    "global_batch",
+    "rank_slice",
+    "resolve_rank",
+    "steps_per_epoch",
+]
 
 Indices = npt.NDArray[np.int64]
 
@@ -37,3 +44,22 @@ def rank_slice(samples: int, rank: int, size: int) -> slice:
     length by at most one; with fewer items than ranks some are empty.
     """
     return slice(rank * samples // size, (rank + 1) * samples // size)
+
+
+def resolve_rank(rank: int | None, size: int | None) -> tuple[int, int]:
+    """Return rank and size; those of the running world where neither is given (local).
+
+    Raises:
+        ValueError: only one of them is given, or the rank is not one of `size` ranks.
+        NotInitializedError: neither is given, before init().
+    """
+    if rank is None and size is None:
+        # Deferred: data sets can be read without all that a world of ranks takes.
+        from hvdtrain.core import horovod_api as world
+
+        return world.rank(), world.size()
+    if rank is None or size is None:
+        raise ValueError(f"give both rank and size, or neither: got rank {rank}, size {size}")
+    if not 0 <= rank < size:
+        raise ValueError(f"rank must be between 0 and size - 1: got rank {rank}, size {size}")
+    return rank, size

@@ -17,13 +17,13 @@ from hvdtrain.horovod.build.recipe import Target, cache_folder, choices, runpath
 from hvdtrain.horovod.build.toolchain import Toolchain, find_toolchain
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
 
-__all__ = ["FRAMEWORKS", "Plan", "installed_versions", "make_plan"]
+__all__ = ["FRAMEWORKS", "BuildPlan", "installed_versions", "make_plan"]
 
 FRAMEWORKS = ("torch", "tensorflow")
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """One run of the command.
 
     Attributes:
@@ -46,7 +46,7 @@ class Plan:
         return self.folder.with_name(f"{self.folder.name}.log")
 
 
-def make_plan(environ: Mapping[str, str], without: Collection[str], force: bool) -> Plan:
+def make_plan(environ: Mapping[str, str], without: Collection[str], force: bool) -> BuildPlan:
     """Look at this environment and at the cache.
 
     Args:
@@ -76,7 +76,7 @@ def make_plan(environ: Mapping[str, str], without: Collection[str], force: bool)
     target = _target(mpi, versions, environ)
     folder = _writable(cache_folder(environ)) / target.key
     wheel = None if force else next(folder.glob("horovod-*.whl"), None)
-    return Plan(target, folder, wheel or find_toolchain(mpi, environ, faults), mpi, mpirun)
+    return BuildPlan(target, folder, wheel or find_toolchain(mpi, environ, faults), mpi, mpirun)
 
 
 def installed_versions(modules: Collection[str]) -> dict[str, str]:

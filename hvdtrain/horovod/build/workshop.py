@@ -14,7 +14,7 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod.build.compiler_wrapper import script
 from hvdtrain.horovod.build.log import BuildFailedError, Log
-from hvdtrain.horovod.build.plan import Plan, installed_versions
+from hvdtrain.horovod.build.plan import BuildPlan, installed_versions
 from hvdtrain.horovod.build.recipe import HOROVOD_VERSION, tools, variables
 from hvdtrain.horovod.build.stages import Stages
 from hvdtrain.horovod.build.toolchain import Toolchain
@@ -28,20 +28,6 @@ _JOB_BYTES = 2 << 30  # what the compiler takes for a file that includes all of 
 _PERCENT = re.compile(r"\[ *(\d+)%\]")
 # What the installation must leave as it is.
 _KEPT = ("torch", "tensorflow", "keras", "numpy", "mpi4py")
-_TRIALS = {
-    "torch": """
-import torch, horovod.torch as hvd
-hvd.init()
-total = hvd.allreduce(torch.full((1000,), hvd.rank() + 1.0), op=hvd.Sum)
-assert total.tolist() == [3.0] * 1000, (hvd.size(), total)
-""",
-    "tensorflow": """
-import tensorflow, horovod.tensorflow as hvd
-hvd.init()
-total = hvd.allreduce(tensorflow.fill([1000], hvd.rank() + 1.0), op=hvd.Sum)
-assert total.numpy().tolist() == [3.0] * 1000, (hvd.size(), total)
-""",
-}
 
 
 class Workshop:
@@ -54,7 +40,7 @@ class Workshop:
         plan: what to do.
     """
 
-    def __init__(self, folder: Path, log: Log, stages: Stages, plan: Plan) -> None:
+    def __init__(self, folder: Path, log: Log, stages: Stages, plan: BuildPlan) -> None:
         self._folder = folder
         self._log = log
         self._stages = stages
@@ -133,13 +119,13 @@ class Workshop:
         for name, version in (("torch", plan.target.torch), ("tensorflow", plan.target.tensorflow)):
             if version:
                 with self._stages.stage(f"two ranks all-reduce through horovod.{name}"):
-                    self._try(_TRIALS[name])
+                    self._try(name)
 
-    def _try(self, program: str) -> None:
+    def _try(self, framework: str) -> None:
         line = mpirun_command(
             str(self._plan.mpirun),
             self._plan.mpi.vendor,
-            [sys.executable, "-c", program],
+            [sys.executable, "-m", "hvdtrain.probes.horovod", framework],
             ranks=2,
             hostfile=None,
             environ=os.environ,
@@ -158,7 +144,7 @@ class Workshop:
 
 
 @contextmanager
-def open_workshop(plan: Plan, stages: Stages) -> Iterator[Workshop]:
+def open_workshop(plan: BuildPlan, stages: Stages) -> Iterator[Workshop]:
     """Make a workshop and remove it at the end, whatever happens; the log stays."""
     with (
         tempfile.TemporaryDirectory(prefix="hvdtrain-horovod-") as folder,

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from hvdtrain.core.context import is_initialized
-from hvdtrain.core.process.exits import speak_plainly
+from hvdtrain.core.process.exits import install_plain_excepthook
 from hvdtrain.errors import UsageError
 
 __all__ = ["MODULES", "HorovodFinder"]
@@ -104,7 +104,7 @@ def _require_keras_3(fullname: str) -> None:
     if legacy not in ("1", "true", "True"):
         return
     if not is_initialized():
-        speak_plainly()
+        install_plain_excepthook()
     raise UsageError(
         f"TF_USE_LEGACY_KERAS={legacy} makes tf.keras Keras 2 (tf_keras), and {fullname} is for "
         "Keras 3: use DistributedOptimizer and broadcast_variables of horovod.tensorflow, which "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvdtrain.core.arguments import Groups, check_groups, check_predivide
-from hvdtrain.core.gradients.choose import choose_exchange
+from hvdtrain.core.arguments import Groups, check_groups, check_predivide, choose_exchange
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.core.process_set import ProcessSet, global_process_set, require_process_set
 from hvdtrain.keras.backends.compression import Compression, Compressor

@@ -52,7 +52,7 @@ class TorchBackend:
 
     def do_not_compile(self, function: F) -> F:
         # A user may compile the step with torch.compile.
-        disabled: F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        disabled: F = torch.compiler.disable(function)
         return disabled
 
 

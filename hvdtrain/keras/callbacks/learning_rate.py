@@ -7,7 +7,7 @@ from collections.abc import Callable
 import keras
 
 from hvdtrain.core import objects
-from hvdtrain.core.place import rank, size
+from hvdtrain.core.horovod_api import rank, size
 from hvdtrain.keras.tensors.types import Logs
 
 __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback", "warmup_multiplier"]

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from hvdtrain.core import objects
-from hvdtrain.core.place import rank
+from hvdtrain.core.horovod_api import rank
 from hvdtrain.keras.backends.distributed import training_state
 from hvdtrain.keras.operations.variables import broadcast_variables
 from hvdtrain.keras.tensors.types import Logs, Model

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import keras
 
 from hvdtrain.core import context
-from hvdtrain.core.process.exits import say
+from hvdtrain.core.process.exits import write_message
 from hvdtrain.keras.backends.distributed import distributed_optimizers
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.tensors.types import Model
@@ -58,7 +58,7 @@ def _is_from_keras(instance: object) -> bool:
 def _warn() -> None:
     topology = context.current().topology
     if topology.rank == 0:
-        say(
+        write_message(
             topology.title,
             "fit: BroadcastGlobalVariablesCallback, but the optimizer is not wrapped, so that each "
             "rank trains a model of its own and they drift apart: "

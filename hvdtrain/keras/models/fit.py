@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
-from hvdtrain.core.place import size
+from hvdtrain.core.horovod_api import size
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.keras.backends.distributed import distributed_optimizers
 from hvdtrain.keras.callbacks.synchronization import FirstCallback, LastCallback

@@ -1,4 +1,4 @@
-"""All forms in which hosts are written down, by name."""
+"""The formats in which hosts are written, by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hvdtrain.launch.hosts import hydra, openmpi, schedulers
 from hvdtrain.launch.hosts.check import mixed_names
-from hvdtrain.launch.hosts.host import Host, HostfileError, Source, check_name
+from hvdtrain.launch.hosts.host import Host, HostfileError, HostText, check_name
 
 __all__ = [
     "FOREIGN",
@@ -29,17 +29,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Format:
-    """A way to write hosts down.
+    """A format for a list of hosts.
 
     Attributes:
         read: returns the hosts; raises HostfileError.
         write: returns the text.
-        slots: whether it tells how many slots a host has.
-        users: whether it tells who logs in there.
-        ipv6: whether an address can stand for a name.
+        slots: whether it contains the number of slots of a host.
+        users: whether it can contain a user name for a host.
+        ipv6: whether a host may be an IPv6 address.
     """
 
-    read: Callable[[Source], list[Host]]
+    read: Callable[[HostText], list[Host]]
     write: Callable[[Sequence[Host]], str]
     slots: bool = True
     users: bool = False
@@ -59,21 +59,25 @@ FORMATS: Mapping[str, Format] = {
     "k8s": Format(openmpi.read, openmpi.write, users=True, ipv6=True),
 }
 
-# Where a job finds the file of its hosts.
+# Variables with the path of a job's hostfile.
 _FILES = {
     "pbs": "PBS_NODEFILE",
     "sge": "PE_HOSTFILE",
     "pjm": "PJM_O_NODEINF",
 }
-# What some editors write, and launchers stumble over.
+# Written by some editors, and misread by launchers.
 FOREIGN = "has a byte-order mark, or lines that end as in Windows"
 _K8S_FILE = "/etc/mpi/hostfile"
 _HYDRA_LINE = re.compile(r"[^\s:#]+:\d+(\s.*)?")
 _SLURM_LINE = re.compile(r"(export\s+)?SLURM_\w+=.*")
 
 
-def source_of_job(name: str, environ: Mapping[str, str]) -> Source:
-    """Return what the scheduler has told this job of its hosts.
+def source_of_job(name: str, environ: Mapping[str, str]) -> HostText:
+    """Return the scheduler's list of the hosts of this job.
+
+    Args:
+        name: scheduler, a key of FORMATS.
+        environ: environment variables of the job.
 
     Raises:
         HostfileError: this is no job of that scheduler.
@@ -87,12 +91,12 @@ def source_of_job(name: str, environ: Mapping[str, str]) -> Source:
         return read_file(_K8S_FILE)
     if name == "slurm":
         settings = (f"{key}={value}" for key, value in environ.items() if key.startswith("SLURM_"))
-        return Source("the environment", "\n".join(settings))
+        return HostText("the environment", "\n".join(settings))
     if name == "lsf":
         if not environ.get("LSB_MCPU_HOSTS"):
             raise HostfileError("$LSB_MCPU_HOSTS", "", "is not set: this is no job of lsf")
-        return Source("$LSB_MCPU_HOSTS", environ["LSB_MCPU_HOSTS"])
-    return Source("flux getattr hostlist", _ask_flux())
+        return HostText("$LSB_MCPU_HOSTS", environ["LSB_MCPU_HOSTS"])
+    return HostText("flux getattr hostlist", _ask_flux())
 
 
 def _ask_flux() -> str:
@@ -106,11 +110,11 @@ def _ask_flux() -> str:
     return done.stdout
 
 
-def read_file(path: str) -> Source:
-    """Return the text of a hostfile, as it stands there.
+def read_file(path: str) -> HostText:
+    """Return the text of a hostfile.
 
     Raises:
-        HostfileError: it is missing, no file, unreadable, or not ASCII.
+        HostfileError: the file is missing, not a regular file, unreadable, or not ASCII.
     """
     file = Path(path)
     where = f"hostfile {path}"
@@ -130,19 +134,19 @@ def read_file(path: str) -> Source:
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise HostfileError(f"{path}:{line}", "", "has a zero byte: it is no text file")
-    return Source(path, text, foreign=bool(mark) or "\r" in text)
+    return HostText(path, text, foreign=bool(mark) or "\r" in text)
 
 
 def read_hostfile(path: str, form: str) -> list[Host]:
-    """Return the hosts of a file that a launcher is given as it stands, one or more.
+    """Return the hosts of a file that is passed to a launcher as it is, one or more.
 
     Args:
-        path: of the file.
-        form: of FORMATS.
+        path: hostfile.
+        form: format, a key of FORMATS.
 
     Raises:
-        HostfileError: it cannot be read, is not in this form, names no host, or, in Open MPI's
-            form, one under two names.
+        HostfileError: the file cannot be read, is not in this format, names no host or, in Open
+            MPI's format, names one host in two ways.
     """
     source = read_file(path)
     hosts = FORMATS[form].read(source)
@@ -157,10 +161,14 @@ def read_hostfile(path: str, form: str) -> list[Host]:
 
 
 def write_hosts(hosts: Sequence[Host], form: str) -> str:
-    """Return the text that names hosts in this form.
+    """Return the text that lists hosts in a format.
+
+    Args:
+        hosts: hosts to write.
+        form: format, a key of FORMATS.
 
     Raises:
-        HostfileError: it has no place for an IPv6 address.
+        HostfileError: the format cannot contain an IPv6 address.
     """
     for host in hosts:
         check_name(host.name, f"form {form}", ipv6=FORMATS[form].ipv6)
@@ -168,7 +176,12 @@ def write_hosts(hosts: Sequence[Host], form: str) -> str:
 
 
 def left_out(hosts: Sequence[Host], form: str) -> list[str]:
-    """Return what was said of hosts that write_hosts() does not write in this form."""
+    """Return the details of hosts that write_hosts() does not write in this format.
+
+    Args:
+        hosts: hosts to write.
+        form: format, a key of FORMATS.
+    """
     words = []
     for host in hosts:
         if host.user and not FORMATS[form].users:
@@ -177,8 +190,8 @@ def left_out(hosts: Sequence[Host], form: str) -> list[str]:
     return words
 
 
-def guess_format(source: Source) -> str:
-    """Tell in which form a file is written."""
+def guess_format(source: HostText) -> str:
+    """Return the name of the format that a file seems to have."""
     bare = [line.partition("#")[0].strip() for _, line in source.lines()]
     lines = [line for line in bare if line]
     if any(_HYDRA_LINE.fullmatch(line) for line in lines):
@@ -195,5 +208,5 @@ def guess_format(source: Source) -> str:
 
 
 def _is_lsf(words: Sequence[str]) -> bool:
-    """Return whether hosts and numbers take turns, two hosts or more."""
+    """Return whether host names and numbers alternate, for two hosts or more."""
     return len(words) >= 4 and len(words) % 2 == 0 and all(word.isdecimal() for word in words[1::2])

@@ -1,4 +1,4 @@
-"""Hostfiles of Open MPI 4 and 5, and of all that is made from it: `node1 slots=4`."""
+"""Hostfiles of Open MPI 4 and 5, and of what is derived from it: `node1 slots=4`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hvdtrain.launch.hosts.host import Host, HostfileError, Source, add_up, check_name, check_slots
+from hvdtrain.launch.hosts.host import (
+    Host,
+    HostfileError,
+    HostText,
+    add_up,
+    check_name,
+    check_slots,
+)
 
 __all__ = ["read", "write"]
 
@@ -23,11 +30,11 @@ _COMMENT = re.compile(r"/\*.*?\*/|(#|//).*")
 _HOST_AND_COUNT = re.compile(r"([^:]+):(\d+)")
 
 
-def read(source: Source) -> list[Host]:
+def read(source: HostText) -> list[Host]:
     """Return the hosts of a hostfile, each once.
 
     Raises:
-        HostfileError: Open MPI would refuse a line, or take it for something else.
+        HostfileError: Open MPI would refuse a line, or misread it.
     """
     _refuse_open_comment(source)
     listed: list[tuple[str, Host]] = []
@@ -42,7 +49,7 @@ def read(source: Source) -> list[Host]:
 
 
 def write(hosts: Sequence[Host]) -> str:
-    """Return a hostfile; every host has a number of slots."""
+    """Return a hostfile with the number of slots of every host."""
     return "".join(
         f"{host.user}@{host.name} slots={host.slots}\n"
         if host.user
@@ -51,7 +58,7 @@ def write(hosts: Sequence[Host]) -> str:
     )
 
 
-def _refuse_open_comment(source: Source) -> None:
+def _refuse_open_comment(source: HostText) -> None:
     last = source.text.rpartition("\n")[2]
     if any(comment[1] for comment in _COMMENT.finditer(last)):
         where = f"{source.name}:{len(source.text.splitlines())}"
@@ -117,7 +124,7 @@ def _refuse_key(key: str, token: str, where: str) -> None:
 
 
 def _once(listed: Sequence[tuple[str, Host]]) -> list[Host]:
-    """Count a slot for each listing of a host without a number, as Open MPI does."""
+    """Merge hosts that are listed again, with one slot for each listing, as Open MPI does."""
     lines: dict[str, list[str]] = {}
     for where, host in listed:
         lines.setdefault(host.name, []).append(where)

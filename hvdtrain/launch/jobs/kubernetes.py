@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.jobs.request import Request
+from hvdtrain.launch.jobs.request import JobRequest
 from hvdtrain.launch.jobs.schedulers import AGAIN, Scheduler
 from hvdtrain.launch.jobs.script import body
 
@@ -24,7 +24,7 @@ KUBERNETES = Scheduler(
     },
 )
 
-# Hosts are named in full there, and Open MPI 4 would cut the names.
+# Hosts have fully qualified names there, which Open MPI 4 would truncate.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
 _MANIFEST = """\
@@ -79,11 +79,11 @@ spec:
 """
 
 
-def mpi_job(request: Request) -> str:
-    """Return the manifest, in YAML.
+def mpi_job(request: JobRequest) -> str:
+    """Return the manifest in YAML.
 
     Raises:
-        UsageError: the name of the job, or of the image, is none that Kubernetes takes.
+        UsageError: Kubernetes does not accept the name of the job or of the image.
     """
     if not _NAME.fullmatch(request.name):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What each scheduler wants to read, and how a job of it starts again."""
+"""The directives of each scheduler, and how a job is started again."""
 
 from __future__ import annotations
 
@@ -6,49 +6,49 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hvdtrain.launch.jobs.request import Request, clock_text
+from hvdtrain.launch.jobs.request import JobRequest, clock_text
 
 __all__ = ["AGAIN", "SCHEDULERS", "Scheduler"]
 
-# The exit codes that mean "start it again" to schedulers which look at them.
+# Exit codes that mean "start it again" to schedulers that check them.
 AGAIN = 75
 _SGE_AGAIN = 99
 
 
-def _nothing(request: Request) -> list[str]:
+def _nothing(request: JobRequest) -> list[str]:
     return []
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """How to speak to a scheduler.
+    """How to write scripts for a scheduler.
 
     Attributes:
-        launchers: that can be used in its jobs, the usual one first.
-        directives: returns what it reads in the script.
-        again: returns the lines that have the job start again.
-        array: the variable that counts the jobs of an array; empty: there are none.
-        first: the lowest number in an array.
-        warns: to whom it sends the signal before the time limit: to the "shell" of the job or to
-            "all"; empty: to nobody.
+        launchers: launchers for its jobs, the default first.
+        directives: returns the scheduler's directives in the script.
+        again: returns the lines that start the job again.
+        array: variable with the index of the job in an array; empty if arrays are not supported.
+        first: smallest index of an array.
+        warns: receiver of the signal before the time limit: "shell" for the job's shell, "all" for
+            all processes, empty for none.
         setup: lines before the launch.
-        hostfile: of its hosts, as a word of bash, where mpirun cannot ask for them.
-        unsaid: returns what of the request its scripts cannot say, by the name in Request, and what
-            a person can do.
+        hostfile: hostfile as a word of bash, if mpirun cannot ask the scheduler for hosts.
+        unsaid: returns the fields of the request that its scripts cannot express, each with what to
+            do instead.
     """
 
     launchers: Sequence[str]
-    directives: Callable[[Request], list[str]]
-    again: Callable[[Request], list[str]]
+    directives: Callable[[JobRequest], list[str]]
+    again: Callable[[JobRequest], list[str]]
     array: str = ""
     first: int = 0
     warns: str = ""
-    setup: Callable[[Request], list[str]] = _nothing
+    setup: Callable[[JobRequest], list[str]] = _nothing
     hostfile: str = ""
-    unsaid: Callable[[Request], Mapping[str, str]] = lambda request: {}
+    unsaid: Callable[[JobRequest], Mapping[str, str]] = lambda request: {}
 
 
-def _slurm(request: Request) -> list[str]:
+def _slurm(request: JobRequest) -> list[str]:
     many = "-%a" if request.array else ""
     number = "%A" if request.array else "%j"
     options = {
@@ -69,12 +69,12 @@ def _slurm(request: Request) -> list[str]:
     return [*given, "#SBATCH --requeue"]
 
 
-def _slurm_again(request: Request) -> list[str]:
+def _slurm_again(request: JobRequest) -> list[str]:
     job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if request.array else "$SLURM_JOB_ID"
     return [f'scontrol requeue "{job}"']
 
 
-def _pbs(request: Request) -> list[str]:
+def _pbs(request: JobRequest) -> list[str]:
     gpus = f":ngpus={request.gpus_per_node}" if request.gpus_per_node else ""
     sizes = f"ncpus={request.cpus_per_node}:mpiprocs={request.ranks_per_node}{gpus}"
     options = [
@@ -91,13 +91,13 @@ def _pbs(request: Request) -> list[str]:
     return [f"#PBS {option}" for option in options if option]
 
 
-def _pbs_again(request: Request) -> list[str]:
+def _pbs_again(request: JobRequest) -> list[str]:
     if request.array:
         return ['echo "$OUT is not done: submit this job of the array again" >&2']
     return _submit("qsub")(request)
 
 
-def _lsf(request: Request) -> list[str]:
+def _lsf(request: JobRequest) -> list[str]:
     jsrun = request.launcher == "jsrun"
     minutes = -(-request.seconds // 60)
     many = f"[{request.array}]" if request.array else ""
@@ -115,15 +115,15 @@ def _lsf(request: Request) -> list[str]:
     return [f"#BSUB {option}" for option in options if option]
 
 
-def _unsaid_lsf(request: Request) -> dict[str, str]:
+def _unsaid_lsf(request: JobRequest) -> dict[str, str]:
     if request.launcher == "jsrun":
         return {}
     return {"cpus_per_rank": "a rank has one slot, of as many cores as the site says"}
 
 
-def _sge(request: Request) -> list[str]:
+def _sge(request: JobRequest) -> list[str]:
     options = [
-        # Many queues pay no heed to the first line of a script, and run it with sh or csh.
+        # Many queues ignore the first line of a script, and run it with sh or csh.
         "-S /bin/bash",
         f"-N {request.name}",
         request.account and f"-P {request.account}",
@@ -138,7 +138,7 @@ def _sge(request: Request) -> list[str]:
     return [f"#$ {option}" for option in options if option]
 
 
-def _unsaid_sge(request: Request) -> dict[str, str]:
+def _unsaid_sge(request: JobRequest) -> dict[str, str]:
     return {
         "nodes": "in '-pe mpi' name an environment of the site that puts as many ranks on a host",
         "gpus_per_node": "add the site's line for them, such as '#$ -l gpu=4'",
@@ -146,7 +146,7 @@ def _unsaid_sge(request: Request) -> dict[str, str]:
     }
 
 
-def _pjm(request: Request) -> list[str]:
+def _pjm(request: JobRequest) -> list[str]:
     options = [
         f"-N {request.name}",
         request.account and f"-g {request.account}",
@@ -160,14 +160,14 @@ def _pjm(request: Request) -> list[str]:
     return [f"#PJM {option}" for option in options if option]
 
 
-def _unsaid_pjm(request: Request) -> dict[str, str]:
+def _unsaid_pjm(request: JobRequest) -> dict[str, str]:
     return {
         "gpus_per_node": "name a resource group with as many in --queue",
         "cpus_per_rank": "ranks share the cores of a node",
     }
 
 
-def _pjm_setup(request: Request) -> list[str]:
+def _pjm_setup(request: JobRequest) -> list[str]:
     slots = request.ranks_per_node
     return [
         "export OMPI_MCA_plm_rsh_agent=/bin/pjrsh PRTE_MCA_plm_ssh_agent=/bin/pjrsh",
@@ -176,7 +176,7 @@ def _pjm_setup(request: Request) -> list[str]:
     ]
 
 
-def _flux(request: Request) -> list[str]:
+def _flux(request: JobRequest) -> list[str]:
     options = [
         f"--job-name={request.name}",
         request.account and f"--bank={request.account}",
@@ -190,11 +190,11 @@ def _flux(request: Request) -> list[str]:
     return [f"# flux: {option}" for option in options if option]
 
 
-def _exit(code: int) -> Callable[[Request], list[str]]:
+def _exit(code: int) -> Callable[[JobRequest], list[str]]:
     return lambda request: [f"exit {code}"]
 
 
-def _submit(command: str) -> Callable[[Request], list[str]]:
+def _submit(command: str) -> Callable[[JobRequest], list[str]]:
     return lambda request: [
         "# The name under which this script was saved, in the directory of the job.",
         f"{command} {request.script}",

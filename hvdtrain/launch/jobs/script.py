@@ -1,16 +1,15 @@
-"""The script of a job: what the scheduler reads, the launch, and how it starts again."""
+"""Job scripts: directives, the launch, and how the job is started again."""
 
 from __future__ import annotations
 
 import shlex
 
-from hvdtrain.launch.jobs.launching import launch_line
-from hvdtrain.launch.jobs.request import Request
+from hvdtrain.launch.jobs.request import JobRequest
 from hvdtrain.launch.jobs.schedulers import SCHEDULERS, Scheduler
 
 __all__ = ["body", "job_script"]
 
-# The scheduler sends USR1 to this shell. The trap interrupts `wait`, which then starts again.
+# The scheduler sends USR1 to this shell. The trap interrupts `wait`, which is called again.
 _PASSED_ON = """\
 trap 'kill -USR1 "$pid"' USR1
 {launch} &
@@ -19,7 +18,7 @@ while kill -0 "$pid" 2> /dev/null; do wait "$pid"; done
 wait "$pid"
 code=$?
 """
-# The scheduler sends USR1 to the ranks, and to this shell, which must live on.
+# The scheduler sends USR1 to the ranks, and to this shell, which must survive it.
 _WARNED = """\
 trap : USR1
 {launch}
@@ -40,20 +39,25 @@ exit "$code"
 """
 
 
-def job_script(name: str, request: Request) -> str:
+def job_script(name: str, request: JobRequest) -> str:
     """Return the script for a scheduler.
 
     Args:
-        name: one of SCHEDULERS.
-        request: the job.
+        name: scheduler, a key of SCHEDULERS.
+        request: job to write.
     """
     scheduler = SCHEDULERS[name]
     head = ["#!/bin/bash", *scheduler.directives(request), "", ""]
     return "\n".join(head) + body(request, scheduler)
 
 
-def body(request: Request, scheduler: Scheduler) -> str:
-    """Return the lines that the shell of a job runs."""
+def body(request: JobRequest, scheduler: Scheduler) -> str:
+    """Return the lines that the shell of a job runs.
+
+    Args:
+        request: job to write.
+        scheduler: scheduler that runs it.
+    """
     index = f'"-${scheduler.array}"' if request.array else ""
     lines = [
         "# Modules and variables of this site belong here.",
@@ -66,8 +70,68 @@ def body(request: Request, scheduler: Scheduler) -> str:
         "",
     ]
     start = _FORMS[scheduler.warns].format(
-        launch=launch_line(request, scheduler.hostfile),
+        launch=_launch_line(request, scheduler.hostfile),
         seconds=request.seconds - request.notice_seconds,
     )
     again = "\n".join(f"  {line}" for line in scheduler.again(request))
     return "\n".join([*lines, start]) + _END.format(again=again)
+
+
+def _launch_line(request: JobRequest, hostfile: str = "") -> str:
+    """Return the command that starts all ranks, in bash.
+
+    Args:
+        request: job to write.
+        hostfile: hostfile for mpirun as a word of bash, if the scheduler does not pass it the
+            hosts.
+    """
+    words = {"mpirun": _mpirun, "srun": _srun, "jsrun": _jsrun, "flux": _flux}[request.launcher]
+    parts = [shlex.join(words(request))]
+    if hostfile:
+        if not request.trains:  # a user's script writes its requeue marker there
+            parts.append("-x OUT")
+        parts.append(f"-hostfile {hostfile}")
+    if request.launcher == "mpirun":
+        parts.append("--")
+    parts.append(shlex.join(request.arguments))
+    if request.trains:
+        parts.append('--out "$OUT" --resume auto')
+    return " ".join(parts)
+
+
+def _program(request: JobRequest) -> list[str]:
+    return [request.python, "-m", "hvdtrain"]
+
+
+def _mpirun(request: JobRequest) -> list[str]:
+    # `hvdtrain run` finds the mpirun of the loaded MPI, and builds its command line.
+    return [*_program(request), "run", "-np", str(request.ranks)]
+
+
+def _srun(request: JobRequest) -> list[str]:
+    # A rank that fails must end all. Every rank sees all GPUs of its node and takes its own: hidden
+    # from each other, GPUs have no peer access.
+    gpus = ["--gpu-bind=none"] if request.gpus_per_node else []
+    mpi = [f"--mpi={request.mpi}"] if request.mpi else []
+    cpus = f"--cpus-per-task={request.cpus_per_rank}"
+    return ["srun", *mpi, "--kill-on-bad-exit=1", cpus, *gpus, *_program(request)]
+
+
+def _jsrun(request: JobRequest) -> list[str]:
+    each = {
+        "-n": request.ranks,
+        "-r": request.ranks_per_node,
+        "-a": 1,
+        "-g": request.gpus_per_node // request.ranks_per_node,
+        "-c": request.cpus_per_rank,
+        "-b": "rs",
+        "-d": "packed",
+    }
+    return ["jsrun", *(str(word) for pair in each.items() for word in pair), *_program(request)]
+
+
+def _flux(request: JobRequest) -> list[str]:
+    sizes = [f"-N{request.nodes}", f"-n{request.ranks}", f"-c{request.cpus_per_rank}"]
+    if gpus := request.gpus_per_node // request.ranks_per_node:
+        sizes += [f"-g{gpus}", "-o", "gpu-affinity=per-task"]
+    return ["flux", "run", *sizes, *_program(request)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hvdtrain.core.context import shutdown
 from hvdtrain.core.elastic import ObjectState, run
-from hvdtrain.core.start import init
+from hvdtrain.core.horovod_api import init
 from hvdtrain.torch.elastic.sampler import ElasticSampler
 from hvdtrain.torch.elastic.state import TorchState
 

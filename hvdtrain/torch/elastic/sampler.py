@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hvdtrain.core.place import rank, size
+from hvdtrain.core.horovod_api import rank, size
 from hvdtrain.torch.functions import allgather_object
 
 __all__ = ["ElasticSampler"]

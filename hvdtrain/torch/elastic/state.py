@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvdtrain.core.elastic import ObjectState
-from hvdtrain.core.place import rank
+from hvdtrain.core.horovod_api import rank
 from hvdtrain.torch.elastic.sampler import ElasticSampler
 from hvdtrain.torch.functions import (
     broadcast_object,

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from hvdtrain.core.gradients.plan import Plan
+from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.plan_change import agree_on_change
-from hvdtrain.core.planning import replan, take_layout
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.hooks import GradientHooks, check_hookable
 from hvdtrain.torch.gradients.numbers import Summed
@@ -62,7 +61,7 @@ class Gradients:
         self._plan_stays = False  # until it follows the order in which gradients came
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> BucketPlan:
         """How gradients are cut into buckets now."""
         return self._planned.plan
 
@@ -238,7 +237,7 @@ class Gradients:
         elif not self._plan_stays:
             self._use_plan(replan(self.plan, summed.places))
 
-    def _use_plan(self, plan: Plan) -> None:
+    def _use_plan(self, plan: BucketPlan) -> None:
         """Reduce by a plan that stays, from the next step on."""
         self._plan_stays = True
         self._planned.use_plan(plan)

@@ -10,13 +10,12 @@ import torch
 from hvdtrain.buffer import Elements
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.bucket_plans import agree_on_plan, open_plan_channel
+from hvdtrain.core.gradients.communicators import Communicators, open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.memory import bucket_memory, cut
-from hvdtrain.core.gradients.open_wires import open_wires
-from hvdtrain.core.gradients.plan import ParameterSpec, Plan
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.plan_channel import open_plan_channel
-from hvdtrain.core.planning import agree_on_plan
 from hvdtrain.core.staging import note_staging
 from hvdtrain.streams import Streams
 from hvdtrain.torch.gradients.numbers import count_of, note
@@ -66,7 +65,7 @@ class Planned:
         """
         parent, exchange = settings.process_set.channel(), settings.make_exchange()
         capabilities = parent.communicator.capabilities
-        halves = capabilities.halves and exchange.halves
+        halves = capabilities.halves and exchange.half_types
         plan = agree_on_plan([spec_of(*pair, halves) for pair in named], parent, settings.groups)
         exchange.prepare(plan)
         channel = open_plan_channel(parent)
@@ -95,7 +94,7 @@ class Planned:
             numbers=count_of(len(parameters)),
             streams=[streams[bucket.device] for bucket in plan.buckets],
             counted=True,
-            wires=open_wires(channel, exchange, context.current().topology.node, name),
+            communicators=_communicators(channel, exchange, name),
         )
         views = BucketViews(parameters, reducer, settings.compression)
         types = [parameter.dtype for parameter in parameters]
@@ -111,11 +110,11 @@ class Planned:
             streams.refuse_capture("an optimizer step")
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> BucketPlan:
         """How gradients are cut into buckets."""
         return self.reducer.plan
 
-    def use_plan(self, plan: Plan) -> None:
+    def use_plan(self, plan: BucketPlan) -> None:
         """Reduce by another plan for the same parameters, from the next step on."""
         kept = self.views.kept()
         self.exchange.prepare(plan)
@@ -148,3 +147,11 @@ def type_change(named: Named, types: Sequence[torch.dtype]) -> str:
         for (name, parameter), kept in zip(named, types, strict=True)
         if parameter.dtype != kept
     )
+
+
+def _communicators(channel: Channel, exchange: Exchange, name: str) -> Communicators:
+    """Return the communicators of an exchange (collective if it is hierarchical)."""
+    if not exchange.hierarchical:
+        return Communicators.flat(channel.communicator)
+    node = context.current().topology.node
+    return open_communicators(channel, exchange.spec, node, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvdtrain.core.gradients.allreduce import Allreduce
+from hvdtrain.core.gradients.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.core.process_set import ProcessSet, require_process_set
 from hvdtrain.torch.operations.compression import Compression, Compressor
@@ -42,7 +42,7 @@ class GradientSettings:
 
     def make_exchange(self) -> Exchange:
         """Return what is done with a bucket; one that keeps something is always the same."""
-        return self.exchange or Allreduce(self.op, self.predivide)
+        return self.exchange or AllreduceExchange(self.op, self.predivide)
 
     @property
     def weights(self) -> bool:

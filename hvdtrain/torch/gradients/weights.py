@@ -10,8 +10,8 @@ from typing import cast
 import torch
 
 from hvdtrain.arrays import Array, HostArray, is_tensor
+from hvdtrain.core.bucket_plans import agree_on_change
 from hvdtrain.core.gradients.exchange import FilledBucket
-from hvdtrain.core.plan_change import agree_on_change
 from hvdtrain.streams import Streams
 from hvdtrain.torch.gradients.planned import Planned, type_change
 from hvdtrain.torch.gradients.settings import GradientSettings

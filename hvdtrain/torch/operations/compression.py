@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hvdtrain.core.compression import Compressor
+from hvdtrain.core.horovod_api import Compressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 

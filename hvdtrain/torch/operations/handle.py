@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hvdtrain.core.operations import Submitted
+from hvdtrain.core.operations import Submission
 from hvdtrain.torch.tensors.compiling import uncompiled
 
 __all__ = ["Handle", "poll", "synchronize"]
@@ -19,7 +19,7 @@ class Handle:
         finish: makes the user's result from the operation's.
     """
 
-    def __init__(self, submitted: Submitted, finish: Callable[[Any], Any]) -> None:
+    def __init__(self, submitted: Submission, finish: Callable[[Any], Any]) -> None:
         self._submitted = submitted
         self._finish: Callable[[Any], Any] | None = finish
         self._started = False

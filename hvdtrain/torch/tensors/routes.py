@@ -9,7 +9,7 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.operations import Submitted
+from hvdtrain.core.operations import Submission
 from hvdtrain.core.staging import note_staging
 from hvdtrain.streams import HOST, Several, Streams
 from hvdtrain.torch.tensors.buffers import (
@@ -165,7 +165,7 @@ def _make(channel: Channel, device: torch.device) -> Route:
     return StagingRoute(streams, pinned=device.type == "cuda")
 
 
-def order(submitted: Submitted, routes: Sequence[Route]) -> Submitted:
+def order(submitted: Submission, routes: Sequence[Route]) -> Submission:
     """Order an operation after what the calling thread has put on its tensors' devices."""
     found = [route.streams for route in routes if route.streams is not HOST]
     if found:

@@ -10,15 +10,22 @@ from typing import Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.file import load_checkpoint
-from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, Name
-from hvdtrain.train.checkpoint.tensor_file import Framework
+from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, CheckpointName
+from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.records.files import publish, unfinished_file
 
-__all__ = ["Found", "best_file", "checkpoint_files", "mark_best", "newest_good", "remove_old"]
+__all__ = [
+    "LoadedCheckpoint",
+    "best_file",
+    "checkpoint_files",
+    "mark_best",
+    "newest_good",
+    "remove_old",
+]
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadedCheckpoint:
     """What newest_good() found.
 
     Attributes:
@@ -50,16 +57,16 @@ def best_file(directory: Path) -> Path | None:
     return next((path for path, name in _files(directory) if name.kind == BEST), None)
 
 
-def newest_good(directory: Path, framework: Framework) -> Found:
+def newest_good(directory: Path, library: TensorLibrary) -> LoadedCheckpoint:
     """Read the newest checkpoint that is whole; the best one is one of them (rank 0 only).
 
     Raises:
         OSError: the directory cannot be looked at.
     """
-    found = Found()
+    found = LoadedCheckpoint()
     for path, _ in _files(directory):
         try:
-            return replace(found, path=path, content=load_checkpoint(path, framework))
+            return replace(found, path=path, content=load_checkpoint(path, library))
         except UsageError as error:
             found.bad.append(str(error))
     return found
@@ -71,7 +78,7 @@ def mark_best(path: Path) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    name = Name.of(path)
+    name = CheckpointName.of(path)
     assert name is not None
     best = path.with_name(str(replace(name, kind=BEST)))
     try:
@@ -101,23 +108,25 @@ def remove_old(written: Path, keep: int) -> None:
     Raises:
         OSError: one cannot be removed.
     """
-    name = Name.of(written)
+    name = CheckpointName.of(written)
     assert name is not None
     files = _files(written.parent)
     before = [
-        path for path, other in files if other.kind == CHECKPOINT and other.place < name.place
+        path for path, other in files if other.kind == CHECKPOINT and other.position < name.position
     ]
     kept = {written, *before[: keep - 1]}
     for path, other in files:
-        if path not in kept and (other.kind == CHECKPOINT or other.place > name.place):
+        if path not in kept and (other.kind == CHECKPOINT or other.position > name.position):
             path.unlink()
 
 
-def _files(directory: Path) -> list[tuple[Path, Name]]:
+def _files(directory: Path) -> list[tuple[Path, CheckpointName]]:
     """Return all checkpoints, newest first, and the best behind one of the same place."""
     try:
-        named = [(path, Name.of(path)) for path in directory.iterdir()]
+        named = [(path, CheckpointName.of(path)) for path in directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     found = [(path, name) for path, name in named if name is not None]
-    return sorted(found, key=lambda item: (item[1].place, item[1].kind, str(item[0])), reverse=True)
+    return sorted(
+        found, key=lambda item: (item[1].position, item[1].kind, str(item[0])), reverse=True
+    )

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint.names import CHECKPOINT, DIGEST_LENGTH, Name
-from hvdtrain.train.checkpoint.tensor_file import Framework, read, write
-from hvdtrain.train.checkpoint.tree import join, split
+from hvdtrain.train.checkpoint.names import CHECKPOINT, DIGEST_LENGTH, CheckpointName
+from hvdtrain.train.checkpoint.pytree import flatten, unflatten
+from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, read, write
 from hvdtrain.train.records.files import publish, unfinished_file
 
 __all__ = ["load_checkpoint", "write_checkpoint"]
@@ -21,7 +21,7 @@ _ABOUT, _VERSION = "hvdtrain", 1
 
 
 def write_checkpoint(
-    directory: Path, epoch: int, samples: int, content: Mapping[str, Any], framework: Framework
+    directory: Path, epoch: int, samples: int, content: Mapping[str, Any], library: TensorLibrary
 ) -> Path:
     """Write a checkpoint and bring it to the disk; whatever ends this, no part of it stays.
 
@@ -37,16 +37,16 @@ def write_checkpoint(
         OSError: it cannot be written.
         TypeError: there is something else in it.
     """
-    tensors, skeleton = split(content)
+    tensors, skeleton = flatten(content)
     about = json.dumps({"version": _VERSION, "content": skeleton}, allow_nan=False)
     with unfinished_file(directory) as file:
-        digest = write(file, tensors, {"format": framework, _ABOUT: about})
-        path = directory / str(Name(CHECKPOINT, epoch, samples, digest[:DIGEST_LENGTH]))
+        digest = write(file, tensors, {"format": library, _ABOUT: about})
+        path = directory / str(CheckpointName(CHECKPOINT, epoch, samples, digest[:DIGEST_LENGTH]))
         publish(file, path)
     return path
 
 
-def load_checkpoint(path: Path, framework: Framework) -> dict[str, Any]:
+def load_checkpoint(path: Path, library: TensorLibrary) -> dict[str, Any]:
     """Read a checkpoint into CPU memory; no code in it is run (rank 0 only).
 
     Args:
@@ -59,10 +59,10 @@ def load_checkpoint(path: Path, framework: Framework) -> dict[str, Any]:
     try:
         if not path.is_file():
             raise UsageError(f"there is no checkpoint {path}: name an existing file")
-        name = Name.of(path)
+        name = CheckpointName.of(path)
         if name is not None and _digest(path) != name.digest:
             raise ValueError("its content is not what was written")
-        content = _content(path, framework)
+        content = _content(path, library)
     except UsageError:
         raise
     except ModuleNotFoundError as error:
@@ -81,8 +81,8 @@ def load_checkpoint(path: Path, framework: Framework) -> dict[str, Any]:
     return checkpoint
 
 
-def _content(path: Path, framework: Framework) -> Any:
-    tensors, metadata = read(path, framework)
+def _content(path: Path, library: TensorLibrary) -> Any:
+    tensors, metadata = read(path, library)
     if _ABOUT not in metadata:
         return None
     about = json.loads(metadata[_ABOUT])
@@ -91,7 +91,7 @@ def _content(path: Path, framework: Framework) -> Any:
             f"checkpoint {path} has version {about['version']} of its form, and this hvdtrain "
             f"knows version {_VERSION}: go on with the hvdtrain that wrote it"
         )
-    return join(about["content"], tensors)
+    return unflatten(about["content"], tensors)
 
 
 def _is_checkpoint(content: object) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-__all__ = ["BEST", "CHECKPOINT", "DIGEST_LENGTH", "Name", "place_of"]
+__all__ = ["BEST", "CHECKPOINT", "DIGEST_LENGTH", "CheckpointName", "position_of"]
 
 CHECKPOINT, BEST = "checkpoint", "best"
 DIGEST_LENGTH = 16
@@ -22,7 +22,7 @@ _PATTERN = re.compile(
 
 
 @dataclass(frozen=True)
-class Name:
+class CheckpointName:
     """What the name of a checkpoint says.
 
     Attributes:
@@ -46,16 +46,16 @@ class Name:
         return cls(found[1], int(found[2]), int(found[3] or 0), found[4])
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """Epochs and samples, by which checkpoints are ordered."""
         return self.epoch, self.samples
 
     def __str__(self) -> str:
-        place = f"{self.epoch:04d}+{self.samples}" if self.samples else f"{self.epoch:04d}"
-        return f"{self.kind}-{place}-{self.digest}.safetensors"
+        position = f"{self.epoch:04d}+{self.samples}" if self.samples else f"{self.epoch:04d}"
+        return f"{self.kind}-{position}-{self.digest}.safetensors"
 
 
-def place_of(path: Path) -> tuple[int, int]:
+def position_of(path: Path) -> tuple[int, int]:
     """Return the epochs and samples in a checkpoint's name; -1 epochs where it has no such name."""
-    name = Name.of(path)
-    return (-1, 0) if name is None else name.place
+    name = CheckpointName.of(path)
+    return (-1, 0) if name is None else name.position

@@ -12,9 +12,9 @@ from typing import Any, Protocol, Self
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import mark_best, remove_old
 from hvdtrain.train.checkpoint.file import write_checkpoint
-from hvdtrain.train.checkpoint.tensor_file import Framework
+from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 
-__all__ = ["Saver", "Snapshot", "State"]
+__all__ = ["Checkpointable", "Saver", "Snapshot"]
 
 # Training comes first, and writing takes what it leaves: a tenth of a core that is busy.
 _NICENESS = 10
@@ -27,14 +27,14 @@ class Snapshot(Protocol):
         """Return it; waits until it is complete."""
 
 
-class State(Protocol):
+class Checkpointable(Protocol):
     """What can be saved.
 
     Attributes:
-        framework: whose tensors it has.
+        tensor_library: library of its tensors.
     """
 
-    framework: Framework
+    tensor_library: TensorLibrary
 
     def snapshot(self) -> Snapshot:
         """Return what the state is now; it may change before the snapshot is complete."""
@@ -73,7 +73,7 @@ class Saver:
         self,
         epoch: int,
         samples: int,
-        state: State,
+        state: Checkpointable,
         about: Mapping[str, Any],
         best: bool = False,
     ) -> None:
@@ -97,7 +97,7 @@ class Saver:
         def write() -> None:
             content.update(snapshot.content())
             _give_way()
-            path = write_checkpoint(self._directory, epoch, samples, content, state.framework)
+            path = write_checkpoint(self._directory, epoch, samples, content, state.tensor_library)
             self.newest = path
             if best:
                 mark_best(path)

@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-__all__ = ["Framework", "read", "write"]
+__all__ = ["TensorLibrary", "read", "write"]
 
 # Of which library tensors are: torch or numpy.
-Framework = Literal["pt", "np"]
+TensorLibrary = Literal["pt", "np"]
 
 # What the format calls the types of torch and numpy.
 _TYPES = {
@@ -71,7 +71,7 @@ def write(file: BinaryIO, tensors: Mapping[str, Any], metadata: Mapping[str, str
     return digest.hexdigest()
 
 
-def read(path: Path, framework: Framework) -> tuple[dict[str, Any], dict[str, str]]:
+def read(path: Path, library: TensorLibrary) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the tensors, in CPU memory of their own, and the texts.
 
     Raises:
@@ -80,10 +80,10 @@ def read(path: Path, framework: Framework) -> tuple[dict[str, Any], dict[str, st
     """
     from safetensors import safe_open
 
-    with safe_open(path, framework=framework) as file:
+    with safe_open(path, framework=library) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         # Those of torch show the file, which may be removed while an optimizer still has them.
-        own = {name: t.clone() if framework == "pt" else t for name, t in tensors.items()}
+        own = {name: t.clone() if library == "pt" else t for name, t in tensors.items()}
         return own, file.metadata() or {}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["did_you_mean", "read_text", "shown"]
+__all__ = ["did_you_mean", "read_text", "shorten"]
 
 # Numbers with leading zeros are octal to some and decimal to others.
 _INTEGER = re.compile(r"[+-]?(0|[1-9](_?[0-9])*)")
@@ -55,7 +55,7 @@ def read_text(kind: Any, text: str) -> Any:
     return _READERS[kind](text)
 
 
-def shown(value: Any) -> str:
+def shorten(value: Any) -> str:
     """Return a value as errors show it: in quotes, and not longer than a line bears."""
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 4]} ..."

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import keras
 
+from hvdtrain.data.sampling.seeds import seed_generators
 from hvdtrain.devices import Device
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
-from hvdtrain.train.keras.building import build_recipe
 from hvdtrain.train.keras.loop import KerasLoop
-from hvdtrain.train.loop.course import Course
+from hvdtrain.train.keras.metrics import require_adding_metrics
+from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["KerasFramework"]
-
-# Where a rank computes, by the backend of Keras.
-_PLACES = {
-    "jax": "hvdtrain.train.keras.jax_place",
-    "tensorflow": "hvdtrain.train.keras.tensorflow_place",
-    "torch": "hvdtrain.train.torch.place",
-}
+__all__ = ["KerasFramework", "build_recipe"]
 
 
-class _Place(Protocol):
+class _DeviceModule(Protocol):
     """Where a rank computes, on one of Keras's backends; a module."""
 
     def prepare(self, topology: Topology, options: TrainOptions) -> Device:
         """Pin a device or take a share of the cores; tell which device (local)."""
+
+
+def _device_module(backend: str) -> _DeviceModule:
+    """Import the module that chooses devices for a backend of Keras."""
+    match backend:
+        case "jax":
+            from hvdtrain.train.keras import jax_device
+
+            return jax_device
+        case "tensorflow":
+            from hvdtrain.train.keras import tensorflow_device
+
+            return tensorflow_device
+    from hvdtrain.train.torch import device
+
+    return device
 
 
 class KerasFramework:
@@ -44,7 +53,7 @@ class KerasFramework:
         UsageError: Keras runs on another backend already.
     """
 
-    tensors: Literal["np"] = "np"
+    tensor_library: Literal["np"] = "np"
 
     def __init__(self, options: TrainOptions) -> None:
         self._options = options
@@ -63,17 +72,15 @@ class KerasFramework:
         Raises:
             UsageError: there is no such device.
         """
-        module: Any = importlib.import_module(_PLACES[self._backend])
-        place: _Place = module
-        self._device = place.prepare(topology, self._options)
+        self._device = _device_module(self._backend).prepare(topology, self._options)
 
-    def build(self, make: Callable[[], Recipe], topology: Topology) -> Recipe:
+    def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
         """Call a recipe with this rank's random generators seeded, and check it (local).
 
         Raises:
             UsageError: its model or its loss is none of Keras.
         """
-        return build_recipe(make, self._options, topology)
+        return build_recipe(make_recipe, self._options, topology)
 
     def device(self) -> Device:
         """Tell what this rank computes on (local)."""
@@ -86,6 +93,41 @@ class KerasFramework:
     def use_threads(self, threads: int) -> None:
         """Do nothing: the backend has decided (local)."""
 
-    def make_loop(self, recipe: Recipe, course: Course) -> KerasLoop:
+    def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> KerasLoop:
         """Prepare the optimizer (local)."""
-        return KerasLoop(recipe, course)
+        return KerasLoop(recipe, step_plan)
+
+
+_LARGEST_SEED = 2**32
+
+
+def build_recipe(
+    make_recipe: Callable[[], Recipe], options: TrainOptions, topology: Topology
+) -> Recipe:
+    """Call a recipe with this rank's random generators seeded, and check it (local).
+
+    Rank 0's weights are the ones that count: others start elsewhere, so that a broadcast that went
+    wrong shows in the digests.
+
+    Raises:
+        UsageError: its model or its loss is none of Keras, or a metric does not add up.
+    """
+    # Checkpoints know variables by their paths, which count the layers of a process.
+    keras.utils.clear_session(free_memory=False)
+    keras.config.set_floatx(options.dtype)
+    policy = "mixed_bfloat16" if options.amp == "bf16" else options.dtype
+    keras.config.set_dtype_policy(policy)
+    seed = options.seed + topology.rank
+    keras.utils.set_random_seed(seed % _LARGEST_SEED)
+    seed_generators(seed)
+    recipe = make_recipe()
+    wanted = {"model": keras.Model, "loss": keras.losses.Loss}
+    for part, kind in wanted.items():
+        found = getattr(recipe, part)
+        if not isinstance(found, kind):
+            raise UsageError(
+                f"the {part} of {options.recipe} is a {type(found).__name__}, not a "
+                f"keras.{kind.__name__}: add --framework torch where it is one of torch"
+            )
+    require_adding_metrics(recipe.metrics)
+    return recipe

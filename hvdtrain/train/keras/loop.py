@@ -1,157 +1,165 @@
-"""Epochs of `fit` and `evaluate`, exact on any number of ranks."""
+"""Training and evaluation with Keras's `fit` and `evaluate`, exact on any number of ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
 
 import hvdtrain.keras as hvd
 from hvdtrain.data.dataset import Samples
-from hvdtrain.data.sampling.seeds import seed_generators, step_seed
-from hvdtrain.train.keras.array_rows import ArrayRows
-from hvdtrain.train.keras.replica import KerasReplica
-from hvdtrain.train.loop.course import Course
+from hvdtrain.train.keras.fit import BatchDataset, StepCallback, StepPlanSchedule
+from hvdtrain.train.keras.metrics import KerasMetricSums, KerasMetricValue, sum_over_samples
+from hvdtrain.train.keras.sample_reader import SampleReader
+from hvdtrain.train.keras.state import KerasTrainingState
+from hvdtrain.train.loop.gather import predict_on_all_ranks, split_samples
+from hvdtrain.train.loop.protocol import Array
+from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.totals import Totals, Values
 from hvdtrain.train.optimizers.make_keras import keras_optimizer
 from hvdtrain.train.recipes.recipe import Recipe
 
 __all__ = ["KerasLoop"]
 
+_EVALUATION_BATCH = 1024
 
-class KerasLoop(KerasReplica):
-    """A compiled model in training.
+
+class KerasLoop:
+    """A compiled Keras model in training: its weights, its optimizer and its share of the data.
+
+    Every batch of a rank has the same number of samples, so that a step is compiled once. Padding
+    has weight 0. The other samples weigh one over the number of samples of all ranks in their
+    step, so that the sum over ranks is the gradient of the mean.
 
     Args:
-        recipe: model, data, loss and optimizer.
-        course: the steps.
+        recipe: model, data, loss, optimizer and metrics.
+        step_plan: steps of the run.
+
+    Attributes:
+        state: weights and optimizer, as checkpoints hold them.
+        metrics: metrics by name.
+        test_metrics: the same metrics.
+        gradient_bytes: bytes of gradients that a step reduces.
     """
 
-    def __init__(self, recipe: Recipe, course: Course) -> None:
-        self._rates = _Rates(course)
-        optimizer = hvd.DistributedOptimizer(_optimizer(recipe, course, self._rates), op=hvd.Sum)
-        super().__init__(recipe, course, optimizer)
+    def __init__(self, recipe: Recipe, step_plan: StepPlan) -> None:
+        self._step_plan, self._model = step_plan, recipe.model
+        self._schedule = StepPlanSchedule(step_plan)
+        self._optimizer = hvd.DistributedOptimizer(self._plain_optimizer(recipe), op=hvd.Sum)
+        self._optimizer.build(self._model.trainable_variables)
+        options = step_plan.options
+        self._train_reader = SampleReader(recipe.train, options.dtype, options.seed, recipe.augment)
         self._in_memory = isinstance(recipe.train, Samples) and recipe.augment is None
-        self.model.compile(optimizer, self.loss, weighted_metrics=[self.tally])
+        self._test_reader: SampleReader | None = None
+        if recipe.test is not None:
+            self._test_reader = SampleReader(recipe.test, options.dtype, options.seed)
+        loss = sum_over_samples(recipe.loss)
+        self._sums = KerasMetricSums(loss, recipe.metrics)
+        self.metrics: Mapping[str, KerasMetricValue] = {
+            name: KerasMetricValue(metric) for name, metric in recipe.metrics.items()
+        }
+        self.test_metrics = self.metrics
+        self.state = KerasTrainingState(self._model, self._optimizer)
+        # Samples in each batch of this rank, padding included.
+        self._rows = -(-step_plan.global_batch_size // step_plan.topology.size)
+        self.gradient_bytes = sum(
+            int(np.prod(variable.shape)) * np.dtype(variable.dtype).itemsize
+            for variable in self._model.trainable_variables
+        )
+        self._model.compile(self._optimizer, loss, weighted_metrics=[self._sums])
+
+    def _plain_optimizer(self, recipe: Recipe) -> keras.optimizers.Optimizer:
+        if recipe.optimizer is not None:
+            return recipe.optimizer(self._schedule)
+        return keras_optimizer(self._step_plan.options, self._schedule)
 
     @property
     def lr(self) -> float:
         """The learning rate of the last step."""
-        return self.course.lr(max(int(self.optimizer.iterations) + (self._rates.ahead or 0) - 1, 0))
+        done = int(self._optimizer.iterations) + (self._schedule.ahead or 0)
+        return self._step_plan.lr(max(done - 1, 0))
+
+    def broadcast(self) -> None:
+        """Copy the weights and the optimizer state of rank 0 to every rank (collective)."""
+        hvd.broadcast_variables(self.state.variables, root_rank=0)
+        self.state.broadcast_counters()
+
+    def average_buffers(self) -> None:
+        """Average the statistics that forward passes have changed on each rank (collective)."""
+        self.state.average_statistics()
+
+    def bucket_plan(self) -> None:
+        """Return None: buckets follow the order of the variables, so there is nothing to save."""
+
+    def use_bucket_plan(self, plan: object) -> None:
+        """Ignore the plan; see bucket_plan()."""
 
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Use the training samples that are left of an epoch; return sums (collective).
+        """Train on the samples that are left of an epoch (collective).
 
         Args:
-            epoch: counted from 0.
-            done: how many of its samples were used before.
-            go_on: called after each optimizer step; where it returns False, on all ranks at the
-                same step, that was the last one.
+            epoch: epoch, counted from 0.
+            done: number of its samples that were used before.
+            go_on: called after each optimizer step; False, on all ranks at the same step, ends the
+                call after that step.
+
+        Returns:
+            The sums over the samples that were used, on all ranks.
         """
-        first = self.course.position(epoch, done)
-        if self._rates.ahead is None:
-            self._rates.ahead = first - int(self.optimizer.iterations)
-        batches = [batch for _, batch in self.course.batches(epoch, done)]
-        data = _Batches(self.data, self.course, batches, self.rows, epoch)
-        steps = _Steps(self.course, first, go_on)
-        self.model.fit(
+        first = self._step_plan.position(epoch, done)
+        if self._schedule.ahead is None:
+            self._schedule.ahead = first - int(self._optimizer.iterations)
+        batches = [batch for _, batch in self._step_plan.batches(epoch, done)]
+        data = BatchDataset(self._train_reader, self._step_plan, batches, self._rows, epoch)
+        steps = StepCallback(self._step_plan, first, go_on)
+        self._model.fit(
             **(data.joined() if self._in_memory else {"x": data}),
             epochs=1,
             shuffle=False,
             verbose=0,
             callbacks=[steps],
         )
-        # The tally counts in float32, which skips numbers above 2^24.
+        # The sums count samples in float32, which skips numbers above 2^24.
         used = sum(len(batch) for batch in batches[: steps.taken])
-        return replace(self.tally.reduced(), samples=used)
+        return replace(self._sums.reduce(), samples=used)
 
     def evaluate(self) -> Values:
-        """Return loss and metrics of all test samples, each seen by one rank (collective)."""
-        if self.test is None:
+        """Return loss and metrics of all test samples, each seen by one rank (collective).
+
+        Returns:
+            Values by name; empty if the recipe has no test samples.
+        """
+        if self._test_reader is None:
             return {}
-        rows, taken, batch = self.test_rows()
-        inputs, targets = self.test.read(rows)
-        weights = taken.astype(self.course.options.dtype)
-        self.model.evaluate(inputs, targets, sample_weight=weights, batch_size=batch, verbose=0)
-        return self.tally.reduced().values(self.metrics)
+        samples = len(self._test_reader)
+        share = -(-samples // self._step_plan.topology.size)
+        batch = min(_EVALUATION_BATCH, share)
+        padded_share = -(-share // batch) * batch
+        rows, counted = self._step_plan.padded(np.arange(samples), padded_share)
+        inputs, targets = self._test_reader.read(rows)
+        weights = counted.astype(self._step_plan.options.dtype)
+        self._model.evaluate(inputs, targets, sample_weight=weights, batch_size=batch, verbose=0)
+        return self._sums.reduce().values(self.metrics)
 
+    def predict(self, inputs: Array) -> Array:
+        """Return the outputs of the model, the same on every rank (collective).
 
-class _Batches(keras.utils.PyDataset):
-    """The batches of this rank, read one by one."""
+        Args:
+            inputs: samples, [n, ...].
 
-    def __init__(
-        self, data: ArrayRows, course: Course, batches: list[Any], rows: int, epoch: int
-    ) -> None:
-        super().__init__()
-        self._data, self._course, self._epoch = data, course, epoch
-        self._all, self._rows = batches, rows
+        Raises:
+            UsageError: the model does not accept them.
+        """
+        dtype = self._step_plan.options.dtype
+        cast = inputs.astype(dtype) if inputs.dtype.kind == "f" else inputs
+        own = np.arange(len(inputs))[self._step_plan.own_slice(len(inputs))]
+        return predict_on_all_ranks(
+            split_samples(own, _EVALUATION_BATCH),
+            lambda rows: np.asarray(self._model.predict_on_batch(cast[rows])),
+        )
 
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def __getitem__(self, number: int) -> tuple[Any, Any, Any]:
-        """Return inputs, targets and the weights of samples."""
-        rows, taken = self._course.padded(self._all[number], self._rows)
-        weights = (taken / len(self._all[number])).astype(self._course.options.dtype)
-        return *self._data.read(rows, self._epoch), weights
-
-    def joined(self) -> dict[str, Any]:
-        """Return them all in one piece, which `fit` goes through faster."""
-        parts = [self._course.padded(batch, self._rows) for batch in self._all]
-        counts = np.repeat([len(batch) for batch in self._all], self._rows)
-        inputs, targets = self._data.read(np.concatenate([rows for rows, _ in parts]))
-        weights = np.concatenate([taken for _, taken in parts]) / counts
-        return {"x": inputs, "y": targets, "sample_weight": weights, "batch_size": self._rows}
-
-
-class _Steps(keras.callbacks.Callback):
-    """Seeds random generators before each step, and asks after it whether to go on.
-
-    Attributes:
-        taken: how many steps there were.
-    """
-
-    def __init__(self, course: Course, first: int, go_on: Callable[[], bool]) -> None:
-        super().__init__()
-        self._course, self._first, self._go_on = course, first, go_on
-        self.taken = 0
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Seed for this step and rank: on torch, Dropout draws from torch's own generator."""
-        seed, rank = self._course.options.seed, self._course.topology.rank
-        seed_generators(step_seed(seed, self._first + batch, rank))
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Have `fit` return after this step where that is the answer."""
-        self.taken += 1
-        if not self._go_on():
-            self.model.stop_training = True
-
-
-class _Rates(keras.optimizers.schedules.LearningRateSchedule):
-    """The learning rates of a course, as part of the compiled step.
-
-    Attributes:
-        ahead: how many steps the course is ahead of the optimizer's own count, since an epoch had
-            more or fewer steps on another number of ranks; None before it is known.
-    """
-
-    def __init__(self, course: Course) -> None:
-        self.ahead: int | None = None
-        steps = course.schedule.steps
-        self._rates = np.array([course.lr(step) for step in range(steps)], keras.config.floatx())
-
-    def __call__(self, step: Any) -> Any:
-        """Return the rate of a step."""
-        place = keras.ops.cast(step, "int32") + (self.ahead or 0)
-        place = keras.ops.clip(place, 0, len(self._rates) - 1)
-        return keras.ops.take(keras.ops.convert_to_tensor(self._rates), place)
-
-
-def _optimizer(recipe: Recipe, course: Course, rates: _Rates) -> Any:
-    if recipe.optimizer is not None:
-        return recipe.optimizer(rates)
-    return keras_optimizer(course.options, rates)
+    def checksums(self) -> Mapping[str, int]:
+        """Return a checksum of everything that must be equal on all ranks, by name (local)."""
+        return self.state.checksums()

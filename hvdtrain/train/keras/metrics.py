@@ -1,4 +1,4 @@
-"""Which metrics of Keras add up over ranks."""
+"""Sums of losses and metrics while Keras trains or evaluates."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
+import hvdtrain.keras as hvd
 from hvdtrain.errors import UsageError
+from hvdtrain.train.metrics.totals import Counts, Totals
 
-__all__ = ["require_adding_metrics"]
+__all__ = ["KerasMetricSums", "KerasMetricValue", "require_adding_metrics", "sum_over_samples"]
 
 # Each update adds sums over the batch to the variables of these, which start at zero.
 _ADDING = (
@@ -48,3 +51,88 @@ def require_adding_metrics(metrics: Mapping[str, Any]) -> None:
                 "add up over ranks: derive it from keras.metrics.Mean, or, if each update only "
                 "adds sums over the batch to them, give its class the attribute adds_up = True"
             )
+
+
+def sum_over_samples(loss: Any) -> Any:
+    """Return a loss like this one that sums over samples, each times its sample_weight."""
+    return type(loss).from_config({**loss.get_config(), "reduction": "sum"})
+
+
+class KerasMetricSums(keras.metrics.Metric):
+    """Adds up the losses of samples with a weight, their number, and metrics of them.
+
+    A sample counts once if it has a weight, whatever the weight is.
+
+    Args:
+        loss: a sum over samples.
+        metrics: of Keras, by name.
+
+    Raises:
+        UsageError: the variables of a metric are not known to add up.
+    """
+
+    def __init__(self, loss: Any, metrics: Mapping[str, Any]) -> None:
+        require_adding_metrics(metrics)
+        super().__init__(name="tally")
+        self._loss = loss
+        self._inner = list(metrics.values())
+        self._names = list(metrics)
+        self._sums = self.add_weight(shape=(2,), initializer="zeros", name="sums")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Add a batch."""
+        ops = keras.ops
+        # float32 at least, so that sums of half types keep their digits.
+        taken = ops.cast(ops.reshape(sample_weight, [-1]) > 0, self._sums.dtype)
+        losses = self._loss(y_true, y_pred, sample_weight=taken)
+        for metric in self._inner:
+            metric.update_state(y_true, y_pred, sample_weight=taken)
+        self._sums.assign_add(ops.stack([ops.cast(losses, self._sums.dtype), ops.sum(taken)]))
+
+    def result(self) -> Any:
+        """Return the number of samples."""
+        return self._sums[1]
+
+    def reset_state(self) -> None:
+        """Begin anew."""
+        self._sums.assign(keras.ops.zeros(self._sums.shape, self._sums.dtype))
+        for metric in self._inner:
+            metric.reset_state()
+
+    def reduce(self) -> Totals:
+        """Return the sums over all ranks (collective)."""
+        arrays = [_flat([self._sums]), *(_flat(metric.variables) for metric in self._inner)]
+        sums = hvd.allreduce(np.concatenate(arrays), name="score", op=hvd.Sum)
+        (loss, samples), *counts = np.split(sums, np.cumsum([len(a) for a in arrays])[:-1])
+        return Totals(int(samples), float(loss), dict(zip(self._names, counts, strict=True)))
+
+
+class KerasMetricValue:
+    """What a metric of Keras makes of the sums of its variables.
+
+    Args:
+        metric: whose variables add up, as those of means and of counts do.
+    """
+
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+        self.higher_is_better = getattr(metric, "_direction", "up") != "down"
+
+    def value(self, counts: Counts) -> Any:
+        """Return the metric, a number or a nested list."""
+        if type(self._metric).result is keras.metrics.Mean.result:  # others take a root of it
+            total, count = counts
+            return float(total / count) if count else 0.0
+        before = [keras.ops.convert_to_numpy(v) for v in self._metric.variables]
+        starts = np.cumsum([array.size for array in before])[:-1]
+        for variable, part in zip(self._metric.variables, np.split(counts, starts), strict=True):
+            variable.assign(part.reshape(tuple(variable.shape)))
+        value = keras.ops.convert_to_numpy(self._metric.result()).tolist()
+        for variable, array in zip(self._metric.variables, before, strict=True):
+            variable.assign(array)
+        return value
+
+
+def _flat(variables: Any) -> Any:
+    arrays = [keras.ops.convert_to_numpy(v).astype(np.float64).reshape(-1) for v in variables]
+    return np.concatenate(arrays)

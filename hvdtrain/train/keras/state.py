@@ -10,11 +10,11 @@ import keras
 
 import hvdtrain.keras as hvd
 from hvdtrain.core.objects import broadcast_object
-from hvdtrain.train.checkpoint.tensor_file import Framework
+from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.checksum import array_checksum
 from hvdtrain.train.loop.protocol import Array
 
-__all__ = ["KerasSnapshot", "KerasState"]
+__all__ = ["KerasSnapshot", "KerasTrainingState"]
 
 _GENERATOR = "seed_generator_state"
 
@@ -34,7 +34,7 @@ class KerasSnapshot:
         return self.saved
 
 
-class KerasState:
+class KerasTrainingState:
     """A model of Keras and its optimizer, which is built.
 
     Args:
@@ -42,7 +42,7 @@ class KerasState:
         optimizer: of its trainable ones.
     """
 
-    framework: Framework = "np"
+    tensor_library: TensorLibrary = "np"
 
     def __init__(self, model: Any, optimizer: Any) -> None:
         self._model, self._optimizer = model, optimizer

@@ -1,8 +1,9 @@
-"""Rows that ranks computed apart, put together in the order of the data set."""
+"""Rows that ranks computed separately, gathered in the order of the data set."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy.typing as npt
 
 from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.data.sampling.sharding import Indices
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.train.loop.collective_errors import call_everywhere
 from hvdtrain.train.metrics.exact import Gathered
 
-__all__ = ["gather_rows", "gathered_value"]
+__all__ = ["gather_rows", "gathered_value", "predict_on_all_ranks", "split_samples"]
 
 Array = npt.NDArray[Any]
 
@@ -69,3 +71,35 @@ def _require_once(numbers: Indices, counts: Sequence[int]) -> None:
         f"gathering rows: sample {int(numbers[again])} came {len(owners)} times, from ranks "
         f"{owners}, expected once: give each sample to one rank only"
     )
+
+
+def predict_on_all_ranks(
+    chunks: Sequence[Indices], outputs_of: Callable[[Indices], Array]
+) -> Array:
+    """Return the outputs of all samples, in order, on every rank (collective).
+
+    Args:
+        chunks: the samples of this rank, by number; together the ranks have each once.
+        outputs_of: computes the outputs of a chunk, [samples, ...].
+
+    Raises:
+        UsageError: on every rank, the model does not take such inputs.
+    """
+    parts = call_everywhere(partial(_compute, chunks, outputs_of))
+    indices = np.concatenate([np.zeros(0, np.int64), *chunks])
+    rows = np.concatenate(parts) if parts else np.zeros((0,), np.float32)
+    (outputs,) = gather_rows(indices, [rows])
+    return outputs
+
+
+def split_samples(samples: Indices, most: int) -> list[Indices]:
+    """Cut samples into pieces of so many at most."""
+    return [samples[start : start + most] for start in range(0, len(samples), most)]
+
+
+def _compute(chunks: Sequence[Indices], outputs_of: Callable[[Indices], Array]) -> list[Array]:
+    try:
+        return [outputs_of(chunk) for chunk in chunks]
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UsageError(f"the model does not take these inputs: {reason}") from error

@@ -1,132 +1,161 @@
-"""What a run needs of a framework: the seam between it and the frameworks."""
+"""The interface between a training run and the frameworks that it trains with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
-from hvdtrain.train.checkpoint.saver import State as Saved
-from hvdtrain.train.loop.course import Course
-from hvdtrain.train.metrics.totals import Totals, Values
+from hvdtrain.train.checkpoint.saver import Checkpointable
+from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.loop.step_plan import StepPlan
+from hvdtrain.train.metrics.totals import RatedMetric, SummedMetric, Totals, Values
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["Array", "Framework", "Loop", "State"]
+__all__ = ["Array", "Framework", "TrainingLoop", "TrainingState"]
 
+# An array of any shape and element type.
 Array = npt.NDArray[Any]
 
 
-class State(Saved, Protocol):
-    """The weights and the optimizer of this rank, and what goes with them."""
+class TrainingState(Checkpointable, Protocol):
+    """The weights, the optimizer state and everything else of this rank that checkpoints hold."""
 
     def weights(self) -> Mapping[str, Array]:
-        """Return the model's weights by name, always in the same order."""
+        """Return the weights of the model by name, always in the same order (local)."""
 
     def reserve(self) -> None:
-        """Take the memory of snapshots, once the optimizer has taken a step (rank 0 only)."""
+        """Allocate the memory of snapshots; call it after the first step, on rank 0 (local)."""
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Take over what a snapshot gave; its "model" fits by name and shape.
+        """Restore the state from the content of a snapshot (local).
+
+        Args:
+            content: content of a snapshot, whose "model" fits the model by name and shape.
 
         Raises:
-            ValueError, KeyError, TypeError, AttributeError, RuntimeError: it lacks something.
+            ValueError, KeyError, TypeError, AttributeError, RuntimeError: something is missing.
         """
 
 
-class Loop(Protocol):
-    """A model in training: its weights, its optimizer and its share of the data.
+class TrainingLoop(Protocol):
+    """A model in training: its weights, its optimizer and this rank's share of the data."""
 
-    Attributes:
-        state: what checkpoints hold.
-        metrics: by name, those that are counted while training.
-        test_metrics: by name, those of evaluations.
-        gradient_bytes: that a step reduces.
-    """
+    @property
+    def state(self) -> TrainingState:
+        """The state that checkpoints hold."""
 
-    state: State
-    metrics: Mapping[str, Any]
-    test_metrics: Mapping[str, Any]
-    gradient_bytes: int
+    @property
+    def metrics(self) -> Mapping[str, SummedMetric]:
+        """The metrics that are summed while training, by name."""
+
+    @property
+    def test_metrics(self) -> Mapping[str, RatedMetric]:
+        """The metrics of evaluations, by name."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of gradients that a step reduces."""
 
     @property
     def lr(self) -> float:
         """The learning rate of the last step."""
 
     def broadcast(self) -> None:
-        """Give every rank the weights and the optimizer state of rank 0 (collective)."""
+        """Copy the weights and the optimizer state of rank 0 to every rank (collective)."""
 
-    def agree_on_buffers(self) -> None:
-        """Average what a forward pass has changed on each rank, as statistics (collective)."""
+    def average_buffers(self) -> None:
+        """Average the statistics that forward passes have changed on each rank (collective)."""
 
-    def use_plan(self, plan: Any) -> None:
-        """Reduce gradients in the order of a checkpoint's plan (collective, before a step)."""
-
-    def plan(self) -> Any:
-        """Return that order as plain data; None where there is none."""
-
-    def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Use the training samples that are left of an epoch; return sums (collective).
+    def use_bucket_plan(self, plan: Any) -> None:
+        """Reduce gradients in the order of a checkpoint (collective, before the first step).
 
         Args:
-            epoch: counted from 0.
-            done: how many of its samples were used before.
-            go_on: called after each optimizer step; where it returns False, on all ranks at the
-                same step, that was the last one.
+            plan: result of bucket_plan() in the run that wrote the checkpoint.
+        """
+
+    def bucket_plan(self) -> Any:
+        """Return the order of gradients as plain data; None if there is none (local)."""
+
+    def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
+        """Train on the samples that are left of an epoch (collective).
+
+        Args:
+            epoch: epoch, counted from 0.
+            done: number of its samples that were used before.
+            go_on: called after each optimizer step; False, on all ranks at the same step, ends the
+                call after that step.
+
+        Returns:
+            The sums over the samples that were used, on all ranks.
         """
 
     def evaluate(self) -> Values:
         """Return loss and metrics of all test samples, each seen by one rank (collective).
 
-        Empty where the recipe has none.
+        Returns:
+            Values by name; empty if the recipe has no test samples.
         """
 
     def predict(self, inputs: Array) -> Array:
-        """Return the outputs for inputs [n, ...], the same on every rank (collective).
+        """Return the outputs of the model, the same on every rank (collective).
+
+        Args:
+            inputs: samples, [n, ...].
 
         Raises:
-            UsageError: the model does not take them.
+            UsageError: the model does not accept them.
         """
 
     def checksums(self) -> Mapping[str, int]:
-        """Return a checksum of all that must be equal on all ranks, by name (local)."""
+        """Return a checksum of everything that must be equal on all ranks, by name (local)."""
 
 
 class Framework(Protocol):
-    """How one framework trains."""
+    """Trains recipes with one framework."""
 
     @property
     def title(self) -> str:
-        """What people are told."""
+        """The name of the framework for people."""
 
     @property
-    def tensors(self) -> Literal["pt", "np"]:
-        """What checkpoints are read as: tensors of torch, or arrays of numpy."""
+    def tensor_library(self) -> TensorLibrary:
+        """The library whose tensors checkpoints are read as."""
 
     def prepare(self, topology: Topology) -> None:
-        """Pin one GPU per local rank or take a share of the cores (local).
+        """Pin one GPU per local rank, or take a share of the cores (local).
 
         Raises:
-            UsageError: what was asked for is not there, or does not fit the world.
+            UsageError: the device does not exist, or an option does not fit the number of ranks.
         """
 
-    def build(self, make: Callable[[], Recipe], topology: Topology) -> Recipe:
+    def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
         """Call a recipe with this rank's random generators seeded, and check it (local).
 
+        Args:
+            make_recipe: returns the recipe.
+            topology: ranks and hosts of the job.
+
         Raises:
-            UsageError: it does not fit the framework.
+            UsageError: the recipe does not fit the framework.
         """
 
     def device(self) -> Device:
-        """Tell what this rank computes on, after build() (local)."""
+        """Return the device that this rank computes on; call it after build() (local)."""
 
     def threads(self) -> int | None:
-        """Return how many threads this rank computes with; None: not known (local)."""
+        """Return the number of threads that this rank computes with; None: unknown (local)."""
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many threads, unless the user has set how many (local)."""
+        """Set the number of threads, unless the user has set it (local)."""
 
-    def make_loop(self, recipe: Recipe, course: Course) -> Loop:
-        """Prepare the optimizer; maybe collective."""
+    def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> TrainingLoop:
+        """Prepare the optimizer and return the loop; may be collective.
+
+        Args:
+            recipe: recipe of this rank.
+            step_plan: steps of the run.
+        """

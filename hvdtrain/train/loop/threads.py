@@ -6,17 +6,17 @@ import os
 
 from hvdtrain.topology import Topology, cpu_threads
 
-__all__ = ["share_of_threads", "threads_are_given", "threads_text"]
+__all__ = ["thread_share", "threads_set_by_user", "threads_text"]
 
 
-def threads_are_given() -> bool:
+def threads_set_by_user() -> bool:
     """Return whether the user has set how many there are (local)."""
     return "OMP_NUM_THREADS" in os.environ
 
 
-def share_of_threads(topology: Topology) -> int | None:
+def thread_share(topology: Topology) -> int | None:
     """Return this rank's share of the cores; None: the user has set OMP_NUM_THREADS (local)."""
-    if threads_are_given():
+    if threads_set_by_user():
         return None
     affinity, machine = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     return cpu_threads(topology, affinity, machine)

@@ -1,22 +1,29 @@
-"""Which of two evaluations is the better one."""
+"""Comparison of evaluations: which value decides, and which of two is better."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.metrics.totals import Values
+from hvdtrain.train.metrics.totals import RatedMetric, Values
 
 __all__ = ["improved", "require_known", "require_number"]
 
 
-def improved(value: float, best: float | None, name: str, metrics: Mapping[str, Any]) -> bool:
-    """Return whether a value is better than the best before it; the first one is.
+def improved(
+    value: float, best: float | None, name: str, metrics: Mapping[str, RatedMetric]
+) -> bool:
+    """Return whether a value is better than the best one before it.
 
-    Less is better for the loss, and for metrics whose higher_is_better is False; what is not
-    finite is never better.
+    Lower is better for the loss, and for metrics whose higher_is_better is False. A value that is
+    not finite is never better.
+
+    Args:
+        value: value of the new evaluation.
+        best: best value so far; None if there is none, and then any finite value is better.
+        name: name of the value: "loss" or a metric.
+        metrics: metrics of the evaluation by name.
     """
     if not math.isfinite(value):
         return False
@@ -25,31 +32,40 @@ def improved(value: float, best: float | None, name: str, metrics: Mapping[str, 
     return value > best if _higher_is_better(name, metrics) else value < best
 
 
-def require_known(name: str, metrics: Mapping[str, Any]) -> None:
-    """Check before the first evaluation that it will have what decides.
+def require_known(name: str, metrics: Mapping[str, RatedMetric]) -> None:
+    """Check, before the first evaluation, that it will have the value that decides.
+
+    Args:
+        name: name of the value: "loss" or a metric.
+        metrics: metrics of the evaluation by name.
 
     Raises:
-        UsageError: there is none of this name, or nothing of it is better or worse.
+        UsageError: there is no such value, or its values cannot be compared.
     """
     known = [one for one in ("loss", *metrics) if _higher_is_better(one, metrics) is not None]
     if name not in known:
         raise _unknown(name, known)
 
 
-def require_number(values: Values, name: str, metrics: Mapping[str, Any]) -> float:
-    """Return the value that decides.
+def require_number(values: Values, name: str, metrics: Mapping[str, RatedMetric]) -> float:
+    """Return the value that decides which evaluation is best.
+
+    Args:
+        values: values of an evaluation by name.
+        name: name of the value that decides.
+        metrics: metrics of the evaluation by name.
 
     Raises:
-        UsageError: there is none of this name, or it is no number.
+        UsageError: there is no such value, or it is not a number.
     """
-    numbers = [
-        known
+    numbers = {
+        known: float(value)
         for known, value in values.items()
         if isinstance(value, (int, float)) and _higher_is_better(known, metrics) is not None
-    ]
+    }
     if name not in numbers:
-        raise _unknown(name, numbers)
-    return float(values[name])
+        raise _unknown(name, list(numbers))
+    return numbers[name]
 
 
 def _unknown(name: str, known: Sequence[str]) -> UsageError:
@@ -59,8 +75,5 @@ def _unknown(name: str, known: Sequence[str]) -> UsageError:
     )
 
 
-def _higher_is_better(name: str, metrics: Mapping[str, Any]) -> bool | None:
-    if name == "loss":
-        return False
-    higher: bool | None = metrics[name].higher_is_better
-    return higher
+def _higher_is_better(name: str, metrics: Mapping[str, RatedMetric]) -> bool | None:
+    return False if name == "loss" else metrics[name].higher_is_better

@@ -1,19 +1,40 @@
-"""What adds up over samples and ranks, and the means that it gives."""
+"""Sums over samples and ranks, and the means and metrics computed from them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Counts", "Totals", "Values"]
+__all__ = ["Counts", "MetricValue", "RatedMetric", "SummedMetric", "Totals", "Values"]
 
 Counts = npt.NDArray[np.float64]
-# The loss and the metrics by name; a metric is a number or, as a confusion matrix, a list.
-Values = dict[str, Any]
+# A number or, for a confusion matrix for example, a nested list of numbers.
+MetricValue: TypeAlias = "float | Sequence[MetricValue]"
+# The loss and the metrics by name.
+Values = dict[str, MetricValue]
+
+
+class RatedMetric(Protocol):
+    """A metric whose values can be compared."""
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        """Whether higher values are better; None if the value does not rank models."""
+
+
+class SummedMetric(RatedMetric, Protocol):
+    """A metric computed from sums over samples and ranks."""
+
+    def value(self, counts: Counts) -> MetricValue:
+        """Return the value for the sums.
+
+        Args:
+            counts: float64 sums over all samples, [n].
+        """
 
 
 @dataclass(frozen=True)
@@ -21,9 +42,9 @@ class Totals:
     """Sums over samples of all ranks.
 
     Attributes:
-        samples: how many they were.
-        loss: of their losses.
-        counts: for each metric what its counts() gave, added up.
+        samples: number of samples.
+        loss: sum of their losses.
+        counts: for each metric the sum of what its counts() returned.
     """
 
     samples: int = 0
@@ -36,8 +57,8 @@ class Totals:
             counts[name] = counts[name] + added if name in counts else added
         return Totals(self.samples + other.samples, self.loss + other.loss, counts)
 
-    def values(self, metrics: Mapping[str, Any]) -> Values:
-        """Return the mean loss, and the metrics whose counts are there."""
+    def values(self, metrics: Mapping[str, SummedMetric]) -> Values:
+        """Return the mean loss, and the metrics that have counts."""
         values: Values = {"loss": self.loss / self.samples}
         for name, counts in self.counts.items():
             values[name] = metrics[name].value(np.asarray(counts))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options.every import Every
+from hvdtrain.train.options.interval import Interval
 
 __all__ = [
     "Check",
@@ -70,4 +70,4 @@ def not_empty(label: str, value: str) -> None:
 
 def every(label: str, value: str) -> None:
     """Refuse what is no interval."""
-    Every.parse(value, label)
+    Interval.parse(value, label)

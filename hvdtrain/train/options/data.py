@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options.checks import at_least
-from hvdtrain.train.options.declare import Group, option
+from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["DEFAULT_BATCH_SIZE", "Data"]
+__all__ = ["DEFAULT_BATCH_SIZE", "DataOptions"]
 
 DEFAULT_BATCH_SIZE = 16
 _SEEDS = 1 << 63
@@ -20,7 +20,7 @@ def _check_seed(label: str, value: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data(Group):
+class DataOptions(OptionGroup):
     """How much data a step and a run take."""
 
     title = "Data"

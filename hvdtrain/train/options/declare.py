@@ -1,4 +1,4 @@
-"""How an option is declared: once, for the command line, for files, for README and for checks."""
+"""How an option is declared: once, for the command line, files, docs/options.md and checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options.checks import Check, one_of
 
-__all__ = ["Declaration", "Group", "Option", "declared", "groups_of", "option"]
+__all__ = ["Declaration", "Option", "OptionGroup", "declared", "groups_of", "option"]
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ class Option:
             self.told.check(label, value)
 
 
-class Group:
+class OptionGroup:
     """Options of one topic: base of frozen dataclasses whose fields are made by option()."""
 
     title: ClassVar[str]
@@ -132,7 +132,7 @@ def option(
 ) -> T:
     """Return the field of a Group; see Declaration. A mapping is empty by default."""
     if choices:
-        metavar, check = f"[{'|'.join(choices)}]", one_of(choices)
+        metavar, check = f"[{'|'.join(choices)}]", check or one_of(choices)
     metadata = {_METADATA: Declaration(text, metavar, tuple(choices), unset, check)}
     if isinstance(default, Mapping):
         made: T = field(default_factory=dict, metadata=metadata)  # type: ignore[assignment]
@@ -140,12 +140,12 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def groups_of(kind: type) -> tuple[type[Group], ...]:
+def groups_of(kind: type) -> tuple[type[OptionGroup], ...]:
     """Return the groups that a dataclass inherits.
 
     Its last base is the first group, because a dataclass collects fields in that order.
     """
-    return tuple(base for base in reversed(kind.__bases__) if issubclass(base, Group))
+    return tuple(base for base in reversed(kind.__bases__) if issubclass(base, OptionGroup))
 
 
 def declared(kind: type) -> tuple[Option, ...]:

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from hvdtrain.devices import DeviceWish, parse_gpu_map
 from hvdtrain.engines import registry
-from hvdtrain.train.options.declare import Group, option
+from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["DEVICES", "ENGINES", "Devices"]
+__all__ = ["DEVICES", "ENGINES", "DeviceOptions"]
 
 ENGINES = ("auto", *registry.ENGINES)
 DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Devices(Group):
+class DeviceOptions(OptionGroup):
     """What computes, and what moves the gradients."""
 
     title = "Devices"

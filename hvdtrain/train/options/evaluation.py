@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdtrain.train.options.checks import at_least, every, not_empty
-from hvdtrain.train.options.declare import Group, option
+from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["Evaluation"]
+__all__ = ["EvaluationOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Group):
+class EvaluationOptions(OptionGroup):
     """When the model is judged, and by what."""
 
     title = "Evaluation"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hvdtrain.errors import UsageError
 from hvdtrain.train.optimizers.choice import OPTIMIZERS
 from hvdtrain.train.options.checks import between_0_and_1, not_negative, positive
-from hvdtrain.train.options.declare import Group, option
+from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["DEFAULT_LR", "SGD_MOMENTUM", "Optimisation"]
+__all__ = ["DEFAULT_LR", "SGD_MOMENTUM", "OptimisationOptions"]
 
 # For one rank.
 DEFAULT_LR = {"sgd": 0.02, "adam": 0.001, "adamw": 0.001, "lars": 1.0, "lamb": 0.002}
@@ -20,7 +20,7 @@ _WITH_MOMENTUM = ("sgd", "lars")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimisation(Group):
+class OptimisationOptions(OptionGroup):
     """How the weights are changed."""
 
     title = "Optimisation"

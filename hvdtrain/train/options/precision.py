@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options.checks import not_empty
-from hvdtrain.train.options.declare import Group, option
+from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["DTYPES", "PRECISIONS", "Precision"]
+__all__ = ["DTYPES", "PRECISIONS", "PrecisionOptions"]
 
 DTYPES = ("float32", "float64")
 PRECISIONS = ("none", "bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Precision(Group):
+class PrecisionOptions(OptionGroup):
     """With which numbers, and how, it is computed."""
 
     title = "Precision"

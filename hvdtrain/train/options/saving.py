@@ -7,15 +7,15 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options.checks import at_least, every, not_empty
-from hvdtrain.train.options.declare import Group, option
+from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["RUNS", "Saving"]
+__all__ = ["RUNS", "SavingOptions"]
 
 RUNS = Path("runs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saving(Group):
+class SavingOptions(OptionGroup):
     """Where results go, and what can be gone on from."""
 
     title = "Results and checkpoints"

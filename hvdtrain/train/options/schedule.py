@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hvdtrain.errors import UsageError
 from hvdtrain.train.optimizers.schedule import SCALINGS, SCHEDULES, parse_milestones
 from hvdtrain.train.options.checks import not_negative, positive
-from hvdtrain.train.options.declare import Group, option
+from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["Schedule"]
+__all__ = ["ScheduleOptions"]
 
 # With which of them an option goes.
 _GO_WITH = {
@@ -21,7 +21,7 @@ _GO_WITH = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule(Group):
+class ScheduleOptions(OptionGroup):
     """How the learning rate goes on."""
 
     title = "Learning rate over time"
@@ -43,7 +43,10 @@ class Schedule(Group):
     def check(self) -> None:
         """Raise UsageError where values of this group do not go together."""
         for name, schedules in _GO_WITH.items():
-            if getattr(self, name) != getattr(Schedule, name) and self.schedule not in schedules:
+            if (
+                getattr(self, name) != getattr(ScheduleOptions, name)
+                and self.schedule not in schedules
+            ):
                 raise UsageError(
                     f"--{name.replace('_', '-')} goes with --schedule {' or '.join(schedules)} "
                     f"only, got --schedule {self.schedule}"

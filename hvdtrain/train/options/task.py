@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options.declare import Group, option
+from hvdtrain.train.options.checks import one_of
+from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["BACKENDS", "FRAMEWORKS", "RECIPES", "RecipePlace", "Task"]
+__all__ = ["BACKENDS", "FRAMEWORKS", "RECIPES", "RecipeLocation", "TaskOptions"]
 
-FRAMEWORKS = ("torch", "tensorflow", "keras")
+FRAMEWORKS = ("torch", "keras")
 BACKENDS = ("tensorflow", "torch", "jax")
 
 RECIPES = ("digits", "mnist", "cifar10", "imagefolder", "mapfile", "text", "synthetic")
@@ -22,8 +23,17 @@ _FILE = re.compile(r"(?P<path>.+\.py)(:(?P<function>[^:/]*))?", re.DOTALL)
 _DEFAULT_FUNCTION = "recipe"
 
 
+def _check_framework(label: str, value: str) -> None:
+    if value == "tensorflow":
+        raise UsageError(
+            f"{label} tensorflow was removed: it trained the same Keras models; use --framework "
+            "keras --backend tensorflow (in a file: framework: keras, backend: tensorflow)"
+        )
+    one_of(FRAMEWORKS)(label, value)
+
+
 @dataclass(frozen=True)
-class RecipePlace:
+class RecipeLocation:
     """Where a recipe's function is.
 
     Attributes:
@@ -36,7 +46,7 @@ class RecipePlace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(Group):
+class TaskOptions(OptionGroup):
     """What is trained."""
 
     title = "What is trained"
@@ -52,7 +62,9 @@ class Task(Group):
         metavar="NAME=VALUE",
     )
     data_dir: Path | None = option(None, "Where the recipe's data is.", metavar="DIR")
-    framework: str = option("torch", "Which framework trains.", choices=FRAMEWORKS)
+    framework: str = option(
+        "torch", "Which framework trains.", choices=FRAMEWORKS, check=_check_framework
+    )
     backend: str | None = option(
         None,
         "What Keras runs on.",
@@ -64,28 +76,28 @@ class Task(Group):
         """Raise UsageError where values of this group do not go together."""
         if self.backend is not None and self.framework != "keras":
             raise UsageError(f"--backend {self.backend} goes with --framework keras only")
-        place = self.recipe_place
-        if place.path is None:
+        location = self.recipe_location
+        if location.path is None:
             _require_built_in(self.recipe, self.framework)
-        elif not place.function.isidentifier():
+        elif not location.function.isidentifier():
             raise UsageError(
-                f"recipe {self.recipe!r}: {place.function!r} is no name of a function, as in "
-                f"{place.path}:{_DEFAULT_FUNCTION}"
+                f"recipe {self.recipe!r}: {location.function!r} is no name of a function, as in "
+                f"{location.path}:{_DEFAULT_FUNCTION}"
             )
 
     @property
-    def recipe_place(self) -> RecipePlace:
+    def recipe_location(self) -> RecipeLocation:
         """Where the recipe's function is."""
         found = _FILE.fullmatch(self.recipe)
         if found is None:
-            return RecipePlace(None)
+            return RecipeLocation(None)
         named = found["function"]
-        return RecipePlace(Path(found["path"]), _DEFAULT_FUNCTION if named is None else named)
+        return RecipeLocation(Path(found["path"]), _DEFAULT_FUNCTION if named is None else named)
 
     @property
     def recipe_title(self) -> str:
         """The recipe's name for people and for files: no path, no suffix."""
-        path = self.recipe_place.path
+        path = self.recipe_location.path
         return self.recipe if path is None else path.stem
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options.checks import not_empty
-from hvdtrain.train.options.declare import Group, option
+from hvdtrain.train.options.declare import OptionGroup, option
 from hvdtrain.train.tracking.trackers import TRACKERS, tracker_names
 
-__all__ = ["Tracking"]
+__all__ = ["TrackingOptions"]
 
 # Which of them take an option.
 _GO_WITH = {
@@ -20,7 +20,7 @@ _GO_WITH = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tracking(Group):
+class TrackingOptions(OptionGroup):
     """Who else is told how training goes."""
 
     title = "Tracking"

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
+from hvdtrain.errors import UsageError
 from hvdtrain.train.optimizers.schedule import scaled_lr
-from hvdtrain.train.options.data import Data
+from hvdtrain.train.options.data import DataOptions
 from hvdtrain.train.options.declare import declared, groups_of
-from hvdtrain.train.options.devices import Devices
-from hvdtrain.train.options.evaluation import Evaluation
-from hvdtrain.train.options.optimisation import Optimisation
-from hvdtrain.train.options.precision import Precision
-from hvdtrain.train.options.saving import Saving
-from hvdtrain.train.options.schedule import Schedule
-from hvdtrain.train.options.support import require_framework_has
-from hvdtrain.train.options.task import Task
-from hvdtrain.train.options.tracking import Tracking
-from hvdtrain.train.options.watching import Watching
+from hvdtrain.train.options.devices import DeviceOptions
+from hvdtrain.train.options.evaluation import EvaluationOptions
+from hvdtrain.train.options.optimisation import OptimisationOptions
+from hvdtrain.train.options.precision import PrecisionOptions
+from hvdtrain.train.options.saving import SavingOptions
+from hvdtrain.train.options.schedule import ScheduleOptions
+from hvdtrain.train.options.task import TaskOptions
+from hvdtrain.train.options.tracking import TrackingOptions
+from hvdtrain.train.options.watching import MonitoringOptions
 
-__all__ = ["OPTIONS", "TrainOptions"]
+__all__ = ["OPTIONS", "TrainOptions", "require_framework_has"]
 
 
 # The last base is the first group: dataclasses collect fields in that order.
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(
-    Devices,
-    Tracking,
-    Watching,
-    Evaluation,
-    Saving,
-    Precision,
-    Schedule,
-    Optimisation,
-    Data,
-    Task,
+    DeviceOptions,
+    TrackingOptions,
+    MonitoringOptions,
+    EvaluationOptions,
+    SavingOptions,
+    PrecisionOptions,
+    ScheduleOptions,
+    OptimisationOptions,
+    DataOptions,
+    TaskOptions,
 ):
     """Options of one training run; the same on every rank.
 
@@ -53,10 +54,10 @@ class TrainOptions(
 
     def with_absolute_paths(self) -> TrainOptions:
         """Return the same options for a reader who stands elsewhere."""
-        place, data_dir = self.recipe_place, self.data_dir
+        location, data_dir = self.recipe_location, self.data_dir
         recipe = self.recipe
-        if place.path is not None:
-            recipe = f"{place.path.absolute()}:{place.function}"
+        if location.path is not None:
+            recipe = f"{location.path.absolute()}:{location.function}"
         return replace(self, recipe=recipe, data_dir=data_dir and data_dir.absolute())
 
     def scaled_lr(self, size: int) -> float:
@@ -69,5 +70,39 @@ class TrainOptions(
         return scaled_lr(self.base_lr, size, self.lr_scaling)
 
 
-# In the order of README.
+# In the order of docs/options.md.
 OPTIONS = declared(TrainOptions)
+
+
+_ANY = object()
+# What only torch has: an option, the value of it (any but the default), and the reason, if known.
+_TORCH_ONLY: tuple[tuple[str, Any, str], ...] = (
+    ("optimizer", "lars", ""),
+    ("amp", "fp16", ""),
+    ("accumulate", _ANY, ""),
+    ("ema", _ANY, ""),
+    ("compile", _ANY, "Keras compiles the step by itself"),
+    ("workers", _ANY, ""),
+    ("non_finite", "skip", ""),
+    ("virtual_shards", _ANY, ""),
+    ("engine", "nccl", "gradients of {framework} are reduced in host memory"),
+)
+
+
+def require_framework_has(framework: str, values: dict[str, tuple[Any, Any]]) -> None:
+    """Raise UsageError where an option is asked for that the framework has not.
+
+    Args:
+        framework: one of FRAMEWORKS.
+        values: of each option by name, the value and the default.
+    """
+    if framework == "torch":
+        return
+    for name, refused, reason in _TORCH_ONLY:
+        value, default = values[name]
+        if value == refused or (refused is _ANY and value != default):
+            because = f": {reason.format(framework=framework)}" if reason else ""
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value} goes with --framework torch only, got "
+                f"--framework {framework}{because}"
+            )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdtrain.train.options.checks import at_least
-from hvdtrain.train.options.declare import Group, option
+from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["NON_FINITE", "Watching"]
+__all__ = ["NON_FINITE", "MonitoringOptions"]
 
 NON_FINITE = ("stop", "skip")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watching(Group):
+class MonitoringOptions(OptionGroup):
     """What is looked at, and said, while training."""
 
     title = "Watching"

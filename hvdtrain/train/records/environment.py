@@ -1,10 +1,12 @@
-"""What a run ran on: config.yaml and environment.json in its directory."""
+"""The environment of a run: config.yaml and environment.json in its directory."""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from hvdtrain import __version__
-from hvdtrain.train.config.config_text import config_text
+from hvdtrain.train.config.write import config_text
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records.files import publish, unfinished_file
-from hvdtrain.train.records.git import git_state
 from hvdtrain.train.tracking.masking import masked
 
-__all__ = ["CONFIG", "ENVIRONMENT", "describe_environment", "write_environment"]
+__all__ = ["CONFIG", "ENVIRONMENT", "describe_environment", "git_state", "write_environment"]
 
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
@@ -37,7 +38,7 @@ def describe_environment(options: TrainOptions, hosts: Sequence[str]) -> dict[st
         options: of the run; the repository of its recipe's file is looked at.
         hosts: of all ranks, by rank.
     """
-    recipe = options.recipe_place.path
+    recipe = options.recipe_location.path
     return {
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(map(masked, sys.orig_argv)),
@@ -83,3 +84,48 @@ def _write(path: Path, text: str) -> None:
     with unfinished_file(path.parent) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
         publish(file, path)
+
+
+_TIMEOUT_SECONDS = 5.0
+# Set in git's own hooks, they would name another repository than the folder's.
+_OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+_QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
+
+def git_state(folder: Path, file: Path | None = None) -> dict[str, Any] | None:
+    """Return the commit of the repository that a folder is in, and whether it says all.
+
+    Args:
+        folder: in the repository.
+        file: of it, which git must know; others that it does not know make no difference.
+
+    Returns:
+        commit, and dirty: files differ from it (None: git did not say in time). None where there
+        is no git, no repository, or no commit.
+    """
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    dirty = None if changes is None else bool(changes)
+    if file is not None and dirty is False:
+        dirty = _git(folder, "ls-files", "--error-unmatch", "--", str(file.absolute())) is None
+    return {"commit": commit, "dirty": dirty}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """Return what git prints; None where it fails or takes too long."""
+    environ = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder.absolute()), "-c", "core.fsmonitor=false", *words],
+            env={**environ, **_QUIET},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace").strip()

@@ -18,9 +18,9 @@ __all__ = [
     "new_directory",
     "prepare_directory",
     "publish",
-    "refusing",
     "sync_directory",
     "unfinished_file",
+    "usage_errors",
 ]
 
 _UNFINISHED = ".unfinished-"
@@ -67,7 +67,7 @@ def new_directory(parent: Path, name: str) -> Path:
 
 
 @contextmanager
-def refusing(directory: Path) -> Iterator[None]:
+def usage_errors(directory: Path) -> Iterator[None]:
     """Take it for bad input where files of a run cannot be read or written in the block.
 
     Raises:

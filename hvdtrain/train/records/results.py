@@ -1,4 +1,4 @@
-"""What a run leaves for programs to read: metrics.jsonl, steps.jsonl and summary.json."""
+"""Results for programs to read: metrics.jsonl, steps.jsonl, ranks.jsonl and summary.json."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.records.files import publish, unfinished_file
 
 __all__ = [
+    "MARKER",
     "METRICS",
     "RANKS",
     "STEPS",
     "SUMMARY",
-    "Metrics",
+    "MetricsRecord",
     "Seconds",
     "Summary",
     "append_lines",
     "drop_lines_after",
+    "leave_marker",
+    "remove_marker",
     "write_summary",
 ]
 
@@ -34,7 +37,7 @@ SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
-class Metrics:
+class MetricsRecord:
     """One line of metrics.jsonl or steps.jsonl.
 
     Attributes:
@@ -177,3 +180,16 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+MARKER = "requeue"
+
+
+def leave_marker(directory: Path, text: str) -> None:
+    """Write the file, after the checkpoint that it promises (rank 0 only)."""
+    (directory / MARKER).write_text(f"{text}\n", encoding="utf-8")
+
+
+def remove_marker(directory: Path) -> None:
+    """Remove the file of an earlier start (rank 0 only)."""
+    (directory / MARKER).unlink(missing_ok=True)

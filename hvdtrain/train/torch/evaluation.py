@@ -11,12 +11,12 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.topology import Topology
-from hvdtrain.train.loop.course import Part
 from hvdtrain.train.loop.gather import gathered_value
+from hvdtrain.train.loop.step_plan import Microbatch
 from hvdtrain.train.metrics.exact import Gathered
 from hvdtrain.train.metrics.totals import Totals, Values
+from hvdtrain.train.torch.metrics import TorchMetricSums
 from hvdtrain.train.torch.sources import Batch, Source, Step
-from hvdtrain.train.torch.tally import TorchTally
 
 __all__ = ["TorchEvaluation", "as_array", "call_model", "own_chunks"]
 
@@ -45,7 +45,7 @@ def own_chunks(samples: int, topology: Topology) -> list[Step]:
     """Return the chunks of this rank: each is one rank's."""
     own = range(topology.rank, chunk_count(samples), topology.size)
     rows = [np.arange(n * _CHUNK, min((n + 1) * _CHUNK, samples)) for n in own]
-    return [Step(n, part, [Part(n, part)]) for n, part in zip(own, rows, strict=True)]
+    return [Step(n, part, [Microbatch(n, part)]) for n, part in zip(own, rows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class TorchEvaluation:
             forward: the model in evaluation mode, of inputs.
         """
         additive = {n: m for n, m in self.metrics.items() if not isinstance(m, Gathered)}
-        tally = TorchTally(additive, self.device)
+        tally = TorchMetricSums(additive, self.device)
         losses = torch.zeros(self._chunks, dtype=torch.float64)
         kept: list[tuple[Any, Any, Any]] = []
         with torch.no_grad():
@@ -87,7 +87,7 @@ class TorchEvaluation:
                 losses[number] = float(mean_loss) * count
                 if len(additive) < len(self.metrics):
                     kept.append((batch.part.samples, as_array(outputs), as_array(batch.targets)))
-        totals = tally.reduced()
+        totals = tally.reduce()
         # Each chunk is one rank's: added in the order of the chunks, the sum has the same bits.
         in_order = hvd.allreduce(losses, name="losses", op=hvd.Sum).tolist()
         totals = Totals(totals.samples, sum(in_order), totals.counts)

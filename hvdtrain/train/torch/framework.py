@@ -12,12 +12,12 @@ from hvdtrain.devices import Device
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 from hvdtrain.torch.shards import own_shards
-from hvdtrain.train.loop.course import Course
-from hvdtrain.train.loop.threads import threads_are_given
+from hvdtrain.train.loop.step_plan import StepPlan
+from hvdtrain.train.loop.threads import threads_set_by_user
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.torch.device import describe_device, limit_threads, select_device
 from hvdtrain.train.torch.loop import TorchLoop
-from hvdtrain.train.torch.place import limit_threads, place_of, take_device
 
 __all__ = ["TorchFramework"]
 
@@ -30,7 +30,7 @@ class TorchFramework:
     """
 
     title = "torch"
-    tensors: Literal["pt"] = "pt"
+    tensor_library: Literal["pt"] = "pt"
 
     def __init__(self, options: TrainOptions) -> None:
         self._options = options
@@ -45,11 +45,11 @@ class TorchFramework:
         shards = self._options.virtual_shards
         if shards is not None:
             own_shards(shards)
-        self._device = take_device(topology, self._options)
+        self._device = select_device(topology, self._options)
         if shards is not None:  # the gradient of a shard depends on the number of threads
             limit_threads(1)
 
-    def build(self, make: Callable[[], Recipe], topology: Topology) -> Recipe:
+    def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
         """Call a recipe with this rank's random generators seeded, and check it (local).
 
         Raises:
@@ -58,7 +58,7 @@ class TorchFramework:
         # Rank 0's weights are the ones that count: others start elsewhere, so that a broadcast
         # that went wrong shows in the digests.
         seed_generators(self._options.seed + topology.rank)
-        recipe = make()
+        recipe = make_recipe()
         if not isinstance(recipe.model, torch.nn.Module):
             raise UsageError(
                 f"the model of {self._options.recipe} is a {type(recipe.model).__name__}, not a "
@@ -70,7 +70,7 @@ class TorchFramework:
 
     def device(self) -> Device:
         """Tell what this rank computes on, after build() (local)."""
-        return place_of(self._device)
+        return describe_device(self._device)
 
     def threads(self) -> int | None:
         """Return how many threads this rank computes with (local)."""
@@ -78,9 +78,9 @@ class TorchFramework:
 
     def use_threads(self, threads: int) -> None:
         """Compute with so many threads, unless the user has set how many (local)."""
-        if not threads_are_given():
+        if not threads_set_by_user():
             torch.set_num_threads(threads)
 
-    def make_loop(self, recipe: Recipe, course: Course) -> TorchLoop:
+    def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> TorchLoop:
         """Prepare the optimizer (collective)."""
-        return TorchLoop(recipe, course, self._device)
+        return TorchLoop(recipe, step_plan, self._device)

@@ -12,29 +12,27 @@ import torch
 import hvdtrain.torch as hvd
 from hvdtrain.data.sampling.seeds import seed_generators, step_seed
 from hvdtrain.errors import TrainingError
-from hvdtrain.train.loop.course import Course
+from hvdtrain.train.loop.gather import predict_on_all_ranks
 from hvdtrain.train.loop.protocol import Array
-from hvdtrain.train.loop.shared_prediction import predict_together
+from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.exact import Gathered
 from hvdtrain.train.metrics.totals import Totals, Values
 from hvdtrain.train.optimizers.make import torch_optimizer
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.torch.blame import ADVICE, non_finite_cause
-from hvdtrain.train.torch.buffers import average_buffers
 from hvdtrain.train.torch.checksums import torch_checksums
+from hvdtrain.train.torch.device import move_to
 from hvdtrain.train.torch.evaluation import (
     TorchEvaluation,
     as_array,
     call_model,
     own_chunks,
 )
-from hvdtrain.train.torch.forward import compiled, require_scalar
-from hvdtrain.train.torch.place import moved
-from hvdtrain.train.torch.precision import Precision
+from hvdtrain.train.torch.metrics import TorchMetricSums
+from hvdtrain.train.torch.model import average_model_buffers, compile_model, require_scalar
+from hvdtrain.train.torch.non_finite import ADVICE, non_finite_cause
 from hvdtrain.train.torch.sources import Batch, Step, make_source
-from hvdtrain.train.torch.state import TorchState
-from hvdtrain.train.torch.tally import TorchTally
-from hvdtrain.train.torch.update import Updater
+from hvdtrain.train.torch.state import TorchTrainingState
+from hvdtrain.train.torch.update import Precision, Updater
 
 __all__ = ["TorchLoop"]
 
@@ -46,19 +44,19 @@ class TorchLoop:
 
     Args:
         recipe: model, data, loss and optimizer.
-        course: the steps.
+        step_plan: the steps.
         device: where the model and the batches live.
     """
 
-    def __init__(self, recipe: Recipe, course: Course, device: torch.device) -> None:
-        options = course.options
-        self._course, self._device, self._recipe = course, device, recipe
+    def __init__(self, recipe: Recipe, step_plan: StepPlan, device: torch.device) -> None:
+        options = step_plan.options
+        self._step_plan, self._device, self._recipe = step_plan, device, recipe
         dtype = getattr(torch, options.dtype)
-        self._move = partial(moved, device=device, dtype=dtype)
+        self._move = partial(move_to, device=device, dtype=dtype)
         self._model = recipe.model.to(device, dtype)
         self._forward = self._model
         if options.compile is not None:
-            self._forward = compiled(self._model, options.compile)
+            self._forward = compile_model(self._model, options.compile)
         self._optimizer = self._distributed()
         # Groups that a recipe gives rates of their own keep them in proportion to the first one's.
         rates = [group["lr"] for group in self._optimizer.param_groups]
@@ -69,21 +67,21 @@ class TorchLoop:
         )
         extras = {"scaler": precision.scaler, "ema": self._updater.averaged}
         kept = {name: extra for name, extra in extras.items() if extra is not None}
-        self.state = TorchState(self._model, self._optimizer, kept)
+        self.state = TorchTrainingState(self._model, self._optimizer, kept)
         self._train = make_source(
             recipe.train, self._move, options.seed, options.workers, recipe.augment, recipe.collate
         )
         self.metrics = {n: m for n, m in recipe.metrics.items() if not isinstance(m, Gathered)}
         self.test_metrics = recipe.metrics
-        self._tally = TorchTally(self.metrics, device)
+        self._sums = TorchMetricSums(self.metrics, device)
         self._evaluation = self._make_evaluation()
         self._feed: Iterator[tuple[Step, list[Batch]]] = iter(())
-        self._place, self._step_number = (-1, 0), 0
+        self._position, self._step_number = (-1, 0), 0
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
 
     def _distributed(self) -> Any:
-        options, named = self._course.options, list(self._model.named_parameters())
+        options, named = self._step_plan.options, list(self._model.named_parameters())
         if self._recipe.optimizer is None:
             own = torch_optimizer(options, self._model.parameters(), options.base_lr)
         else:
@@ -95,13 +93,13 @@ class TorchLoop:
         )
 
     def _make_evaluation(self) -> TorchEvaluation | None:
-        recipe, options = self._recipe, self._course.options
+        recipe, options = self._recipe, self._step_plan.options
         if recipe.test is None:
             return None
         source = make_source(
             recipe.test, self._move, options.seed, options.workers, None, recipe.collate
         )
-        here = self._course.topology
+        here = self._step_plan.topology
         return TorchEvaluation(
             source, len(recipe.test), here, self._mean_loss, recipe.metrics, self._device
         )
@@ -128,41 +126,41 @@ class TorchLoop:
                 same step, that was the last one.
         """
         self._model.train()
-        if self._place != (epoch, done):
+        if self._position != (epoch, done):
             steps = (
-                Step(number, batch, self._course.parts(batch))
-                for number, batch in self._course.batches(epoch, done)
+                Step(number, batch, self._step_plan.parts(batch))
+                for number, batch in self._step_plan.batches(epoch, done)
             )
             self._feed = self._train.batches(steps, epoch)
         for step, batches in self._feed:
-            rate = self._course.lr(step.number)
+            rate = self._step_plan.lr(step.number)
             groups = self._optimizer.param_groups
             for group, share in zip(groups, self._shares, strict=True):
                 group["lr"] = rate * share
             self._step(step, batches)
             done += len(step.samples)
-            self._place = (epoch, done)
+            self._position = (epoch, done)
             if not go_on():
                 break
-        return self._tally.reduced()
+        return self._sums.reduce()
 
-    def agree_on_buffers(self) -> None:
+    def average_buffers(self) -> None:
         """Average what a forward pass has changed on each rank, as statistics (collective)."""
         for model in filter(None, [self._model, self._updater.averaged]):
-            average_buffers(model)
+            average_model_buffers(model)
 
-    def plan(self) -> Any:
+    def bucket_plan(self) -> Any:
         """Return how gradients are cut into buckets; None before that was found out."""
         return self._optimizer.bucket_plan()
 
-    def use_plan(self, plan: Any) -> None:
+    def use_bucket_plan(self, plan: Any) -> None:
         """Cut gradients into buckets as a checkpoint's run did (collective, before a step)."""
         self._optimizer.use_bucket_plan(plan)
 
     def checksums(self) -> Mapping[str, int]:
         """Return a checksum of all that must be equal on all ranks, by name (local)."""
         # Random numbers are drawn from seed and step alone: where these are equal, they are.
-        numbers = {"seed": float(self._course.options.seed), "step": float(self._step_number)}
+        numbers = {"seed": float(self._step_plan.options.seed), "step": float(self._step_number)}
         return torch_checksums(self._model, self._optimizer, numbers)
 
     def evaluate(self) -> Values:
@@ -178,14 +176,14 @@ class TorchLoop:
             UsageError: the model does not take them.
         """
         tensor, forward = self._move(torch.from_numpy(inputs)), self._evaluated()
-        chunks = own_chunks(len(tensor), self._course.topology)
+        chunks = own_chunks(len(tensor), self._step_plan.topology)
 
         def outputs_of(rows: Array) -> Array:
             with torch.no_grad():
                 outputs = forward(tensor[torch.from_numpy(rows)])
             return as_array(outputs)
 
-        return predict_together([step.samples for step in chunks], outputs_of)
+        return predict_on_all_ranks([step.samples for step in chunks], outputs_of)
 
     def _evaluated(self) -> Callable[[Any], Any]:
         """Return the model that is evaluated, averaged where weights are, as a function."""
@@ -207,7 +205,7 @@ class TorchLoop:
 
     def _step(self, step: Step, batches: list[Batch]) -> None:
         """Take one optimizer step."""
-        if self._course.options.virtual_shards is None:
+        if self._step_plan.options.virtual_shards is None:
             self._backward(step, batches)
         else:
             self._backward_by_shards(step, batches)
@@ -224,7 +222,7 @@ class TorchLoop:
 
     def _backward_by_shards(self, step: Step, batches: list[Batch]) -> None:
         self._optimizer.zero_grad()
-        shards = self._course.options.virtual_shards or 1
+        shards = self._step_plan.options.virtual_shards or 1
         by_key = {batch.part.key: batch for batch in batches}
 
         def loss_of(shard: int) -> torch.Tensor:
@@ -239,11 +237,11 @@ class TorchLoop:
 
     def _loss(self, step: Step, batch: Batch, counted: bool = True) -> torch.Tensor:
         """Return the mean loss of a batch, and count it."""
-        seed_generators(step_seed(self._course.options.seed, step.number, batch.part.key))
+        seed_generators(step_seed(self._step_plan.options.seed, step.number, batch.part.key))
         outputs = self._outputs(self._forward, batch.inputs)
         loss = self._mean_loss(outputs, batch.targets)
         if counted:
-            self._tally.add(outputs.detach(), batch.targets, loss, len(batch.part.samples))
+            self._sums.add(outputs.detach(), batch.targets, loss, len(batch.part.samples))
         return loss
 
     def _blame(self, step: Step, batches: list[Batch]) -> None:
@@ -255,7 +253,7 @@ class TorchLoop:
         given = [batch for batch in batches if batch.inputs is not None]
         losses = [partial(self._loss, step, batch, counted=False) for batch in given]
         cause = non_finite_cause(step.number + 1, self._model, losses)
-        if self._course.options.non_finite == "stop":
+        if self._step_plan.options.non_finite == "stop":
             raise TrainingError(f"{cause}. {ADVICE}")
-        if self._course.topology.rank == 0:
+        if self._step_plan.topology.rank == 0:
             print(f"hvdtrain: {cause}; the step is left out", file=sys.stderr, flush=True)

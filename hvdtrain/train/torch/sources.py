@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from hvdtrain.data.dataset import Samples, is_stream
 from hvdtrain.data.sampling.seeds import sample_generator, sample_seed, seed_generators
 from hvdtrain.errors import UsageError
-from hvdtrain.train.loop.course import Part
+from hvdtrain.train.loop.step_plan import Microbatch
 
 __all__ = ["Batch", "Move", "Source", "Step", "make_source"]
 
@@ -36,14 +36,14 @@ class Step:
 
     number: int
     samples: npt.NDArray[np.int64]
-    parts: list[Part]
+    parts: list[Microbatch]
 
 
 @dataclass(frozen=True)
 class Batch:
     """The samples of a part, on the device; inputs and targets of a part without any are None."""
 
-    part: Part
+    part: Microbatch
     inputs: Any
     targets: Any
 
@@ -72,7 +72,7 @@ class ArraySource:
         for step in steps:
             yield step, [self._batch(part) for part in step.parts]
 
-    def _batch(self, part: Part) -> Batch:
+    def _batch(self, part: Microbatch) -> Batch:
         if not len(part.samples):
             return Batch(part, None, None)
         chosen = torch.from_numpy(part.samples).to(self.inputs.device)
@@ -142,7 +142,7 @@ class LoaderSource:
                 with suppress(RuntimeError):  # one of them was ended with the job
                     read._shutdown_workers()
 
-    def _batch(self, part: Part, read: Iterator[Any]) -> Batch:
+    def _batch(self, part: Microbatch, read: Iterator[Any]) -> Batch:
         if not len(part.samples):
             return Batch(part, None, None)
         with _in_one_line():
@@ -202,7 +202,7 @@ class StreamSource:
                 return
             yield sample
 
-    def _batch(self, part: Part, items: list[Any], first: int, epoch: int) -> Batch:
+    def _batch(self, part: Microbatch, items: list[Any], first: int, epoch: int) -> Batch:
         if not len(part.samples):
             return Batch(part, None, None)
         chosen = [self._augmented(items[i - first], i, epoch) for i in part.samples.tolist()]

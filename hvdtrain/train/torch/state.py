@@ -1,7 +1,8 @@
-"""The weights and the optimizer of a run with torch."""
+"""The checkpointed state of a run with torch: weights, optimizer, loss scaler, averaged weights."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -9,15 +10,14 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from hvdtrain.train.checkpoint.tensor_file import Framework
-from hvdtrain.train.checkpoint.tree import split
+from hvdtrain.train.checkpoint.pytree import flatten, unflatten
+from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.protocol import Array
-from hvdtrain.train.torch.snapshot import TorchSnapshot, copy_tensor
 
-__all__ = ["TorchState"]
+__all__ = ["TorchSnapshot", "TorchTrainingState", "copy_tensor"]
 
 
-class TorchState:
+class TorchTrainingState:
     """A model, its optimizer, and what else belongs to the state of a run.
 
     Args:
@@ -27,7 +27,7 @@ class TorchState:
             AveragedModel.
     """
 
-    framework: Framework = "pt"
+    tensor_library: TensorLibrary = "pt"
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class TorchState:
         As much as weights, optimizer state and extras have; to be called on the rank that saves,
         once the optimizer has taken a step.
         """
-        tensors, _ = split(self._content())
+        tensors, _ = flatten(self._content())
         for memory in self._memory_for(tensors).values():
             memory.zero_()  # the system gives pages when they are written to
 
@@ -62,7 +62,7 @@ class TorchState:
         change. The memory is that of the snapshot before, which must not be needed any more.
         """
         self.settle()
-        tensors, skeleton = split(self._content())
+        tensors, skeleton = flatten(self._content())
         copies = self._memory_for(tensors)
         later = self._unchanged_until_step()
         pairs = [(copies[name], tensors[name]) for name in tensors]
@@ -169,3 +169,45 @@ def _is_like(value: object, expected: object) -> bool:
     if isinstance(expected, float):
         return isinstance(value, (int, float))
     return expected is None or isinstance(value, type(expected))
+
+
+class TorchSnapshot:
+    """What a state was at one moment.
+
+    Args:
+        skeleton: of tree.split().
+        copies: its tensors, by name.
+        waiting: those that are to be copied yet, and from where.
+    """
+
+    def __init__(
+        self,
+        skeleton: Any,
+        copies: Mapping[str, torch.Tensor],
+        waiting: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        self._skeleton, self._copies, self._waiting = skeleton, dict(copies), waiting
+        self._lock = threading.Lock()
+
+    def complete(self) -> None:
+        """Copy what is missing, or wait for the thread that does."""
+        with self._lock:
+            while self._waiting:
+                copy_tensor(*self._waiting[-1])
+                self._waiting.pop()
+
+    def content(self) -> dict[str, Any]:
+        """Return it; blocks until it is complete."""
+        self.complete()
+        content: dict[str, Any] = unflatten(self._skeleton, self._copies)
+        return content
+
+
+def copy_tensor(copy: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy a tensor into memory in one piece (local); waits for a device."""
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel():
+        # torch would start threads of its own for a thread that it does not know.
+        flat = tensor.detach().reshape(-1).view(torch.uint8)
+        copy.reshape(-1).view(torch.uint8).numpy()[:] = flat.numpy()
+    else:
+        copy.copy_(tensor.detach())

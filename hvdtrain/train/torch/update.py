@@ -1,26 +1,25 @@
-"""One optimizer step with torch: parts, mixed precision, clipping, skipping, averaged weights."""
+"""One optimizer step with torch: mixed precision, clipping, skipping, averaged weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hvdtrain.torch as hvd
-from hvdtrain.train.torch.norm import clip, total_norm
-from hvdtrain.train.torch.precision import Precision
 
-__all__ = ["Update", "Updater"]
+__all__ = ["AMP", "Precision", "StepResult", "Updater", "clip_gradients", "total_norm"]
 
 # Below, gradients that overflow do so without a factor as well.
 _SMALLEST_SCALE = 1.0
 
 
 @dataclass(frozen=True)
-class Update:
+class StepResult:
     """What became of a step; the same on every rank.
 
     Attributes:
@@ -99,7 +98,7 @@ class Updater:
         weighted = loss if samples == self._samples else loss * (samples / self._samples)
         self.precision.scaled(weighted).backward()
 
-    def step(self) -> Update:
+    def step(self) -> StepResult:
         """Reduce what is left, then step, unless the gradient is not finite (collective)."""
         scaler = self.precision.scaler
         self._optimizer.synchronize()
@@ -110,7 +109,7 @@ class Updater:
         finite = math.isfinite(norm)
         if finite:
             if self._clip_norm is not None:
-                clip(gradients, norm, self._clip_norm)
+                clip_gradients(gradients, norm, self._clip_norm)
             with self._optimizer.skip_synchronize():
                 if scaler is None:
                     self._optimizer.step()
@@ -120,7 +119,7 @@ class Updater:
                 self.averaged.update_parameters(self._model)
         if scaler is not None:
             scaler.update()
-        update = Update(norm) if finite else Update(norm, True, self._is_fault())
+        update = StepResult(norm) if finite else StepResult(norm, True, self._is_fault())
         self.precision.losses.clear()
         return update
 
@@ -143,3 +142,70 @@ class Updater:
             return True
         finite = all(bool(loss.isfinite().all()) for loss in self.precision.losses)
         return not all(hvd.allgather_object(finite, name="finite losses"))
+
+
+AMP = ("none", "bf16", "fp16")
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """The types of one rank's operations; weights, gradients and optimizer keep theirs.
+
+    Args:
+        amp: one of AMP.
+        device: where the model is.
+
+    Attributes:
+        scaler: multiplies losses, so that gradients do not vanish in float16; None but for fp16.
+        losses: that it has multiplied since clear() was called on them.
+    """
+
+    def __init__(self, amp: str, device: torch.device) -> None:
+        self._device, self._type = device.type, _TYPES.get(amp)
+        self.scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
+        self.losses: list[torch.Tensor] = []
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context for a forward pass and its loss, but not for backward."""
+        if self._type is None:
+            return nullcontext()
+        return torch.autocast(self._device, dtype=self._type)
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss to call backward() on."""
+        if self.scaler is None:
+            return loss
+        self.losses.append(loss.detach())
+        scaled: torch.Tensor = self.scaler.scale(loss)
+        return scaled
+
+
+def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Return the 2-norm of all gradients together, [], in float32 at least (local).
+
+    It is finite only where every element is, and 0 for no gradients.
+    """
+    if not gradients:
+        return torch.tensor(0.0)
+    types = {gradient.dtype for gradient in gradients}
+    if types <= {torch.float32, torch.float64}:
+        norms = torch._foreach_norm(gradients)
+    else:  # the norm of a float16 would be a float16, which ends at 65504
+        wide = torch.float64 if torch.float64 in types else torch.float32
+        norms = torch._foreach_norm(gradients, 2, dtype=wide)
+    if len({(norm.device, norm.dtype) for norm in norms}) > 1:
+        norms = tuple(norm.to(norms[0].device, torch.float64) for norm in norms)
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def clip_gradients(gradients: list[torch.Tensor], norm: float, largest: float) -> None:
+    """Multiply gradients by largest / norm where that is below 1, in place (local).
+
+    Args:
+        gradients: of all parameters.
+        norm: their total_norm().
+        largest: what it may be.
+    """
+    if norm > largest:
+        torch._foreach_mul_(gradients, largest / norm)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hvdtrain.train.tracking.files import AppendFile, replace_file
-from hvdtrain.train.tracking.tracker import RunFacts, Status
+from hvdtrain.train.tracking.tracker import RunInfo, Status
 
 __all__ = ["METRICS_CSV", "CsvFile"]
 
@@ -26,7 +26,7 @@ class CsvFile:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, facts: RunFacts) -> None:
+    def __init__(self, facts: RunInfo) -> None:
         self._path = facts.directory / METRICS_CSV
         self._columns: list[str] = list(_FIRST_COLUMNS)
         rows: list[list[str]] = []
@@ -36,7 +36,7 @@ class CsvFile:
         self._file = self._rewrite(rows)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The file."""
         return str(self._path)
 

@@ -1,11 +1,14 @@
-"""Files that a killed process leaves whole, or torn in their last record at most."""
+"""Files of trackers that a killed process leaves whole, or torn in their last record at most."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
-__all__ = ["AppendFile", "replace_file"]
+from hvdtrain.errors import UsageError
+
+__all__ = ["AppendFile", "load_json", "replace_file", "save_json"]
 
 
 class AppendFile:
@@ -51,3 +54,24 @@ def replace_file(path: Path, content: bytes) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
+
+
+def save_json(path: Path, content: dict[str, str]) -> None:
+    """Write a small JSON file, replacing an older one."""
+    replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def load_json(path: Path, key: str) -> dict[str, str] | None:
+    """Return what keep() has written, or None where it has not.
+
+    Raises:
+        UsageError: the file is damaged, or lacks `key`.
+    """
+    try:
+        content: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+        content[key]
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is damaged: remove it to begin a new run there") from error
+    return content

@@ -17,11 +17,11 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.tracking.kept import keep, kept
+from hvdtrain.train.tracking.background import BackgroundWorker
+from hvdtrain.train.tracking.files import load_json, save_json
 from hvdtrain.train.tracking.masking import one_line
 from hvdtrain.train.tracking.mlflow_store import Store, open_store
-from hvdtrain.train.tracking.sender import Sender
-from hvdtrain.train.tracking.tracker import RunFacts, Status
+from hvdtrain.train.tracking.tracker import RunInfo, Status
 
 __all__ = ["KEPT", "Mlflow"]
 
@@ -58,7 +58,7 @@ class Mlflow:
     """
 
     def __init__(
-        self, facts: RunFacts, uri: str | None, experiment: str | None, run_name: str | None
+        self, facts: RunInfo, uri: str | None, experiment: str | None, run_name: str | None
     ) -> None:
         self._store = open_store(uri)
         try:
@@ -74,10 +74,10 @@ class Mlflow:
             raise
         self._waiting: deque[Metric] = deque(maxlen=_MOST_WAITING_METRICS)
         self._refusal: Exception | None = None  # of the values that wait
-        self._sender = Sender("mlflow")
+        self._sender = BackgroundWorker("mlflow")
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The run and its store."""
         return f"run {self._run_id} in {self._store.uri}"
 
@@ -128,10 +128,10 @@ class Mlflow:
             raise error
 
 
-def _go_on(store: Store, facts: RunFacts) -> str | None:
+def _go_on(store: Store, facts: RunInfo) -> str | None:
     """Open the run again that is kept in the directory; None: there is none."""
     path = facts.directory / KEPT
-    old = kept(path, "run_id")
+    old = load_json(path, "run_id")
     if old is None:
         return None
     run_id = old["run_id"]
@@ -151,7 +151,7 @@ def _go_on(store: Store, facts: RunFacts) -> str | None:
     return run_id
 
 
-def _begin(store: Store, facts: RunFacts, experiment: str | None, run_name: str) -> str:
+def _begin(store: Store, facts: RunInfo, experiment: str | None, run_name: str) -> str:
     client = store.client
     tags = {
         "mlflow.user": _user(),
@@ -173,7 +173,7 @@ def _begin(store: Store, facts: RunFacts, experiment: str | None, run_name: str)
     else:
         experiment_id = _experiment_id(store, experiment)
     run_id: str = client.create_run(experiment_id, tags=tags, run_name=run_name).info.run_id
-    keep(facts.directory / KEPT, {"run_id": run_id, "tracking_uri": store.uri})
+    save_json(facts.directory / KEPT, {"run_id": run_id, "tracking_uri": store.uri})
     return run_id
 
 
@@ -198,7 +198,7 @@ def _experiment_id(store: Store, name: str | None) -> str:
     return str(found.experiment_id)
 
 
-def _log_parameters(store: Store, run_id: str, facts: RunFacts) -> None:
+def _log_parameters(store: Store, run_id: str, facts: RunInfo) -> None:
     """Log parameters; those that a resume has changed, which MLflow refuses, go into a tag."""
     old: Mapping[str, str] = store.client.get_run(run_id).data.params
     new = {_name(key): _text(value) for key, value in facts.parameters.items()}

@@ -19,7 +19,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hvdtrain.train.tracking.files import AppendFile
-from hvdtrain.train.tracking.tracker import RunFacts, Status
+from hvdtrain.train.tracking.tracker import RunInfo, Status
 
 __all__ = ["FOLDER", "TensorBoard"]
 
@@ -33,7 +33,7 @@ class TensorBoard:
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, facts: RunFacts) -> None:
+    def __init__(self, facts: RunInfo) -> None:
         self._folder = facts.directory / FOLDER
         self._folder.mkdir(exist_ok=True)
         self._file = AppendFile(self._folder / _file_name())
@@ -45,7 +45,7 @@ class TensorBoard:
         self._add(summary=_hyperparameters(facts))
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The command that shows them."""
         return f"tensorboard --logdir {self._folder}"
 
@@ -73,7 +73,7 @@ def _file_name() -> str:
     )
 
 
-def _hyperparameters(facts: RunFacts) -> Summary:
+def _hyperparameters(facts: RunInfo) -> Summary:
     plain = {
         name: value if isinstance(value, bool | int | float | str) else str(value)
         for name, value in facts.parameters.items()

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-__all__ = ["RunFacts", "Status", "Tracker"]
+__all__ = ["RunInfo", "Status", "Tracker"]
 
 Status = Literal["finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class RunInfo:
     """What a tracker is told of a run.
 
     Attributes:
@@ -37,7 +37,7 @@ class Tracker(Protocol):
     """
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where the figures are to be found, without passwords."""
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:

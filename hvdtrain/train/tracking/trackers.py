@@ -11,7 +11,7 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 from hvdtrain.train.tracking.csv_file import CsvFile
 from hvdtrain.train.tracking.masking import masked, one_line
-from hvdtrain.train.tracking.tracker import RunFacts, Status, Tracker
+from hvdtrain.train.tracking.tracker import RunInfo, Status, Tracker
 
 __all__ = ["TRACKERS", "Trackers", "open_trackers", "tracker_names"]
 
@@ -45,9 +45,9 @@ class Trackers:
         self._warned: set[str] = set()
 
     @property
-    def places(self) -> dict[str, str]:
+    def locations(self) -> dict[str, str]:
         """Where each tracker's figures are to be found, without passwords."""
-        return {name: tracker.place for name, tracker in self._trackers.items()}
+        return {name: tracker.location for name, tracker in self._trackers.items()}
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
         """Hand values to all; see Tracker.log."""
@@ -79,7 +79,7 @@ class Trackers:
 
 def open_trackers(
     names: str,
-    facts: RunFacts,
+    facts: RunInfo,
     tracking_uri: str | None = None,
     experiment: str | None = None,
     run_name: str | None = None,
@@ -118,7 +118,7 @@ def open_trackers(
 
 
 def _open(
-    name: str, facts: RunFacts, uri: str | None, experiment: str | None, run_name: str | None
+    name: str, facts: RunInfo, uri: str | None, experiment: str | None, run_name: str | None
 ) -> Tracker:
     try:
         if name == "tensorboard":

@@ -11,9 +11,9 @@ from pathlib import Path
 import wandb
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.tracking.kept import keep, kept
+from hvdtrain.train.tracking.files import load_json, save_json
 from hvdtrain.train.tracking.masking import one_line
-from hvdtrain.train.tracking.tracker import RunFacts, Status
+from hvdtrain.train.tracking.tracker import RunInfo, Status
 
 __all__ = ["KEPT", "Wandb"]
 
@@ -28,9 +28,9 @@ class Wandb:
         UsageError: nobody is logged in and it is not offline, or the run cannot be opened.
     """
 
-    def __init__(self, facts: RunFacts, project: str | None, run_name: str | None) -> None:
+    def __init__(self, facts: RunInfo, project: str | None, run_name: str | None) -> None:
         path = facts.directory / KEPT
-        run_id = (kept(path, "id") or {"id": secrets.token_hex(4)})["id"]
+        run_id = (load_json(path, "id") or {"id": secrets.token_hex(4)})["id"]
         try:
             _require_login()
             self._run = wandb.init(
@@ -48,10 +48,10 @@ class Wandb:
             raise UsageError(f"--track wandb: {one_line(error)}") from error
         # A resume goes back to steps that wandb would drop as too old.
         self._run.define_metric("*", step_metric="step")
-        keep(path, {"id": run_id})
+        save_json(path, {"id": run_id})
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The run's page, or its local folder."""
         return str(Path(self._run.dir).parent) if self._run.offline else str(self._run.url)
 

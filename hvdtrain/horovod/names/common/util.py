@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from hvdtrain.core.arguments import choose_op
-from hvdtrain.core.builds import ccl_built, ddl_built, mpi_built
+from hvdtrain.core.horovod_api import ccl_built, ddl_built, mpi_built
 
 __all__ = [
     "ccl_built",

@@ -1,0 +1,216 @@
+"""Agreement of the ranks on bucket plans, their sizes and their channels."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvdtrain.config import DEFAULT_BUCKET_BYTES
+from hvdtrain.core import context, operations
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.gradients.bucket_size import (
+    BucketSize,
+    MeasureAllreduce,
+    choose_bucket_size,
+    size_text,
+)
+from hvdtrain.core.gradients.plan import (
+    STEP,
+    BucketPlan,
+    ParameterSpec,
+    first_difference,
+    make_plan,
+    plan_of_layout,
+)
+from hvdtrain.core.objects import allgather_object, broadcast_object
+from hvdtrain.core.operations import Submission
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.errors import MismatchError
+
+__all__ = [
+    "agree_on_bucket_size",
+    "agree_on_change",
+    "agree_on_plan",
+    "close_unused_plans",
+    "open_plan_channel",
+    "replan",
+    "take_layout",
+    "use_bucket_size",
+]
+
+_logger = logging.getLogger("hvdtrain")
+
+# The reason of a bucket size that comes from a checkpoint.
+_AS_BEFORE = "as before the run went on"
+
+
+def agree_on_bucket_size(channel: Channel) -> BucketSize:
+    """Return the maximum bucket size, as configured on the first rank or measured once.
+
+    Collective over the channel's ranks on first use. A single rank uses the default.
+    """
+    kept = context.current().bucket_sizes.get(channel)
+    if kept is not None:
+        return kept
+    return context.current().first_use.settle(
+        channel, "bucket size", lambda: _agree_on_bucket_size(channel)
+    )
+
+
+def _agree_on_bucket_size(channel: Channel) -> BucketSize:
+    here = context.current()
+    # Ranks on other hosts may not have the first one's environment.
+    given = broadcast_object(here.config.bucket_bytes, channel.ranks[0], "bucket size", channel)
+    if given is not None:
+        size = BucketSize(given, "as set")
+    elif len(channel.ranks) == 1:
+        size = BucketSize(DEFAULT_BUCKET_BYTES, "the default for one rank")
+    else:
+        size = choose_bucket_size(operations.Submission(channel, MeasureAllreduce()).run())
+    here.bucket_sizes[channel] = size
+    return size
+
+
+def use_bucket_size(nbytes: int | None, channel: Channel) -> None:
+    """Use the bucket size of an earlier run, instead of measuring it or reading the configuration.
+
+    Collective over the channel's ranks, before their first reduction.
+
+    Args:
+        nbytes: `context.current().bucket_sizes[channel].nbytes` of the earlier run, on the
+            channel's first rank; None changes nothing.
+        channel: channel of the ranks.
+    """
+    nbytes = broadcast_object(nbytes, channel.ranks[0], "bucket size", channel)
+    if nbytes is not None:
+        context.current().bucket_sizes[channel] = BucketSize(nbytes, _AS_BEFORE)
+
+
+def agree_on_plan(
+    specs: list[ParameterSpec],
+    channel: Channel,
+    groups: Sequence[Sequence[int]] = (),
+) -> BucketPlan:
+    """Return the bucket plan of the channel's first rank on every rank (collective).
+
+    The first rank logs it.
+
+    Args:
+        specs: parameters, in the order of the model.
+        channel: channel of the ranks that share the plan.
+        groups: indices of parameters that are reduced together, instead of by size.
+
+    Raises:
+        MismatchError: the parameters of a rank differ from those of the first rank.
+    """
+    here = context.current()
+    limit = agree_on_bucket_size(channel)
+    own = make_plan(specs, limit.nbytes, here.config.first_bucket_bytes, groups)
+    root_rank = channel.ranks[0]
+    plan: BucketPlan = broadcast_object(own, root_rank, "bucket plan", channel)
+    differences = allgather_object(
+        first_difference(specs, plan.specs, root_rank), "bucket plan", channel
+    )
+    for rank, difference in zip(channel.ranks, differences, strict=True):
+        if difference is not None:
+            raise MismatchError(
+                f"[rank {rank}/{here.topology.size}] DistributedOptimizer: {difference}. Build "
+                "the same model on every rank"
+            )
+    here.buckets = _description(plan, limit.reason)
+    if here.topology.rank == root_rank:
+        _logger.info("buckets: %s", here.buckets)
+    return plan
+
+
+def take_layout(plan: BucketPlan, layout: Mapping[str, Any] | None, channel: Channel) -> BucketPlan:
+    """Return a plan with the layout that the channel's first rank gives (collective).
+
+    Args:
+        plan: plan of the parameters.
+        layout: layout of an earlier plan; None on the first rank leaves the plan as it is.
+        channel: channel of the ranks that share the plan.
+
+    Raises:
+        ValueError: the layout does not match the parameters.
+    """
+    taken = broadcast_object(layout, channel.ranks[0], "bucket plan", channel)
+    if taken is None:
+        return plan
+    plan = plan_of_layout(plan, taken)
+    context.current().buckets = _description(plan, _AS_BEFORE)
+    return plan
+
+
+def _description(plan: BucketPlan, reason: str) -> str:
+    return (
+        f"{len(plan.buckets)} for {size_text(plan.nbytes)} of gradients, at most "
+        f"{size_text(plan.bucket_bytes)} each ({reason})"
+    )
+
+
+def replan(plan: BucketPlan, places: Sequence[int]) -> BucketPlan:
+    """Return a plan for the order in which gradients have arrived.
+
+    Args:
+        plan: plan of the first step.
+        places: position of each parameter's gradient in that order, summed over the ranks.
+    """
+    order = sorted(range(len(places)), key=lambda index: (places[index], -index))
+    return make_plan(plan.specs, plan.bucket_bytes, plan.first_bucket_bytes, plan.groups, order)
+
+
+def open_plan_channel(parent: Channel) -> Channel:
+    """Open a channel with the members of `parent` for the steps of a plan (collective).
+
+    Without threads this returns `parent`, because a rank that waits in one channel does not serve
+    another one.
+    """
+    if not parent.has_thread:
+        return parent
+    close_unused_plans(parent)
+    here = context.current()
+    channel = here.open_channel(range(len(parent.ranks)), f"bucket plan of {parent.label}", parent)
+    assert channel is not None  # every rank of the parent is a member
+    return channel
+
+
+def close_unused_plans(parent: Channel) -> None:
+    """Close the channels of plans that no member of `parent` needs any more (collective).
+
+    A communicator can only be freed by all of its members together, and MPI has a limited number.
+    """
+    here = context.current()
+    mine = [c for c in here.channels() if c.parent is parent]
+    unused = allgather_object([c.unused for c in mine], "unused plans", parent)
+    for old, everywhere in zip(mine, map(all, zip(*unused, strict=True)), strict=True):
+        if everywhere:
+            here.close_channel(old)
+
+
+class _PlanChange(Operation):
+    """Takes the place of a step of the plan, so that a rank which submits a step gets an error."""
+
+    def __init__(self, name: str, change: str) -> None:
+        super().__init__()
+        self.request = Request(STEP, name, (("changed", change),))
+
+    def execute(self, communicator: Communicator) -> None:
+        pass
+
+
+def agree_on_change(channel: Channel, name: str, change: str) -> None:
+    """Agree that the parameters no longer match their plan (collective, instead of a step).
+
+    Args:
+        channel: channel of the plan.
+        name: name of the plan.
+        change: description of the change, equal on all ranks.
+
+    Raises:
+        MismatchError: another rank takes a step of the plan, or has another change.
+    """
+    Submission(channel, _PlanChange(name, change)).run()

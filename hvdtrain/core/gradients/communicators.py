@@ -1,0 +1,186 @@
+"""The communicators of an exchange: all ranks, the ranks of a node, and one rank of each node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from hvdtrain.arrays import Array, buffer_of, elements_of
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.gradients.plan import STEP
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import ReduceOp
+
+__all__ = ["Combine", "Communicators", "gather", "open_communicators", "slice_bounds"]
+
+# Combines the owners' slices in place, given a slice, its first element, and the network.
+Combine = Callable[[Buffer, int, Communicator], None]
+
+
+@dataclass(frozen=True)
+class Communicators:
+    """The communicators of a plan, for use by the thread that reduces its buckets.
+
+    The first ranks of each node, as many as the smallest node has, each own a slice of the data
+    that crosses the network, so that all of them use the network at the same time. Other ranks
+    own nothing.
+
+    Attributes:
+        all_ranks: communicator of all ranks.
+        node: communicator of the ranks of this node; None if each rank counts as a node.
+        network: communicator of the owners of this rank's slice, one on each node; None on a rank
+            that owns no slice.
+        owners: number of slices.
+    """
+
+    all_ranks: Communicator
+    node: Communicator | None
+    network: Communicator | None
+    owners: int
+
+    @classmethod
+    def flat(cls, all_ranks: Communicator) -> Communicators:
+        """Return communicators for which each rank counts as a node (local)."""
+        return cls(all_ranks, None, all_ranks, 1)
+
+    @classmethod
+    def hierarchical(cls, all_ranks: Communicator, nodes: Sequence[int]) -> Communicators:
+        """Create communicators within the nodes and across them (collective).
+
+        Args:
+            all_ranks: communicator of all ranks.
+            nodes: number of each rank's node, by rank.
+        """
+        groups: dict[int, list[int]] = {}
+        for rank, number in enumerate(nodes):
+            groups.setdefault(number, []).append(rank)
+        owners = min(len(ranks) for ranks in groups.values())
+        node = _split(all_ranks, list(groups.values()))
+        slices = [[ranks[place] for ranks in groups.values()] for place in range(owners)]
+        return cls(all_ranks, node, _split(all_ranks, slices), owners)
+
+    def over_network(
+        self,
+        buffer: Buffer,
+        combine: Combine,
+        prescale: float = 1.0,
+        cuts: Sequence[int] | None = None,
+    ) -> None:
+        """Sum within each node, combine the sums across nodes, and distribute (collective).
+
+        Args:
+            buffer: elements of this rank, overwritten with the result.
+            combine: function that combines, in place, a slice of the nodes' sums over `network`,
+                with the same bits on all of its ranks. It is not called if there is only one
+                node, because then nothing crosses a network.
+            prescale: factor for this rank's elements.
+            cuts: elements at which slices may begin; by default, any.
+        """
+        if self.node is None:
+            buffer.scale(prescale)
+            self._combine(buffer, 0, combine)
+            return
+        bounds = slice_bounds(buffer.count, self.owners, cuts)
+        counts = [end - start for start, end in pairwise(bounds)]
+        counts += [0] * (self.node.size - self.owners)
+        own = buffer.like(counts[self.node.rank])
+        self.node.reduce_scatter(buffer, own, counts, ReduceOp.SUM, prescale)
+        if own.count:
+            self._combine(own, bounds[self.node.rank], combine)
+        self.node.allgather(own, buffer, counts)
+
+    def _combine(self, own: Buffer, start: int, combine: Combine) -> None:
+        if self.network is not None and self.network.size > 1:
+            combine(own, start, self.network)
+
+    def close(self) -> None:
+        """Close the communicators of node and network, but not `all_ranks` (collective)."""
+        for communicator in (self.node, self.network):
+            if communicator is not None and communicator is not self.all_ranks:
+                communicator.close()
+
+
+def open_communicators(channel: Channel, spec: str, node: int, name: str) -> Communicators:
+    """Create the communicators of a hierarchical exchange (collective).
+
+    They are closed together with the channel.
+
+    Args:
+        channel: channel of the plan.
+        spec: `Exchange.spec`, equal on all ranks.
+        node: number of this rank's node.
+        name: name of the plan's steps.
+
+    Raises:
+        MismatchError: another rank takes a step of the plan with another exchange.
+    """
+    communicators: Communicators = channel.run(_OpenCommunicators(spec, node, name))
+    channel.before_closing(communicators.close)
+    return communicators
+
+
+class _OpenCommunicators(Operation):
+    """Create the communicators: engines split a communicator with all its members.
+
+    It takes the place of a step of the plan, so that a rank which submits a step gets an error.
+    """
+
+    def __init__(self, spec: str, node: int, name: str) -> None:
+        super().__init__()
+        self._node = node
+        self.request = Request(STEP, name, (("nodes for exchange", spec),))
+
+    def execute(self, communicator: Communicator) -> Communicators:
+        nodes = np.empty(communicator.size, np.int64)
+        communicator.allgather(
+            Buffer.from_array(np.array([self._node], np.int64)),
+            Buffer.from_array(nodes),
+            [1] * communicator.size,
+        )
+        return Communicators.hierarchical(communicator, nodes.tolist())
+
+
+def gather(communicator: Communicator, array: Array) -> Array:
+    """Return the arrays of all members, stacked along a new first dimension (collective).
+
+    Args:
+        communicator: communicator of the members.
+        array: array of this member, of the same shape and dtype on all of them.
+
+    Returns:
+        Array of shape [members, *array.shape].
+    """
+    send = buffer_of(array)
+    receive = send.like(send.count * communicator.size)
+    communicator.allgather(send, receive, [send.count] * communicator.size)
+    return elements_of(receive).reshape(communicator.size, *array.shape)
+
+
+def slice_bounds(count: int, owners: int, cuts: Sequence[int] | None = None) -> list[int]:
+    """Return the bounds of slices of about equal size: `owners` + 1 numbers from 0 to `count`.
+
+    Args:
+        count: number of elements.
+        owners: number of slices.
+        cuts: elements at which slices may begin; by default, any.
+    """
+    even = [count * owner // owners for owner in range(owners + 1)]
+    if cuts is None:
+        return even
+    allowed = [*cuts, count]
+    inner = [min(allowed, key=lambda cut: abs(cut - bound)) for bound in even[1:-1]]
+    return [0, *inner, count]
+
+
+def _split(all_ranks: Communicator, groups: Sequence[Sequence[int]]) -> Communicator | None:
+    """Create a communicator of each group; return the one of this rank (collective)."""
+    own = None
+    for ranks in groups:
+        own = all_ranks.split(ranks) or own
+    return own

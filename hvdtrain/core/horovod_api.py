@@ -1,0 +1,171 @@
+"""Horovod's calls that are the same for every framework: init, ranks, what is built in."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hvdtrain.core import context
+from hvdtrain.core.process_set import ProcessSet, add_process_set
+
+__all__ = [
+    "Compressor",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "ddl_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "on_init",
+    "rank",
+    "size",
+]
+
+
+# Functions that adapters have registered with on_init().
+_init_actions: list[Callable[[], None]] = []
+
+
+def on_init(action: Callable[[], None]) -> None:
+    """Call a function at the beginning of each init(), and now if the world is joined (local).
+
+    Args:
+        action: function that prepares a framework; a second call must do nothing.
+    """
+    _init_actions.append(action)
+    if context.is_initialized():
+        action()
+
+
+def init(
+    comm: Any = None,
+    process_sets: Sequence[ProcessSet] | str | None = None,
+    engine: str | None = None,
+) -> None:
+    """Join the world of ranks that the launcher started (collective); see `context.init`.
+
+    Args:
+        comm: None, or all ranks as a list or an mpi4py communicator; use process sets for a part
+            of the world.
+        process_sets: sets to register, the same on every rank. "dynamic" is accepted: sets can
+            always be added later. A second call registers none.
+        engine: "auto" or the name of an engine; None uses HVDTRAIN_ENGINE, or "auto".
+
+    Raises:
+        ValueError: `comm` is not the whole world; see `context.init` for other errors.
+    """
+    if isinstance(comm, str):
+        raise ValueError(f"init({comm!r}): the first argument is comm; write init(engine={comm!r})")
+    for action in _init_actions:
+        action()
+    joins = not context.is_initialized()
+    context.init(engine)
+    if comm is not None and not _is_whole(comm, context.current().topology.size):
+        raise ValueError(
+            "init(comm) takes the whole world only: for a part of it pass "
+            "process_sets=[ProcessSet(ranks)]"
+        )
+    if joins and process_sets is not None and not isinstance(process_sets, str):
+        for process_set in process_sets:
+            add_process_set(process_set)
+
+
+def _is_whole(comm: Any, size: int) -> bool:
+    if hasattr(comm, "Get_size"):
+        return bool(comm.Get_size() == size)
+    return sorted(comm) == list(range(size))
+
+
+def rank() -> int:
+    """Return the number of this rank in the world, from 0 (local)."""
+    return context.current().topology.rank
+
+
+def size() -> int:
+    """Return the number of ranks in the world (local)."""
+    return context.current().topology.size
+
+
+def local_rank() -> int:
+    """Return the number of this rank on its node (local)."""
+    return context.current().topology.local_rank
+
+
+def local_size() -> int:
+    """Return the number of ranks on this node (local)."""
+    return context.current().topology.local_size
+
+
+def cross_rank() -> int:
+    """Return the number of this node among those that have this local rank (local)."""
+    return context.current().topology.cross_rank
+
+
+def cross_size() -> int:
+    """Return the number of nodes that have this local rank (local)."""
+    return context.current().topology.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Return whether all nodes have the same number of ranks (local)."""
+    return context.current().topology.homogeneous
+
+
+def mpi_built() -> bool:
+    """Return whether the package that engine mpi needs is installed (local)."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def mpi_enabled() -> bool:
+    """Return whether engine mpi is in use; False before init() (local)."""
+    return _moves_bytes("mpi")
+
+
+def mpi_threads_supported() -> bool:
+    """Return whether several threads may communicate at the same time (local)."""
+    return context.current().world.communicator.capabilities.concurrent
+
+
+def gloo_enabled() -> bool:
+    """Return whether engine gloo is in use; False before init() (local)."""
+    return _moves_bytes("gloo")
+
+
+def ddl_built() -> bool:
+    """Return whether IBM DDL is available: never (local)."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Return whether Intel oneCCL is available: never (local)."""
+    return False
+
+
+def _moves_bytes(engine: str) -> bool:
+    return context.is_initialized() and context.current().engine_name == engine
+
+
+class Compressor:
+    """A compression that leaves tensors as they are; subclasses override its methods."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return the tensor to reduce instead, and a context for decompress()."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return the reduced tensor in its original type.
+
+        Args:
+            tensor: reduced tensor, of any shape, in the type of the compressed one.
+            ctx: context that compress() has returned.
+        """
+        return tensor

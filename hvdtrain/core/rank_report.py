@@ -1,0 +1,45 @@
+"""Report of this rank's place in the world, as JSON: `python -m hvdtrain.core.rank_report`.
+
+A process of its own, because the rank itself must be left without MPI: the program that it runs
+may use an MPI, threads or forks of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+
+from hvdtrain.core import context
+from hvdtrain.core.objects import allgather_object
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Join the world, and print the fields of cluster_environment.RankInfo (collective)."""
+    context.init()
+    topology = context.current().topology
+    on_one_host = len(set(topology.hostnames)) == 1
+    host = "127.0.0.1" if on_one_host else socket.gethostname()
+    address = f"{host}:{_free_port()}"
+    report = {
+        "rank": topology.rank,
+        "size": topology.size,
+        "local_rank": topology.local_rank,
+        "local_size": topology.local_size,
+        "node": topology.node,
+        "addresses": allgather_object(address, "address"),
+    }
+    context.shutdown()
+    print(json.dumps(report), flush=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:  # which never listens
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    main()

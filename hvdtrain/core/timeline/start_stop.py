@@ -1,0 +1,174 @@
+"""Start and end of a recording, by all ranks together."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.config import Config
+from hvdtrain.core.process.exits import write_message
+from hvdtrain.core.timeline.clock import read_clock
+from hvdtrain.core.timeline.file import TimelineError, usable_path, write
+from hvdtrain.core.timeline.growing_file import GrowingFile
+from hvdtrain.core.timeline.piece import PieceWriter
+from hvdtrain.core.timeline.pieces import piece_path, remove_piece, remove_pieces
+from hvdtrain.core.timeline.recording import Recording
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import ReduceOp
+
+__all__ = ["begin", "begin_from_environment", "write_timeline", "write_timeline_or_warn"]
+
+
+def begin(communicator: Communicator, path: str, marks_rounds: bool, host: str) -> Recording:
+    """Start a recording (collective, blocking).
+
+    Args:
+        communicator: communicator of all ranks.
+        path: path of the file that rank 0 will write, the same on all ranks.
+        marks_rounds: whether to record when rounds of agreement begin.
+        host: host of this rank.
+    """
+    # Before the barriers, after which other ranks create their pieces.
+    remove_piece(piece_path(path, communicator.rank))  # hosts may not share the directory
+    if communicator.rank == 0:
+        remove_pieces(path)
+    start = read_clock(communicator)
+    zero = np.array([start.at_seconds - start.offset_seconds])
+    communicator.allreduce(Buffer.from_array(zero), ReduceOp.MIN)  # Perfetto drops what is earlier
+    recording = Recording(path, marks_rounds, start, float(zero[0]))
+    title = f"[rank {communicator.rank}/{communicator.size}]"
+    file = _open(piece_path(path, communicator.rank), recording)
+    recording.piece = PieceWriter(
+        file, recording.times, recording.under_way, title, communicator.rank, host
+    )
+    _warn_of_missing(communicator, file is None, title, path)
+    return recording
+
+
+def _open(path: str, recording: Recording) -> GrowingFile | None:
+    start = recording.times.start
+    clock = {"offset": start.offset_seconds, "error": start.error_seconds}
+    try:
+        return GrowingFile(path, {"clock at the start, in seconds against rank 0": clock})
+    except OSError:
+        return None
+
+
+def _warn_of_missing(communicator: Communicator, missing: bool, title: str, path: str) -> None:
+    counts = np.array([int(missing)])
+    communicator.allreduce(Buffer.from_array(counts), ReduceOp.SUM)
+    if counts[0] and communicator.rank == 0:
+        write_message(
+            title,
+            f"timeline {path}: {counts[0]} of {communicator.size} ranks cannot write beside it on "
+            "their hosts: if the job fails, what they record is lost; name a directory that all "
+            "hosts share",
+        )
+
+
+def write_timeline(
+    communicator: Communicator, recording: Recording, hostnames: Sequence[str]
+) -> None:
+    """Write the file of a recording that is finished (collective, blocking).
+
+    Args:
+        communicator: communicator of all ranks.
+        recording: recording of this rank.
+        hostnames: host name of each rank.
+
+    Raises:
+        TimelineError: the file cannot be written (raised on rank 0); the ranks' pieces remain.
+    """
+    collected, refusal = _collect(communicator, recording), None
+    if communicator.rank == 0:
+        try:
+            write(recording.path, collected, hostnames)
+        except TimelineError as error:
+            refusal = error
+    written = np.array([refusal is None])
+    communicator.broadcast(Buffer.from_array(written), 0)
+    if recording.piece is not None and written[0]:
+        recording.piece.remove()
+    if refusal is not None:
+        raise refusal
+
+
+def write_timeline_or_warn(
+    communicator: Communicator, recording: Recording, hostnames: Sequence[str]
+) -> None:
+    """Write the file, or print why not: a successful job does not fail for its timeline.
+
+    Args:
+        communicator: communicator of all ranks.
+        recording: recording of this rank.
+        hostnames: host name of each rank.
+    """
+    try:
+        write_timeline(communicator, recording, hostnames)
+    except TimelineError as error:
+        print(f"hvdtrain: {error}", file=sys.stderr, flush=True)
+
+
+def _collect(communicator: Communicator, recording: Recording) -> list[bytes]:
+    """Gather the records of all ranks on rank 0 (collective, blocking).
+
+    Returns:
+        Pickled RankRecords of each rank on rank 0; an empty list on other ranks.
+    """
+    times = recording.times
+    times.stop = read_clock(communicator)
+    own = np.frombuffer(pickle.dumps(times, pickle.HIGHEST_PROTOCOL), np.uint8).copy()
+    sizes = np.empty(communicator.size, np.int64)
+    ones = [1] * communicator.size
+    communicator.allgather(Buffer.from_array(np.array([own.size])), Buffer.from_array(sizes), ones)
+    incoming = sizes.tolist() if communicator.rank == 0 else [0] * communicator.size
+    outgoing = [own.size, *[0] * (communicator.size - 1)]
+    every = np.empty(sum(incoming), np.uint8)
+    communicator.alltoall(Buffer.from_array(own), Buffer.from_array(every), outgoing, incoming)
+    parts = np.split(every, np.cumsum(incoming)[:-1])
+    return [part.tobytes() for part in parts] if communicator.rank == 0 else []
+
+
+def begin_from_environment(
+    config: Config, communicator: Communicator, host: str
+) -> Recording | None:
+    """Start a recording if rank 0's environment asks for it (collective, blocking).
+
+    Rank 0 decides, because a launcher may not pass environment variables to other ranks.
+
+    Args:
+        config: settings of this rank.
+        communicator: communicator of all ranks.
+        host: host of this rank.
+
+    Raises:
+        TimelineError: rank 0 cannot write the file.
+    """
+    path, refusal = "", None
+    if communicator.rank == 0 and config.timeline != Config.timeline:
+        try:
+            path = usable_path(config.timeline)
+        except TimelineError as error:
+            refusal = error
+    answers = np.array([path != "", refusal is not None, config.timeline_mark_cycles])
+    communicator.broadcast(Buffer.from_array(answers), 0)
+    asked, refused, marks_rounds = answers.tolist()
+    if refused:
+        raise refusal or TimelineError("the timeline cannot be written by rank 0, which says why")
+    if not asked:
+        return None
+    return begin(communicator, _from_root(communicator, path), marks_rounds, host)
+
+
+def _from_root(communicator: Communicator, text: str) -> str:
+    """Return rank 0's text on every rank (collective)."""
+    own = np.frombuffer(text.encode(errors="surrogateescape"), np.uint8)
+    size = np.array([own.size])
+    communicator.broadcast(Buffer.from_array(size), 0)
+    content = own.copy() if communicator.rank == 0 else np.empty(int(size[0]), np.uint8)
+    communicator.broadcast(Buffer.from_array(content), 0)
+    return content.tobytes().decode(errors="surrogateescape")

@@ -1,0 +1,117 @@
+"""The environment variables in which torch.distributed and TensorFlow find their ranks. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from hvdtrain.errors import UsageError
+
+__all__ = ["RankFacts", "RankInfo", "parse_roles", "tensorflow_config", "torch_variables"]
+
+_COUNT = re.compile("[0-9]{1,7}")
+_ROLES = ("chief", "worker", "ps", "evaluator")
+
+
+class RankFacts(TypedDict):
+    """The JSON object that a rank prints about itself: the fields of RankInfo."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    addresses: list[str]
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """The place of this rank in the job.
+
+    Attributes:
+        rank: rank of this process, in 0 .. size - 1.
+        size: number of ranks.
+        local_rank: rank on its node, in 0 .. local_size - 1.
+        local_size: number of ranks on its node.
+        node: index of its node.
+        addresses: "host:port" of each rank; the port was free a moment ago.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    addresses: tuple[str, ...]
+
+    @classmethod
+    def from_facts(cls, facts: RankFacts) -> RankInfo:
+        """Return the information that a rank has printed as JSON."""
+        return cls(
+            facts["rank"],
+            facts["size"],
+            facts["local_rank"],
+            facts["local_size"],
+            facts["node"],
+            tuple(facts["addresses"]),
+        )
+
+
+def torch_variables(place: RankInfo) -> dict[str, str]:
+    """Return the variables of `init_method="env://"`, which Accelerate and Lightning read too."""
+    host, _, port = place.addresses[0].rpartition(":")
+    numbers = {
+        "RANK": place.rank,
+        "WORLD_SIZE": place.size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_size,
+        "NODE_RANK": place.node,
+        "GROUP_RANK": place.node,
+    }
+    return {name: str(number) for name, number in numbers.items()} | {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+    }
+
+
+def parse_roles(text: str, size: int) -> list[str]:
+    """Return the role of each rank: "chief:1,worker:2" is chief, worker, worker.
+
+    Args:
+        text: roles with their numbers of ranks, separated by commas.
+        size: number of ranks.
+
+    Raises:
+        UsageError: a role is unknown or has no number, or the numbers do not add up to the size.
+    """
+    roles: list[str] = []
+    for part in text.split(","):
+        role, _, count = part.strip().partition(":")
+        if role not in _ROLES or not _COUNT.fullmatch(count):
+            known = ", ".join(_ROLES)
+            raise UsageError(f"--roles: {part!r} must be one of {known}, a colon, and a number")
+        roles += [role] * int(count)
+    if len(roles) != size:
+        raise UsageError(f"--roles {text} are {len(roles)} ranks, but there are {size}")
+    if roles.count("chief") > 1 or roles.count("evaluator") > 1:
+        raise UsageError(f"--roles {text}: there can be one chief and one evaluator only")
+    return roles
+
+
+def tensorflow_config(place: RankInfo, roles: Sequence[str]) -> str:
+    """Return TF_CONFIG, in whose cluster evaluators are not members.
+
+    Args:
+        place: this rank.
+        roles: role of each rank.
+    """
+    members: dict[str, list[str]] = {}
+    for role, address in zip(roles, place.addresses, strict=True):
+        if role != "evaluator":
+            members.setdefault(role, []).append(address)
+    role = roles[place.rank]
+    task = {"type": role, "index": list(roles[: place.rank]).count(role)}
+    return json.dumps({"cluster": members, "task": task})

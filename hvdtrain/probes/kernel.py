@@ -1,0 +1,18 @@
+"""Load the compiled kernel with which ranks of a node add, and print why it is not used, or ""."""
+
+from __future__ import annotations
+
+import json
+
+from hvdtrain.engines.shared_memory.kernel import kernel_objection
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Print the reason why the kernel is not used, or ""."""
+    print(json.dumps({"objection": kernel_objection()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What this process takes of the machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+__all__ = ["ResourceMonitor", "ResourceUsage"]
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class ResourceUsage:
+    """Of one process.
+
+    Attributes:
+        cpu_percent: of one core, over the time since the figures before; 200 is two cores.
+        memory_bytes: resident, shared memory included.
+        gpu_memory_bytes: what torch holds of its GPU; None where it uses none.
+    """
+
+    cpu_percent: float
+    memory_bytes: int
+    gpu_memory_bytes: int | None
+
+
+class ResourceMonitor:
+    """Reads the figures of this process; cheap enough for every step (local)."""
+
+    def __init__(self) -> None:
+        self._time, self._cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> ResourceUsage:
+        """Return the figures since the last call, or since the watch was made (local)."""
+        now, cpu = time.perf_counter(), time.process_time()
+        percent = 100 * (cpu - self._cpu) / max(now - self._time, 1e-9)
+        self._time, self._cpu = now, cpu
+        return ResourceUsage(percent, _resident_bytes(), _gpu_bytes())
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES
+
+
+def _gpu_bytes() -> int | None:
+    torch = sys.modules.get("torch")  # importing it takes seconds
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.memory_reserved())

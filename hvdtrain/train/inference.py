@@ -1,0 +1,180 @@
+"""Load the model of a finished run, and compute its outputs for files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
+from hvdtrain.train.config.read import resolve
+from hvdtrain.train.loop.collective_errors import call_everywhere
+from hvdtrain.train.loop.protocol import TrainingState
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.progress import Progress, restore_progress
+from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.records.environment import CONFIG
+from hvdtrain.train.resume import CheckpointLoader, RunStart
+from hvdtrain.train.setup import TrainingSetup, set_up
+
+__all__ = [
+    "Predictions",
+    "open_run",
+    "options_of_run",
+    "predict_files",
+    "prediction_lines",
+    "write_outputs",
+]
+
+
+class _Loading(CheckpointLoader):
+    """Loads a checkpoint, and leaves the directory as it is."""
+
+    def begin(self, epoch_samples: int, state: TrainingState) -> RunStart:
+        """Load what was found, with whatever data there are (rank 0 only)."""
+        path, progress = self._found.path, Progress()
+        assert path is not None
+        content = self._found.content
+        samples = content.get("epoch_samples", epoch_samples)
+        progress = restore_progress(path, content, self._options, samples, state)
+        return RunStart(path.parent, progress, str(path), resumed=True)
+
+
+def options_of_run(run: Path, checkpoint: str, changes: Mapping[str, Any]) -> TrainOptions:
+    """Return the options of a run, to load one of its checkpoints (local).
+
+    Args:
+        run: its directory.
+        checkpoint: "best" (the newest, where no best one is), "newest", or a path.
+        changes: options that are to be others now, by name.
+
+    Raises:
+        UsageError: it is no run, or has no checkpoint.
+    """
+    config = run / CONFIG
+    if not config.is_file():
+        raise UsageError(f"{run} is not the directory of a run: there is no {CONFIG} in it")
+    options = resolve(changes, config)
+    path = _checkpoint(run, checkpoint)
+    return replace(options, out=None, resume=str(path), epochs=max(options.epochs, 1))
+
+
+def open_run(options: TrainOptions) -> TrainingSetup:
+    """Build the model of a run with the weights of its checkpoint (collective).
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    return set_up(options, None, _Loading(options))
+
+
+def _checkpoint(run: Path, wanted: str) -> Path:
+    if wanted not in ("best", "newest"):
+        return Path(wanted)
+    try:
+        best, files = best_file(run), checkpoint_files(run)
+    except OSError as error:
+        raise UsageError(f"{run} cannot be read: {error.strerror}") from error
+    if wanted == "best" and best is not None:
+        return best
+    if not files:
+        raise UsageError(f"there is no checkpoint in {run}: train there first")
+    return files[0]
+
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The outputs of a model.
+
+    Attributes:
+        outputs: of all samples, [samples, ...].
+        counts: for each file its path and how many samples are in it.
+    """
+
+    outputs: Array
+    counts: list[tuple[Path, int]]
+
+
+def predict_files(setup: TrainingSetup, files: Sequence[Path]) -> Predictions:
+    """Compute the outputs for all samples in files, each on one rank (collective).
+
+    Raises:
+        UsageError: on every rank, a file cannot be read, or files do not go together.
+    """
+    inputs = [call_everywhere(partial(_read, setup.recipe, path)) for path in files]
+    shapes = {array.shape[1:]: path for array, path in zip(inputs, files, strict=True)}
+    if len(shapes) > 1:
+        told = ", ".join(f"{path}: {shape}" for shape, path in shapes.items())
+        raise UsageError(f"the samples of all files must have one shape, got {told}")
+    outputs = setup.loop.predict(np.concatenate(inputs))
+    counts = [(path, len(array)) for path, array in zip(files, inputs, strict=True)]
+    return Predictions(outputs, counts)
+
+
+def prediction_lines(predicted: Predictions, classes: Sequence[str] | None) -> Iterator[str]:
+    """Return a JSON object for each sample.
+
+    Args:
+        predicted: the outputs.
+        classes: their names, where outputs are one score per class; None: they are not.
+    """
+    row = 0
+    for path, count in predicted.counts:
+        for number in range(count):
+            told: dict[str, Any] = {"file": str(path), "row": number}
+            outputs = predicted.outputs[row]
+            if classes is not None and outputs.shape == (len(classes),):
+                best = int(outputs.argmax())
+                told["class"] = classes[best]
+                told["probability"] = float(_softmax(outputs)[best])
+            else:
+                told["output"] = outputs.tolist()
+            yield json.dumps(told)
+            row += 1
+
+
+def write_outputs(path: Path, predicted: Predictions) -> None:
+    """Write the outputs of all samples as one array.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        np.save(path, predicted.outputs, allow_pickle=False)
+    except OSError as error:
+        raise UsageError(f"--out {path} cannot be written: {error.strerror}") from error
+
+
+def _read(recipe: Recipe, path: Path) -> Array:
+    """Read the samples in a file, [samples, ...]."""
+    try:
+        if recipe.read is not None:
+            array = np.asarray(recipe.read(path))
+        else:
+            array = np.asarray(np.load(path, allow_pickle=False))
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no file {path}") from error
+    except (OSError, ValueError, EOFError) as error:
+        wanted = "an array in numpy's .npy" if recipe.read is None else "what the recipe reads"
+        raise UsageError(f"{path} is not {wanted}: {error}") from error
+    if array.dtype.kind not in "fiub":
+        raise UsageError(f"{path} holds no numbers, but {array.dtype}")
+    if array.ndim == 0 or not len(array):
+        raise UsageError(f"{path} must hold an array [samples, ...] of at least one sample")
+    return array
+
+
+def _softmax(scores: Array) -> Array:
+    powers = np.exp(scores.astype(np.float64) - float(scores.max()))
+    probabilities: Array = powers / powers.sum()
+    return probabilities

@@ -1,0 +1,121 @@
+"""Arguments of Keras's `fit`: batches of this rank, a callback after each step, learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdtrain.data.sampling.seeds import seed_generators, step_seed
+from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.train.keras.sample_reader import SampleReader
+from hvdtrain.train.loop.protocol import Array
+from hvdtrain.train.loop.step_plan import StepPlan
+
+__all__ = ["BatchDataset", "StepCallback", "StepPlanSchedule"]
+
+
+class BatchDataset(keras.utils.PyDataset):
+    """The batches of this rank in one epoch, padded to one length and read one by one.
+
+    Args:
+        reader: reads the training samples.
+        step_plan: steps of the run.
+        batches: global batches that are left of the epoch, each the numbers of its samples.
+        rows: samples in each batch of this rank, padding included.
+        epoch: epoch, counted from 0.
+    """
+
+    def __init__(
+        self,
+        reader: SampleReader,
+        step_plan: StepPlan,
+        batches: Sequence[Indices],
+        rows: int,
+        epoch: int,
+    ) -> None:
+        super().__init__()
+        self._reader, self._step_plan, self._epoch = reader, step_plan, epoch
+        self._batches, self._rows = batches, rows
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, number: int) -> tuple[Array, Array, Array]:
+        """Return inputs [rows, ...], targets [rows, ...] and sample weights [rows]."""
+        rows, counted = self._step_plan.padded(self._batches[number], self._rows)
+        weights = (counted / len(self._batches[number])).astype(self._step_plan.options.dtype)
+        return *self._reader.read(rows, self._epoch), weights
+
+    def joined(self) -> dict[str, Array | int]:
+        """Return all batches in one piece as arguments of `fit`, which is faster that way."""
+        parts = [self._step_plan.padded(batch, self._rows) for batch in self._batches]
+        counts = np.repeat([len(batch) for batch in self._batches], self._rows)
+        inputs, targets = self._reader.read(np.concatenate([rows for rows, _ in parts]))
+        weights = np.concatenate([counted for _, counted in parts]) / counts
+        return {"x": inputs, "y": targets, "sample_weight": weights, "batch_size": self._rows}
+
+
+class StepCallback(keras.callbacks.Callback):
+    """Seeds the random generators before each step, and asks after it whether to continue.
+
+    Args:
+        step_plan: steps of the run.
+        first: number of the first step, over all epochs.
+        go_on: called after each step; False ends `fit` after that step.
+
+    Attributes:
+        taken: number of steps taken.
+    """
+
+    def __init__(self, step_plan: StepPlan, first: int, go_on: Callable[[], bool]) -> None:
+        super().__init__()
+        self._step_plan, self._first, self._go_on = step_plan, first, go_on
+        self.taken = 0
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
+        """Seed for this step and rank: on torch, Dropout draws from torch's own generator.
+
+        Args:
+            batch: number of the step within this call of `fit`.
+            logs: unused.
+        """
+        seed, rank = self._step_plan.options.seed, self._step_plan.topology.rank
+        seed_generators(step_seed(seed, self._first + batch, rank))
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
+        """Stop `fit` after this step if `go_on` returns False.
+
+        Args:
+            batch: unused.
+            logs: unused.
+        """
+        self.taken += 1
+        if not self._go_on():
+            self.model.stop_training = True
+
+
+class StepPlanSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """The learning rates of a step plan, as part of the compiled step.
+
+    Args:
+        step_plan: steps of the run.
+
+    Attributes:
+        ahead: number of steps that the plan is ahead of the optimizer's own count, because an
+            epoch had more or fewer steps on another number of ranks; None until it is known.
+    """
+
+    def __init__(self, step_plan: StepPlan) -> None:
+        self.ahead: int | None = None
+        steps = step_plan.schedule.steps
+        rates = [step_plan.lr(step) for step in range(steps)]
+        self._rates = np.array(rates, keras.config.floatx())
+
+    def __call__(self, step: Any) -> Any:
+        """Return the learning rate of a step, a tensor of the backend."""
+        index = keras.ops.cast(step, "int32") + (self.ahead or 0)
+        index = keras.ops.clip(index, 0, len(self._rates) - 1)
+        return keras.ops.take(keras.ops.convert_to_tensor(self._rates), index)

@@ -1,0 +1,139 @@
+"""What rank 0 tells a person: the header, a line per epoch, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvdtrain import __version__
+from hvdtrain.train.loop.collective_errors import by_rank
+from hvdtrain.train.metrics.totals import Values
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.progress import Progress
+from hvdtrain.train.records.results import MetricsRecord, Summary
+from hvdtrain.train.setup import TrainingSetup
+
+__all__ = [
+    "closing_lines",
+    "decay_text",
+    "device_text",
+    "epoch_lines",
+    "header_lines",
+    "stop_lines",
+    "values_text",
+]
+
+
+def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
+    """Return the lines that begin a run."""
+    world, samples = setup.world, setup.step_plan.samples
+    size, hosts = world.topology.size, world.topology.hosts
+    library = "" if world.library == "none" else f", {world.library}"
+    per_rank = "" if options.global_batch_size else f" ({options.samples_per_step(1)} per rank)"
+    lines = {
+        "engine": f"{world.engine_name}{library}",
+        "ranks": f"{size} on {hosts} host{'s' * (hosts > 1)}",
+        "device": device_text(setup.devices),
+        "data": f"{samples} training and {setup.test_samples} test samples",
+        "batch": f"{options.samples_per_step(size)} samples of all ranks{per_rank}",
+        "lr": _lr_text(options, size, setup.recipe.optimizer is not None),
+        "buckets": world.buckets if size > 1 else "",
+        "resume": setup.start.origin,
+        "results": str(setup.start.directory),
+    }
+    title = f"hvdtrain {__version__}: training {options.recipe} with {setup.title}"
+    return [title, *(f"  {name:<8}{text}" for name, text in lines.items() if text)]
+
+
+def _lr_text(options: TrainOptions, size: int, own: bool) -> str:
+    base, scaled = options.base_lr, options.scaled_lr(size)
+    text = f"{scaled:.4g} = base {base:.4g} x {scaled / base:.4g} ({options.lr_scaling} scaling)"
+    if base != scaled and options.warmup_epochs:
+        text += f", warm-up over {options.warmup_epochs:g} epochs"
+    text += decay_text(options, options.warmup_epochs if base != scaled else 0.0)
+    return f"{text}, {'the optimizer of the recipe' if own else options.optimizer}"
+
+
+def decay_text(options: TrainOptions, warmup: float) -> str:
+    """Describe how the learning rate falls: "" where it stays, else ", cosine from epoch 5 on".
+
+    Args:
+        options: of the run.
+        warmup: epochs of it; 0 where there is nothing to warm up to.
+    """
+    if options.schedule == "constant":
+        return ""
+    if warmup >= options.epochs:
+        return f", no {options.schedule}: the warm-up ({warmup:g} epochs) takes the whole run"
+    if options.schedule == "step":
+        return f", step after epochs {options.milestones}"
+    return f", {options.schedule} from epoch {warmup:g} on" if warmup else f", {options.schedule}"
+
+
+def device_text(devices: Sequence[str]) -> str:
+    """Describe the devices of all ranks: "cpu", or "ranks 0-1: cuda:0, rank 2: cpu"."""
+    if len(set(devices)) == 1:
+        return devices[0] if len(devices) == 1 else f"{devices[0]} on every rank"
+    return by_rank(devices)
+
+
+def epoch_lines(lines: Sequence[MetricsRecord], epochs: int) -> list[str]:
+    """Return one line for what was measured after the same step: training, test or both."""
+    first = lines[0]
+    width = len(str(epochs))
+    epoch = int(first.epoch) if first.epoch == int(first.epoch) else round(first.epoch, 2)
+    measured = "  ".join(f"{line.split} {values_text(line.values)}" for line in lines)
+    return [
+        f"epoch {epoch:>{width}}/{epochs}  {measured}  lr {first.lr:.4g}  "
+        f"{first.samples_per_second:.0f} samples/s"
+    ]
+
+
+def values_text(values: Values) -> str:
+    """Return "loss 0.1234, accuracy 98.61%"; what is no number is left out."""
+    return ", ".join(
+        f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}"
+        for name, value in values.items()
+        if isinstance(value, (int, float))
+    )
+
+
+def stop_lines(rank: int, progress: Progress, directory: str) -> list[str]:
+    """Return the lines that end a run before its time.
+
+    Args:
+        rank: the first one that was asked to stop.
+        progress: what is in the last checkpoint.
+        directory: with results.
+    """
+    return [
+        f"rank {rank} was asked to stop: {progress.text} are done and saved",
+        f"to go on, give the same command --out {directory} --resume auto",
+    ]
+
+
+def closing_lines(summary: Summary, directory: str, files: Sequence[str]) -> list[str]:
+    """Return the lines that end a run."""
+    seconds = summary.seconds
+    digests = set(summary.weights_sha256)
+    weights = (
+        f"weights sha256 {summary.weights_sha256[0][:16]} on every rank"
+        if len(digests) == 1
+        else f"WARNING: the ranks ended with {len(digests)} different sets of weights"
+    )
+    # What was asked for first; the loss comes before it elsewhere.
+    final = dict(sorted(summary.final.items(), key=lambda item: item[0] == "loss"))
+    measured = f"test {values_text(final)} " if final else ""
+    early = ""
+    if summary.ended == "early stop" and summary.best is not None:
+        best = summary.best
+        early = (
+            f", no better than {best['name']} {best['value']:.4f} after {best['epoch']:g} epochs"
+        )
+    return [
+        f"{measured}after {summary.epochs} epochs{early}",
+        f"{summary.samples} samples in {seconds.total:.1f} s: "
+        f"{summary.samples_per_second:.0f} samples/s; computing {seconds.compute:.1f} s, "
+        f"communicating {seconds.communicate:.1f} s",
+        weights,
+        f"results in {directory}: {', '.join(files)}",
+    ]

@@ -1,0 +1,196 @@
+"""The function of a recipe: a built-in one's, or one in a file of the user's."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from hvdtrain.errors import HvdtrainError, RecipeError, UsageError
+from hvdtrain.train.config.plain_text import did_you_mean
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipes.arguments import recipe_arguments
+from hvdtrain.train.recipes.recipe import Recipe
+
+__all__ = ["load_recipe"]
+
+
+def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:
+    """Return what makes the recipe that is asked for, with its arguments (local).
+
+    The user's file is run now, and its function by what is returned, each time anew. Either raises
+    RecipeError, from the error, where the user's own code fails.
+
+    Raises:
+        UsageError: there is no such file or function, or it does not take these arguments; what is
+            returned raises it where the function returns no Recipe.
+    """
+    location = options.recipe_location
+    if location.path is None:
+        title = f"recipe {options.recipe}"
+        load = _torch_recipe if options.framework == "torch" else _keras_recipe
+        function = load(options.recipe).recipe
+    else:
+        title = f"{location.path}:{location.function}"
+        function = _function(_load(location.path), location.function, str(location.path))
+    arguments = recipe_arguments(function, title, options.set, options.data_dir)
+    return lambda: _made(function, arguments, title, location.path)
+
+
+class _RecipeModule(Protocol):
+    """A module that holds a built-in recipe."""
+
+    @property
+    def recipe(self) -> Callable[..., Recipe]:
+        """The function of the recipe."""
+
+
+def _torch_recipe(name: str) -> _RecipeModule:
+    """Import the module of a built-in recipe for torch."""
+    match name:
+        case "digits":
+            from hvdtrain.train.recipes.builtin import digits
+
+            return digits
+        case "mnist":
+            from hvdtrain.train.recipes.builtin import mnist
+
+            return mnist
+        case "cifar10":
+            from hvdtrain.train.recipes.builtin import cifar10
+
+            return cifar10
+        case "imagefolder":
+            from hvdtrain.train.recipes.builtin import imagefolder
+
+            return imagefolder
+        case "mapfile":
+            from hvdtrain.train.recipes.builtin import mapfile
+
+            return mapfile
+        case "text":
+            from hvdtrain.train.recipes.builtin import text
+
+            return text
+        case "synthetic":
+            from hvdtrain.train.recipes.builtin import synthetic
+
+            return synthetic
+    raise ValueError(f"no built-in recipe {name!r} for torch")
+
+
+def _keras_recipe(name: str) -> _RecipeModule:
+    """Import the module of a built-in recipe for Keras."""
+    match name:
+        case "digits":
+            from hvdtrain.train.recipes.builtin import digits_keras
+
+            return digits_keras
+        case "mnist":
+            from hvdtrain.train.recipes.builtin import mnist_keras
+
+            return mnist_keras
+    raise ValueError(f"no built-in recipe {name!r} for Keras")
+
+
+def _load(path: Path) -> ModuleType:
+    """Run a file as a module of a name that nobody else has.
+
+    It stands among the modules, so that what it defines can be pickled and its annotations read.
+    """
+    file = path.absolute()
+    digest = hashlib.blake2b(str(file).encode("utf-8", "surrogateescape"), digest_size=4)
+    module = ModuleType(f"_hvdtrain_recipe_{path.stem}_{digest.hexdigest()}")
+    module.__file__ = str(file)
+    try:
+        code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+    except OSError as error:
+        raise UsageError(f"recipe {path} cannot be read: {error.strerror}") from error
+    except SyntaxError as error:
+        raise _no_python(error, path) from error
+    except ValueError as error:  # what Python 3.11.3 and before say of null bytes
+        raise UsageError(f"recipe {path} is no Python: {error}") from error
+    sys.modules[module.__name__] = module
+    with _neighbours_of(path):
+        try:
+            exec(code, module.__dict__)
+        except HvdtrainError:
+            raise
+        except SyntaxError as error:  # in a module that it imports
+            raise _no_python(error, path) from error
+        except Exception as error:
+            raise _failed(f"{path} cannot be loaded", error) from error
+    return module
+
+
+def _function(module: ModuleType, name: str, title: str) -> Callable[..., Any]:
+    found = getattr(module, name, None)
+    if callable(found):
+        function: Callable[..., Any] = found
+        return function
+    if found is not None:
+        raise UsageError(
+            f"{name} in {title} is a {type(found).__name__}: write a function that returns a Recipe"
+        )
+    own = [
+        other
+        for other, one in vars(module).items()
+        if inspect.isfunction(one) and one.__module__ == module.__name__
+    ]
+    has = f"it has {', '.join(own)}" if own else "it has none"
+    raise UsageError(f"{title} has no function {name}{did_you_mean(name, own) or ':'} {has}")
+
+
+def _made(
+    function: Callable[..., Any], arguments: dict[str, Any], title: str, path: Path | None
+) -> Recipe:
+    if path is None:
+        made = function(**arguments)
+    else:
+        with _neighbours_of(path):
+            try:
+                made = function(**arguments)
+            except HvdtrainError:
+                raise
+            except Exception as error:
+                raise _failed(f"{title} failed", error) from error
+    if not isinstance(made, Recipe):
+        raise UsageError(
+            f"{title} returned {_kind_of(made)}, expected a hvdtrain.train.recipes.recipe.Recipe"
+        )
+    return made
+
+
+def _kind_of(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+@contextmanager
+def _neighbours_of(path: Path) -> Iterator[None]:
+    """Let a file import what lies beside it, as a script does; what is installed comes first."""
+    folder = str(path.absolute().parent)
+    added = folder not in sys.path
+    if added:
+        sys.path.append(folder)
+    try:
+        yield
+    finally:
+        if added and folder in sys.path:
+            sys.path.remove(folder)
+
+
+def _failed(what: str, error: Exception) -> RecipeError:
+    """Return the error for an exception of the user's code, whose traceback begins there."""
+    if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+        error.__traceback__ = error.__traceback__.tb_next
+    return RecipeError(what)
+
+
+def _no_python(error: SyntaxError, path: Path) -> UsageError:
+    line = f":{error.lineno}" if error.lineno else ""
+    return UsageError(f"{error.filename or path}{line}: {error.msg}")

@@ -1,0 +1,152 @@
+"""What rank 0 keeps of a run: metrics, checkpoints, and what trackers are told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.core.context import Context
+from hvdtrain.train.checkpoint.directory import best_file
+from hvdtrain.train.checkpoint.saver import Saver
+from hvdtrain.train.heartbeat.heartbeat import HeartbeatReport
+from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
+from hvdtrain.train.loop.protocol import TrainingLoop
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.progress import Progress, checkpoint_content
+from hvdtrain.train.records.environment import CONFIG
+from hvdtrain.train.records.files import usage_errors
+from hvdtrain.train.records.results import (
+    METRICS,
+    RANKS,
+    STEPS,
+    SUMMARY,
+    MetricsRecord,
+    Summary,
+    append_lines,
+    leave_marker,
+    write_summary,
+)
+from hvdtrain.train.resume import world_settings
+from hvdtrain.train.tracking.trackers import Trackers
+from hvdtrain.train.tracking.values import metric_values, rank_values
+
+__all__ = ["RunLog"]
+
+
+class RunLog:
+    """Writes into the directory of a run (rank 0 only).
+
+    Args:
+        directory: of the run.
+        options: of the run.
+        world: the ranks.
+        threads: that each of them computes with.
+        statistics: where the time went.
+        trackers: what is told of each line.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        options: TrainOptions,
+        world: Context,
+        threads: tuple[int | None, ...],
+        statistics: RankStatistics,
+        trackers: Trackers,
+    ) -> None:
+        self.directory = directory
+        self._options, self._world, self._statistics, self._trackers = (
+            options,
+            world,
+            statistics,
+            trackers,
+        )
+        self._threads = threads
+        self._incomplete: set[str] = set()
+        self._saver = Saver(directory, options.keep_checkpoints)
+
+    @property
+    def slowest(self) -> tuple[int, float]:
+        """The rank that computes longest, and which share of the time."""
+        return self._statistics.slowest
+
+    def note(self, report: HeartbeatReport | None, step: int, seconds: float) -> None:
+        """Keep what the ranks told each other."""
+        if report is not None:
+            self._statistics.add(report)
+        line = self._statistics.line(step, seconds)
+        if line is not None:
+            self._append(RANKS, [line], sync=False)
+            self._trackers.log(rank_values(line), step, seconds)
+
+    def write(self, lines: Sequence[MetricsRecord]) -> None:
+        """Write lines of metrics.jsonl."""
+        self._append(METRICS, [line.line() for line in lines])
+        self._tell(lines)
+
+    def write_step(self, line: MetricsRecord) -> None:
+        """Write a line of steps.jsonl."""
+        self._append(STEPS, [line.line()], sync=False)
+        self._tell([line])
+
+    def _append(self, name: str, lines: Sequence[Mapping[str, Any]], sync: bool = True) -> None:
+        """Add lines to a file; say once where they are missing, since training is worth more."""
+        try:
+            append_lines(self.directory, name, lines, sync)
+        except OSError as error:
+            if name not in self._incomplete:
+                self._incomplete.add(name)
+                told = f"{self.directory / name} cannot be written ({error.strerror})"
+                print(f"hvdtrain: {told}: lines are missing; training goes on", file=sys.stderr)
+
+    def _tell(self, lines: Sequence[MetricsRecord]) -> None:
+        for line in lines:
+            self._trackers.log(metric_values(line.line()), line.step, line.seconds)
+
+    def save(self, progress: Progress, epoch_samples: int, loop: TrainingLoop, best: bool) -> None:
+        """Begin to write a checkpoint; say what went wrong with those before."""
+        about = checkpoint_content(progress, self._options, epoch_samples)
+        about["world"] = world_settings(self._world, loop, self._threads)
+        self._saver.save(progress.epoch, progress.done, loop.state, about, best)
+        self._warn()
+
+    def _warn(self) -> None:
+        for problem in self._saver.problems():
+            print(f"hvdtrain: {problem}; training goes on", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Wait for the checkpoint; a run that has not ended by now has failed."""
+        with self._saver:
+            self._trackers.end("failed")
+
+    def stopped(self, text: str) -> None:
+        """Leave the sign that the run is to go on, once the checkpoint is there.
+
+        Raises:
+            UsageError: the checkpoint could not be written.
+        """
+        self._saver.finish()
+        with usage_errors(self.directory):
+            leave_marker(self.directory, text)
+        self._trackers.end("stopped")
+
+    def ended(self, summary: Summary) -> list[str]:
+        """Write the summary; return the names of the files that matter.
+
+        Raises:
+            UsageError: the last checkpoint or the summary could not be written.
+        """
+        newest = self._saver.finish()
+        line = self._statistics.line(summary.steps, summary.seconds.total, at_once=True)
+        if line is not None:
+            self._append(RANKS, [line], sync=False)
+        with usage_errors(self.directory):
+            write_summary(self.directory, summary)
+        best = best_file(self.directory)
+        for path in (self.directory / CONFIG, self.directory / SUMMARY, best or newest):
+            if path is not None:
+                self._trackers.artifact(path)
+        self._trackers.end("finished")
+        return [METRICS, SUMMARY, *([newest.name] if newest is not None else [])]

@@ -1,0 +1,230 @@
+"""Set up a run or an evaluation: framework, ranks, recipe, model and checkpoint."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from hvdtrain.core import context
+from hvdtrain.core.context import Context
+from hvdtrain.core.objects import allgather_object, call_on_root
+from hvdtrain.data.dataset import is_stream
+from hvdtrain.devices import require_own_devices
+from hvdtrain.errors import UsageError
+from hvdtrain.train.loop.collective_errors import call_everywhere, require_same_options
+from hvdtrain.train.loop.protocol import Framework, TrainingLoop
+from hvdtrain.train.loop.step_plan import StepPlan
+from hvdtrain.train.metrics.improvement import require_known
+from hvdtrain.train.options import BACKENDS, TrainOptions
+from hvdtrain.train.recipe_loader import load_recipe
+from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.resume import CheckpointLoader, RunStart
+
+__all__ = ["RecipeFactory", "TrainingSetup", "choose_framework", "set_up"]
+
+RecipeFactory = Callable[[], Recipe]
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """A model that is ready, equal on all ranks.
+
+    Attributes:
+        title: of the framework.
+        world: the ranks.
+        recipe: of this rank.
+        step_plan: its steps.
+        devices: that of each rank, for people.
+        threads: that each rank computes with; None: not known.
+        loop: the model in training.
+        start: what a checkpoint has brought; of rank 0, on every rank.
+    """
+
+    title: str
+    world: Context
+    recipe: Recipe
+    step_plan: StepPlan
+    devices: list[str]
+    threads: tuple[int | None, ...]
+    loop: TrainingLoop
+    start: RunStart
+
+    @property
+    def test_samples(self) -> int:
+        """How many samples are evaluated."""
+        return 0 if self.recipe.test is None else len(self.recipe.test)
+
+
+def set_up(
+    options: TrainOptions, make: RecipeFactory | None, resumption: CheckpointLoader
+) -> TrainingSetup:
+    """Join the world, build the recipe, and load the checkpoint (collective).
+
+    Args:
+        options: the same on every rank.
+        make: the recipe; None: the one that the options name.
+        resumption: what to load, and where results go.
+
+    Raises:
+        UsageError: on every rank, the options differ between ranks, or do not fit the world, the
+            data, the checkpoint or the directory.
+    """
+    framework = choose_framework(options)
+    engine = None if options.engine == "auto" else options.engine
+    context.init(engine, deterministic=options.virtual_shards is not None)
+    world = context.current()
+    require_same_options(options)
+    _require_usable_lr(options, world.topology.size)
+    recipe, devices, threads = _prepare(options, make, framework, world)
+    step_plan = _step_plan(options, recipe, world)
+    facts = call_on_root(partial(resumption.find, framework.tensor_library))
+    facts.prepare(world, framework)
+    loop = framework.make_loop(recipe, step_plan)
+    _require_judged(options, recipe, loop)
+    start = call_on_root(partial(resumption.begin_run, step_plan.samples, loop.state))
+    facts.apply(loop, world)
+    loop.broadcast()
+    return TrainingSetup(framework.title, world, recipe, step_plan, devices, threads, loop, start)
+
+
+def _prepare(
+    options: TrainOptions, make: RecipeFactory | None, framework: Framework, world: Context
+) -> tuple[Recipe, list[str], tuple[int | None, ...]]:
+    """Build the recipe on this rank's device; return it, and devices and threads of all ranks."""
+    topology = world.topology
+    if make is None:
+        make = call_everywhere(partial(load_recipe, options))
+    call_everywhere(partial(framework.prepare, topology))
+    recipe = call_everywhere(partial(framework.build, make, topology))
+    places = allgather_object((framework.device(), framework.threads()), "device")
+    devices = [device for device, _ in places]
+    if not options.share_gpus:
+        require_own_devices(devices)
+    names = [device.name for device in devices]
+    return recipe, names, tuple(threads for _, threads in places)
+
+
+def _step_plan(options: TrainOptions, recipe: Recipe, world: Context) -> StepPlan:
+    """Return the steps of a run.
+
+    Raises:
+        UsageError: there are more ranks than samples, or nobody knows how many there are.
+    """
+    size, stream, test = world.topology.size, is_stream(recipe.train), recipe.test
+    if test is not None and (is_stream(test) or not hasattr(test, "__len__") or not len(test)):
+        raise UsageError(
+            f"the test data of {options.recipe}, a {type(test).__name__}, must have at least one "
+            "sample, len() and [index]: give such, or None"
+        )
+    if stream and recipe.samples_per_epoch is None:
+        raise UsageError(
+            f"the training data of {options.recipe} is a stream ({type(recipe.train).__name__}): "
+            "give its Recipe samples_per_epoch"
+        )
+    if stream and options.workers:
+        raise UsageError(
+            f"--workers {options.workers}: the training data of {options.recipe} is a stream, "
+            "which each rank reads by itself: leave it out"
+        )
+    samples = recipe.samples_per_epoch or len(recipe.train)
+    if size > samples:
+        raise UsageError(
+            f"{size} ranks, but {options.recipe} has {samples} training samples: start at most "
+            "one rank per sample"
+        )
+    return StepPlan(options, world.topology, samples, shuffled=not stream)
+
+
+def _require_judged(options: TrainOptions, recipe: Recipe, loop: TrainingLoop) -> None:
+    """Refuse options about evaluations that there will not be."""
+    if recipe.test is None:
+        for label, value, default in (
+            ("--early-stop", options.early_stop, None),
+            ("--best", options.best, "loss"),
+        ):
+            if value != default:
+                raise UsageError(
+                    f"{label} {value}: {options.recipe} has no test samples to judge by: give its "
+                    f"Recipe test, or leave {label} out"
+                )
+    else:
+        require_known(options.best, loop.test_metrics)
+
+
+def _require_usable_lr(options: TrainOptions, size: int) -> None:
+    # Adam divides its rate by 0.1 in the first step.
+    largest = float(np.finfo(options.dtype).max) / 16
+    rate = options.scaled_lr(size)
+    if not rate <= largest:
+        raise UsageError(
+            f"--lr {options.base_lr:g} is {rate:g} when scaled for {size} ranks, too large for "
+            f"--dtype {options.dtype}: give a smaller one"
+        )
+
+
+_INSTALL = {
+    "torch": "'hvdtrain[torch]'",
+    "tensorflow": "'hvdtrain[tensorflow]'",
+    "keras": "'hvdtrain[keras]'",
+    "jax": "jax",
+}
+# Not needed to write checkpoints, but to read them: a run without it could not be resumed.
+_CHECKPOINT_READER = "safetensors"
+
+
+def choose_framework(options: TrainOptions) -> Framework:
+    """Import the framework and return it; Keras's backend is set before Keras is imported (local).
+
+    Raises:
+        UsageError: the framework or the library that reads checkpoints is not installed, or
+            KERAS_BACKEND names an unknown backend.
+    """
+    try:
+        framework = _import_framework(options)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _INSTALL:
+            raise
+        raise UsageError(f"{missing} is not installed: pip install {_INSTALL[missing]}") from error
+    _require_checkpoint_reader()
+    return framework
+
+
+def _import_framework(options: TrainOptions) -> Framework:
+    # The framework itself comes first, so that the error names it if it is missing.
+    if options.framework == "torch":
+        import torch  # noqa: F401
+
+        from hvdtrain.train.torch.framework import TorchFramework
+
+        return TorchFramework(options)
+    os.environ["KERAS_BACKEND"] = _keras_backend(options)
+    import keras  # noqa: F401
+
+    from hvdtrain.train.keras.framework import KerasFramework
+
+    return KerasFramework(options)
+
+
+def _require_checkpoint_reader() -> None:
+    try:
+        importlib.import_module(_CHECKPOINT_READER)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{_CHECKPOINT_READER}, which reads checkpoints, is not installed: "
+            f"pip install {_CHECKPOINT_READER}"
+        ) from error
+
+
+def _keras_backend(options: TrainOptions) -> str:
+    backend = options.backend or os.environ.get("KERAS_BACKEND") or "tensorflow"
+    if backend not in BACKENDS:
+        raise UsageError(
+            f"unknown KERAS_BACKEND {backend!r}: choose from {', '.join(BACKENDS)} with --backend"
+        )
+    return backend

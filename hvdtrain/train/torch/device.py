@@ -1,0 +1,61 @@
+"""Where a rank computes with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hvdtrain.devices import Device
+from hvdtrain.topology import Topology
+from hvdtrain.torch.tensors.buffers import pin_device
+from hvdtrain.train.loop.threads import thread_share, threads_set_by_user, threads_text
+from hvdtrain.train.options import TrainOptions
+
+__all__ = ["describe_device", "limit_threads", "move_to", "prepare", "select_device"]
+
+
+def prepare(topology: Topology, options: TrainOptions) -> Device:
+    """Pin a device or take a share of the cores; tell which device (local)."""
+    return describe_device(select_device(topology, options))
+
+
+def select_device(topology: Topology, options: TrainOptions) -> torch.device:
+    """Pin a device or take a share of the cores; return the device (local).
+
+    Raises:
+        UsageError: there is no such device.
+    """
+    device = pin_device(topology, options.device_wish)
+    threads = thread_share(topology)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return device
+
+
+def limit_threads(most: int) -> None:
+    """Compute with no more threads than these, unless the user has set how many (local)."""
+    if not threads_set_by_user() and torch.get_num_threads() > most:
+        torch.set_num_threads(most)
+
+
+def describe_device(device: torch.device) -> Device:
+    """Tell what a device is (local)."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return Device(f"{device} ({properties.name})", str(properties.uuid))
+    return Device(threads_text(torch.get_num_threads()))
+
+
+def move_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Bring tensors, in whatever holds them, to a device, those of real numbers in one type."""
+    if isinstance(value, torch.Tensor):
+        kind = dtype if value.is_floating_point() else value.dtype
+        return value.to(device, kind, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {name: move_to(item, device, dtype) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [move_to(item, device, dtype) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value

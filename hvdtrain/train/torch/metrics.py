@@ -1,0 +1,67 @@
+"""Sums of losses and metrics while torch trains or evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import hvdtrain.torch as hvd
+from hvdtrain.core.objects import allgather_object
+from hvdtrain.train.metrics.totals import Totals
+
+__all__ = ["TorchMetricSums"]
+
+
+class TorchMetricSums:
+    """Adds up the samples, losses and metrics of this rank.
+
+    Args:
+        metrics: by name; they have counts() and add up.
+        device: where the sums are.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
+        self._metrics, self._device = metrics, device
+        self._shapes: dict[str, list[int]] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._samples = 0
+        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._counts: dict[str, torch.Tensor] = {}
+
+    def add(self, outputs: Any, targets: Any, mean_loss: torch.Tensor, samples: int) -> None:
+        """Count a batch (local)."""
+        self._samples += samples
+        self._loss.add_(mean_loss.detach(), alpha=samples)
+        for name, metric in self._metrics.items():
+            counts = metric.counts(outputs, targets)
+            known = self._counts.get(name)
+            self._counts[name] = counts if known is None else known + counts
+
+    def reduce(self) -> Totals:
+        """Return the sums over all ranks, and begin new ones (collective)."""
+        shapes = self._agreed_shapes()
+        parts = [torch.tensor([float(self._samples)], dtype=torch.float64), self._loss.cpu()[None]]
+        for name, shape in shapes.items():
+            counts = self._counts.get(name)
+            empty = torch.zeros(shape, dtype=torch.float64)
+            parts.append((empty if counts is None else counts.double().cpu()).reshape(-1))
+        sums = hvd.allreduce(torch.cat(parts), name="score", op=hvd.Sum).numpy()
+        self._reset()
+        counts_of, start = {}, 2
+        for name, shape in shapes.items():
+            length = int(torch.Size(shape).numel())
+            counts_of[name] = sums[start : start + length].reshape(shape)
+            start += length
+        return Totals(int(sums[0]), float(sums[1]), counts_of)
+
+    def _agreed_shapes(self) -> dict[str, list[int]]:
+        """Return the shapes of counts, which a rank that had no sample does not know."""
+        if self._shapes is None:
+            own = {name: list(counts.shape) for name, counts in self._counts.items()}
+            known = allgather_object(own, "shapes of metrics")
+            self._shapes = max(known, key=len)
+        return self._shapes

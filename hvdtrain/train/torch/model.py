@@ -1,0 +1,58 @@
+"""The model and the loss of a torch recipe: compiled, called, checked, buffers averaged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import hvdtrain.torch as hvd
+from hvdtrain.errors import UsageError
+from hvdtrain.train.config.plain_text import did_you_mean
+
+__all__ = ["average_model_buffers", "compile_model", "require_scalar"]
+
+
+def compile_model(model: torch.nn.Module, backend: str) -> Any:
+    """Return a model that is compiled when it is first called.
+
+    Raises:
+        UsageError: torch has no such backend.
+    """
+    if backend not in torch.compiler.list_backends(exclude_tags=None):
+        known: list[str] = torch.compiler.list_backends()
+        near = did_you_mean(backend, known)
+        raise UsageError(
+            f"--compile {backend}: torch has no such backend{near or ':'} it has {', '.join(known)}"
+        )
+    return torch.compile(model, backend=backend)
+
+
+def require_scalar(loss: Any) -> None:
+    """Check what the loss of a recipe returned.
+
+    Raises:
+        UsageError: it is not one number.
+    """
+    if isinstance(loss, torch.Tensor) and not loss.ndim:
+        return
+    shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
+    raise UsageError(
+        f"the loss of a recipe must return one number, the mean over the batch, as a torch.Tensor "
+        f"without dimensions, got a {type(loss).__name__}{shape}"
+    )
+
+
+def average_model_buffers(model: torch.nn.Module) -> None:
+    """Make buffers equal on all ranks: real numbers averaged, others as rank 0's (collective).
+
+    Batch normalisation keeps running means and variances of the samples that a rank has seen. They
+    do not change what is learned, but what an evaluation finds.
+    """
+    buffers = list(model.buffers())
+    real = [buffer for buffer in buffers if buffer.is_floating_point()]
+    if real:
+        hvd.grouped_allreduce_(real, name="buffers")
+    rest = [(str(n), b) for n, b in enumerate(buffers) if not b.is_floating_point()]
+    if rest:
+        hvd.broadcast_parameters(rest, root_rank=0)

@@ -1,0 +1,80 @@
+"""hvdtrain.torch at 1 to 4 ranks: operations, SyncBatchNorm and DistributedOptimizer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from horovod_environment import horovod_python
+from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from shared_launch import SharedLaunch
+
+WORKER = Path(__file__).with_name("torch_worker.py")
+# Many buckets, some of them with several parameters.
+SMALL = "BUCKET_BYTES=600, FIRST_BUCKET_BYTES=100"
+TABLES = ["operations", "asynchronous", "batch norm", "optimizers"]
+LAUNCHES = {
+    np: SharedLaunch(WORKER, np, jobs)
+    for np, jobs in {
+        1: TABLES,
+        2: [*TABLES, f"exchanges, ENGINE=gloo, {SMALL}"],
+        3: [*TABLES, f"optimizers, {SMALL}", "operations, ENGINE=gloo"],
+        4: TABLES,
+    }.items()
+}
+
+
+@pytest.mark.parametrize(
+    ("np", "job"), [(np, job) for np, launched in LAUNCHES.items() for job in launched.cases]
+)
+def test_on_one_node(np: int, job: str) -> None:
+    results = LAUNCHES[np].results(job)
+    assert [result["place"] for result in results] == [[rank, np, 0] for rank in range(np)]
+    assert all(result["reduces in a thread"] for result in results) or "optimizers" not in job
+
+
+def test_an_mpi_without_threads() -> None:
+    env = {"MPI4PY_RC_THREAD_LEVEL": "single", "HVDTRAIN_BUCKET_BYTES": 600}
+    results = SharedLaunch(WORKER, 2, ["optimizers"], env=env).results("optimizers")
+    assert [result["reduces in a thread"] for result in results] == [False, False]
+
+
+def test_nodes_of_two_ranks_and_one(tmp_path: Path) -> None:
+    require_hosts()
+    job = f"exchanges, {SMALL}"
+    launched = SharedLaunch(
+        WORKER,
+        3,
+        [job],
+        hostfile=write_hostfile(tmp_path / "hosts", "openmpi", [2, 1]),
+        launcher_args=AGENT_ARGS["openmpi"],
+    )
+    places = [result["place"] for result in launched.results(job)]
+    assert places == [[0, 3, 0], [1, 3, 0], [2, 3, 1]]
+
+
+@pytest.mark.horovod
+def test_operations_on_horovod() -> None:
+    env = {"HVDTRAIN_ENGINE": "horovod"}
+    launched = SharedLaunch(WORKER, 2, ["operations"], python=horovod_python(), env=env)
+    places = [result["place"] for result in launched.results("operations")]
+    assert places == [[0, 2, 0], [1, 2, 0]]
+    assert launched.stderr == ""
+
+
+def test_without_a_launcher() -> None:
+    code = (
+        "import hvdtrain.torch as hvd, torch; hvd.init();"
+        "print(hvd.rank(), hvd.size(), hvd.allreduce(torch.tensor([2.0])).item())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 1 2.0\n", "")
+
+
+def test_before_init() -> None:
+    code = "import hvdtrain.torch as hvd; hvd.rank()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "NotInitializedError: hvdtrain is not initialized: call init() first" in done.stderr

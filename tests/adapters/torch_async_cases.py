@@ -1,0 +1,647 @@
+"""Operations in different orders, process sets, join, and what Horovod has beside the basics."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from job import RESULTS
+
+import hvdtrain.torch as hvd
+
+CASES: list[Callable[[], None]] = []
+TIMES = count()  # a case may be run again
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    """Add a function to the table."""
+    CASES.append(function)
+    return function
+
+
+def refused(kind: type[Exception], call: Callable[[], object]) -> str:
+    """Return the message of the error that `call` must raise."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def ranks_sum() -> int:
+    """Return 1 + 2 + ... + size."""
+    return hvd.size() * (hvd.size() + 1) // 2
+
+
+@case
+def different_orders() -> None:
+    for trial in range(3):
+        order = list(range(20))
+        random.Random(trial * 10 + hvd.rank()).shuffle(order)
+        handles = {}
+        for number in order:
+            if number % 3 == hvd.rank():
+                time.sleep(0.002)
+            tensor = torch.full((number + 1,), float(number * (hvd.rank() + 1)))
+            handles[number] = hvd.allreduce_async(tensor, name=f"t{number}", op=hvd.Sum)
+        for number, handle in handles.items():
+            expected = torch.full((number + 1,), float(number * ranks_sum()))
+            assert torch.equal(hvd.synchronize(handle), expected)
+
+
+@case
+def waiting_in_different_orders() -> None:
+    first, second = ("a", "b") if hvd.rank() % 2 else ("b", "a")
+    one = hvd.allreduce_async(torch.ones(2), name=first, op=hvd.Sum)
+    time.sleep(0.01 * hvd.rank())
+    two = hvd.allreduce_async(torch.ones(2), name=second, op=hvd.Sum)
+    for handle in (two, one):
+        assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
+    assert hvd.poll(one)
+    assert hvd.synchronize(one).tolist() == [hvd.size()] * 2
+    assert hvd.synchronize(None) is None
+    no_handle: Any = torch.ones(1)
+    assert "ending in _async" in refused(TypeError, partial(hvd.poll, no_handle))
+
+
+@case
+def returns_while_the_peer_is_absent() -> None:
+    if hvd.size() == 1:
+        return
+    hvd.barrier()
+    if hvd.rank() == 0:
+        time.sleep(0.3)
+    started = time.perf_counter()
+    handle = hvd.broadcast_async(torch.tensor([hvd.rank()]), 0, name="late")
+    if hvd.rank() != 0:
+        assert time.perf_counter() - started < 0.2
+        assert not hvd.poll(handle)
+    assert hvd.synchronize(handle).item() == 0
+
+
+@case
+def synchronous_beside_asynchronous() -> None:
+    handles = [hvd.allreduce_async(torch.ones(3), name=f"h{i}") for i in range(5)]
+    assert hvd.allgather(torch.tensor([hvd.rank()])).tolist() == list(range(hvd.size()))
+    for handle in handles:
+        assert hvd.synchronize(handle).tolist() == [1.0] * 3
+
+
+@case
+def a_name_used_twice() -> None:
+    if hvd.size() == 1:
+        return
+    hvd.barrier()
+    if hvd.rank() == 0:
+        time.sleep(0.2)
+        handle = hvd.allreduce_async(torch.ones(1), name="twice")
+    else:
+        handle = hvd.allreduce_async(torch.ones(1), name="twice")
+        again = partial(hvd.allreduce_async, torch.ones(1), name="twice")
+        assert "an operation of this name is under way" in refused(ValueError, again)
+    assert hvd.synchronize(handle).item() == 1
+
+
+@case
+def every_reduction() -> None:
+    n, r = hvd.size(), hvd.rank()
+    tensor = torch.tensor([r + 1.0, n - r])
+    assert hvd.allreduce(tensor, op=hvd.Min).tolist() == [1, 1]
+    assert hvd.allreduce(tensor, op=hvd.Max).tolist() == [n, n]
+    product = hvd.allreduce(torch.tensor([r + 1]), op=hvd.Product).item()
+    assert product == torch.arange(1, n + 1).prod().item()
+    four = (4, 4.0)[hvd.rank() % 2]  # the same number
+    scaled = hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=0.5, postscale_factor=four)
+    assert scaled.tolist() == [2 * ranks_sum()] * 2
+    truncated = hvd.allreduce(torch.tensor([3]), op=hvd.Sum, prescale_factor=0.5)
+    assert truncated.item() == n
+
+
+@case
+def every_type() -> None:
+    n, r = hvd.size(), hvd.rank()
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16):
+        assert hvd.allreduce(torch.tensor([r + 1], dtype=dtype), op=hvd.Sum).item() == ranks_sum()
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+        result = hvd.allreduce(torch.full((3,), r + 1, dtype=dtype), op=hvd.Sum)
+        assert result.dtype == dtype
+        assert result.tolist() == [ranks_sum()] * 3
+    # Small addends get lost one by one in half precision, and do not in float32.
+    small = hvd.allreduce(
+        torch.tensor([2048.0 if r == 0 else 0.75], dtype=torch.float16), op=hvd.Sum
+    )
+    assert small.item() == torch.tensor(2048 + 0.75 * (n - 1)).half().item()
+    flags = torch.tensor([r == 0, True, False])
+    assert hvd.allreduce(flags, op=hvd.Sum).tolist() == [True, True, False]
+    assert hvd.allreduce(flags, op=hvd.Average).tolist() == [n == 1, True, False]
+
+
+@case
+def in_place_and_grouped() -> None:
+    r = hvd.rank()
+    tensor = torch.arange(6.0).reshape(2, 3).t() * (r + 1)
+    expected = torch.arange(6.0).reshape(2, 3).t() * ranks_sum()
+    assert hvd.allreduce_(tensor, op=hvd.Sum) is tensor
+    assert torch.equal(tensor, expected)
+    group = [torch.ones(2) * (r + 1), torch.ones(3, dtype=torch.float64) * (r + 1)]
+    totals = [ranks_sum()] * 2, [ranks_sum()] * 3
+    assert [t.tolist() for t in hvd.grouped_allreduce(group, op=hvd.Sum)] == list(totals)
+    handle = hvd.grouped_allreduce_async_(group, op=hvd.Sum, name="group")
+    assert [a is b for a, b in zip(hvd.synchronize(handle), group, strict=True)] == [True, True]
+    assert [t.tolist() for t in group] == list(totals)
+    gathered = hvd.grouped_allgather([torch.tensor([r]), torch.ones(r, 2)])
+    assert gathered[0].tolist() == list(range(hvd.size()))
+    assert gathered[1].shape == (ranks_sum() - hvd.size(), 2)
+    ones = [torch.ones(hvd.size())]
+    kinds = {
+        tuple: [
+            hvd.grouped_allreduce_([torch.ones(2)]),
+            hvd.grouped_allgather(ones),
+            *map(
+                hvd.synchronize,
+                (
+                    hvd.grouped_allreduce_async(ones),
+                    hvd.grouped_allgather_async(ones),
+                    hvd.grouped_reducescatter_async(ones),
+                ),
+            ),
+        ],
+        list: [hvd.grouped_allreduce(ones), hvd.grouped_reducescatter(ones)],
+    }
+    assert all(type(result) is kind for kind, results in kinds.items() for result in results)
+
+
+@case
+def deprecated_average() -> None:
+    assert hvd.allreduce_async(torch.ones(2), op=hvd.Sum).wait().tolist() == [hvd.size()] * 2
+    both = partial(hvd.allreduce, torch.ones(1), average=True, op=hvd.Sum)
+    assert "give only op" in refused(ValueError, both)
+    wrong: Any = "sum"
+    assert "op must be" in refused(ValueError, partial(hvd.allreduce, torch.ones(1), op=wrong))
+
+
+@case
+def alltoall() -> None:
+    n, r = hvd.size(), hvd.rank()
+    even = hvd.alltoall(torch.arange(n * 2).reshape(n, 2) + 100 * r)
+    assert even.tolist() == [[2 * r + 100 * k, 2 * r + 1 + 100 * k] for k in range(n)]
+    splits = torch.arange(n, dtype=torch.int32)
+    rows, received = hvd.alltoall(torch.full((int(splits.sum()),), r), splits)
+    assert received.dtype == torch.int32
+    assert received.tolist() == [r] * n
+    assert rows.tolist() == [k for k in range(n) for _ in range(r)]
+    rest = torch.full((n + 2,), r + 1.0, requires_grad=True)
+    rows, received = hvd.alltoall(rest, [1] * n)
+    (rows * (r + 1)).sum().backward()
+    assert rows.tolist() == [k + 1.0 for k in range(n)]
+    assert rest.grad is not None
+    assert rest.grad.tolist() == [*(k + 1.0 for k in range(n)), 0, 0]  # two rows went nowhere
+    equal = hvd.alltoall(torch.arange(n) + 10 * r, torch.tensor([], dtype=torch.int32))
+    assert [part.tolist() for part in equal] == [[10 * k + r for k in range(n)], [1] * n]
+    if n > 1:
+        assert "does not divide" in refused(ValueError, partial(hvd.alltoall, torch.ones(n + 1)))
+    bad = partial(hvd.alltoall, torch.ones(n), torch.tensor([n] + [1] * (n - 1)))
+    assert n == 1 or "splits must be" in refused(ValueError, bad)
+
+
+@case
+def reducescatter() -> None:
+    n, r = hvd.size(), hvd.rank()
+    rows = torch.arange(2 * n + 1.0).reshape(-1, 1) * (r + 1)
+    mine = hvd.reducescatter(rows, op=hvd.Sum)
+    start = r * 2 + min(r, 1)
+    expected = torch.arange(2 * n + 1.0)[start : start + 2 + (r == 0)] * ranks_sum()
+    assert mine.flatten().tolist() == expected.tolist()
+    few = hvd.reducescatter(torch.ones(1, 4, dtype=torch.int32), op=None)
+    assert few.shape == ((1 if r == 0 else 0), 4)
+    halves = hvd.grouped_reducescatter([torch.ones(n).half(), torch.ones(n)], op=hvd.Average)
+    assert [t.tolist() for t in halves] == [[1.0], [1.0]]
+    assert halves[0].dtype == torch.float16
+
+
+@case
+def sparse() -> None:
+    n, r = hvd.size(), hvd.rank()
+    places, values = torch.tensor([[0, r + 1]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    mine = torch.sparse_coo_tensor(places, values, (n + 1, 2), check_invariants=True)
+    handle = hvd.sparse_allreduce_async(mine, name="sparse", op=hvd.Average)
+    dense = handle().to_dense()
+    assert torch.allclose(dense[0], torch.tensor([1.0, 2.0]))
+    assert torch.allclose(dense[1:], torch.tensor([3.0, 4.0]).expand(n, 2) / n)
+
+
+@case
+def a_script_makes_its_tensors_elsewhere() -> None:
+    """Where torch makes tensors by default says nothing about where ours are."""
+    n, r = hvd.size(), hvd.rank()
+    one, table = torch.ones(2), torch.nn.Embedding(n + 1, 2, sparse=True)
+    here, own_row = one.device, torch.tensor([r])
+    norm, inputs = hvd.SyncBatchNorm(2), torch.arange(8.0).reshape(4, 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*table.parameters()], lr=1.0))
+    others = hvd.DistributedOptimizer(torch.optim.SGD(norm.parameters(), lr=1.0))
+    before = table.weight.detach().clone()
+    with torch.device("meta"):
+        assert hvd.allreduce(one.half(), op=hvd.Sum).tolist() == [float(n)] * 2
+        gathered = hvd.allgather(one.requires_grad_())
+        gathered.sum().backward()
+        assert hvd.alltoall(one.repeat(n)).tolist() == [1.0] * 2 * n
+        for _ in range(2):
+            if r != 1:  # this rank has no row
+                table(own_row).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            norm(inputs).sum().backward()
+            others.step()
+            others.zero_grad()
+    assert {gathered.device, table.weight.device, norm.weight.device} == {here}
+    users = [rank for rank in range(n) if rank != 1]
+    assert torch.allclose((before - table.weight)[users], torch.full((2,), 2 / n))
+
+
+@case
+def adasum() -> None:
+    n, r = hvd.size(), hvd.rank()
+    orthogonal = torch.zeros(n)
+    orthogonal[r] = 2.0
+    assert hvd.allreduce(orthogonal, op=hvd.Adasum).tolist() == [2.0] * n
+    same = torch.tensor([1.0, -3.0])
+    assert torch.allclose(hvd.allreduce(same, op=hvd.Adasum), same)
+
+
+@case
+def compression() -> None:
+    third = torch.tensor([1 / 3])
+    for kind, dtype in ((hvd.Compression.fp16, torch.half), (hvd.Compression.bf16, torch.bfloat16)):
+        result = hvd.allreduce(third, compression=kind)
+        assert result.dtype == torch.float32
+        assert torch.allclose(result, third.to(dtype).float(), rtol=1e-2)
+        assert not torch.equal(result, third)
+
+
+@case
+def gradients_flow() -> None:
+    n, r = hvd.size(), hvd.rank()
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+
+    def gradient(output: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((output * (r + 1)).sum(), of)[0]
+
+    assert gradient(hvd.allreduce(x, op=hvd.Sum), x).tolist() == [ranks_sum()] * 2
+    mean = ranks_sum() / n
+    gathered = hvd.allgather(x) * torch.arange(1.0, 2 * n + 1)
+    assert torch.allclose(gradient(gathered, x), torch.tensor([2 * r + 1.0, 2 * r + 2.0]) * mean)
+    expected = torch.full((2,), mean if r == n - 1 else 0.0)
+    assert torch.allclose(gradient(hvd.broadcast(x, n - 1), x), expected)
+    rows = torch.ones(n, requires_grad=True)
+    for output in (hvd.alltoall(rows), hvd.reducescatter(rows, op=hvd.Average)):
+        assert gradient(output, rows).tolist() == [k + 1.0 for k in range(n)]
+
+
+@case
+def process_sets() -> None:
+    n, r = hvd.size(), hvd.rank()
+    if n < 3:
+        return
+    even = hvd.add_process_set(range(0, n, 2))
+    low = hvd.add_process_set(hvd.ProcessSet([0, 1]))
+    assert even.included() == (r % 2 == 0)
+    handles = []
+    # Overlapping sets, in different orders.
+    for process_set in [even, low] if r == 0 else [low, even]:
+        if process_set.included():
+            tensor = torch.tensor([float(r)])
+            handles.append(hvd.allreduce_async(tensor, op=hvd.Sum, process_set=process_set))
+    results = [hvd.synchronize(handle).item() for handle in handles]
+    evens = sum(range(0, n, 2))
+    assert sorted(results) == sorted([evens] * (r % 2 == 0) + [1] * (r < 2))
+    if low.included():
+        assert low.rank() == r
+        assert hvd.broadcast(torch.tensor([r]), 1, process_set=low).item() == 1
+        assert hvd.allgather(torch.tensor([r]), process_set=low).tolist() == [0, 1]
+    else:
+        outside = partial(hvd.allreduce, torch.ones(1), process_set=low)
+        for call in (outside, low.rank):
+            assert "does not belong to the process set" in refused(ValueError, call)
+    assert "registered already" in refused(ValueError, partial(hvd.add_process_set, [0, 1]))
+    for nonsense in (None, 0, ["a"]):
+        assert "list of ranks" in refused(ValueError, partial(hvd.ProcessSet, nonsense))
+    assert hvd.remove_process_set(low)
+    assert (low.size(), low.rank(), low.process_set_id) == (None, None, None)
+    assert not hvd.remove_process_set(low)
+    assert hvd.remove_process_set(even)
+
+
+@case
+def process_sets_beside_operations_under_way() -> None:
+    n, r = hvd.size(), hvd.rank()
+    if n == 1:
+        return
+    hvd.shutdown()
+    os.environ["HVDTRAIN_SHARED_MEMORY"] = "0"  # as on several nodes, where all goes by MPI
+    hvd.init()
+    submit = partial(hvd.allreduce_async, torch.ones(2), name="under way", op=hvd.Sum)
+    for _ in range(2):
+        if r == 0:
+            handle = submit()
+            time.sleep(0.02)
+        process_set = hvd.add_process_set([0])
+        if r != 0:
+            time.sleep(0.02)
+            handle = submit()
+        assert handle.wait().tolist() == [n] * 2
+        hvd.remove_process_set(process_set)
+    hvd.shutdown()
+    del os.environ["HVDTRAIN_SHARED_MEMORY"]
+    hvd.init()
+
+
+@case
+def join_with_uneven_data() -> None:
+    n, r = hvd.size(), hvd.rank()
+    for step in range(r + 1):
+        total = hvd.allreduce(torch.ones(2), op=hvd.Sum, name=f"step {step}")
+        assert total.tolist() == [n - step] * 2, (step, total)
+        time.sleep(0.02)
+    assert hvd.join() == n - 1
+    if n > 1:
+        if r == 0:
+            last = hvd.join()
+        else:
+            refused_here = partial(hvd.allgather, torch.ones(1), "impossible")
+            assert "rank 0 joined" in refused(hvd.HorovodInternalError, refused_here)
+            last = hvd.join()
+        assert last > 0
+    time.sleep(0.3 * ((r + 1) % n))
+    assert hvd.join() == max(0, n - 2)
+    if r == 0:
+        assert hvd.allreduce(torch.ones(2) * 5, op=hvd.Min).tolist() == [5.0 if n == 1 else 0.0] * 2
+    hvd.join()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n  # a name of its own numbering
+
+
+@case
+def join_with_operations_under_way() -> None:
+    n, r = hvd.size(), hvd.rank()
+
+    def submit(order: str) -> dict[str, Any]:
+        start = {
+            "a": lambda: hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="a"),
+            "b": lambda: hvd.allgather_async(torch.tensor([r]), name="b"),
+        }
+        return {name: start[name]() for name in order}
+
+    if r == 0:
+        handles = submit("ab")
+    else:
+        time.sleep(0.05)  # by now rank 0 has joined
+        handles = submit("ba")
+        for handle in handles.values():
+            handle.wait()
+    hvd.join()
+    assert handles["a"].wait().tolist() == [n] * 2
+    assert handles["b"].wait().tolist() == list(range(n))
+
+
+@case
+def gradients_of_gradients() -> None:
+    """y = sum(f(x)^2) with f linear: the gradient of |dy/dx|^2 is that of a quadratic form."""
+    n, r = hvd.size(), hvd.rank()
+
+    def second(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        x = torch.full((n,), r + 1.0, dtype=torch.float64, requires_grad=True)
+        (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+        (result,) = torch.autograd.grad(first.sum(), x)
+        return result
+
+    expected_of: dict[Callable[..., torch.Tensor], float] = {
+        # f averages, and so does its gradient, twice: 2 avg avg avg avg 1 = 2
+        hvd.allreduce: 2.0,
+        # its gradient takes the own part of an average, whose gradient is 1/n of it on each rank
+        hvd.allgather: 2.0 / n,
+        hvd.alltoall: 2.0,
+    }
+    for function, expected in expected_of.items():
+        assert torch.allclose(second(function), torch.full((n,), expected).double()), function
+
+
+@case
+def parameters_in_any_order() -> None:
+    r = hvd.rank()
+    names = ["a", "b", "c"] if r % 2 else ["c", "a", "b"]
+    state = {name: torch.full((3,), 10.0 * r + ord(name)) for name in names}
+    hvd.broadcast_parameters(state, root_rank=0)
+    assert {name: tensor[0].item() for name, tensor in state.items()} == {"a": 97, "b": 98, "c": 99}
+    bare = [torch.full((2,), float(r)), torch.full((2,), r + 5.0)]
+    hvd.broadcast_parameters(bare, root_rank=hvd.size() - 1)
+    assert [tensor[0].item() for tensor in bare] == [hvd.size() - 1, hvd.size() + 4]
+    refused(ValueError, partial(hvd.broadcast_parameters, None))  # type: ignore[arg-type]
+
+
+@case
+def shapes_and_types_at_the_edges() -> None:
+    n, r = hvd.size(), hvd.rank()
+    part = hvd.reducescatter(torch.zeros(n, 0), op=hvd.Sum)
+    assert part.shape == (1, 0)
+    rows, splits = hvd.synchronize(hvd.alltoall_async(torch.full((n,), float(r))))
+    assert rows.tolist() == [float(k) for k in range(n)]
+    assert splits.tolist() == [1] * n
+    refused(ValueError, lambda: hvd.allreduce(torch.ones(2) > 0, prescale_factor=0.5))
+    if n > 1:
+        op = hvd.Average if r == 0 else hvd.Product
+        refused(hvd.HorovodInternalError, lambda: hvd.allreduce(torch.ones(2) > 0, op=op, name="b"))
+    lazy = torch.tensor([complex(1, 2 + r)]).conj()
+    hvd.broadcast_(lazy, root_rank=0)
+    assert lazy.resolve_conj().tolist() == [complex(1, -2)]
+
+
+@case
+def join_with_an_optimizer() -> None:
+    n, r = hvd.size(), hvd.rank()
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+    for step in range(r + 1):
+        optimizer.zero_grad()
+        optimizer.sample_weight = 1
+        (weight * (r + 1.0)).sum().backward()
+        assert weight.grad is not None
+        active = [rank + 1 for rank in range(step, n)]
+        assert torch.allclose(weight.grad, torch.full((2,), sum(active) / len(active)))
+        optimizer.step()
+    assert hvd.join() == n - 1
+
+
+def two_buckets(process_set: hvd.ProcessSet) -> tuple[list[torch.nn.Parameter], Any]:
+    """Return two weights, and an optimizer with a bucket for each."""
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    sgd = torch.optim.SGD(weights, lr=1.0)
+    return weights, hvd.DistributedOptimizer(sgd, groups=2, process_set=process_set)
+
+
+def backward_brings(weights: list[torch.nn.Parameter], first: float) -> None:
+    """Check the first gradient, which is 0 on other ranks, when backward() returns."""
+    (weights[0] + weights[1]).sum().backward()
+    assert weights[0].grad is not None
+    assert torch.allclose(weights[0].grad, torch.full((2,), first)), weights[0].grad
+
+
+@case
+def backward_goes_on_waiting_when_all_have_what_others_are_blocked_in() -> None:
+    n, r = hvd.size(), hvd.rank()
+    weights, optimizer = two_buckets(hvd.global_process_set)
+    submitted = Path(os.environ[RESULTS]) / f"submitted-{next(TIMES)}"
+    if r == 0:
+        handles = [hvd.allreduce_async(torch.ones(1), name=name) for name in "ab"]
+        submitted.touch()
+        backward_brings(weights, 1 / n)
+    else:  # the first bucket comes with backward(), the second with step()
+        weights[1].sum().backward()
+        while not submitted.exists():  # a rank that waits for what others lack ends their waits
+            time.sleep(0.01)
+        time.sleep(0.1)
+        handles = [hvd.allreduce_async(torch.ones(1), name="b")]
+        hvd.allreduce(torch.ones(1), name="a")
+    optimizer.step()
+    for handle in handles:
+        handle.wait()
+
+
+@case
+def a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind() -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    if hvd.size() == 1:
+        return
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    before = signal.signal(signal.SIGALRM, ring)
+    if hvd.rank() == 0:
+        with contextlib.suppress(Alarm):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            weight.sum().backward()
+    else:
+        time.sleep(0.2)
+        weight.sum().backward()
+    signal.signal(signal.SIGALRM, before)
+    optimizer.step()
+    assert weight.item() == -1
+    optimizer.zero_grad()
+    hvd.shutdown()
+    for thread in threading.enumerate():
+        if thread.name == "hvdtrain-channel":
+            thread.join(5)
+            assert not thread.is_alive()
+    for call in (weight.sum().backward, optimizer.step):  # neither waits for ever
+        assert "shut down" in refused(hvd.HorovodInternalError, call)
+    hvd.init()
+
+
+@case
+def backward_goes_on_waiting_when_others_have_joined() -> None:
+    n, r = hvd.size(), hvd.rank()
+    if n < 3:
+        return
+    hvd.shutdown()
+    hvd.init()  # with no other channel of all ranks, on which join() would wait first
+    pair = hvd.add_process_set([0, 1])
+    if r < 2:
+        weights, optimizer = two_buckets(pair)
+        if r == 0:
+            backward_brings(weights, 1 / 2)
+            handle = hvd.allreduce_async(torch.ones(1), name="later")
+        else:
+            weights[1].sum().backward()
+            handle = hvd.allreduce_async(torch.ones(1), name="later")
+            time.sleep(0.1)
+        optimizer.step()
+        handle.wait()
+    hvd.join()
+    hvd.remove_process_set(pair)
+
+
+@case
+def join_in_the_middle_of_a_step() -> None:
+    n, r = hvd.size(), hvd.rank()
+    used, unused = weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    sgd = torch.optim.SGD(weights, lr=1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, op=hvd.Sum, groups=[[used], [unused]])
+    for step in range(3):
+        optimizer.zero_grad()
+        if r == 0 and step < 2:
+            used.sum().backward()
+            if step == 1:  # without step(), as where a loss scaler skips it
+                hvd.join()
+                continue
+        else:
+            (used + unused).sum().backward()
+        optimizer.step()
+        assert [w.grad[0].item() for w in weights if w.grad is not None] == (
+            [n, n] if step == 2 else [n, n - 1] if n > 1 else [1]
+        )
+        if step == 1:
+            hvd.join()
+
+
+@case
+def a_joined_rank_applies_the_factors_of_the_others() -> None:
+    n, r = hvd.size(), hvd.rank()
+    count = 100_000  # beyond what ranks of a node add each for itself
+    if r < n - 1 or n == 1:
+        value = torch.full((count,), r + 1.0)
+        total = hvd.allreduce(value, op=hvd.Sum, name="scaled", postscale_factor=0.5)
+        expected = sum(range(1, max(n, 2))) / 2
+        assert torch.equal(total, torch.full((count,), expected))
+    hvd.join()
+    weight = torch.nn.Parameter(torch.zeros(count))
+    for predivide in (1.0, 4.0):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=1.0), [("w", weight)], gradient_predivide_factor=predivide
+        )
+        optimizer.zero_grad()
+        if r < n - 1 or n == 1:
+            (weight * (r + 1.0)).sum().backward()
+            optimizer.synchronize()
+            assert weight.grad is not None
+            # The plain average is over all ranks, the joined one included.
+            average = torch.full((count,), sum(range(1, max(n, 2))) / n)
+            assert torch.allclose(weight.grad, average), (predivide, weight.grad.unique())
+        hvd.join()
+
+
+@case
+def gradients_outlive_their_optimizer() -> None:
+    weight = torch.nn.Parameter(torch.zeros(300_000))
+    for round_number in range(3):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+        (weight * 2.0).sum().backward()
+        optimizer.step()
+        kept = weight.grad
+        assert kept is not None
+        del optimizer
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+        assert torch.equal(kept, torch.full_like(kept, 2.0)), round_number
+        optimizer.zero_grad()
+
+
+@case
+def conjugated_tensors() -> None:
+    n, r = hvd.size(), hvd.rank()
+    value = torch.tensor([complex(r + 1, 2 * r)] * 3)
+    for lazy in (value.conj(), value.conj().imag):
+        total = hvd.allreduce(lazy, op=hvd.Sum)
+        ranks = [torch.tensor([complex(k + 1, 2 * k)] * 3).conj() for k in range(n)]
+        expected = torch.stack(ranks).sum(0).resolve_conj()
+        assert torch.equal(total, expected if lazy.is_complex() else expected.imag)

@@ -1,0 +1,64 @@
+"""SyncBatchNorm on each rank, against torch's BatchNorm on the whole batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hvdtrain.torch as hvd
+
+
+def check(rows: list[int], *shape: int, momentum: float | None, affine: bool) -> None:
+    """Compare output, gradients and running statistics for `rows[r]` samples on rank r."""
+    torch.manual_seed(5)
+    whole = torch.randn(sum(rows), *shape).double() * 3 + 1e3
+    factor = torch.randn(sum(rows), *shape).double()
+    start = sum(rows[: hvd.rank()])
+    mine = slice(start, start + rows[hvd.rank()])
+    ours = hvd.SyncBatchNorm(shape[0], momentum=momentum, affine=affine).double()
+    kind = torch.nn.BatchNorm1d if len(shape) == 1 else torch.nn.BatchNorm2d
+    theirs = kind(shape[0], momentum=momentum, affine=affine).double()
+    for step in range(2):
+        x = whole[mine].clone().requires_grad_()
+        y = whole.clone().requires_grad_()
+        out, expected = ours(x + step), theirs(y + step)
+        (out * factor[mine]).sum().backward()
+        (expected * factor).sum().backward()
+        assert torch.allclose(out, expected[mine], atol=1e-9)
+        assert x.grad is not None
+        assert y.grad is not None
+        assert torch.allclose(x.grad, y.grad[mine], atol=1e-9)
+    for name, buffer in theirs.named_buffers():
+        assert torch.allclose(ours.get_buffer(name).double(), buffer.double(), rtol=1e-9), name
+    for mine_p, whole_p in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert mine_p.grad is not None
+        assert whole_p.grad is not None
+        total = hvd.allreduce(mine_p.grad, op=hvd.Sum)
+        assert torch.allclose(total, whole_p.grad, atol=1e-8)
+    ours.eval()
+    theirs.eval()
+    assert torch.allclose(ours(whole), theirs(whole), atol=1e-9)
+
+
+def equals_batch_norm_on_the_whole_batch() -> None:
+    n = hvd.size()
+    check([4] * n, 3, momentum=0.1, affine=True)
+    check([2 + 3 * rank for rank in range(n)], 2, 3, 5, momentum=None, affine=True)
+    check([0 if rank == n - 1 and n > 1 else 3 for rank in range(n)], 2, momentum=0.3, affine=False)
+
+
+def halves_stay_halves() -> None:
+    half = hvd.SyncBatchNorm(2)(torch.randn(4, 2).bfloat16())
+    assert half.dtype == torch.bfloat16
+
+
+def a_channel_of_one_value_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        hvd.SyncBatchNorm(2)(torch.randn(1 if hvd.rank() == 0 else 0, 2))
+
+
+CASES = (
+    equals_batch_norm_on_the_whole_batch,
+    halves_stay_halves,
+    a_channel_of_one_value_is_refused,
+)

@@ -1,0 +1,325 @@
+"""Operations of hvdtrain.torch on each rank, against formulas of the rank."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from math import factorial
+from typing import Any
+
+import cloudpickle
+import torch
+from process_sets import assert_lists_are_refused
+
+import hvdtrain.torch as hvd
+from hvdtrain.errors import MismatchError
+
+INTEGERS = (
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+)
+CASES: list[Callable[[], None]] = []
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    """Add a function to the table."""
+    CASES.append(function)
+    return function
+
+
+def mine(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Return rank + 1 everywhere, plus the position."""
+    count = int(torch.tensor(shape).prod())
+    return (torch.arange(count) + hvd.rank() + 1).reshape(shape).to(dtype)
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Compare without importing torch.testing, which takes seconds on each rank."""
+    return got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-15, atol=0)
+
+
+def refused(kind: type[Exception], call: Callable[[], object]) -> str:
+    """Return the message of the error that `call` must raise."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def ranks_sum() -> int:
+    """Return 1 + 2 + ... + size."""
+    return hvd.size() * (hvd.size() + 1) // 2
+
+
+@case
+def average_and_sum() -> None:
+    n, positions = hvd.size(), torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
+    tensor = mine(2, 3)
+    before = tensor.clone()
+    assert close(hvd.allreduce(tensor), positions + (n + 1) / 2)
+    assert close(hvd.allreduce(tensor, name="x", op=hvd.Sum), n * positions + ranks_sum())
+    assert torch.equal(tensor, before)
+
+
+@case
+def average_of_integers_truncates_towards_zero() -> None:
+    values = torch.tensor([1, -1, 7]) * (hvd.rank() + 1)
+    total = ranks_sum()
+    expected = [total // hvd.size(), -(total // hvd.size()), 7 * total // hvd.size()]
+    assert hvd.allreduce(values).tolist() == expected
+    large = torch.tensor([2**60 + hvd.rank()])
+    exact = (hvd.size() * 2**60 + ranks_sum() - hvd.size()) // hvd.size()
+    assert hvd.allreduce(large).tolist() == [exact]
+
+
+@case
+def whole_numbers_of_every_type() -> None:
+    n, total = hvd.size(), ranks_sum()
+    expected = {
+        hvd.Sum: [total, 12 * total],
+        hvd.Average: [total // n, 12 * total // n],
+        hvd.Min: [1, 12],
+        hvd.Max: [n, 12 * n],
+    }
+    for dtype in INTEGERS:
+        values = (torch.tensor([1, 12]) * (hvd.rank() + 1)).to(dtype)
+        for op, numbers in expected.items():
+            reduced = hvd.allreduce(values, op=op)
+            assert (reduced.dtype, reduced.tolist()) == (dtype, numbers), (op, reduced)
+        assert hvd.allreduce(values[:1], op=hvd.Product).tolist() == [factorial(n)]
+        assert hvd.reducescatter(values, op=hvd.Sum).dtype == dtype
+        # What the type cannot hold wraps around, as in torch.
+        largest, bits = torch.iinfo(dtype).max, torch.iinfo(dtype).bits
+        wrapped = hvd.allreduce(torch.tensor([largest], dtype=dtype), op=hvd.Sum)
+        low = n * largest % 2**bits
+        assert wrapped.tolist() == [low if low <= largest else low - 2**bits], wrapped
+
+
+@case
+def average_of_the_largest_numbers() -> None:
+    for dtype in INTEGERS:
+        for extreme in (torch.iinfo(dtype).max, torch.iinfo(dtype).min):
+            values = torch.tensor([extreme if hvd.rank() == 0 else 0], dtype=dtype)
+            quotient = abs(extreme) // hvd.size()
+            expected = quotient if extreme > 0 else -quotient
+            assert hvd.allreduce(values).tolist() == [expected], (dtype, extreme)
+            scattered = hvd.reducescatter(values.repeat(hvd.size()), op=hvd.Average)
+            assert scattered.tolist() == [expected], (dtype, extreme)
+
+
+@case
+def booleans() -> None:
+    first = torch.tensor([hvd.rank() == 0, True])
+    assert hvd.allreduce(first, op=hvd.Sum).tolist() == [True, True]
+    assert hvd.allreduce(first, op=hvd.Product).tolist() == [hvd.size() == 1, True]
+
+
+@case
+def odd_tensors() -> None:
+    n = hvd.size()
+    transposed = mine(2, 3).t()
+    torch.testing.assert_close(
+        hvd.allreduce(transposed),
+        torch.arange(6.0, dtype=torch.float64).reshape(2, 3).t() + (n + 1) / 2,
+    )
+    scalar = torch.tensor(float(hvd.rank()))
+    assert hvd.allreduce(scalar).shape == ()
+    assert hvd.allreduce(scalar, op=hvd.Sum).item() == ranks_sum() - n
+    assert hvd.allreduce(torch.empty(0, 3)).shape == (0, 3)
+    needs_gradient = mine(2).requires_grad_()
+    assert close(hvd.allreduce(needs_gradient), mine(2) - hvd.rank() - 1 + (n + 1) / 2)
+
+
+@case
+def allgather() -> None:
+    n, r = hvd.size(), hvd.rank()
+    gathered = hvd.allgather(torch.full((r + 1, 2), r))
+    expected = torch.cat([torch.full((k + 1, 2), k) for k in range(n)])
+    assert torch.equal(gathered, expected)
+    assert hvd.allgather(torch.tensor(r)).tolist() == list(range(n))
+    rows = 0 if r == n - 1 else 2
+    assert hvd.allgather(torch.ones(rows, 3)).shape == (2 * (n - 1), 3)
+    assert hvd.allgather(torch.full((1,), r, dtype=torch.bfloat16)).tolist() == list(range(n))
+    assert hvd.allgather(torch.tensor([r % 2 == 0])).tolist() == [k % 2 == 0 for k in range(n)]
+
+
+@case
+def broadcast() -> None:
+    last = hvd.size() - 1
+    tensor = mine(3)
+    assert hvd.broadcast(tensor, last).tolist() == [last + 1, last + 2, last + 3]
+    assert tensor.tolist() == mine(3).tolist()
+    hvd.broadcast_(tensor, 0)
+    assert tensor.tolist() == [1, 2, 3]
+    columns = mine(2, 3).t()
+    hvd.broadcast_(columns, last)
+    assert columns[0, 0].item() == last + 1
+    assert columns[1, 0].item() == last + 2
+
+
+@case
+def root_that_is_no_rank() -> None:
+    for root_rank in (-1, hvd.size()):
+        message = refused(ValueError, partial(hvd.broadcast, torch.ones(1), root_rank))
+        assert f"root_rank {root_rank} is not one of ranks {list(range(hvd.size()))}" in message
+
+
+@case
+def objects() -> None:
+    n, r = hvd.size(), hvd.rank()
+    assert hvd.allgather_object({"rank": r}) == [{"rank": k} for k in range(n)]
+    assert hvd.broadcast_object(["root", r], n - 1) == ["root", n - 1]
+    assert hvd.broadcast_object(None if r else "zero") == "zero"
+
+
+@case
+def objects_that_pickle_refuses() -> None:
+    n, r = hvd.size(), hvd.rank()
+
+    class Local:
+        rank = r
+
+    assert hvd.broadcast_object(lambda: r + 1, n - 1)() == n
+    assert [kind().rank for kind in hvd.allgather_object(Local)] == list(range(n))
+    lock = partial(hvd.allgather_object, threading.Lock())
+    assert f"[rank {r}/{n}]: this lock cannot be sent" in refused(TypeError, lock)
+    sys.modules["cloudpickle"] = None  # type: ignore[assignment]  # as if not installed
+    try:
+        local = partial(hvd.allgather_object, Local)
+        assert "pip install cloudpickle" in refused(TypeError, local)
+    finally:
+        sys.modules["cloudpickle"] = cloudpickle
+
+
+@case
+def what_is_no_tensor() -> None:
+    operations: list[Callable[[Any], object]] = [
+        *(hvd.allreduce, hvd.allreduce_, hvd.allreduce_async),
+        *(hvd.allgather, hvd.allgather_async, hvd.reducescatter, hvd.reducescatter_async),
+        *(hvd.alltoall, hvd.alltoall_async, lambda value: hvd.grouped_allreduce([value])),
+        *(partial(call, root_rank=0) for call in (hvd.broadcast, hvd.broadcast_)),
+    ]
+    for operation in operations:
+        message = refused(TypeError, partial(operation, 3.0))
+        assert message == "expected a torch tensor, got float: wrap it in torch.as_tensor()"
+
+
+@case
+def process_sets_that_are_lists() -> None:
+    module = torch.nn.Linear(2, 2)
+    arguments = {
+        "tensor": torch.ones(hvd.size()),
+        "tensors": [torch.ones(hvd.size())],
+        "name": "it",
+        "obj": 1,
+        "root_rank": 0,
+        "optimizer": torch.optim.SGD(module.parameters(), 0.1),
+        "op": hvd.Sum,
+        "num_features": 2,
+        "sparse_allreduce_async": {"tensor": torch.ones(2).to_sparse()},
+    }
+    assert_lists_are_refused(hvd, arguments, 25)
+
+
+@case
+def arguments_that_make_no_sense() -> None:
+    sparse = partial(hvd.allreduce, torch.ones(2).to_sparse())
+    assert "sparse_allreduce_async()" in refused(ValueError, sparse)
+    least = partial(hvd.allreduce, torch.ones(1, dtype=torch.complex64), op=hvd.Min)
+    assert "min of complex64" in refused(ValueError, least)
+    scattered = partial(hvd.reducescatter, torch.ones(hvd.size()), op=hvd.Adasum)
+    assert "Adasum" in refused(hvd.HorovodInternalError, scattered)
+    assert "state_dict()" in refused(ValueError, partial(hvd.broadcast_parameters, torch.ones(1)))
+    # A name of any type is taken for what it prints.
+    assert hvd.allreduce(torch.ones(1), name=7).item() == 1  # type: ignore[arg-type]
+
+
+@case
+def parameters_of_root_rank() -> None:
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    model(torch.randn(5, 3))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.size() - 1)
+    torch.manual_seed(hvd.size() - 1)
+    expected = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    expected(torch.randn(5, 3))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected.state_dict()[name]), name
+    hvd.broadcast_parameters(model.named_parameters())
+
+
+@case
+def state_that_only_rank_0_has() -> None:
+    for build in (
+        lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True),
+    ):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(3, 2))
+        optimizer = build([weight])
+        if hvd.rank() == 0:
+            for step in range(3):
+                weight.grad = torch.full_like(weight, step + 1.0)
+                optimizer.step()
+            optimizer.param_groups[0]["lr"] = 0.025
+        hvd.broadcast_parameters([("weight", weight)])
+        hvd.broadcast_optimizer_state(optimizer)
+        assert optimizer.param_groups[0]["lr"] == 0.025
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        every = hvd.allgather(weight.detach().reshape(1, -1))
+        assert torch.equal(every, every[:1].expand_as(every))
+        state = {k: v for k, v in optimizer.state[weight].items() if torch.is_tensor(v)}
+        kinds = hvd.allgather_object({k: (v.dtype, tuple(v.shape)) for k, v in state.items()})
+        assert all(kind == kinds[0] for kind in kinds)
+
+
+@case
+def ranks_that_differ_are_all_told() -> None:
+    if hvd.size() == 1:
+        return
+    r = hvd.rank()
+    differing = {
+        "shape": lambda: hvd.allreduce(torch.ones(3, 4 + (r == 1)), name="fc"),
+        "dtype": lambda: hvd.allreduce(
+            torch.ones(3, dtype=torch.float64 if r == 1 else torch.float32), name="fc"
+        ),
+        "op": lambda: hvd.allreduce(
+            torch.ones(3), name="fc", op=hvd.Sum if r == 1 else hvd.Average
+        ),
+        "root_rank": lambda: hvd.broadcast(torch.ones(3), int(r == 1), "fc"),
+        "shape beyond the first": lambda: hvd.allgather(torch.ones(2, 4 + (r == 1)), "fc"),
+        "operation": lambda: (
+            hvd.broadcast(torch.ones(3), 0, "fc")
+            if r == 1
+            else hvd.allreduce(torch.ones(3), name="fc")
+        ),
+    }
+    for what, call in differing.items():
+        message = refused(MismatchError, call)
+        assert f"[rank {r}/{hvd.size()}]" in message, message
+        assert "rank 1 sent" in message, message
+        assert "fc" in message, message
+        assert what in message or what == "operation", message
+        total = hvd.allreduce(torch.tensor([float(r)]), op=hvd.Sum).item()
+        assert total == ranks_sum() - hvd.size()
+
+
+@case
+def initialised_again() -> None:
+    before = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+    hvd.shutdown()
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    assert not hvd.mpi_enabled()
+    assert hvd.global_process_set.ranks == []
+    hvd.init()
+    hvd.init()
+    assert hvd.is_initialized()
+    assert before == (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
+    hvd.barrier()

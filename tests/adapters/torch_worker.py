@@ -1,0 +1,65 @@
+"""hvdtrain.torch on each rank, in one job after the other: torch_worker.py JOBS.
+
+A job is a table of cases, with settings: "optimizers", or "operations ENGINE=gloo".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+import torch_async_cases
+import torch_batch_norm_cases
+
+# Whose functions add themselves to the table of torch_training.
+import torch_compile_cases  # noqa: F401
+import torch_exchange_cases
+import torch_operation_cases
+import torch_optimizer_gradient_cases  # noqa: F401
+import torch_optimizer_hook_cases  # noqa: F401
+import torch_optimizer_mode_cases  # noqa: F401
+import torch_optimizer_use_cases  # noqa: F401
+import torch_training
+import torch_unwrapped_cases  # noqa: F401
+import torch_update_cases  # noqa: F401
+from shared_launch import run_each
+
+import hvdtrain.torch as hvd
+from hvdtrain.core import context
+
+OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ == torch_exchange_cases.__name__]
+TABLES = {
+    "operations": [case for case in torch_operation_cases.CASES for _ in range(2)],
+    "asynchronous": torch_async_cases.CASES,
+    "batch norm": torch_batch_norm_cases.CASES,
+    "optimizers": torch_training.CASES,
+    "exchanges": OF_EXCHANGES,
+}
+
+
+def run(job: str) -> dict[str, object]:
+    """Run a table in a job of its own, and return what the tests look at."""
+    table, *settings = job.split(", ")
+    os.environ |= dict(f"HVDTRAIN_{setting}".split("=") for setting in settings)
+    hvd.init()
+    for case in TABLES[table]:
+        case()
+    has_thread = any(thread.name == "hvdtrain-channel" for thread in threading.enumerate())
+    here = context.current().topology
+    hvd.shutdown()
+    for setting in settings:
+        del os.environ[f"HVDTRAIN_{setting.partition('=')[0]}"]
+    return {"place": [here.rank, here.size, here.node], "reduces in a thread": has_thread}
+
+
+class Jobs(dict[str, Callable[[], object]]):
+    """All that can be asked for."""
+
+    def __missing__(self, job: str) -> Callable[[], object]:
+        return lambda: run(job)
+
+
+if __name__ == "__main__":
+    run_each(Jobs(), sys.argv[1:])
