@@ -1,4 +1,4 @@
-"""How a rank that has joined takes part in what the others still do: with zeros."""
+"""Operations with which a joined rank contributes zeros to those of the other ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ __all__ = ["answer_with_zeros"]
 
 
 def answer_with_zeros(request: Request) -> Operation:
-    """Make the operation with which a joined rank answers another rank's request (local)."""
+    """Return the operation with which a joined rank takes part in a request (local).
+
+    Raises:
+        ValueError: a joined rank cannot take part in the operation.
+    """
     zeros = request.zeros
     if zeros is None:
         raise ValueError(f"a joined rank cannot take part in {request}")
@@ -32,11 +36,11 @@ def answer_with_zeros(request: Request) -> Operation:
 
 
 class _OnDevice(Operation):
-    """An answer with zeros on a device; which one of its type is this rank's, the engine knows.
+    """An operation with zeros on a device, which the engine chooses.
 
     Args:
-        request: of another rank.
-        zeros: what it takes.
+        request: request of another rank.
+        zeros: parameters of the operation.
     """
 
     def __init__(self, request: Request, zeros: Zeros) -> None:

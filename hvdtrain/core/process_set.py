@@ -22,10 +22,13 @@ __all__ = [
 
 
 class ProcessSet:
-    """Ranks of the world, by number; becomes usable by init() or add_process_set().
+    """A set of ranks; to be registered with init() or add_process_set() before use.
 
     Args:
         ranks_or_comm: ranks of the world, or an mpi4py communicator of them.
+
+    Raises:
+        ValueError: it is neither.
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -51,12 +54,12 @@ class ProcessSet:
         return ranks.index(here.rank)
 
     def size(self) -> int | None:
-        """Return how many ranks belong to the set; None before it is registered (local)."""
+        """Return the number of ranks in the set; None before it is registered (local)."""
         ranks = self._registered()
         return None if ranks is None else len(ranks)
 
     def channel(self) -> Channel:
-        """Return where the set communicates (local).
+        """Return the channel of the set (local).
 
         Raises:
             ValueError: the set is not registered, or this rank does not belong to it.
@@ -77,7 +80,7 @@ class ProcessSet:
     def _registered(self) -> list[int] | None:
         if self.process_set_id is None:
             return None
-        # A number from before a shutdown() counts no more.
+        # A number from before shutdown() is no longer valid.
         known = context.current().process_sets
         return self.ranks if known.get(self.process_set_id) == self.ranks else None
 
@@ -86,7 +89,7 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks of the world, whatever world that is."""
+    """All ranks of the present world."""
 
     def __init__(self) -> None:
         self.process_set_id = 0
@@ -98,7 +101,7 @@ class _GlobalProcessSet(ProcessSet):
         return [] if here is None else list(range(here.topology.size))
 
     def channel(self) -> Channel:
-        """Return where the world communicates (local)."""
+        """Return the channel of the world (local)."""
         return context.current().world
 
     def _registered(self) -> list[int]:
@@ -110,10 +113,10 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 
 def require_process_set(process_set: Any) -> ProcessSet:
-    """Return what a program has given as a process set (local).
+    """Return an argument of a user's program, after checking its type (local).
 
     Raises:
-        TypeError: it is none, but a list of ranks for example.
+        TypeError: it is not a ProcessSet, but e.g. a list of ranks.
     """
     if isinstance(process_set, ProcessSet):
         return process_set
@@ -124,23 +127,23 @@ def require_process_set(process_set: Any) -> ProcessSet:
 
 
 def channel_of(process_set: Any) -> Channel:
-    """Return where a process set communicates (local).
+    """Return the channel of a process set (local).
 
     Raises:
-        TypeError: it is no ProcessSet.
+        TypeError: it is not a ProcessSet.
         ValueError: it is not registered, or this rank does not belong to it.
     """
     return require_process_set(process_set).channel()
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Register a set of ranks (collective over the world, the others included).
+    """Register a set of ranks (collective over all ranks of the world).
 
     Raises:
-        ValueError: the set is registered, equals a registered one, or names ranks that are not
-            in the world.
+        ValueError: the set or one with the same ranks is registered already, or it contains ranks
+            that are not in the world.
         MismatchError: ranks gave different sets.
-        UnsupportedError: the engine cannot be used by several threads.
+        UnsupportedError: the engine does not support several threads.
     """
     here = context.current()
     if not isinstance(process_set, ProcessSet):
@@ -168,7 +171,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a set of ranks (collective over the world); return whether there was such a set."""
+    """Remove a set of ranks (collective over the world); return whether it was registered."""
     here = context.current()
     number = require_process_set(process_set).process_set_id
     if number is None or number == 0 or number not in here.process_sets:
@@ -185,7 +188,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 def _ranks(ranks_or_comm: Any) -> list[int]:
     if hasattr(ranks_or_comm, "Get_group"):
-        # mpi4py's world has the numbers that ours has.
+        # Ranks have the same numbers in mpi4py's world.
         return sorted(ranks_or_comm.allgather(context.current().topology.rank))
     ranks: set[Any] = set(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else {None}
     if not all(isinstance(rank, int) for rank in ranks):

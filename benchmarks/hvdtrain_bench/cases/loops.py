@@ -149,7 +149,7 @@ class _Turns(Terminal):
     def __init__(
         self, ranks: Ranks, contenders: dict[str, _ByHand], check: Callable[[], None]
     ) -> None:
-        super().__init__(speaks=False, bar=False)
+        super().__init__(prints=False, bar=False)
         self._ranks, self._contenders, self._check = ranks, contenders, check
         self.seconds: dict[str, list[float]] = {n: [] for n in (*contenders, BUILT_IN)}
         self._epoch = 0

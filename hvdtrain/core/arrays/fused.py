@@ -1,4 +1,4 @@
-"""Dense gradients of one step, reduced together."""
+"""Fused reduction of the dense gradients of a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hvdtrain.types import DType
 
 __all__ = ["reduce_fused"]
 
-# How many plans get memory of the engine's, and how many are kept.
+# How many plans get engine memory, and how many are kept.
 _MOST_IN_ENGINE, _MOST_KEPT = 16, 32
 
 
@@ -31,17 +31,20 @@ def reduce_fused(
 ) -> list[Array]:
     """Return the reduced gradients (collective, blocking).
 
-    They lie in memory that is used again only when nothing shows it any more.
+    Their memory is reused only when no array refers to it any more.
 
     Args:
-        arrays: this rank's gradients.
-        name: of the operation.
-        settings: equal on all ranks.
-        weight: what this rank counts in the average, samples for example; None for 1.
+        arrays: gradients of this rank, of any shape and floating-point dtype.
+        name: name of the operation, equal on all ranks.
+        settings: settings of the reduction, equal on all ranks.
+        weight: weight of this rank in the average, e.g. its number of samples; None for 1.
+
+    Returns:
+        Arrays with the shapes and dtypes of `arrays`.
 
     Raises:
-        MismatchError: the ranks have other gradients, by number, shape or type.
-        ValueError: the exchange has been given other gradients before.
+        MismatchError: the ranks have gradients of different number, shapes or types.
+        ValueError: the exchange was used for other gradients before.
     """
     specs = _specs(arrays)
     channel = settings.process_set.channel()
@@ -49,19 +52,19 @@ def reduce_fused(
     try:
         results = fused.reduce(arrays, name, channel, weight)
     except MismatchError:
-        _name_difference(specs, name, channel)  # if it is one of these
+        _raise_difference(specs, name, channel)  # a clearer error, if gradients differ
         raise
     _use_engine_memory(fused, channel)
     return results
 
 
 class _Kept:
-    """What is kept of a channel's gradients.
+    """The plans of a channel.
 
     Attributes:
-        fused: the latest plans; a search through models has many, one after the other.
-        in_engine: how many of all have memory of the engine's, which is there until shutdown().
-        exchanged: of which gradients an exchange keeps what it needs.
+        fused: latest plans; a search over models makes many, one after the other.
+        in_engine: number of plans that were given engine memory, which lasts until shutdown().
+        exchanged: gradients for which each exchange is used.
     """
 
     def __init__(self) -> None:
@@ -71,7 +74,12 @@ class _Kept:
         self._lock = threading.Lock()
 
     def keep(self, key: Hashable, fused: FusedPlan) -> None:
-        """Keep it, instead of the oldest one if there are many (local)."""
+        """Keep a plan, and drop the oldest one if there are too many (local).
+
+        Args:
+            key: gradients and settings of the plan.
+            fused: plan to keep.
+        """
         with self._lock:
             self.fused[key] = fused
             if len(self.fused) > _MOST_KEPT:
@@ -93,7 +101,7 @@ def _kept_or_made(
     _check_exchange(specs, settings.exchange, channel)
     try:
         made = FusedPlan(specs, settings, agree_on_bucket_size(channel).nbytes)
-    except MismatchError:  # a rank has joined, which takes part in steps only: ask again next time
+    except MismatchError:  # a joined rank takes part in steps only: try again next time
         return FusedPlan(specs, settings, DEFAULT_BUCKET_BYTES)
     _kept(channel).keep(key, made)
     return made
@@ -115,13 +123,13 @@ def _check_exchange(
 
 def _use_engine_memory(fused: FusedPlan, channel: Channel) -> None:
     kept = _kept(channel)
-    with suppress(MismatchError):  # a rank has joined: ask again next time
+    with suppress(MismatchError):  # a rank has joined: try again next time
         if fused.use_engine_memory(channel, lambda: kept.in_engine < _MOST_IN_ENGINE):
             kept.in_engine += 1
 
 
-def _name_difference(specs: list[ParameterSpec], name: str, channel: Channel) -> None:
-    """Raise the first difference from the first rank's gradients, if there is one (collective)."""
+def _raise_difference(specs: list[ParameterSpec], name: str, channel: Channel) -> None:
+    """Raise an error for the first difference from the first rank's gradients (collective)."""
     size, root_rank = context.current().topology.size, channel.ranks[0]
     what = f"shapes for {name}"
     theirs = broadcast_object(specs, root_rank, what, channel)
@@ -134,7 +142,7 @@ def _name_difference(specs: list[ParameterSpec], name: str, channel: Channel) ->
 
 
 def _specs(arrays: Sequence[Array]) -> list[ParameterSpec]:
-    # Positions for names: those of TensorFlow's variables count what else a rank has made.
+    # Positions as names: TensorFlow's names of variables depend on others that a rank has created.
     return [
         ParameterSpec(
             name=f"gradient {number}",

@@ -1,4 +1,4 @@
-"""Dense gradients of one step as buckets, in memory that the engine reduces fastest."""
+"""Bucket plans for arrays of gradients, in memory that the engine reduces fastest."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from hvdtrain.types import ReduceOp
 
 __all__ = ["FusedPlan", "FusedSettings"]
 
-# From there on a gradient does not stay in the caches until it is reduced.
+# Gradients from this size on do not stay in the caches until they are reduced.
 _LARGE_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
 class FusedSettings:
-    """How gradients are reduced.
+    """Settings of a fused reduction.
 
     Attributes:
-        op: AVERAGE or SUM.
-        process_set: the ranks that take part.
-        predivide: the average is (1/predivide before, predivide/size after) the sum.
+        op: reduction, AVERAGE or SUM.
+        process_set: ranks that take part.
+        predivide: divisor of gradients before the sum, by which the sum is multiplied again.
         groups: indices of gradients that are reduced together.
-        exchange: what is done with a bucket of gradients, instead of the average or sum.
+        exchange: exchange to use instead of the average or sum.
     """
 
     op: ReduceOp
@@ -47,16 +47,21 @@ class FusedSettings:
 
 
 class FusedPlan:
-    """Reduces gradients of certain shapes and types.
+    """Reduces gradients of given shapes and types.
 
-    All ranks do this for the first time, or none: what is agreed on covers shapes and types.
+    Ranks agree on shapes and types in each step, so they create a plan in the same step.
+
+    Args:
+        specs: gradients, in the order of the model.
+        settings: settings of the reduction.
+        bucket_bytes: maximum size of a bucket.
     """
 
     def __init__(
         self, specs: Sequence[ParameterSpec], settings: FusedSettings, bucket_bytes: int
     ) -> None:
-        # A plan goes backwards. Those of odd lengths come last in it, so that all others begin
-        # where TensorFlow takes them as they are.
+        # Plans have the reverse order of the model. Gradients of unaligned sizes come last, so
+        # that all others are aligned and become tensors of TensorFlow without a copy.
         aligned = [spec.nbytes % ALIGNMENT_BYTES == 0 for spec in specs]
         order = sorted(range(len(specs)), key=aligned.__getitem__)[::-1]
         self._plan = make_plan(specs, bucket_bytes, bucket_bytes, settings.groups, order)
@@ -71,16 +76,16 @@ class FusedPlan:
         self._memory = known or LentMemory(empty([self._nbytes], np.uint8))
 
     def use_engine_memory(self, channel: Channel, wanted: Callable[[], bool]) -> bool:
-        """Let further gradients lie in memory that the engine reduces fastest (collective).
+        """Allocate the memory of further steps in the engine (collective on first use).
 
-        It is settled once for all plans of the same gradients, whatever thread has them.
+        This is done once for all plans of the same gradients, in any thread.
 
         Args:
-            channel: of the ranks.
-            wanted: returns whether this rank has room for it; called when it is settled.
+            channel: channel of the ranks.
+            wanted: function that returns whether this rank wants it; called on first use.
 
         Returns:
-            Whether this call has settled it, and all ranks have room.
+            Whether this call has allocated it.
 
         Raises:
             MismatchError: a rank has joined.
@@ -101,7 +106,14 @@ class FusedPlan:
     def reduce(
         self, arrays: Sequence[Array], name: str, channel: Channel, weight: float | None
     ) -> list[Array]:
-        """Return the reduced gradients (collective, blocking)."""
+        """Return the reduced gradients (collective, blocking).
+
+        Args:
+            arrays: gradients of this rank, with the shapes and types of the plan.
+            name: name of the operation, equal on all ranks.
+            channel: channel of the ranks.
+            weight: weight of this rank in the average; None for 1.
+        """
         buffers = cut(self._plan.buckets, {"cpu": self._memory.lend()})
         here = context.current()
         reducer = Reducer(
@@ -114,12 +126,12 @@ class FusedPlan:
             communicators=self._communicators,
         )
         reducer.weight, reducer.steps = weight, self._steps
-        if channel.has_thread:  # which reduces the first bucket while the second one is filled
+        if channel.has_thread:  # it reduces the first bucket while the second one is filled
             reducer.submit()
         try:
             results = self._fill(arrays, reducer)
         except BaseException:  # Ctrl-C, for example
-            reducer.step.abandon()  # for which the channel's thread would wait
+            reducer.step.abandon()  # the channel's thread would wait for it
             raise
         reducer.finish()
         self._steps += 1
@@ -128,7 +140,7 @@ class FusedPlan:
         ]
 
     def _fill(self, arrays: Sequence[Array], reducer: Reducer) -> dict[int, Array]:
-        """Copy the gradients into the buckets, and return where each one lies."""
+        """Copy the gradients into the buckets; return views of them there, by index."""
         results = {}
         for bucket, buffer in zip(self._plan.buckets, reducer.buffers, strict=True):
             elements = buffer.array()
@@ -147,7 +159,7 @@ class FusedPlan:
 
 
 def _communicators(channel: Channel, exchange: Exchange) -> Communicators | None:
-    """Return what an exchange communicates by, made once for all plans (collective then)."""
+    """Return the communicators of an exchange, shared by all plans (collective on first use)."""
     here = context.current()
     if not exchange.hierarchical:
         return None

@@ -26,17 +26,17 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-# TensorFlow takes an array for a tensor without a copy where its memory begins at a multiple.
+# TensorFlow converts an array to a tensor without a copy if its address is a multiple of this.
 ALIGNMENT_BYTES = 64
 
 _WIRE_TYPES = {"float16": np.float32, "bfloat16": np.float32, "bool": np.uint8}
 
 
 def as_buffer(array: Array) -> Buffer:
-    """View a contiguous array; the buffer keeps its memory alive.
+    """Return a buffer over the memory of a contiguous array, which it keeps alive.
 
     Raises:
-        TypeError: its element type has no counterpart here (strings, for example).
+        TypeError: the element type is not supported, e.g. strings.
     """
     try:
         dtype = DType(array.dtype.name)
@@ -46,12 +46,23 @@ def as_buffer(array: Array) -> Buffer:
 
 
 def from_buffer(buffer: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
-    """Return the elements of a buffer in host memory as an array over the same memory."""
+    """Return an array over the memory of a buffer on the host.
+
+    Args:
+        buffer: elements in host memory.
+        dtype: element type of the array.
+        shape: shape of the array.
+    """
     return buffer.array().view(dtype).reshape(shape)
 
 
 def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
-    """Return uninitialised memory that becomes a tensor without a copy."""
+    """Return an uninitialized array that becomes a tensor of TensorFlow without a copy.
+
+    Args:
+        shape: shape of the array.
+        dtype: element type of the array.
+    """
     element = np.dtype(dtype)
     nbytes = int(np.prod(shape, dtype=np.int64)) * element.itemsize
     memory = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
@@ -60,15 +71,15 @@ def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
 
 
 def wire_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type in which tensors are reduced: half types in float32, bool in uint8."""
+    """Return the type in which tensors are reduced: float32 for half types, uint8 for bool."""
     return np.dtype(_WIRE_TYPES.get(dtype.name, dtype))
 
 
 class LentMemory:
-    """Blocks of memory of one size, the first of which is the best; any thread may borrow one.
+    """Blocks of memory of one size, for use by any thread; the first one is preferred.
 
     Args:
-        first: bytes; further blocks are made when it is still lent.
+        first: uint8 array; further blocks are allocated while it is in use.
     """
 
     def __init__(self, first: Array) -> None:
@@ -77,7 +88,7 @@ class LentMemory:
         self._loans: list[weakref.ref[object] | None] = [None]
 
     def lend(self) -> Array:
-        """Return a block that no tensor lies in; it counts as lent while arrays show it."""
+        """Return an unused block, which counts as used as long as arrays refer to it."""
         with self._lock:
             number = self._free()
             block = self._blocks[number]
@@ -87,7 +98,7 @@ class LentMemory:
         return np.frombuffer(memoryview(memory), np.uint8)
 
     def _free(self) -> int:
-        """Return the number of a block that is not lent, while the lock is held."""
+        """Return the number of an unused block; the lock must be held."""
         for number, loan in enumerate(self._loans):
             if loan is None or loan() is None:
                 return number

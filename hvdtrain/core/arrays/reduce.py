@@ -1,4 +1,4 @@
-"""Reductions of numpy arrays."""
+"""Allreduce and reducescatter of numpy arrays."""
 
 from __future__ import annotations
 
@@ -24,11 +24,20 @@ def allreduce(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> list[Array]:
-    """Return the reductions of a group in new memory (collective, blocking)."""
+    """Return the reduced arrays of a group in new memory (collective, blocking).
+
+    Args:
+        arrays: arrays of this rank, with equal shapes and dtypes on all ranks.
+        op: reduction.
+        name: name of the operation, equal on all ranks; numbered if it is None.
+        prescale_factor: factor before the reduction.
+        postscale_factor: factor after the reduction.
+        process_set: ranks that take part.
+    """
     factors = (prescale_factor, postscale_factor)
     wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
     wire = [_on_the_wire(array) for array in arrays]
-    # What is on the wire as it was belongs to TensorFlow, and is not written to.
+    # An array that needs no conversion belongs to TensorFlow and must not be modified.
     results = [
         empty(sent.shape, sent.dtype) if np.may_share_memory(sent, array) else sent
         for array, sent in zip(arrays, wire, strict=True)
@@ -58,7 +67,16 @@ def reducescatter(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> list[Array]:
-    """Return this rank's parts of the reductions of a group (collective, blocking)."""
+    """Return this rank's parts of the reduced arrays of a group (collective, blocking).
+
+    Args:
+        arrays: arrays of this rank, with equal shapes and dtypes on all ranks.
+        op: reduction.
+        name: name of the operation, equal on all ranks; numbered if it is None.
+        prescale_factor: factor before the reduction.
+        postscale_factor: factor after the reduction.
+        process_set: ranks that take part.
+    """
     factors = (prescale_factor, postscale_factor)
     wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
     wire = [_on_the_wire(array) for array in arrays]

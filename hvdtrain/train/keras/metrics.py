@@ -58,7 +58,7 @@ def sum_over_samples(loss: Any) -> Any:
     return type(loss).from_config({**loss.get_config(), "reduction": "sum"})
 
 
-class KerasMetricSums(keras.metrics.Metric):
+class KerasMetricSums(keras.metrics.Metric):  # type: ignore[misc]
     """Adds up the losses of samples with a weight, their number, and metrics of them.
 
     A sample counts once if it has a weight, whatever the weight is.

@@ -74,11 +74,13 @@ def learning_rate(step: int, settings: ScheduleSettings) -> float:
         return warm
     if s.schedule == "step":
         reached = bisect_right(s.milestones, step / s.steps_per_epoch)
-        return s.target_lr * s.decay**reached
+        factor: float = s.decay**reached
+        return s.target_lr * factor
     part = _part_done(step, s)
     if s.schedule == "cosine":
         return s.final_lr + (s.target_lr - s.final_lr) * (1 + math.cos(math.pi * part)) / 2
-    return s.final_lr + (s.target_lr - s.final_lr) * (1 - part) ** s.power
+    left: float = (1 - part) ** s.power
+    return s.final_lr + (s.target_lr - s.final_lr) * left
 
 
 def _part_done(step: int, settings: ScheduleSettings) -> float:

@@ -71,7 +71,8 @@ class Updater:
         self._clip_norm = clip_norm
         self.averaged: AveragedModel | None = None
         if ema is not None:
-            self.averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema))
+            average = get_ema_multi_avg_fn(ema)
+            self.averaged = AveragedModel(model, multi_avg_fn=average)
         self._samples = 0
 
     def begin(self, parts: Sequence[int]) -> None:
@@ -196,7 +197,8 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
         norms = torch._foreach_norm(gradients, 2, dtype=wide)
     if len({(norm.device, norm.dtype) for norm in norms}) > 1:
         norms = tuple(norm.to(norms[0].device, torch.float64) for norm in norms)
-    return torch.linalg.vector_norm(torch.stack(norms))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
 
 
 def clip_gradients(gradients: list[torch.Tensor], norm: float, largest: float) -> None:

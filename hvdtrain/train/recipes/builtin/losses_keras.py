@@ -27,7 +27,7 @@ def cross_entropy(label_smoothing: float) -> Any:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
 
 
-class _Smoothed(keras.losses.Loss):
+class _Smoothed(keras.losses.Loss):  # type: ignore[misc]
     """Keras smooths no labels that are numbers of classes."""
 
     def __init__(self, label_smoothing: float) -> None:

@@ -1,4 +1,4 @@
-"""What goes on while torch.compile compiles. Local."""
+"""What keeps torch.compile away from hvdtrain's functions (all local)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["in_compiled_backward", "uncompiled"]
+__all__ = ["disable_compile", "in_compiled_backward"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function such that torch.compile runs it, and what it calls, uncompiled.
+def disable_compile(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that torch.compile does not compile, nor what the function calls.
 
-    As torch.compiler.disable, which however imports the compiler: that takes more than a second,
-    and is left to the program.
+    This is torch.compiler.disable without its import of the compiler, which takes more than a
+    second and is left to the program.
     """
     disabled = torch._disable_dynamo(function)
 
@@ -28,15 +28,15 @@ def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
             return disabled(*args, **kwargs)
         return function(*args, **kwargs)
 
-    # The compiler keeps but so many versions of one piece of code.
+    # The compiler limits the number of versions of one code object.
     call.__code__ = call.__code__.replace(co_name=function.__name__)
     return wraps(function)(call)
 
 
 def in_compiled_backward() -> bool:
-    """Return whether a backward pass is running that torch.compile has compiled.
+    """Return whether a backward pass compiled by torch.compile is running.
 
-    It calls hooks on gradients, but not what was queued for its end.
+    Such a pass calls hooks on gradients, but not callbacks queued for its end.
     """
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(module, "in_compiled_autograd_region", False))

@@ -1,4 +1,4 @@
-"""Where the buffers of an operation lie, which all members must have alike."""
+"""The device types of an operation's buffers, which must be equal on all members."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["device_details", "device_types"]
 
 
 def device_types(buffers: Sequence[Buffer]) -> tuple[str, ...]:
-    """Return for each buffer the type of its device, as "cuda", whatever number it has."""
+    """Return the type of each buffer's device, e.g. "cuda" for "cuda:1"."""
     return tuple(buffer.device.partition(":")[0] for buffer in buffers)
 
 
 def device_details(devices: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return what a request says of devices: nothing where all is in host memory.
+    """Return the details of a request about devices; empty if all buffers are in host memory.
 
-    An engine moves each kind of memory in another way: a member with a tensor on the CPU and one
+    Engines communicate each kind of memory differently: a member with a tensor on the CPU and one
     with a tensor on a GPU would wait for each other for ever.
     """
     if all(device == "cpu" for device in devices):

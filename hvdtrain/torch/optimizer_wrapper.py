@@ -1,30 +1,32 @@
-"""An optimizer that owns nothing but another one."""
+"""An optimizer that delegates everything to another one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
-__all__ = ["WrappedOptimizer"]
+__all__ = ["OptimizerWrapper"]
 
 
-class WrappedOptimizer(torch.optim.Optimizer):
-    """Hands everything on to the wrapped optimizer; it is an Optimizer for schedulers' sake.
+class OptimizerWrapper(torch.optim.Optimizer):
+    """Delegates to the wrapped optimizer; it is an Optimizer because schedulers require one.
 
-    To isinstance() it is of the wrapped optimizer's class, too, as Horovod's wrapper is.
+    For isinstance() it is also an instance of the wrapped optimizer's class, as in Horovod.
 
     Args:
-        optimizer: keeps its state, parameter groups and hooks.
+        optimizer: wrapped optimizer, which keeps its state, parameter groups and hooks.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        # Optimizer.__init__ would build groups of its own; all of that belongs to the wrapped.
+        # Optimizer.__init__ would make parameter groups; they belong to the wrapped optimizer.
         self._optimizer = optimizer
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """The wrapped optimizer's class; type() tells the truth."""
+        """The wrapped optimizer's class; type() returns the wrapper's own."""
         return self._optimizer.__class__
 
     @property
@@ -54,22 +56,26 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """Load the wrapped optimizer's state."""
         self._optimizer.load_state_dict(state_dict)
 
-    def register_step_pre_hook(self, hook: Any) -> Any:
-        """Register on the wrapped optimizer; the hook sees reduced gradients."""
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Register a hook on the wrapped optimizer; the hook sees reduced gradients."""
         return self._optimizer.register_step_pre_hook(hook)
 
-    def register_step_post_hook(self, hook: Any) -> Any:
-        """Register on the wrapped optimizer."""
+    def register_step_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Register a hook on the wrapped optimizer."""
         return self._optimizer.register_step_post_hook(hook)
 
     def __getattr__(self, name: str) -> Any:
-        """Find what the wrapped optimizer has beside all this."""
-        if name == "_optimizer":  # not there yet, while __init__() raises
+        """Return other attributes from the wrapped optimizer."""
+        if name == "_optimizer":  # not set yet if __init__() raises
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be copied or pickled: its hooks and its place among the ranks cannot be."""
+        """Refuse to be copied or pickled, because hooks and the connection to ranks cannot be.
+
+        Raises:
+            TypeError: always.
+        """
         raise TypeError(
             f"a {type(self).__name__} cannot be copied or pickled: copy or save its state_dict(), "
             "and wrap another optimizer to load it into"
