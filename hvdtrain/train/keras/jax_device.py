@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from hvdtrain.devices import Device
-from hvdtrain.keras.jax_device import pin_device
+from hvdtrain.keras.tensors.device import pin_device
 from hvdtrain.topology import Topology
 from hvdtrain.train.options import TrainOptions
 

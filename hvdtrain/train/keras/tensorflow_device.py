@@ -7,7 +7,7 @@ import os
 import tensorflow as tf
 
 from hvdtrain.devices import Device
-from hvdtrain.tensorflow.graph.tensors import pin_device
+from hvdtrain.tensorflow.tensors.device import pin_device
 from hvdtrain.topology import Topology
 from hvdtrain.train.loop.threads import thread_share, threads_text
 from hvdtrain.train.options import TrainOptions
