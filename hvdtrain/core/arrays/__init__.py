@@ -1,1 +1,1 @@
-"""Operations on numpy arrays, for frameworks whose tensors are converted to arrays."""
+"""Operations on numpy arrays, for frameworks whose tensors are communicated as arrays."""

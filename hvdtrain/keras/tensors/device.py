@@ -1,4 +1,4 @@
-"""Pinning one GPU per local rank with JAX."""
+"""The device of a rank in JAX; Keras's other backends have adapters of their own for that."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
-    """Have this rank see one GPU of its own, or none; return its index (local).
+    """Make one GPU, or none, visible to this rank and return its index (local).
 
-    It must come before anything that makes JAX look for devices, since JAX would take memory of
-    all of them; so GPUs are counted without it.
+    Call it before anything that makes JAX look for devices, because JAX allocates memory on all of
+    them. For the same reason GPUs are counted without JAX.
 
     Args:
-        topology: the place of this rank.
-        wish: what it is to take.
+        topology: rank and local rank.
+        wish: device that the user asks for.
 
     Raises:
         UsageError: cuda is asked for and not there, or there are fewer GPUs than local ranks.
@@ -34,7 +34,7 @@ def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
     if wish.kind == "cpu":
         jax.config.update("jax_platforms", "cpu")
         return None
-    visible = _visible_gpus(os.environ) if _takes_gpus() else 0
+    visible = _visible_gpus(os.environ) if _has_gpu_plugin() else 0
     if visible:
         index = device_index(topology, visible, wish)
         jax.config.update("jax_cuda_visible_devices", str(index))
@@ -44,15 +44,15 @@ def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
     return None
 
 
-def _takes_gpus() -> bool:
-    """Return whether JAX's part for NVIDIA's GPUs is installed."""
+def _has_gpu_plugin() -> bool:
+    """Return whether JAX's plugin for NVIDIA GPUs is installed."""
     plugins = importlib.util.find_spec("jax_plugins")
     folders = plugins.submodule_search_locations if plugins is not None else None
     return any(module.name.startswith("xla_cuda") for module in pkgutil.iter_modules(folders or []))
 
 
 def _visible_gpus(environ: Mapping[str, str]) -> int:
-    given = environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return len([name for name in given.split(",") if name.strip() not in ("", "-1")])
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
     return len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else 0

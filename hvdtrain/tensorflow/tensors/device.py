@@ -1,36 +1,25 @@
-"""TensorFlow tensors as numpy arrays, and pinning one GPU per local rank."""
+"""The device of a rank in TensorFlow."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from hvdtrain.core.arrays.memory import Array
 from hvdtrain.devices import DeviceWish, device_index, no_gpus
 from hvdtrain.topology import Topology
 
-__all__ = ["as_array", "pin_device"]
-
-
-def as_array(tensor: Any) -> Array:
-    """View the elements of an eager tensor, or copy them where they are not in host memory."""
-    if tensor.dtype == tf.bfloat16 or "CPU" not in tensor.backing_device:
-        copied: Array = np.asarray(tensor.numpy())
-        return copied
-    return np.asarray(memoryview(tensor))
+__all__ = ["pin_device"]
 
 
 def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
-    """Have this rank see one GPU of its own, or none; return its index (local).
+    """Make one GPU, or none, visible to this rank and return its index (local).
 
-    It must come before anything that touches GPUs.
+    Call it before anything that initializes GPUs.
 
     Args:
-        topology: the place of this rank.
-        wish: what it is to take.
+        topology: rank and local rank.
+        wish: device that the user asks for.
 
     Raises:
         UsageError: cuda is asked for and not there, or there are fewer GPUs than local ranks.

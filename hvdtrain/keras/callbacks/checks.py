@@ -1,4 +1,4 @@
-"""Which lists of callbacks cannot work on several ranks."""
+"""Checks of a list of callbacks for use on several ranks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import keras
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.callbacks.learning_rate import LearningRateScheduleCallback
 from hvdtrain.keras.callbacks.metrics import MetricAverageCallback
-from hvdtrain.keras.callbacks.rank_zero import BestModelCheckpoint, RestoreOnAll
+from hvdtrain.keras.callbacks.rank_zero import BestModelCheckpoint, SharedBackup
 
-__all__ = ["collective_kinds", "objection"]
+__all__ = ["collective_callbacks", "find_problem"]
 
 _COLLECTIVE = (
     BroadcastGlobalVariablesCallback,
     LearningRateScheduleCallback,
     MetricAverageCallback,
-    RestoreOnAll,
+    SharedBackup,
 )
 _DECIDING = (
     keras.callbacks.EarlyStopping,
@@ -26,13 +26,13 @@ _DECIDING = (
 )
 
 
-def collective_kinds(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
-    """Return the classes of those that ask other ranks, in their order."""
+def collective_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
+    """Return the class names of the callbacks that communicate, in their order (local)."""
     return [type(callback).__name__ for callback in callbacks if isinstance(callback, _COLLECTIVE)]
 
 
-def objection(callbacks: Sequence[keras.callbacks.Callback]) -> str | None:
-    """Say why these callbacks cannot work on several ranks; None if they can."""
+def find_problem(callbacks: Sequence[keras.callbacks.Callback]) -> str | None:
+    """Return the reason why these callbacks cannot work on several ranks, or None (local)."""
     deciding = None
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):

@@ -1,21 +1,22 @@
-"""Gradients of TensorFlow variables, reduced over the ranks."""
+"""The reduction of gradients of TensorFlow variables over the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from hvdtrain.arrays import HostArray
 from hvdtrain.core.arguments import Groups, check_groups, check_predivide, group_indices
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.arrays.fused_plan import FusedSettings
-from hvdtrain.core.arrays.memory import Array
 from hvdtrain.core.process_set import ProcessSet, global_process_set, require_process_set
-from hvdtrain.tensorflow.graph.call import call
+from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
 from hvdtrain.tensorflow.operations.ops import grouped_allreduce
+from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
 
 __all__ = ["GradientSettings", "LocalVariables", "reduce_gradients"]
@@ -23,19 +24,19 @@ __all__ = ["GradientSettings", "LocalVariables", "reduce_gradients"]
 
 @dataclass(frozen=True)
 class GradientSettings:
-    """How gradients are reduced.
+    """Settings of a reduction of gradients.
 
     Attributes:
         op: Average or Sum, which are fused, or another reduction.
-        process_set: the ranks that take part; others keep their own gradients.
-        compression: how gradients are rounded before they are added.
-        sparse_as_dense: make tf.IndexedSlices dense, instead of gathering the slices.
-        predivide: the average is (1/predivide before, predivide/size after) the sum.
-        groups: how many groups are reduced together, or lists of variables.
+        process_set: ranks that take part; other ranks keep their own gradients.
+        compression: compressor, which rounds gradients before the reduction.
+        sparse_as_dense: make tf.IndexedSlices dense instead of gathering the slices.
+        predivide: divisor of gradients before the sum of an average, predivide/size comes after.
+        groups: number of groups that are reduced together, or lists of variables.
 
     Raises:
-        TypeError: `process_set` is none.
-        ValueError: arguments do not go together.
+        TypeError: `process_set` is not a process set.
+        ValueError: arguments are invalid or exclude each other.
     """
 
     op: ReduceOp = ReduceOp.AVERAGE
@@ -54,25 +55,30 @@ class GradientSettings:
 
 
 class LocalVariables:
-    """Variables whose gradients stay on their rank.
+    """Variables whose gradients are not reduced.
 
     Args:
-        scale: divide their gradients by the number of ranks, as the average does with the others.
+        scale: divide their gradients by the number of ranks, as the average divides the others.
     """
 
     def __init__(self, scale: bool) -> None:
         self._scale = scale
-        self._ids: dict[int, Any] = {}
+        self._by_id: dict[int, Variable] = {}
 
-    def add(self, variable: Any) -> None:
-        """Keep the gradient of this variable local."""
-        self._ids[id(variable)] = variable  # kept, so that no other one gets its id
+    def add(self, variable: Variable) -> None:
+        """Do not reduce the gradient of a variable."""
+        self._by_id[id(variable)] = variable  # kept, so that no other object gets its id
 
     def __contains__(self, variable: object) -> bool:
-        return id(variable) in self._ids
+        return id(variable) in self._by_id
 
-    def scaled(self, gradient: Any, size: int) -> Any:
-        """Return the gradient of a local variable as it is used."""
+    def scaled(self, gradient: Gradient, size: int) -> Gradient:
+        """Return the gradient of a local variable, scaled if that was asked for.
+
+        Args:
+            gradient: gradient of any shape, of a floating point dtype.
+            size: number of ranks.
+        """
         if gradient is None or not self._scale:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
@@ -82,20 +88,23 @@ class LocalVariables:
 
 
 def reduce_gradients(
-    gradients: Sequence[Any],
-    variables: Sequence[Any],
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
     settings: GradientSettings,
     local: LocalVariables,
     name: str,
-) -> list[Any]:
-    """Return the gradients of all ranks; None stays None (collective).
+) -> list[Gradient]:
+    """Reduce gradients over the ranks; None stays None (collective).
 
     Args:
-        gradients: of the variables, on all ranks of equal number, shapes and types.
-        variables: what they are of.
-        settings: equal on all ranks.
+        gradients: gradients with equal number, shapes and dtypes on all ranks.
+        variables: the variable of each gradient.
+        settings: settings of the reduction, equal on all ranks.
         local: variables whose gradients are not reduced.
-        name: of the operation.
+        name: operation name.
+
+    Returns:
+        The reduced gradients, with the shapes and dtypes of `gradients`.
     """
     process_set = settings.process_set
     if not process_set.included() or process_set.size() == 1:
@@ -124,8 +133,11 @@ def reduce_gradients(
 
 
 def _reduce_dense(
-    gradients: Sequence[Any], variables: Sequence[Any], settings: GradientSettings, name: str
-) -> list[Any]:
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
+    settings: GradientSettings,
+    name: str,
+) -> list[tf.Tensor]:
     pairs = [settings.compression.compress(tf.convert_to_tensor(g)) for g in gradients]
     inputs = [tensor for tensor, _ in pairs]
     if settings.op in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -146,18 +158,21 @@ def _reduce_dense(
     ]
 
 
-def _reduce_fused(tensors: Sequence[Any], settings: FusedSettings, name: str) -> list[Any]:
-    def function(arrays: Sequence[Array], key: str | None) -> list[Array]:
+def _reduce_fused(
+    tensors: Sequence[tf.Tensor], settings: FusedSettings, name: str
+) -> list[tf.Tensor]:
+    """Reduce dense gradients as one operation, which can be differentiated (collective)."""
+
+    def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
         return reduce_fused(arrays, key or name, settings)
 
-    @tf.custom_gradient
-    def operation(*inputs: Any) -> Any:
-        def gradient(*upstream: Any) -> Any:  # of a penalty on gradients, for example
+    def operation(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        def gradient(*upstream: tf.Tensor) -> Any:  # of a penalty on gradients, for example
             reduced = _reduce_fused([tf.convert_to_tensor(u) for u in upstream], settings, name)
             return reduced if len(reduced) > 1 else reduced[0]
 
         dtypes, shapes = [t.dtype for t in inputs], [t.shape for t in inputs]
-        return call(function, inputs, dtypes, shapes, name), gradient
+        return call_on_arrays(function, inputs, dtypes, shapes, name), gradient
 
-    outputs: list[Any] = operation(*tensors)
+    outputs: list[tf.Tensor] = tf.custom_gradient(operation)(*tensors)
     return outputs

@@ -1,4 +1,4 @@
-"""Memory that is lent to several threads at once."""
+"""A memory pool that several threads allocate from."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import threading
 
 import numpy as np
 
-from hvdtrain.core.arrays.memory import LentMemory, empty
+from hvdtrain.core.arrays.memory import MemoryPool, empty
 
 TRIES, THREADS = 5000, 4
 
 
 def test_a_block_is_lent_to_one_thread_at_a_time() -> None:
-    memory = LentMemory(empty([8], np.uint8))
+    memory = MemoryPool(empty([8], np.uint8))
     together = threading.Barrier(THREADS)
     overwritten = [0] * THREADS
 
     def borrow(number: int) -> None:
         for _ in range(TRIES):
             together.wait(30)
-            block = memory.lend()
+            block = memory.allocate()
             block[:] = number
             together.wait(30)  # all have one
             overwritten[number] += int((block != number).any())
@@ -41,12 +41,12 @@ def test_a_block_is_lent_to_one_thread_at_a_time() -> None:
 
 def test_what_is_given_back_is_lent_again() -> None:
     first = empty([8], np.uint8)
-    memory = LentMemory(first)
-    lent = memory.lend()
+    memory = MemoryPool(first)
+    lent = memory.allocate()
     view = lent[2:4]
-    other = memory.lend()
+    other = memory.allocate()
     assert not np.shares_memory(lent, other)
     del lent
-    assert not np.shares_memory(memory.lend(), view)  # which shows the first block still
+    assert not np.shares_memory(memory.allocate(), view)  # which shows the first block still
     del view
-    assert np.shares_memory(memory.lend(), first)
+    assert np.shares_memory(memory.allocate(), first)
