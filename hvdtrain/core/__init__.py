@@ -1,1 +1,1 @@
-"""The core: context, named operations, agreement and the gradient path."""
+"""The core: context, named operations, agreement and the gradient step."""

@@ -22,7 +22,7 @@ __all__ = [
     "op_on_wire",
 ]
 
-# How many groups of gradients are reduced together, or lists of parameters.
+# A number of groups in which gradients are reduced together, or lists of parameters.
 Groups = int | Sequence[Sequence[object]] | None
 
 # bool is reduced as 0 and 1: any rank, or every rank.
@@ -37,6 +37,10 @@ _BOOL_OPS = {
 
 def choose_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     """Return the reduction from the argument `op` or its deprecated predecessor `average`.
+
+    Args:
+        op: reduction, if given.
+        average: whether to average instead of sum, if given.
 
     Raises:
         ValueError: both are given, or op is not a reduction.
@@ -54,19 +58,19 @@ def choose_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
 def op_on_wire(
     kinds: list[str], op: ReduceOp, prescale_factor: float, postscale_factor: float
 ) -> tuple[ReduceOp, list[str]]:
-    """Return the reduction that an engine does, and what ranks must agree on for each tensor.
+    """Return the reduction for the engine, and the types on which ranks must agree.
 
-    bool is reduced as 0 and 1, for which several reductions are one to the engine.
+    bool is reduced as 0 and 1, for which the engine uses the same reduction for several `op`.
 
     Args:
-        kinds: the element types of a group.
-        op: the reduction that was asked for.
+        kinds: element types of the tensors of a group.
+        op: reduction given by the user.
         prescale_factor: factor before the reduction.
-        postscale_factor: factor after it.
+        postscale_factor: factor after the reduction.
 
     Raises:
-        ValueError: the group is empty, or holds bool and others; there is no such reduction of
-            bool, or a factor of it is not 1.
+        ValueError: the group is empty or mixes bool with other types, the reduction is not
+            defined for bool, or a factor for bool is not 1.
     """
     if not kinds:
         raise ValueError("a group needs at least one tensor")
@@ -82,10 +86,14 @@ def op_on_wire(
 
 
 def check_predivide(factor: float, op: ReduceOp) -> None:
-    """Refuse a gradient_predivide_factor that cannot be divided by, or has no effect.
+    """Check a gradient_predivide_factor.
+
+    Args:
+        factor: factor given by the user.
+        op: reduction of the gradients.
 
     Raises:
-        ValueError: it is not a positive number, or op is not Average.
+        ValueError: the factor is not a positive number, or op is not Average.
     """
     if not (math.isfinite(factor) and factor > 0):
         raise ValueError(f"gradient_predivide_factor must be a positive number, got {factor}")
@@ -95,6 +103,10 @@ def check_predivide(factor: float, op: ReduceOp) -> None:
 
 def choose_groups(num_groups: int, groups: Groups) -> Groups:
     """Return the argument `groups` or its deprecated predecessor `num_groups`.
+
+    Args:
+        num_groups: number of groups; 0 if it is not given.
+        groups: groups, if given.
 
     Raises:
         ValueError: both are given.
@@ -108,14 +120,15 @@ def choose_groups(num_groups: int, groups: Groups) -> Groups:
 
 
 def check_groups(groups: Groups, *kinds: type) -> None:
-    """Refuse what is neither a number of groups nor lists of parameters.
+    """Check the argument `groups`.
 
     Args:
-        groups: an argument of a user's.
-        kinds: what parameters are.
+        groups: argument given by the user.
+        kinds: types of a parameter.
 
     Raises:
-        ValueError: it is something else, a number below 1, or a parameter is in it twice.
+        ValueError: it is neither a number of at least 1 nor lists of parameters, or it contains a
+            parameter twice.
     """
     if groups is None:
         return
@@ -139,9 +152,9 @@ def group_indices(groups: Groups, parameters: Sequence[object]) -> tuple[tuple[i
     """Return groups of indices into `parameters`.
 
     Args:
-        groups: how many groups of about the same number of parameters, or lists of parameters;
-            one that is in no list is a group of its own.
-        parameters: that need a gradient.
+        groups: number of groups of about equally many parameters, or lists of parameters; a
+            parameter that is in no list is a group of its own.
+        parameters: parameters that need a gradient.
     """
     count = len(parameters)
     if groups is None:
@@ -160,17 +173,17 @@ def group_indices(groups: Groups, parameters: Sequence[object]) -> tuple[tuple[i
 def choose_exchange(
     exchange: object, op: ReduceOp, predivide: float, compressed: bool
 ) -> Exchange | None:
-    """Return the exchange that was given, or that op=Adasum means; None for the plain one.
+    """Return the exchange that was given or implied by op=Adasum; None for the default one.
 
     Args:
-        exchange: the argument; None where it was not given.
-        op: the reduction.
-        predivide: the gradient_predivide_factor.
-        compressed: a compression was given.
+        exchange: exchange given by the user, or None.
+        op: reduction of the gradients.
+        predivide: gradient_predivide_factor.
+        compressed: whether a compression was given.
 
     Raises:
-        TypeError: it is no exchange.
-        ValueError: the arguments do not go together.
+        TypeError: `exchange` is not an Exchange.
+        ValueError: the arguments contradict one another.
     """
     if exchange is None:
         return AdasumExchange() if op is ReduceOp.ADASUM else None

@@ -43,14 +43,14 @@ __all__ = [
 
 _logger = logging.getLogger("hvdtrain")
 
-# Why buckets are as large as they are, where a checkpoint says so.
+# The reason of a bucket size that comes from a checkpoint.
 _AS_BEFORE = "as before the run went on"
 
 
 def agree_on_bucket_size(channel: Channel) -> BucketSize:
-    """Return the limit of a bucket, as the set's first rank was given it or as measured once.
+    """Return the maximum bucket size, as configured on the first rank or measured once.
 
-    Collective over the channel's ranks. One rank alone has the default.
+    Collective over the channel's ranks on first use. A single rank uses the default.
     """
     kept = context.current().bucket_sizes.get(channel)
     if kept is not None:
@@ -75,10 +75,14 @@ def _agree_on_bucket_size(channel: Channel) -> BucketSize:
 
 
 def use_bucket_size(nbytes: int | None, channel: Channel) -> None:
-    """Cut buckets as large as those of an earlier run were, whatever is set or measured now.
+    """Use the bucket size of an earlier run, instead of measuring it or reading the configuration.
 
-    Collective over the channel's ranks, before their first reduction; the first rank's size counts,
-    and None changes nothing. What the size was: `context.current().bucket_sizes[channel].nbytes`.
+    Collective over the channel's ranks, before their first reduction.
+
+    Args:
+        nbytes: `context.current().bucket_sizes[channel].nbytes` of the earlier run, on the
+            channel's first rank; None changes nothing.
+        channel: channel of the ranks.
     """
     nbytes = broadcast_object(nbytes, channel.ranks[0], "bucket size", channel)
     if nbytes is not None:
@@ -90,17 +94,17 @@ def agree_on_plan(
     channel: Channel,
     groups: Sequence[Sequence[int]] = (),
 ) -> BucketPlan:
-    """Make the plan of the set's first rank on every rank (collective).
+    """Return the bucket plan of the channel's first rank on every rank (collective).
 
-    That rank tells the logger "hvdtrain" about it.
+    The first rank logs it.
 
     Args:
-        specs: the parameters, in the order of the model.
-        channel: of the ranks that share the plan.
+        specs: parameters, in the order of the model.
+        channel: channel of the ranks that share the plan.
         groups: indices of parameters that are reduced together, instead of by size.
 
     Raises:
-        MismatchError: the parameters of a rank differ from the first rank's; the first is named.
+        MismatchError: the parameters of a rank differ from those of the first rank.
     """
     here = context.current()
     limit = agree_on_bucket_size(channel)
@@ -123,15 +127,15 @@ def agree_on_plan(
 
 
 def take_layout(plan: BucketPlan, layout: Mapping[str, Any] | None, channel: Channel) -> BucketPlan:
-    """Return the plan with the layout that the channel's first rank has (collective).
+    """Return a plan with the layout that the channel's first rank gives (collective).
 
     Args:
-        plan: of the parameters.
-        layout: of an earlier plan; None, on that rank, leaves the plan as it is.
-        channel: of the ranks that share the plan.
+        plan: plan of the parameters.
+        layout: layout of an earlier plan; None on the first rank leaves the plan as it is.
+        channel: channel of the ranks that share the plan.
 
     Raises:
-        ValueError: it is a layout of other parameters.
+        ValueError: the layout does not match the parameters.
     """
     taken = broadcast_object(layout, channel.ranks[0], "bucket plan", channel)
     if taken is None:
@@ -148,21 +152,22 @@ def _description(plan: BucketPlan, reason: str) -> str:
     )
 
 
-def replan(plan: BucketPlan, places: Sequence[int]) -> BucketPlan:
-    """Make a plan for the order in which gradients came.
+def replan(plan: BucketPlan, positions: Sequence[int]) -> BucketPlan:
+    """Return a plan for the order in which gradients have arrived.
 
     Args:
-        plan: the first one.
-        places: for each parameter its place in that order, summed over ranks.
+        plan: plan of the first step.
+        positions: position of each parameter's gradient in that order, summed over the ranks.
     """
-    order = sorted(range(len(places)), key=lambda index: (places[index], -index))
+    order = sorted(range(len(positions)), key=lambda index: (positions[index], -index))
     return make_plan(plan.specs, plan.bucket_bytes, plan.first_bucket_bytes, plan.groups, order)
 
 
 def open_plan_channel(parent: Channel) -> Channel:
-    """Make a channel with the members of `parent` (collective over them).
+    """Open a channel with the members of `parent` for the steps of a plan (collective).
 
-    Without threads that is `parent`: a rank that waits in one channel would serve no other.
+    Without threads this returns `parent`, because a rank that waits in one channel does not serve
+    another one.
     """
     if not parent.has_thread:
         return parent
@@ -174,9 +179,9 @@ def open_plan_channel(parent: Channel) -> Channel:
 
 
 def close_unused_plans(parent: Channel) -> None:
-    """Give back the channels of plans that no member needs any more (collective over them).
+    """Close the channels of plans that no member of `parent` needs any more (collective).
 
-    A communicator can only be freed by all its members together, and each MPI has but so many.
+    A communicator can only be freed by all of its members together, and MPI has a limited number.
     """
     here = context.current()
     mine = [c for c in here.channels() if c.parent is parent]
@@ -187,7 +192,7 @@ def close_unused_plans(parent: Channel) -> None:
 
 
 class _PlanChange(Operation):
-    """Stands where a step of the plan would, so that a rank which steps finds out."""
+    """Takes the place of a step of the plan, so that a rank which submits a step gets an error."""
 
     def __init__(self, name: str, change: str) -> None:
         super().__init__()
@@ -198,14 +203,14 @@ class _PlanChange(Operation):
 
 
 def agree_on_change(channel: Channel, name: str, change: str) -> None:
-    """Return when every rank has noticed the same change (collective, instead of a step).
+    """Agree that the parameters no longer match their plan (collective, instead of a step).
 
     Args:
-        channel: of the plan.
-        name: of the plan, which the parameters have outgrown.
-        change: what has changed, equal on all ranks.
+        channel: channel of the plan.
+        name: name of the plan.
+        change: description of the change, equal on all ranks.
 
     Raises:
-        MismatchError: another rank takes a step of the plan, or its parameters changed otherwise.
+        MismatchError: another rank takes a step of the plan, or has another change.
     """
     Submission(channel, _PlanChange(name, change)).run()

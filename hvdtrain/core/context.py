@@ -1,4 +1,4 @@
-"""The one piece of global state: the world this process has joined."""
+"""The context: the world that this process has joined, the only global state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from hvdtrain.errors import (
     HvdtrainError,
     NotInitializedError,
 )
-from hvdtrain.patience import wait_patiently
+from hvdtrain.polling import poll_until
 from hvdtrain.topology import Topology
 
 __all__ = ["Context", "current", "init", "is_initialized", "shutdown"]
@@ -52,22 +52,22 @@ class Context:
     """The world of this process.
 
     Attributes:
-        config: the settings of the environment.
-        engine_name: which engine moves the bytes.
-        library: name, version and file of the library beneath it.
-        topology: the place of this rank.
-        world: the channel of all ranks, for free-standing operations.
-        blocked: how long the training thread has been blocked on communication.
-        recording: what is recorded for a timeline, if one is on.
-        process_id: the process that joined; a forked child has not.
-        process_sets: the ranks of each process set but the global one, by its number.
-        process_set_channels: the channels of those that this rank belongs to; 0 is the world's.
-        watch: names the ranks that operations wait for; None where it is off.
-        bucket_sizes: the limit of buckets on each channel whose ranks have agreed on one.
-        first_use: settles what ranks agree on when it is first used.
-        buckets: into how many gradients were cut last, how large, and why; for people.
-        kept: what adapters keep as long as a channel exists, by keys of their own.
-        switch_interval: of Python's threads before.
+        config: settings from the environment.
+        engine_name: name of the engine.
+        library: name, version and file of the engine's library.
+        topology: place of this rank.
+        world: channel of all ranks, for named operations.
+        blocked: stopwatch of the time that the program was blocked on communication.
+        recording: recording of the timeline, if one is on.
+        process_id: process that joined the world; a forked child has another one.
+        process_sets: ranks of each process set except the global one, by its number.
+        process_set_channels: channels of the process sets of this rank, by number; 0 is the world.
+        watch: stall watch; None if it is off.
+        bucket_sizes: maximum bucket size of each channel whose ranks have agreed on one.
+        first_use: agreements that are made on first use.
+        buckets: description of the last bucket plan, for users.
+        kept: objects that adapters keep for the lifetime of a channel, by keys of their own.
+        switch_interval: Python's thread switch interval before init().
     """
 
     config: Config
@@ -96,13 +96,13 @@ class Context:
     def open_channel(
         self, ranks: Sequence[int], label: str, parent: Channel | None = None
     ) -> Channel | None:
-        """Make a channel of its own for `ranks` (collective over `parent`); None elsewhere.
+        """Open a channel for `ranks` (collective over `parent`); return None on other ranks.
 
         Args:
             ranks: members, as numbered in `parent`.
-            label: names it in a timeline.
-            parent: whose members it shares, if it is made beside a channel; by default it is
-                cut out of the world.
+            label: name in a timeline.
+            parent: channel beside which it is opened, with the same members; by default it is
+                opened in the world.
         """
         whole = parent or self.world
         communicator: Communicator | None = whole.run(Split(ranks))
@@ -119,23 +119,23 @@ class Context:
         return channel
 
     def next_number(self, channel: Channel) -> int:
-        """Return the next number for what these members make together (collective over them)."""
+        """Return the next number for an object of these members (collective over them)."""
         members = tuple(channel.ranks)
         self._made[members] += 1
         return self._made[members]
 
     def close_channel(self, channel: Channel) -> None:
-        """Give a channel back (collective over its members)."""
+        """Close a channel (collective over its members)."""
         channel.wait(channel.leave())
         self._channels.remove(channel)
         channel.close()
 
     def channels(self) -> list[Channel]:
-        """Return all open channels of this rank, the world's last (local)."""
+        """Return all open channels of this rank, with the world's channel last (local)."""
         return [*self._channels, self.world]
 
     def record(self, recording: Recording | None) -> None:
-        """Begin to record what happens, or end it with None (local)."""
+        """Start a recording of all channels, or end it with None (local)."""
         before, self.recording = self.recording, recording
         for channel in (self.world, *self._channels):
             channel.track = None
@@ -151,17 +151,17 @@ class Context:
             channel.track = self.recording.track(channel.label, process_set.label)
 
     def leave(self) -> None:
-        """Agree with all ranks that everybody leaves, and give the engine back (collective).
+        """Leave the world together with all ranks, and close the engine (collective).
 
-        The wish to leave goes out on every channel at once, so that a rank which still waits
-        for this one on any of them finds out.
+        The request to leave is submitted on every channel at once, so that a rank which waits for
+        this one on any of them gets an error.
 
         Raises:
-            PeerFailureError: other ranks wait for this one and are not about to leave.
+            PeerFailureError: other ranks wait for this one and do not leave.
         """
         channels = self.channels()
         markers = [channel.leave() for channel in channels]
-        wait_patiently(lambda: _all_done(channels, markers))
+        poll_until(lambda: _all_done(channels, markers))
         if self.watch is not None:
             self.watch.stop()
         recording = self.recording
@@ -174,7 +174,7 @@ class Context:
 
 
 def _all_done(channels: list[Channel], markers: list[Operation]) -> bool:
-    """Return whether all have left; raise what has kept one from it."""
+    """Return whether all markers are done; raise the error of one that failed."""
     done = [channel.poll(marker) for channel, marker in zip(channels, markers, strict=True)]
     for marker in markers:
         if marker.done:
@@ -183,7 +183,7 @@ def _all_done(channels: list[Channel], markers: list[Operation]) -> bool:
 
 
 def _end_soon(reason: str) -> None:
-    """End the job, unless the program does so by itself (local)."""
+    """End the job, unless the program ends by itself (local)."""
     if _guard is not None:
         _guard.end_soon(reason)
 
@@ -196,15 +196,15 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     """Join the world of ranks that the launcher started (collective). A second call does nothing.
 
     Args:
-        engine: "auto" or the name of an engine; None takes HVDTRAIN_ENGINE, or auto.
-        deterministic: add in one fixed order, also without HVDTRAIN_DETERMINISTIC.
+        engine: "auto" or the name of an engine; None uses HVDTRAIN_ENGINE, or "auto".
+        deterministic: whether to sum in a fixed order, even without HVDTRAIN_DETERMINISTIC.
 
     Raises:
-        UsageError: an unknown engine, a setting that makes no sense, or a timeline that cannot
-            be written.
-        EngineUnavailableError: the engine's library is not installed.
-        LauncherMismatchError: the world is not what the launcher promised.
-        HvdtrainError: called in a child process of multiprocessing, which is no rank.
+        UsageError: the engine is unknown, a setting is invalid, or the timeline cannot be
+            written.
+        EngineUnavailableError: the library of the engine is not installed.
+        LauncherMismatchError: the world does not have the size that the launcher promised.
+        HvdtrainError: this is a child process of multiprocessing, which is not a rank.
     """
     global _guard
     if is_initialized():
@@ -216,7 +216,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         )
     try:
         config = Config.from_environ(os.environ)
-        # Engines have threads of their own that add.
+        # Engines may do arithmetic in threads of their own.
         join = in_default_arithmetic(open_engine)
         world = join(engine or config.engine, config, os.environ)
         check_world_size(world)
@@ -233,7 +233,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     _guard.install()
     try:
         _open(config, world, topology, recording, deterministic)
-    except Exception as error:  # others may be inside an engine call for ever
+    except Exception as error:  # other ranks may be blocked in an engine call for ever
         _guard.fail(error)
         raise
 
@@ -245,7 +245,7 @@ def _open(
     recording: Recording | None,
     deterministic: bool,
 ) -> None:
-    """Make the context of a world that all ranks have joined (collective)."""
+    """Create the context of a world that all ranks have joined (collective)."""
     global _context
     warn_of_binding(world, topology)
     warn_of_idle_tasks(topology)
@@ -272,7 +272,7 @@ def _open(
 
 
 def _abort(communicator: Communicator, code: int) -> None:
-    """End every rank with an exit code, without waiting; what is recorded stays (local)."""
+    """End all ranks with an exit code, without waiting, and save the recording (local)."""
     try:
         if _context is not None and _context.recording is not None:
             _context.recording.save()

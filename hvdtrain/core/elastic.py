@@ -1,6 +1,6 @@
-"""Horovod's elastic training in a world that is fixed: no rank comes, and one that fails ends it.
+"""Horovod's elastic interface in a world of fixed size, where a rank that fails ends the job.
 
-What is left of it here: all ranks start from rank 0's state, and go back to what was committed.
+It synchronizes the state of all ranks with rank 0's, and can commit and restore it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ObjectState:
-    """Values that can be committed, restored, and made equal on all ranks.
+    """Values that can be committed, restored, and synchronized between ranks.
 
     Args:
-        bcast_object: returns rank 0's object on every rank.
-        get_rank: for Horovod's sake; it is not needed.
+        bcast_object: function that returns rank 0's object on every rank.
+        get_rank: unused; present for compatibility with Horovod.
         kwargs: picklable objects, which become attributes.
     """
 
@@ -33,28 +33,28 @@ class ObjectState:
         self.save()
 
     def commit(self) -> None:
-        """Remember the values as they are now (local)."""
+        """Save the values (local)."""
         self.save()
         self.check_host_updates()
 
     def save(self) -> None:
-        """Copy the values in memory (local)."""
+        """Save a copy of the values in memory (local)."""
         self._saved = copy.deepcopy(self._values())
 
     def restore(self) -> None:
-        """Go back to the values of the last commit() or sync(), or else the first ones (local)."""
+        """Restore the values of the last commit() or sync(), or the initial ones (local)."""
         self._set(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Take rank 0's values on every rank, and commit them (collective)."""
+        """Replace the values on every rank by rank 0's, and save them (collective)."""
         self._set(self._bcast_object(self._values()))
         self.save()
 
     def check_host_updates(self) -> None:
-        """Do nothing (local): in a fixed world no host comes or goes."""
+        """Return at once (local): the hosts of a job never change."""
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Do nothing (local): in a fixed world there is no reset that would call them."""
+        """Ignore the callbacks (local): the world is never reset."""
 
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._names}
@@ -65,10 +65,10 @@ class ObjectState:
 
 
 def run(func: F) -> F:
-    """Decorate `func(state, ...)` so that it starts from rank 0's state on every rank (collective).
+    """Decorate `func(state, ...)` to start from rank 0's state on every rank (collective).
 
-    It runs once, on the ranks that the launcher started. Where Horovod would go on with other
-    ranks after a failure, the job ends: write checkpoints, and start it again.
+    The function runs once, on the ranks that the launcher started. Where Horovod would continue
+    with other ranks after a failure, the job ends: write checkpoints and start it again.
     """
 
     @functools.wraps(func)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 from hvdtrain.core import context
-from hvdtrain.core.process_set import ProcessSet, add_process_set
+from hvdtrain.core.process_set import Mpi4pyCommunicator, ProcessSet, add_process_set
 
 __all__ = [
     "Compressor",
@@ -45,21 +45,21 @@ def on_init(action: Callable[[], None]) -> None:
 
 
 def init(
-    comm: Any = None,
+    comm: object = None,
     process_sets: Sequence[ProcessSet] | str | None = None,
     engine: str | None = None,
 ) -> None:
     """Join the world of ranks that the launcher started (collective); see `context.init`.
 
     Args:
-        comm: None, or all ranks as a list or an mpi4py communicator; for a part of the world
-            there are process sets.
-        process_sets: sets to register at once, the same on every rank; "dynamic" is Horovod's
-            word for sets that are added later, which always works here. A second call adds none.
-        engine: "auto" or the name of an engine; None takes HVDTRAIN_ENGINE, or auto.
+        comm: None, or all ranks as a list or an mpi4py communicator; use process sets for a part
+            of the world.
+        process_sets: sets to register, the same on every rank. "dynamic" is accepted: sets can
+            always be added later. A second call registers none.
+        engine: "auto" or the name of an engine; None uses HVDTRAIN_ENGINE, or "auto".
 
     Raises:
-        ValueError: `comm` is not the whole world; see `context.init` for the others.
+        ValueError: `comm` is not the whole world; see `context.init` for other errors.
     """
     if isinstance(comm, str):
         raise ValueError(f"init({comm!r}): the first argument is comm; write init(engine={comm!r})")
@@ -77,74 +77,74 @@ def init(
             add_process_set(process_set)
 
 
-def _is_whole(comm: Any, size: int) -> bool:
-    if hasattr(comm, "Get_size"):
-        return bool(comm.Get_size() == size)
-    return sorted(comm) == list(range(size))
+def _is_whole(comm: object, size: int) -> bool:
+    if isinstance(comm, Mpi4pyCommunicator):
+        return comm.Get_size() == size
+    return sorted(cast("Iterable[int]", comm)) == list(range(size))
 
 
 def rank() -> int:
-    """Return the number of this rank in the world, from 0."""
+    """Return the number of this rank in the world, from 0 (local)."""
     return context.current().topology.rank
 
 
 def size() -> int:
-    """Return how many ranks the world has."""
+    """Return the number of ranks in the world (local)."""
     return context.current().topology.size
 
 
 def local_rank() -> int:
-    """Return the number of this rank among those that share its memory."""
+    """Return the number of this rank on its node (local)."""
     return context.current().topology.local_rank
 
 
 def local_size() -> int:
-    """Return how many ranks share this rank's memory."""
+    """Return the number of ranks on this node (local)."""
     return context.current().topology.local_size
 
 
 def cross_rank() -> int:
-    """Return the number of this rank's node among those that have its local rank."""
+    """Return the number of this node among those that have this local rank (local)."""
     return context.current().topology.cross_rank
 
 
 def cross_size() -> int:
-    """Return how many nodes have this rank's local rank."""
+    """Return the number of nodes that have this local rank (local)."""
     return context.current().topology.cross_size
 
 
 def is_homogeneous() -> bool:
-    """Return whether all nodes have equally many ranks."""
+    """Return whether all nodes have the same number of ranks (local)."""
     return context.current().topology.homogeneous
 
 
 def mpi_built() -> bool:
-    """Return whether the mpi engine can be used here, as far as installed packages tell."""
+    """Return whether the package that engine mpi needs is installed (local)."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def mpi_enabled() -> bool:
-    """Return whether MPI moves the bytes; False before init()."""
+    """Return whether engine mpi is in use; False before init() (local)."""
     return _moves_bytes("mpi")
 
 
 def mpi_threads_supported() -> bool:
-    """Return whether several threads may communicate at once."""
+    """Return whether several threads may communicate at the same time (local)."""
     return context.current().world.communicator.capabilities.concurrent
 
 
 def gloo_enabled() -> bool:
-    """Return whether Gloo moves the bytes; False before init()."""
+    """Return whether engine gloo is in use; False before init() (local)."""
     return _moves_bytes("gloo")
 
 
 def ddl_built() -> bool:
-    """Return whether IBM DDL is there: it never is."""
+    """Return whether IBM DDL is available: never (local)."""
     return False
 
 
 def ccl_built() -> bool:
-    """Return whether Intel oneCCL is there: it never is."""
+    """Return whether Intel oneCCL is available: never (local)."""
     return False
 
 
@@ -153,14 +153,19 @@ def _moves_bytes(engine: str) -> bool:
 
 
 class Compressor:
-    """Leaves tensors as they are; subclasses change `compress` and `decompress`."""
+    """A compression that leaves tensors as they are; subclasses override its methods."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return what is reduced instead of the tensor, and what decompress() needs."""
+        """Return the tensor to reduce instead, and a context for decompress()."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the reduced tensor in its own type."""
+        """Return the reduced tensor in its original type.
+
+        Args:
+            tensor: reduced tensor, of any shape, in the type of the compressed one.
+            ctx: context that compress() has returned.
+        """
         return tensor

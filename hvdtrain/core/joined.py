@@ -1,9 +1,8 @@
-"""How a rank that has joined takes part in what the others still do: with zeros."""
+"""Operations with which a joined rank contributes zeros to those of the other ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,11 @@ __all__ = ["answer_with_zeros"]
 
 
 def answer_with_zeros(request: Request) -> Operation:
-    """Make the operation with which a joined rank answers another rank's request (local)."""
+    """Return the operation with which a joined rank takes part in a request (local).
+
+    Raises:
+        ValueError: a joined rank cannot take part in the operation.
+    """
     zeros = request.zeros
     if zeros is None:
         raise ValueError(f"a joined rank cannot take part in {request}")
@@ -32,18 +35,18 @@ def answer_with_zeros(request: Request) -> Operation:
 
 
 class _OnDevice(Operation):
-    """An answer with zeros on a device; which one of its type is this rank's, the engine knows.
+    """An operation with zeros on a device, which the engine chooses.
 
     Args:
-        request: of another rank.
-        zeros: what it takes.
+        request: request of another rank.
+        zeros: parameters of the operation.
     """
 
     def __init__(self, request: Request, zeros: Zeros) -> None:
         super().__init__()
         self.request, self._zeros = request, zeros
 
-    def execute(self, communicator: Communicator) -> Any:
+    def execute(self, communicator: Communicator) -> object:
         kinds = zip(self._zeros.buffers, self._zeros.devices, strict=True)
         buffers = [
             _on_host(count, dtype)

@@ -1,7 +1,7 @@
-"""Python objects between ranks. They are pickled: every rank runs the same user's program.
+"""Communication of Python objects, which are pickled: all ranks run the same user's program.
 
-What pickle refuses, such as lambdas and classes defined inside a function, cloudpickle takes where
-it is installed; pickle reads both.
+Objects that pickle refuses, such as lambdas and classes defined inside a function, are pickled by
+cloudpickle if it is installed; pickle can load both.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 
 def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, channel: Channel | None = None
+    obj: object, root_rank: int = 0, name: str | None = None, channel: Channel | None = None
 ) -> Any:
     """Return rank `root_rank`'s object on every rank (collective, blocking).
 
     Args:
-        obj: anything that pickles; looked at on `root_rank` only.
-        root_rank: whose object it is, a rank of the world.
-        name: shown in messages; must be equal on all ranks.
-        channel: by default the world's.
+        obj: picklable object; ignored on ranks other than `root_rank`.
+        root_rank: rank of the world that sends the object.
+        name: name in messages, equal on all ranks.
+        channel: channel of the ranks; by default that of the world.
 
     Raises:
         TypeError: the object cannot be pickled.
@@ -51,9 +51,18 @@ def broadcast_object(
 
 
 def allgather_object(
-    obj: Any, name: str | None = None, channel: Channel | None = None
+    obj: object, name: str | None = None, channel: Channel | None = None
 ) -> list[Any]:
-    """Return the objects of all ranks, by rank, on every rank (collective, blocking)."""
+    """Return the objects of all ranks, by rank, on every rank (collective, blocking).
+
+    Args:
+        obj: picklable object of this rank.
+        name: name in messages, equal on all ranks.
+        channel: channel of the ranks; by default that of the world.
+
+    Raises:
+        TypeError: the object cannot be pickled.
+    """
     payload = _pickled(obj)
     channel = channel or context.current().world
     buffers, shapes = [Buffer.from_array(payload)], [payload.shape]
@@ -66,7 +75,7 @@ def call_on_root(function: Callable[[], T]) -> T:
     """Call `function` on rank 0 only; return its result on every rank (collective).
 
     Raises:
-        HvdtrainError: what rank 0's call raised is raised on every rank.
+        HvdtrainError: an HvdtrainError of the call on rank 0, raised on every rank.
     """
     result: T | HvdtrainError | None = None
     if context.current().topology.rank == 0:
@@ -80,7 +89,7 @@ def call_on_root(function: Callable[[], T]) -> T:
     return cast("T", result)
 
 
-def _pickled(obj: Any) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def _pickled(obj: object) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     try:
         data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -88,7 +97,7 @@ def _pickled(obj: Any) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return np.frombuffer(data, np.uint8).copy()
 
 
-def _pickled_by_value(obj: Any, refusal: Exception) -> bytes:
+def _pickled_by_value(obj: object, refusal: Exception) -> bytes:
     title, what = context.current().topology.title, type(obj).__name__
     try:
         import cloudpickle

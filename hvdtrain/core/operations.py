@@ -1,4 +1,4 @@
-"""Free-standing operations: checked, named, and handed to a channel."""
+"""Named operations: checked, named, and submitted to a channel."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ __all__ = [
 
 _ADASUM_TYPES = (DType.FLOAT32, DType.FLOAT64)
 
-# What an engine is to do for these reductions; Adasum is put together from other operations.
+# The reductions of an engine that differ from the user's; Adasum is made of other operations.
 _ENGINE_OPS = {ReduceOp.AVERAGE: ReduceOp.SUM, ReduceOp.ADASUM: None}
 
 
 @dataclass(slots=True)
 class Submission:
-    """An operation that is prepared for a channel, and perhaps under way."""
+    """An operation that is prepared for a channel, and may have been submitted."""
 
     channel: Channel
     operation: Operation
 
     def after(self, streams: Streams) -> Submission:
-        """Order it after what the calling thread has put on a device's current stream (local)."""
+        """Order it after the work on the current stream of a device (local)."""
         self.operation.streams, self.operation.mark = streams, streams.mark()
         return self
 
     def start(self) -> Submission:
-        """Queue it (collective, in any order)."""
+        """Submit the operation (collective, in any order)."""
         self.channel.submit(self.operation)
         return self
 
     def done(self) -> bool:
-        """Return whether it is complete, on the device too (local)."""
+        """Return whether the operation is complete, including its work on a device (local)."""
         operation = self.operation
         return self.channel.poll(operation) and operation.streams.done(operation.finished)
 
     def wait(self) -> Any:
-        """Block until it is complete; return or raise how it ended, also after shutdown().
+        """Wait for the operation; return its result or raise its error, even after shutdown().
 
-        On a device, the calling thread's current stream is made to wait instead.
+        On a device, the current stream waits instead of the thread.
         """
         operation = self.operation
         if not operation.done:
@@ -69,7 +69,7 @@ class Submission:
         return operation.outcome()
 
     def run(self) -> Any:
-        """Queue it and wait for it."""
+        """Submit the operation and wait for it (collective, blocking)."""
         operation = self.operation
         with context.current().blocked.running():
             result = self.channel.run(operation)
@@ -88,7 +88,18 @@ def allreduce(
     kinds: Sequence[str] | None = None,
     sources: Sequence[Buffer] | None = None,
 ) -> Submission:
-    """Prepare a reduction of buffers, in place or from `sources`; see `Allreduce`.
+    """Prepare a reduction of buffers, in place or from `sources`.
+
+    Args:
+        channel: channel of the ranks.
+        buffers: memory of the results, and of the elements unless `sources` are given.
+        shapes: shapes of the tensors.
+        op: reduction.
+        name: name of the operation, equal on all ranks; numbered if it is None.
+        prescale: factor before the reduction.
+        postscale: factor after the reduction.
+        kinds: element types of the user's tensors, if they differ from those of the buffers.
+        sources: buffers of the elements, if they are not reduced in place.
 
     Raises:
         UnsupportedError: the engine does not reduce this type.
@@ -107,10 +118,18 @@ def broadcast(
     root_rank: int,
     name: str | None = None,
 ) -> Submission:
-    """Prepare a broadcast into every member's buffer; `root_rank` is a rank of the world.
+    """Prepare a broadcast into the buffer of every rank.
+
+    Args:
+        channel: channel of the ranks.
+        buffer: elements to send on `root_rank`, memory of the result on the others.
+        shape: shape of the tensor.
+        root_rank: rank of the world that sends.
+        name: name of the operation, equal on all ranks; numbered if it is None.
 
     Raises:
-        ValueError: there is no such rank among the members.
+        ValueError: `root_rank` is not a member of the channel.
+        UnsupportedError: the engine does not support the type or device.
     """
     name = channel.name("broadcast", name)
     if root_rank not in channel.ranks:
@@ -128,7 +147,17 @@ def allgather(
     shapes: Sequence[Sequence[int]],
     name: str | None = None,
 ) -> Submission:
-    """Prepare a concatenation along the first dimension; see `Allgather`."""
+    """Prepare a concatenation of all ranks' tensors along the first dimension.
+
+    Args:
+        channel: channel of the ranks.
+        buffers: elements of each tensor of a group.
+        shapes: shapes of the tensors, at least 1-d.
+        name: name of the operation, equal on all ranks; numbered if it is None.
+
+    Raises:
+        UnsupportedError: the engine does not support a type or device.
+    """
     name = channel.name("allgather", name)
     for buffer in buffers:
         _check(channel, buffer, f"allgather {name!r}")
@@ -142,17 +171,18 @@ def alltoall(
     splits: Sequence[int] | None = None,
     name: str | None = None,
 ) -> Submission:
-    """Prepare an exchange of rows; see `Alltoall`.
+    """Prepare an exchange of rows between all ranks.
 
     Args:
-        channel: where.
-        buffer: the elements.
-        shape: at least 1-d.
-        splits: rows for each member; None for equal parts.
-        name: equal on all members.
+        channel: channel of the ranks.
+        buffer: elements of the tensor.
+        shape: shape of the tensor, at least 1-d.
+        splits: number of rows to send to each rank; None for equal parts.
+        name: name of the operation, equal on all ranks; numbered if it is None.
 
     Raises:
-        ValueError: the splits do not fit the members or the first dimension.
+        ValueError: the splits do not match the ranks or the first dimension.
+        UnsupportedError: the engine does not support the type or device.
     """
     name = channel.name("alltoall", name)
     size = channel.communicator.size
@@ -184,11 +214,21 @@ def reducescatter(
     postscale: float = 1.0,
     kinds: Sequence[str] | None = None,
 ) -> Submission:
-    """Prepare a reduction of which every member keeps a part; see `ReduceScatter`.
+    """Prepare a reduction of which every rank receives a part of the first dimension.
+
+    Args:
+        channel: channel of the ranks.
+        buffers: elements of each tensor of a group.
+        shapes: shapes of the tensors, at least 1-d.
+        op: reduction.
+        name: name of the operation, equal on all ranks; numbered if it is None.
+        prescale: factor before the reduction.
+        postscale: factor after the reduction.
+        kinds: element types of the user's tensors, if they differ from those of the buffers.
 
     Raises:
-        ValueError: a scalar.
-        UnsupportedError: Adasum, or the engine does not reduce this type.
+        ValueError: a tensor is a scalar.
+        UnsupportedError: op is Adasum, or the engine does not reduce this type.
     """
     name = channel.name("reducescatter", name)
     if op is ReduceOp.ADASUM:
@@ -202,12 +242,12 @@ def reducescatter(
 
 
 def barrier(channel: Channel) -> None:
-    """Return when every member has called it (collective)."""
+    """Wait until every rank of a channel has called this (collective, blocking)."""
     Submission(channel, Barrier(channel.name("barrier", None))).run()
 
 
 def join() -> int:
-    """Take part in the others' reductions with zeros until all ranks have joined (collective).
+    """Contribute zeros to other ranks' reductions until all ranks have joined (collective).
 
     Returns:
         The rank that joined last.
@@ -222,7 +262,7 @@ def join() -> int:
 
 def _check(channel: Channel, buffer: Buffer, what: str, op: ReduceOp | None = None) -> None:
     engine_op = None if op is None else _ENGINE_OPS.get(op, op)
-    objection = channel.communicator.capabilities.objection(buffer, engine_op)
+    objection = channel.communicator.capabilities.unsupported(buffer, engine_op)
     if objection is None and op is ReduceOp.ADASUM and buffer.dtype not in _ADASUM_TYPES:
         objection = f"adasum of {buffer.dtype.value}"
     if objection is not None:

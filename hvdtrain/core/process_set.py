@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Protocol, cast, runtime_checkable
 
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
@@ -12,6 +12,7 @@ from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError, UnsupportedError
 
 __all__ = [
+    "Mpi4pyCommunicator",
     "ProcessSet",
     "add_process_set",
     "channel_of",
@@ -21,14 +22,28 @@ __all__ = [
 ]
 
 
+@runtime_checkable
+class Mpi4pyCommunicator(Protocol):
+    """The part of mpi4py.MPI.Comm that is used here."""
+
+    def Get_size(self) -> int:
+        """Return the number of ranks."""
+
+    def allgather(self, sendobj: int) -> list[int]:
+        """Return the objects of all ranks."""
+
+
 class ProcessSet:
-    """Ranks of the world, by number; becomes usable by init() or add_process_set().
+    """A set of ranks; to be registered with init() or add_process_set() before use.
 
     Args:
         ranks_or_comm: ranks of the world, or an mpi4py communicator of them.
+
+    Raises:
+        ValueError: it is neither.
     """
 
-    def __init__(self, ranks_or_comm: Any) -> None:
+    def __init__(self, ranks_or_comm: object) -> None:
         self.ranks: list[int] | None = _ranks(ranks_or_comm)
         self.process_set_id: int | None = None
 
@@ -51,12 +66,12 @@ class ProcessSet:
         return ranks.index(here.rank)
 
     def size(self) -> int | None:
-        """Return how many ranks belong to the set; None before it is registered (local)."""
+        """Return the number of ranks in the set; None before it is registered (local)."""
         ranks = self._registered()
         return None if ranks is None else len(ranks)
 
     def channel(self) -> Channel:
-        """Return where the set communicates (local).
+        """Return the channel of the set (local).
 
         Raises:
             ValueError: the set is not registered, or this rank does not belong to it.
@@ -77,7 +92,7 @@ class ProcessSet:
     def _registered(self) -> list[int] | None:
         if self.process_set_id is None:
             return None
-        # A number from before a shutdown() counts no more.
+        # A number from before shutdown() is no longer valid.
         known = context.current().process_sets
         return self.ranks if known.get(self.process_set_id) == self.ranks else None
 
@@ -86,7 +101,7 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks of the world, whatever world that is."""
+    """All ranks of the present world."""
 
     def __init__(self) -> None:
         self.process_set_id = 0
@@ -98,7 +113,7 @@ class _GlobalProcessSet(ProcessSet):
         return [] if here is None else list(range(here.topology.size))
 
     def channel(self) -> Channel:
-        """Return where the world communicates (local)."""
+        """Return the channel of the world (local)."""
         return context.current().world
 
     def _registered(self) -> list[int]:
@@ -109,11 +124,11 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 
-def require_process_set(process_set: Any) -> ProcessSet:
-    """Return what a program has given as a process set (local).
+def require_process_set(process_set: object) -> ProcessSet:
+    """Return an argument of a user's program, after checking its type (local).
 
     Raises:
-        TypeError: it is none, but a list of ranks for example.
+        TypeError: it is not a ProcessSet, but e.g. a list of ranks.
     """
     if isinstance(process_set, ProcessSet):
         return process_set
@@ -123,24 +138,24 @@ def require_process_set(process_set: Any) -> ProcessSet:
     )
 
 
-def channel_of(process_set: Any) -> Channel:
-    """Return where a process set communicates (local).
+def channel_of(process_set: object) -> Channel:
+    """Return the channel of a process set (local).
 
     Raises:
-        TypeError: it is no ProcessSet.
+        TypeError: it is not a ProcessSet.
         ValueError: it is not registered, or this rank does not belong to it.
     """
     return require_process_set(process_set).channel()
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Register a set of ranks (collective over the world, the others included).
+    """Register a set of ranks (collective over all ranks of the world).
 
     Raises:
-        ValueError: the set is registered, equals a registered one, or names ranks that are not
-            in the world.
+        ValueError: the set or one with the same ranks is registered already, or it contains ranks
+            that are not in the world.
         MismatchError: ranks gave different sets.
-        UnsupportedError: the engine cannot be used by several threads.
+        UnsupportedError: the engine does not support several threads.
     """
     here = context.current()
     if not isinstance(process_set, ProcessSet):
@@ -168,7 +183,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a set of ranks (collective over the world); return whether there was such a set."""
+    """Remove a set of ranks (collective over the world); return whether it was registered."""
     here = context.current()
     number = require_process_set(process_set).process_set_id
     if number is None or number == 0 or number not in here.process_sets:
@@ -183,16 +198,16 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def _ranks(ranks_or_comm: Any) -> list[int]:
-    if hasattr(ranks_or_comm, "Get_group"):
-        # mpi4py's world has the numbers that ours has.
+def _ranks(ranks_or_comm: object) -> list[int]:
+    if isinstance(ranks_or_comm, Mpi4pyCommunicator):
+        # Ranks have the same numbers in mpi4py's world.
         return sorted(ranks_or_comm.allgather(context.current().topology.rank))
-    ranks: set[Any] = set(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else {None}
+    ranks: set[object] = set(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else {None}
     if not all(isinstance(rank, int) for rank in ranks):
         raise ValueError(
             f"a process set takes a list of ranks or an mpi4py communicator, got {ranks_or_comm!r}"
         )
-    return sorted(ranks)
+    return sorted(cast("set[int]", ranks))
 
 
 def _refuse_different(ranks: list[int]) -> None:

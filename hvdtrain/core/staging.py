@@ -1,4 +1,4 @@
-"""Says once that what lies on a device is copied through host memory. Local."""
+"""A warning, logged once, that tensors on a device are copied through host memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _logger = logging.getLogger("hvdtrain")
 
 
 def note_staging(what: str, device: str) -> None:
-    """Have rank 0 say it, unless it has said so of this type of device.
+    """Log on rank 0, once for each type of device, that data is copied through the host (local).
 
     Args:
-        what: is copied: "gradients" or "tensors".
-        device: where they are, as "cuda:0".
+        what: data that is copied: "gradients" or "tensors".
+        device: device of the data, e.g. "cuda:0".
     """
     here = context.current()
     said: set[str] = here.kept.setdefault(here.world, {}).setdefault(note_staging, set())

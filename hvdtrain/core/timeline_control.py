@@ -1,11 +1,10 @@
-"""Starting and stopping a timeline while the job runs."""
+"""Functions to start and stop a timeline while the job runs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from hvdtrain.core import context
 from hvdtrain.core.agreement.operation import Operation
@@ -21,23 +20,23 @@ __all__ = ["start_timeline", "stop_timeline"]
 
 
 class _Together(Operation):
-    """Call a function with the communicator when all ranks are there."""
+    """Call a function with the communicator when all ranks have agreed on it."""
 
-    def __init__(self, request: Request, function: Callable[[Communicator], Any]) -> None:
+    def __init__(self, request: Request, function: Callable[[Communicator], object]) -> None:
         super().__init__()
         self.request = request
         self._function = function
 
-    def execute(self, communicator: Communicator) -> Any:
+    def execute(self, communicator: Communicator) -> object:
         return self._function(communicator)
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Begin to record when each operation waits and moves (collective).
+    """Start recording the waiting and communication times of all operations (collective).
 
     Args:
-        file_path: where rank 0 writes the timeline of all ranks when it stops.
-        mark_cycles: mark when each round of agreement begins, what Horovod calls a cycle.
+        file_path: file to which rank 0 writes the timeline of all ranks when it stops.
+        mark_cycles: whether to mark the beginning of each round, which Horovod calls a cycle.
 
     Raises:
         ValueError: a timeline is being recorded already, or rank 0 cannot write the file.
@@ -56,10 +55,10 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
 
 def stop_timeline() -> None:
-    """End the recording and write the file (collective); without one this does nothing.
+    """Stop recording and write the file (collective); does nothing without a recording.
 
     Raises:
-        ValueError: on rank 0, the file cannot be written any more.
+        ValueError: on rank 0, the file cannot be written.
     """
     here = context.current()
     recording = here.recording

@@ -25,7 +25,7 @@ from hvdtrain.core.process_set import (
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.keras import callbacks
-from hvdtrain.keras.backends.choose import require_backend, require_keras
+from hvdtrain.keras.backends.backend import require_backend, require_keras
 from hvdtrain.keras.backends.compression import Compression
 from hvdtrain.keras.builds import (
     ccl_built,
@@ -40,16 +40,9 @@ from hvdtrain.keras.builds import (
     rocm_built,
 )
 from hvdtrain.keras.models.hooks import hook_models
-from hvdtrain.keras.operations.values import (
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    broadcast_variables,
-    reducescatter,
-)
-from hvdtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from hvdtrain.keras.saving import load_model
+from hvdtrain.keras.operations.collectives import allgather, allreduce, broadcast, reducescatter
+from hvdtrain.keras.operations.variables import broadcast_global_variables, broadcast_variables
+from hvdtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 from hvdtrain.types import ReduceOp
 
 Average = ReduceOp.AVERAGE

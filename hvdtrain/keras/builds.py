@@ -1,4 +1,4 @@
-"""What Horovod scripts ask about how it was built. All of these are local."""
+"""Libraries that Horovod scripts ask for: which are built in, which are in use. All are local."""
 
 from __future__ import annotations
 

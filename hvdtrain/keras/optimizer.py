@@ -1,26 +1,28 @@
-"""The optimizer wrappers, with Horovod's arguments."""
+"""DistributedOptimizer, with Horovod's arguments, and saved models that have one."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from os import PathLike
 
 import keras
 
 from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.compression import Compression, Compressor
+from hvdtrain.keras.backends.distributed import distribute
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.backends.settings import GradientSettings
-from hvdtrain.keras.backends.wrapping import distribute
 from hvdtrain.keras.models.hooks import hook_models
 from hvdtrain.types import ReduceOp
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model"]
 
 
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: keras.optimizers.Optimizer,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -35,37 +37,38 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     exchange: Exchange | None = None,
-) -> Any:
-    """Wrap an optimizer of Keras 3 so that it steps on the gradients of all ranks.
+) -> keras.optimizers.Optimizer:
+    """Return an optimizer of Keras 3 that reduces gradients over the ranks (local).
 
-    The result is of a subclass of its class, shares its variables, and is for `compile` or a loop
-    of your own; do not use the optimizer itself any more. Clipping, weight decay, averages of
-    weights and accumulation see the reduced gradients.
+    It is of a subclass of the optimizer's class, shares its variables, and is for `compile` or a
+    loop of your own; do not use the original any more. Clipping, weight decay, averages of weights
+    and accumulation see the reduced gradients.
 
     Args:
-        optimizer: of keras.optimizers, a LossScaleOptimizer included.
-        name: of the operation; by default DistributedOptimizer_gradients.
-        device_dense: makes no difference.
-        device_sparse: makes no difference.
-        compression: how gradients are rounded before they are added.
-        sparse_as_dense: make tf.IndexedSlices dense, instead of gathering the slices.
-        gradient_predivide_factor: with Average, gradients are divided by it before the sum, and
-            by size / it after.
+        optimizer: optimizer of keras.optimizers, a LossScaleOptimizer included.
+        name: operation name; by default DistributedOptimizer_gradients.
+        device_dense: ignored.
+        device_sparse: ignored.
+        compression: compressor, which rounds gradients before the reduction.
+        sparse_as_dense: make tf.IndexedSlices dense instead of gathering the slices.
+        gradient_predivide_factor: divisor of gradients before the sum of an average, which is
+            divided by size / gradient_predivide_factor.
         op: Average or Sum.
-        num_groups: deprecated; the same as a number for `groups`.
-        groups: how many groups of gradients are reduced together, or lists of variables.
-        backward_passes_per_step: passes whose gradients are added up before a step; the same as
-            Keras's gradient_accumulation_steps, of whose average it takes the sum.
-        average_aggregated_gradients: take the average all the same.
-        process_set: the ranks that take part; other ranks step on their own gradients.
+        num_groups: deprecated; a number as `groups`.
+        groups: number of groups that are reduced together, or lists of variables.
+        backward_passes_per_step: number of passes whose gradients are added up before an update.
+            It sets Keras's gradient_accumulation_steps, with the sum in place of the average.
+        average_aggregated_gradients: take the average instead of that sum.
+        process_set: ranks that take part; other ranks apply their own gradients.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
-        exchange: what is done with dense gradients instead of op and compression; an object of
-            this optimizer's own.
+        exchange: exchange of dense gradients that replaces op and compression; an object that only
+            this optimizer uses.
 
     Raises:
-        TypeError: `exchange` is none.
-        ValueError: the optimizer is distributed already, or arguments do not go together.
-        UsageError: Keras runs on a backend that hvdtrain does not know.
+        TypeError: `exchange` is not an exchange, or `process_set` is not a process set.
+        ValueError: the optimizer is distributed already, or arguments are invalid or exclude each
+            other.
+        UsageError: Keras runs on a backend that hvdtrain does not support.
     """
     settings = GradientSettings(
         op,
@@ -78,30 +81,34 @@ def DistributedOptimizer(
     )
     hook_models()
     passes = backward_passes_per_step
-    factor = 1.0 if average_aggregated_gradients else float(passes)
     reduction = Reduction(
-        settings, name or "DistributedOptimizer_gradients", factor, scale_local_gradients
+        settings,
+        name or "DistributedOptimizer_gradients",
+        current_backend(),
+        1.0 if average_aggregated_gradients else float(passes),
+        scale_local_gradients,
     )
-    made = distribute(optimizer, reduction)
+    distributed = distribute(optimizer, reduction)
     if passes != 1:
-        _accumulate(made, passes)
-    return made
+        _accumulate(distributed, passes)
+    return distributed
 
 
-def _accumulate(optimizer: Any, passes: int) -> None:
-    steps = getattr(optimizer, "inner_optimizer", optimizer)
+def _accumulate(optimizer: keras.optimizers.Optimizer, passes: int) -> None:
+    """Make an optimizer update its variables once in several passes."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
     if passes < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1, got {passes}")
-    if steps.gradient_accumulation_steps or steps.built:
+    if inner.gradient_accumulation_steps or inner.built:
         raise ValueError(
             "backward_passes_per_step does not go with gradient_accumulation_steps, nor with an "
             "optimizer that has been used"
         )
-    steps.gradient_accumulation_steps = passes
+    inner.gradient_accumulation_steps = passes
 
 
 def PartialDistributedOptimizer(
-    optimizer: Any,
+    optimizer: keras.optimizers.Optimizer,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -111,23 +118,23 @@ def PartialDistributedOptimizer(
     op: ReduceOp = ReduceOp.AVERAGE,
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
+    local_layers: keras.layers.Layer | Sequence[keras.layers.Layer] | None = None,
     scale_local_gradients: bool = True,
-) -> Any:
-    """Wrap an optimizer like `DistributedOptimizer`, but leave some layers' gradients local.
+) -> keras.optimizers.Optimizer:
+    """Return a DistributedOptimizer that does not reduce the gradients of some layers (local).
 
     Args:
-        optimizer: as the others, see `DistributedOptimizer`.
-        local_layers: a layer, or several, which are built.
+        optimizer: optimizer; this and all other arguments are those of `DistributedOptimizer`.
+        local_layers: layer, or several, which must be built.
 
     Raises:
-        ValueError: one of `local_layers` is no layer, or as for `DistributedOptimizer`.
+        ValueError: `local_layers` holds something else, or see `DistributedOptimizer`.
     """
     layers = [] if local_layers is None else local_layers
     layers = [layers] if isinstance(layers, keras.layers.Layer) else layers
     if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
         raise ValueError("local_layers must be layers of Keras")
-    made = DistributedOptimizer(
+    distributed = DistributedOptimizer(
         optimizer,
         name,
         device_dense,
@@ -142,5 +149,35 @@ def PartialDistributedOptimizer(
     )
     for layer in layers:
         for variable in layer.trainable_weights:
-            made.register_local_var(variable)
-    return made
+            distributed.register_local_var(variable)
+    return distributed
+
+
+def load_model(
+    filepath: str | PathLike[str],
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, object] | None = None,
+    compression: type[Compressor] = Compression.none,
+    legacy_opts: bool = False,
+) -> keras.Model:
+    """Load a model and make its optimizer, with its state, a DistributedOptimizer (local).
+
+    Args:
+        filepath: file that `model.save` wrote, with a DistributedOptimizer or without.
+        custom_optimizers: optimizer classes that Keras does not have.
+        custom_objects: further objects that Keras does not have, by name.
+        compression: compressor, which rounds gradients before the reduction.
+        legacy_opts: must be False; Horovod has the argument.
+
+    Raises:
+        ValueError: legacy_opts is True, or see keras.saving.load_model.
+    """
+    if legacy_opts:
+        raise ValueError("legacy_opts: Keras 3 has no legacy optimizers")
+    known = {kind.__name__: kind for kind in custom_optimizers or []} | dict(custom_objects or {})
+    model = keras.saving.load_model(filepath, custom_objects=known)
+    if model.optimizer is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+        if keras.backend.backend() == "tensorflow":
+            model.jit_compile = False  # as `compile` sets it
+    return model

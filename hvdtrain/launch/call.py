@@ -45,17 +45,18 @@ def run(
     What ranks print appears here.
 
     Args:
-        function: runs on every rank; it, its arguments and its results are pickled.
-        args: its arguments.
-        kwargs: its named arguments.
-        np: how many ranks.
+        function: called on every rank; it, its arguments and its results are pickled.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        np: number of ranks.
 
     Returns:
-        By rank.
+        The results, ordered by rank.
 
     Raises:
-        Exception: that of the rank that failed first, with a note of its rank and traceback.
-        UsageError: this is a rank itself, or cloudpickle or MPI is missing.
+        Exception: the exception of the rank that failed first, with a note of its rank and
+            traceback.
+        UsageError: this process is a rank itself, or cloudpickle or MPI is missing.
         HvdtrainError: ranks ended without a result.
     """
     _require_sense(np)
@@ -64,7 +65,7 @@ def run(
     arrived: list[Answer] = []
     ranks: list[Connection] = []
     with session_folder(os.environ) as session:
-        # Only this user may reach the socket, and only those who have the key are believed.
+        # Only this user can reach the socket, and only clients with the key are accepted.
         address = str(Path(session.folder) / "call")
         with _listen(address, np, key) as listener:
             variables = {SESSION: session.folder, ADDRESS: address, KEY: key.hex()}
@@ -97,7 +98,7 @@ def _dumps(call: tuple[object, ...]) -> bytes:
         cloudpickle = importlib.import_module("cloudpickle")
     except ImportError:
         raise UsageError("run() needs cloudpickle: pip install cloudpickle") from None
-    # Ranks find modules where this process does, before they read what may need them.
+    # Ranks need this process's module path before they unpickle the call.
     return pickle.dumps((sys.path, cloudpickle.dumps(call)))
 
 
@@ -112,7 +113,7 @@ def _listen(address: str, np: int, key: bytes) -> Listener:
 
 def _start(np: int, variables: Mapping[str, str], lifeline: int) -> subprocess.Popen[str]:
     library = loaded_library()
-    environ = without_allocation(os.environ)  # whose other hosts do not have the socket
+    environ = without_allocation(os.environ)  # other hosts do not have the socket
     line = mpirun_command(
         str(find_mpirun(library)),
         library.vendor,
@@ -138,18 +139,18 @@ def _start(np: int, variables: Mapping[str, str], lifeline: int) -> subprocess.P
 def _talk(
     listener: Listener, request: bytes, ranks: list[Connection], arrived: list[Answer]
 ) -> None:
-    """Give one rank its call, and wait for the answer."""
+    """Send one rank its call, and wait for the answer."""
     try:
         rank = listener.accept()
-        ranks.append(rank)  # it ends when its connection does, which is for _release()
+        ranks.append(rank)  # the rank ends when _release() closes its connection
         rank.send_bytes(request)
         arrived.append(rank.recv())
-    except (EOFError, OSError):  # it has ended, or was _release()
+    except (EOFError, OSError):  # the rank has ended, or _release() has connected
         pass
 
 
 def _show_output(process: subprocess.Popen[str]) -> None:
-    """Print what ranks print, where a notebook shows it, until all have ended."""
+    """Print the ranks' output until all have ended, by sys.stdout so that notebooks show it."""
     assert process.stdout is not None
     with process.stdout:
         for line in process.stdout:
@@ -157,7 +158,7 @@ def _show_output(process: subprocess.Popen[str]) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Wait for the launcher, which has not much left to do."""
+    """Wait for the launcher, which should end soon."""
     try:
         process.wait(_GRACE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -166,14 +167,14 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _release(talks: Sequence[Future[None]], ranks: Sequence[Connection], address: str) -> None:
-    """Let go of ranks, and of those who still wait for one, which will not come any more."""
+    """Close the connections of all ranks, and unblock threads that still wait for a rank."""
     for rank in ranks:
         with socket.socket(fileno=os.dup(rank.fileno())) as connection:
             connection.shutdown(socket.SHUT_RDWR)
     for talk in talks:
         if not talk.done():
-            with socket.socket(socket.AF_UNIX) as visitor:
-                visitor.connect(address)
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(address)
 
 
 def _results(arrived: Sequence[Answer], np: int, code: int) -> list[Any]:
@@ -194,9 +195,9 @@ def _error(answer: Answer, np: int) -> Exception:
     where = f"on rank {answer.rank} of {np}"
     try:
         error = pickle.loads(answer.content)
-    except Exception:  # of a class that cannot be pickled, or that is not here
+    except Exception:  # its class cannot be pickled, or is not here
         error = None
-    if not isinstance(error, Exception):  # nor is a rank's SystemExit one of this process
+    if not isinstance(error, Exception):  # a rank's SystemExit must not end this process
         return HvdtrainError(f"run(): {where}:\n{answer.failure}")
     error.add_note(f"{where}:\n{answer.failure}")
     return error

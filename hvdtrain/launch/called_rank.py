@@ -20,18 +20,18 @@ __all__ = ["ADDRESS", "KEY", "Answer", "main"]
 # Environment variables: where the caller listens, and the secret that both share.
 ADDRESS, KEY = "HVDTRAIN_CALL_ADDRESS", "HVDTRAIN_CALL_KEY"
 
-# For the launcher to end this rank: Open MPI 5's may hang when ranks end before it ends them.
+# Time for the launcher to end this rank: Open MPI 5's may hang if ranks end before it ends them.
 _GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank has to say.
+    """What a rank sends back.
 
     Attributes:
-        rank: which one.
-        content: the pickled result, or exception.
-        failure: the traceback, or "".
+        rank: rank that sends it.
+        content: pickled result or exception.
+        failure: traceback, or "".
     """
 
     rank: int
@@ -40,11 +40,11 @@ class Answer:
 
 
 def main() -> None:
-    """Take the call from the caller, run it and answer (local)."""
+    """Receive the call, run it and send the answer (local)."""
     key = bytes.fromhex(os.environ.pop(KEY))
     world = promised_world(os.environ)
     rank = 0 if world is None else world.rank
-    # Open to the end of this process: so is the caller's end, whose closing says that it has ended.
+    # Open until this process ends; the caller's end closes when the caller ends.
     caller = Client(os.environ.pop(ADDRESS), "AF_UNIX", authkey=key)
     name = "hvdtrain-caller"
     threading.Thread(target=_end_with, args=[caller], name=name, daemon=True).start()
@@ -54,14 +54,14 @@ def main() -> None:
     if answer.failure:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Leaving in good order would wait for the other ranks, which the launcher ends now.
+        # A normal exit would wait for the other ranks, which the launcher is about to end.
         os._exit(EXIT_CRASH)
 
 
 def _end_with(caller: Connection) -> None:
-    """End this process when the caller ends: a launcher that fails on its way out does not."""
+    """End this process when the caller ends, because a launcher that fails as it exits does not."""
     closing = select.poll()
-    closing.register(caller.fileno(), select.POLLRDHUP)  # what there is to read is for others
+    closing.register(caller.fileno(), select.POLLRDHUP)  # the main thread reads
     closing.poll()
     time.sleep(_GRACE_SECONDS)
     os._exit(EXIT_CRASH)
@@ -82,7 +82,7 @@ def _dumped(error: BaseException) -> bytes:
 
     try:
         return bytes(cloudpickle.dumps(error))
-    except Exception:  # it holds what cannot be pickled; its traceback says what it was
+    except Exception:  # it cannot be pickled; its traceback is sent anyway
         return b""
 
 

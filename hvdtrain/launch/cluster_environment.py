@@ -1,4 +1,4 @@
-"""The variables in which torch.distributed and TensorFlow look for their world. Pure."""
+"""The environment variables in which torch.distributed and TensorFlow find their ranks. Pure."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class RankFacts(TypedDict):
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Where this rank is.
+    """The place of this rank in the job.
 
     Attributes:
-        rank: of this process, of `size`.
-        size: how many ranks there are.
-        local_rank: on its node, of `local_size`.
-        local_size: ranks of its node.
-        node: number of its node.
-        addresses: for each rank host and port, the port free a moment ago.
+        rank: rank of this process, in 0 .. size - 1.
+        size: number of ranks.
+        local_rank: rank on its node, in 0 .. local_size - 1.
+        local_size: number of ranks on its node.
+        node: index of its node.
+        addresses: "host:port" of each rank; the port was free a moment ago.
     """
 
     rank: int
@@ -61,7 +61,7 @@ class RankInfo:
 
 
 def torch_variables(place: RankInfo) -> dict[str, str]:
-    """Return what `init_method="env://"`, Accelerate and Lightning read."""
+    """Return the variables of `init_method="env://"`, which Accelerate and Lightning read too."""
     host, _, port = place.addresses[0].rpartition(":")
     numbers = {
         "RANK": place.rank,
@@ -80,8 +80,12 @@ def torch_variables(place: RankInfo) -> dict[str, str]:
 def parse_roles(text: str, size: int) -> list[str]:
     """Return the role of each rank: "chief:1,worker:2" is chief, worker, worker.
 
+    Args:
+        text: roles with their numbers of ranks, separated by commas.
+        size: number of ranks.
+
     Raises:
-        UsageError: a role is unknown or has no number, or they are not as many as the ranks.
+        UsageError: a role is unknown or has no number, or the numbers do not add up to the size.
     """
     roles: list[str] = []
     for part in text.split(","):
@@ -98,7 +102,12 @@ def parse_roles(text: str, size: int) -> list[str]:
 
 
 def tensorflow_config(place: RankInfo, roles: Sequence[str]) -> str:
-    """Return TF_CONFIG; an evaluator is not in the cluster that it evaluates for."""
+    """Return TF_CONFIG, in whose cluster evaluators are not members.
+
+    Args:
+        place: this rank.
+        roles: role of each rank.
+    """
     members: dict[str, list[str]] = {}
     for role, address in zip(roles, place.addresses, strict=True):
         if role != "evaluator":

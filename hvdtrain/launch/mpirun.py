@@ -1,4 +1,4 @@
-"""The command line of a plain job under the launcher that comes with an MPI. Pure."""
+"""The command line of a job with the launcher that belongs to an MPI. Pure."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def mpirun_command(
     environ: Mapping[str, str],
     root: bool,
 ) -> LaunchCommand:
-    """Build the command line that runs `program` on every rank.
+    """Return the command line that runs `program` on every rank.
 
     Args:
-        mpirun: the launcher.
-        vendor: "openmpi", "mpich" or "intelmpi"; their versions differ only in options.
+        mpirun: launcher.
+        vendor: "openmpi", "mpich" or "intelmpi"; the versions of each differ only in options.
         program: command and arguments of a rank.
-        ranks: how many; None is one for each slot of the hostfile.
-        hostfile: in the launcher's own grammar; None is this host.
-        environ: the environment in which it will run.
-        root: whether the user is root, which Open MPI refuses unless told.
+        ranks: number of ranks; None for one per slot of the hostfile.
+        hostfile: file with hosts in the launcher's own format; None for this host.
+        environ: environment variables of the launcher.
+        root: whether the user is root, which Open MPI refuses unless told otherwise.
     """
     build = open_mpi_5 if vendor == "openmpi" else mpich
     request = LaunchRequest(tuple(program), ranks=ranks, hostfile=hostfile)

@@ -1,4 +1,4 @@
-"""The words after `python -m hvdtrain` that each rank runs."""
+"""The arguments of `python -m hvdtrain` on each rank."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from hvdtrain.errors import UsageError
 
 __all__ = ["OF_RANKS", "is_script", "rank_words", "require_program"]
 
-# The subcommands that ranks run.
+# Subcommands that ranks run.
 OF_RANKS = ("train", "evaluate", "predict", "script")
 
 
 def is_script(arguments: Sequence[str]) -> bool:
-    """Return whether it names a script: a file of any name, or what looks like one."""
+    """Return whether the first argument is a script: an existing file, or a name with .py."""
     word = arguments[0] if arguments else ""
     return word.endswith(".py") or (word not in OF_RANKS and os.path.isfile(word))
 
 
 def require_program(arguments: Sequence[str]) -> None:
-    """Raise UsageError if these words are nothing that ranks run."""
+    """Check that ranks can run these arguments.
+
+    Raises:
+        UsageError: they are neither a script nor a subcommand for ranks.
+    """
     word = arguments[0] if arguments else "train"
     _refuse_python(arguments)
     if word.startswith("-") or word in OF_RANKS or is_script(arguments):
@@ -32,7 +36,7 @@ def require_program(arguments: Sequence[str]) -> None:
 
 
 def _refuse_python(arguments: Sequence[str]) -> None:
-    """Raise UsageError for the arguments of a Python, and say which words do the same here."""
+    """Raise UsageError for the arguments of a Python interpreter, with what to write instead."""
     words = list(arguments)
     if words and not is_script(words) and Path(words[0]).name.startswith("python"):
         python = words.pop(0)
@@ -52,6 +56,11 @@ def _refuse_python(arguments: Sequence[str]) -> None:
 
 
 def rank_words(arguments: Sequence[str], as_horovod: bool = False) -> list[str]:
-    """Return subcommand and arguments for the program that a person has named."""
+    """Return the subcommand and the arguments with which each rank runs a program.
+
+    Args:
+        arguments: script or subcommand, and its arguments.
+        as_horovod: whether hvdtrain replaces an installed Horovod in a script.
+    """
     script = ["script", *(["--as-horovod"] if as_horovod else [])]
     return [*(script if is_script(arguments) else []), *arguments]

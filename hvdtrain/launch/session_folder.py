@@ -1,4 +1,4 @@
-"""A folder for the files of one job, which goes with the job, however that ends."""
+"""A temporary directory for the files of one job, removed however the job ends."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["SESSION", "Session", "session_folder"]
 _SESSIONS, SESSION = "PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base"
 
 _SHELL = "/bin/sh"
-# The subshell is nobody's child, and outlives signals that are sent to all processes of a job. Its
-# input ends when this process does. What it reads from the lifeline is the launcher's process
-# number, then the end of the launcher.
+# The subshell is an orphan, and survives signals that are sent to all processes of a job. Its input
+# ends when this process does. From the lifeline it reads the launcher's process ID, then the end of
+# the launcher.
 _CLEANUP = """
 exec 3<&0 4<"/dev/fd/$1"
 (
@@ -31,20 +31,21 @@ exec 3<&0 4<"/dev/fd/$1"
     rm -rf -- "$0"
 ) &
 """
-# For the launcher, after this process: an mpirun of Open MPI 5 that is told to end while its ranks
-# end by themselves may wait forever, for a lock that it holds itself.
+# Time for the launcher to end after this process. An mpirun of Open MPI 5 that is told to end while
+# its ranks end by themselves may deadlock on a lock that it holds itself.
 _GRACE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Session:
-    """What one job needs.
+    """The resources of one job.
 
     Attributes:
-        folder: for its files.
-        lifeline: a descriptor for the launcher to inherit. The folder is removed when all who have
-            it have ended, also where this process was killed. A launcher that writes a line with
-            its process number there is killed when it outlives this process for too long.
+        folder: directory for its files.
+        lifeline: file descriptor for the launcher to inherit. The directory is removed when all
+            processes that have it have ended, even if this process was killed. A launcher that
+            writes a line with its process ID there is killed if it outlives this process for too
+            long.
     """
 
     folder: str
@@ -53,16 +54,16 @@ class Session:
 
 @contextmanager
 def session_folder(environ: Mapping[str, str]) -> Iterator[Session]:
-    """Make the folder, which goes with its block, or with this process and the launcher.
+    """Make the directory, which is removed with its block, or with this process and the launcher.
 
-    An mpirun that is killed leaves files named by its process number, on which a later one with
-    that number fails: each has its own place.
+    An mpirun that is killed leaves files named by its process ID, on which a later one with that ID
+    fails: so each has a directory of its own.
 
     Raises:
-        UsageError: it cannot be made, or nothing could remove it.
+        UsageError: the directory cannot be made, or the program that removes it cannot be started.
     """
     base = environ.get(_SESSIONS)
-    parent = os.path.abspath(base) if base else None  # the cleanup is at work in another directory
+    parent = os.path.abspath(base) if base else None  # the cleanup runs in another directory
     try:
         temporary = tempfile.TemporaryDirectory(
             prefix="hvdtrain-run-", dir=parent, ignore_cleanup_errors=True
@@ -75,15 +76,15 @@ def session_folder(environ: Mapping[str, str]) -> Iterator[Session]:
 
 @contextmanager
 def _cleaned_up(folder: str) -> Iterator[int]:
-    """Have the launcher killed and the folder removed where this process does not do it."""
+    """Kill the launcher and remove the directory if this process cannot do so itself."""
     with ExitStack() as ends:
-        waiting, block = _pipe(ends)  # nobody else has the end to write to
+        waiting, block = _pipe(ends)  # no other process has the write end
         listening, lifeline = _pipe(ends)
         _start_cleanup(folder, waiting, listening)
         try:
             yield lifeline
         finally:
-            with contextlib.suppress(OSError):  # somebody has ended it
+            with contextlib.suppress(OSError):  # it has been ended from outside
                 os.write(block, b"\n")
 
 
@@ -103,7 +104,7 @@ def _start_cleanup(folder: str, waiting: int, listening: int) -> None:
             stderr=subprocess.DEVNULL,
             cwd="/",
             pass_fds=[listening],
-            start_new_session=True,  # Ctrl-C is not for it
+            start_new_session=True,  # Ctrl-C must not reach it
             check=False,
         )
     except OSError as error:

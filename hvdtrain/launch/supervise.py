@@ -1,4 +1,4 @@
-"""Run a launcher to its end: signals go on to it, and nothing outlives it or this process."""
+"""Run a launcher to its end, pass signals on to it, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["bound_to_this_process", "run_to_the_end"]
 
 _PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-# For orphans that clear up by themselves: those that watch over shared memory, for example.
+# Time for orphans that end by themselves, such as those that watch over shared memory.
 _GRACE_SECONDS = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -23,28 +23,28 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 def run_to_the_end(
     argv: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int] = ()
 ) -> int:
-    """Run a launcher and return its exit code, as a shell counts: 128 + N for signal N.
+    """Run a launcher and return its exit code as a shell does: 128 + N for signal N.
 
-    A job that was asked to end by a signal, and did not end well, has the code of that signal,
-    whatever the launcher says. Signals stay blocked: this process is to end with that code, and one
-    that comes too late for the launcher must not keep it from clearing up.
+    If a signal asked the job to end and it did not end well, the code is that of the signal,
+    whatever the launcher returns. Signals stay blocked: this process is about to end with that
+    code, and a late signal must not interrupt its cleanup.
 
     Args:
-        argv: the launcher's.
-        environ: its environment.
-        descriptors: that it inherits.
+        argv: command line of the launcher.
+        environ: environment variables of the launcher.
+        descriptors: file descriptors that it inherits.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the launcher cannot be started.
     """
-    # What is ignored here, as under nohup, stays so.
+    # Signals that are ignored here, as under nohup, stay ignored.
     passed_on = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
-    # It would wait for ever where its own parent has it ignored: then none is sent.
+    # If the parent had it ignored, none would be sent, and the wait would never end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     begin = bound_to_this_process(before)
-    others = _children()  # of the shell whose place this process has taken
+    others = _children()  # of the shell that this process has replaced
     process = subprocess.Popen(argv, env=environ, pass_fds=descriptors, preexec_fn=begin)
     asked = _wait(process, passed_on)
     code = process.returncode
@@ -56,7 +56,7 @@ def run_to_the_end(
 
 
 def _wait(process: subprocess.Popen[bytes], passed_on: set[signal.Signals]) -> int | None:
-    """Wait for the end; return the last signal that asked for it."""
+    """Wait for the end; return the last signal that asked for it, or None."""
     asked = None
     while not _has_ended(process):
         found = signal.sigwaitinfo(passed_on | {signal.SIGCHLD})
@@ -64,14 +64,14 @@ def _wait(process: subprocess.Popen[bytes], passed_on: set[signal.Signals]) -> i
             continue
         if found.si_signo in _ENDING:
             asked = found.si_signo
-        # The launcher has what comes from the terminal, where Ctrl-C goes to both.
+        # The terminal sends Ctrl-C to both processes, so only signals from processes are passed on.
         if found.si_code <= 0:
             process.send_signal(found.si_signo)
     return asked
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Reap whatever child has ended: orphans of the launcher are children of this process."""
+    """Reap children that have ended; orphans of the launcher are children of this process."""
     while process.returncode is None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -82,9 +82,9 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _end_orphans(others: set[int]) -> None:
-    """End what a launcher has left behind on this host, and all that descends from it.
+    """End the processes that a launcher has left behind on this host, and their descendants.
 
-    Mostly nothing is left. A launcher that is killed, or that fails while it ends, leaves ranks.
+    Usually there are none. A launcher that is killed, or that fails while it exits, leaves ranks.
     """
     for pid in _children() - others:
         os.kill(pid, signal.SIGTERM)
@@ -102,7 +102,7 @@ def _children() -> set[int]:
     # Not every kernel lists them in /proc/self/task/*/children.
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it is gone meanwhile
+        with contextlib.suppress(OSError):  # it has ended meanwhile
             after_name = path.read_text(errors="replace").rpartition(")")[2].split()
             if int(after_name[1]) == os.getpid():
                 found.add(int(path.parent.name))
@@ -112,11 +112,11 @@ def _children() -> set[int]:
 def bound_to_this_process(
     mask: set[int | signal.Signals], lifeline: int | None = None
 ) -> Callable[[], None]:
-    """Return what a child does first: have the kernel end it when this process is killed.
+    """Return a function for a child to call first, so that the kernel ends it with this process.
 
     Args:
-        mask: the signals that the child blocks.
-        lifeline: of the child's session, which kills a child that SIGTERM does not end.
+        mask: signals that the child blocks.
+        lifeline: descriptor of the child's session, which kills a child that SIGTERM does not end.
     """
     parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 

@@ -41,13 +41,6 @@ from hvdtrain.tensorflow.builds import (
     nccl_built,
     rocm_built,
 )
-from hvdtrain.tensorflow.facts import (
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
-)
 from hvdtrain.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
     allgather_object,
@@ -72,10 +65,17 @@ from hvdtrain.tensorflow.operations.ops import (
     reducescatter,
 )
 from hvdtrain.tensorflow.optimizer import DistributedOptimizer
+from hvdtrain.tensorflow.rank_ops import (
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
 from hvdtrain.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from hvdtrain.types import ReduceOp
 
-# Where Horovod has its operations.
+# The module in which Horovod has its operations.
 mpi_ops = sys.modules[__name__]
 
 Average = ReduceOp.AVERAGE
@@ -93,7 +93,7 @@ except UsageError:
 
 
 def __getattr__(name: str) -> Any:
-    """Find the layer, whose base class takes Keras a second to load."""
+    """Import the layer on first use: loading Keras for its base class takes a second."""
     if name == "SyncBatchNormalization":
         return importlib.import_module("hvdtrain.tensorflow.sync_batch_norm").SyncBatchNormalization
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The compression of tensors, under the name of Horovod's module."""
+"""Compressors, under the name of Horovod's module."""
 
 from hvdtrain.tensorflow.operations.compression import (
     BF16Compressor,

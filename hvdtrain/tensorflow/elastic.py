@@ -1,4 +1,4 @@
-"""Horovod's elastic interface for TensorFlow, in a world that is fixed (see core.elastic)."""
+"""Horovod's elastic interface for TensorFlow, with a fixed number of ranks (see core.elastic)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hvdtrain.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from hvdtrain.tensorflow.tensors.types import Model, Variable
 
 __all__ = [
     "HorovodInternalError",
@@ -34,20 +35,23 @@ __all__ = [
 
 
 class TensorFlowState(ObjectState):
-    """Variables and values that can be committed, restored and made equal on all ranks.
+    """Variables and values that can be committed, restored and synchronized (collective).
 
     Args:
-        variables: by default all global ones of a graph of TensorFlow 1, where they must be
-            initialised.
-        session: of TensorFlow 1; by default the default session.
+        variables: variables of any shape and dtype; by default all global variables of a graph of
+            TensorFlow 1, which must be initialized.
+        session: session of TensorFlow 1; by default the default session.
         kwargs: picklable objects, which become attributes.
 
     Raises:
-        ValueError: in eager mode without variables, in a graph without a session.
+        ValueError: there are no variables in eager mode, or there is no session in a graph.
     """
 
     def __init__(
-        self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any
+        self,
+        variables: Iterable[Variable] | None = None,
+        session: tf.compat.v1.Session | None = None,
+        **kwargs: Any,
     ) -> None:
         eager = tf.executing_eagerly()
         if variables is None:
@@ -70,7 +74,7 @@ class TensorFlowState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """Go back to the last commit() or sync(), or else to the beginning (local)."""
+        """Restore the values of the last commit() or sync(), else the initial ones (local)."""
         for variable, value in zip(self.variables, self._saved_variables, strict=True):
             if self.session is None:
                 variable.assign(value)
@@ -79,7 +83,7 @@ class TensorFlowState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Take rank 0's variables and values on every rank, and commit them (collective)."""
+        """Broadcast rank 0's variables and values, and commit them (collective)."""
         if self.session is None:
             broadcast_variables(self.variables, root_rank=0)
         else:
@@ -88,12 +92,13 @@ class TensorFlowState(ObjectState):
 
 
 class TensorFlowKerasState(TensorFlowState):
-    """A model of Keras 3 or tf_keras, its optimizer, and values; in eager mode.
+    """A model of Keras 3 or tf_keras, its optimizer, and values, in eager mode.
 
     Args:
-        model: built; becomes the attribute `model`.
-        optimizer: by default the one that the model is compiled with; becomes an attribute.
-        backend: for Horovod's sake; of TensorFlow 1, and not needed.
+        model: model that is built; becomes the attribute `model`.
+        optimizer: optimizer of the model; by default the one that it is compiled with. Becomes the
+            attribute `optimizer`.
+        backend: ignored.
         kwargs: picklable objects, which become attributes.
 
     Raises:
@@ -101,7 +106,11 @@ class TensorFlowKerasState(TensorFlowState):
     """
 
     def __init__(
-        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+        self,
+        model: Model,
+        optimizer: tf.keras.optimizers.Optimizer | None = None,
+        backend: object = None,
+        **kwargs: Any,
     ) -> None:
         if not model.built:
             raise ValueError(
@@ -116,8 +125,8 @@ class TensorFlowKerasState(TensorFlowState):
         super().__init__([*model.variables, *_variables_of(self.optimizer, model)], **kwargs)
 
 
-def _variables_of(optimizer: Any, model: Any) -> list[Any]:
-    """Return the variables of an optimizer, all of which are made if they are not there yet."""
+def _variables_of(optimizer: tf.keras.optimizers.Optimizer, model: Model) -> list[Variable]:
+    """Return all variables of an optimizer, which are created if necessary."""
     if hasattr(optimizer, "_create_all_weights"):  # of tf_keras.optimizers.legacy
         optimizer._create_all_weights(model.trainable_variables)
     elif not getattr(optimizer, "built", False):

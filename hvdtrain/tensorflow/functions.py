@@ -1,15 +1,15 @@
-"""Start all ranks from the same variables, and send objects between them."""
+"""Variables that are equal on all ranks at the start, and objects sent between ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from hvdtrain.arrays import HostArray
 from hvdtrain.core import objects
-from hvdtrain.core.arrays import move
-from hvdtrain.core.arrays.memory import Array
+from hvdtrain.core.arrays import collectives
 from hvdtrain.core.process_set import (
     ProcessSet,
     channel_of,
@@ -17,8 +17,9 @@ from hvdtrain.core.process_set import (
     require_process_set,
 )
 from hvdtrain.errors import MismatchError
-from hvdtrain.tensorflow.graph.autograph import unconverted
-from hvdtrain.tensorflow.graph.call import call
+from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
+from hvdtrain.tensorflow.graph.tracing import do_not_convert
+from hvdtrain.tensorflow.tensors.types import Variable
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -30,27 +31,30 @@ __all__ = [
     "broadcast_variables",
 ]
 
+T = TypeVar("T")
 
-@unconverted
+
+@do_not_convert
 def broadcast_variables(
-    variables: Iterable[Any],
+    variables: Iterable[Variable],
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> Any:
+) -> tf.Operation | None:
     """Overwrite variables with those of `root_rank` (collective).
 
     Args:
-        variables: of TensorFlow or Keras, in the same order on every rank.
-        root_rank: whose values every rank gets, a rank of the world.
-        process_set: the ranks that take part.
-        inplace: makes no difference.
+        variables: variables of TensorFlow or Keras, of any shape and dtype, in the same order on
+            every rank.
+        root_rank: world rank that sends its values.
+        process_set: ranks that take part.
+        inplace: ignored.
 
     Returns:
-        None in eager mode; in a graph the operation that does it.
+        None in eager mode; in a graph the operation that overwrites the variables.
 
     Raises:
-        MismatchError: number, shapes or types differ between ranks (as for all operations).
+        MismatchError: number, shapes or dtypes differ between ranks.
     """
     variables = list(variables)
     values = _received(variables, root_rank, None, process_set)
@@ -59,14 +63,25 @@ def broadcast_variables(
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
-@unconverted
+@do_not_convert
 def broadcast_(
-    variables: Iterable[Any],
+    variables: Iterable[Variable],
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
-    """Overwrite variables with those of `root_rank` and return the values (collective)."""
+) -> list[tf.Tensor]:
+    """Overwrite variables with those of `root_rank` and return the values (collective).
+
+    Args:
+        variables: variables of TensorFlow or Keras, of any shape and dtype, in the same order on
+            every rank.
+        root_rank: world rank that sends its values.
+        name: operation name.
+        process_set: ranks that take part.
+
+    Returns:
+        The new values, with the shapes and dtypes of the variables.
+    """
     variables = list(variables)
     values = _received(variables, root_rank, name, process_set)
     pairs = zip(variables, values, strict=True)
@@ -76,43 +91,47 @@ def broadcast_(
 
 
 def _received(
-    variables: Sequence[Any], root_rank: int, name: str | None, process_set: ProcessSet
-) -> list[Any]:
+    variables: Sequence[Variable], root_rank: int, name: str | None, process_set: ProcessSet
+) -> list[tf.Tensor]:
+    """Return the root rank's values, with the shapes and dtypes of the variables (collective)."""
     name = name or "broadcast_variables"
     names = [f"{name}.{number}" for number in range(len(variables))]
 
-    def function(arrays: Sequence[Array], _: str | None) -> list[Array]:
-        _refuse_different(arrays, name, process_set)
-        return move.broadcast(arrays, root_rank, names, process_set)
+    def function(arrays: Sequence[HostArray], _: str | None) -> list[HostArray]:
+        _require_equal(arrays, name, process_set)
+        return collectives.broadcast(arrays, root_rank, names, process_set)
 
     values = [tf.convert_to_tensor(variable) for variable in variables]
     dtypes, shapes = [value.dtype for value in values], [value.shape for value in values]
-    return call(function, values, dtypes, shapes, name) if values else []
+    return call_on_arrays(function, values, dtypes, shapes, name) if values else []
 
 
-def _refuse_different(arrays: Sequence[Array], name: str, process_set: ProcessSet) -> None:
+def _require_equal(arrays: Sequence[HostArray], name: str, process_set: ProcessSet) -> None:
+    """Raise an error if number, shapes or dtypes of arrays differ between ranks (collective)."""
     own = [(array.shape, array.dtype.name) for array in arrays]
     channel = channel_of(process_set)
-    told = objects.allgather_object(own, f"shapes for {name}", channel)
-    for rank, theirs in zip(channel.ranks, told, strict=True):
-        if theirs == told[0]:
+    gathered = objects.allgather_object(own, f"shapes for {name}", channel)
+    for rank, theirs in zip(channel.ranks, gathered, strict=True):
+        if theirs == gathered[0]:
             continue
         first = f"rank {channel.ranks[0]}"
-        what = f"{len(theirs)} variables, but {first} has {len(told[0])}"
-        for number, (mine, other) in enumerate(zip(theirs, told[0], strict=False)):
+        difference = f"{len(theirs)} variables, but {first} has {len(gathered[0])}"
+        for number, (mine, other) in enumerate(zip(theirs, gathered[0], strict=False)):
             if mine != other:
-                what = f"variable {number}: {_shown(mine)}, but {first} has {_shown(other)}"
+                difference = f"variable {number}: {_text(mine)}, but {first} has {_text(other)}"
                 break
-        raise MismatchError(f"[rank {rank}] {name}: {what}. Build the same model on every rank")
+        raise MismatchError(
+            f"[rank {rank}] {name}: {difference}. Build the same model on every rank"
+        )
 
 
-def _shown(variable: tuple[tuple[int, ...], str]) -> str:
+def _text(variable: tuple[tuple[int, ...], str]) -> str:
     shape, dtype = variable
     return f"shape {shape} of {dtype}"
 
 
-@unconverted
-def broadcast_global_variables(root_rank: int) -> Any:
+@do_not_convert
+def broadcast_global_variables(root_rank: int) -> tf.Operation:
     """Return the operation that broadcasts all global variables of a graph of TensorFlow 1.
 
     Raises:
@@ -126,64 +145,87 @@ def broadcast_global_variables(root_rank: int) -> Any:
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
-class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Broadcasts all global variables when a session of TensorFlow 1 begins.
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Broadcasts all global variables when a session of TensorFlow 1 is created.
 
     Args:
-        root_rank: whose values every rank gets.
-        device: makes no difference.
+        root_rank: rank that sends its values.
+        device: ignored.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
         self.root_rank, self.device = root_rank, device
-        self.bcast_op: Any = None
+        self.bcast_op: tf.Operation | None = None
 
     def begin(self) -> None:
-        """Add the operation to the graph."""
+        """Add the broadcast to the graph."""
         if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run it (collective)."""
+    def after_create_session(
+        self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+    ) -> None:
+        """Run the broadcast (collective).
+
+        Args:
+            session: the session that was created.
+            coord: ignored.
+        """
         session.run(self.bcast_op)
 
 
 def broadcast_object(
-    obj: Any,
+    obj: T,
     root_rank: int = 0,
-    session: Any = None,
+    session: tf.compat.v1.Session | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return rank `root_rank`'s object on every rank (collective, blocking).
+) -> T:
+    """Return the object of `root_rank` on every rank (collective, blocking).
 
     Args:
-        obj: anything that pickles; looked at on `root_rank` only.
-        root_rank: a rank of the world.
-        session: for Horovod's sake; it is not needed.
-        name: shown in messages; must be equal on all ranks.
-        process_set: the ranks that take part.
+        obj: picklable object; ignored on other ranks.
+        root_rank: world rank that sends its object.
+        session: ignored.
+        name: operation name, equal on all ranks.
+        process_set: ranks that take part.
     """
-    return objects.broadcast_object(obj, root_rank, name, channel_of(process_set))
+    received: T = objects.broadcast_object(obj, root_rank, name, channel_of(process_set))
+    return received
 
 
 def broadcast_object_fn(
     root_rank: int = 0,
-    session: Any = None,
+    session: tf.compat.v1.Session | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Return a function that broadcasts an object; see `broadcast_object`."""
+    """Return a function that broadcasts an object; see `broadcast_object`.
+
+    Args:
+        root_rank: world rank that sends its object.
+        session: ignored.
+        name: operation name, equal on all ranks.
+        process_set: ranks that take part.
+    """
     members = require_process_set(process_set)
     return lambda obj: broadcast_object(obj, root_rank, session, name, members)
 
 
 def allgather_object(
-    obj: Any,
-    session: Any = None,
+    obj: T,
+    session: tf.compat.v1.Session | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
-    """Return the objects of all ranks, by rank, on every rank (collective, blocking)."""
-    return objects.allgather_object(obj, name, channel_of(process_set))
+) -> list[T]:
+    """Return the objects of all ranks, ordered by rank (collective, blocking).
+
+    Args:
+        obj: picklable object.
+        session: ignored.
+        name: operation name, equal on all ranks.
+        process_set: ranks that take part.
+    """
+    gathered: list[T] = objects.allgather_object(obj, name, channel_of(process_set))
+    return gathered

@@ -1,32 +1,35 @@
-"""The optimizer wrappers: the user's optimizer, stepping on gradients of all ranks."""
+"""DistributedOptimizer: the user's optimizer, with gradients that are reduced over the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
-from hvdtrain.tensorflow.gradients.gradients import (
+from hvdtrain.tensorflow.gradients.keras_optimizer import distributed_keras_optimizer
+from hvdtrain.tensorflow.gradients.reduction import (
     GradientSettings,
     LocalVariables,
     reduce_gradients,
 )
-from hvdtrain.tensorflow.gradients.keras_optimizer import distributed_keras_optimizer
-from hvdtrain.tensorflow.graph.autograph import unconverted
+from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
 from hvdtrain.tensorflow.operations.ops import grouped_allreduce
+from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer"]
 
+Optimizer = TypeVar("Optimizer")
 
-@unconverted
+
+@do_not_convert
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: Optimizer,
     name: str | None = None,
     use_locking: bool = False,
     device_dense: str = "",
@@ -41,35 +44,37 @@ def DistributedOptimizer(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
-    """Wrap an optimizer so that it steps on the gradients of all ranks.
+) -> Optimizer | _OptimizerWrapper:
+    """Return an optimizer that reduces gradients over the ranks before it applies them (local).
 
     Args:
-        optimizer: of tf.compat.v1.train, whose compute_gradients() then reduces, or of Keras 3 or
-            tf_keras (Keras 2), whose apply() or apply_gradients() then does; of these a new one is
-            made from its configuration.
-        name: of the wrapper.
-        use_locking: of the wrapper.
-        device_dense: makes no difference.
-        device_sparse: makes no difference.
-        compression: how gradients are rounded before they are added.
-        sparse_as_dense: make tf.IndexedSlices dense, instead of gathering the slices.
-        backward_passes_per_step: passes whose gradients are added up locally before they are
-            reduced; variables change after the last of them only.
-        op: Average, Sum, or another reduction. Adasum combines the ranks' steps instead of
-            gradients; not with Keras.
-        gradient_predivide_factor: with Average, gradients are divided by it before the sum, and
-            by size / it after.
-        average_aggregated_gradients: divide what was added up by backward_passes_per_step.
-        num_groups: deprecated; the same as a number for `groups`.
-        groups: how many groups of gradients are reduced together, or lists of variables.
-        process_set: the ranks that take part; other ranks step on their own gradients.
+        optimizer: optimizer of tf.compat.v1.train, which is wrapped, and whose compute_gradients()
+            then reduces; or an optimizer of Keras 3 or tf_keras (Keras 2), from whose configuration
+            a new one is made, whose apply() or apply_gradients() reduces.
+        name: name of the wrapper.
+        use_locking: locking of the wrapper.
+        device_dense: ignored.
+        device_sparse: ignored.
+        compression: compressor, which rounds gradients before the reduction.
+        sparse_as_dense: make tf.IndexedSlices dense instead of gathering the slices.
+        backward_passes_per_step: number of passes whose gradients are added up locally before they
+            are reduced; variables change after the last of them only.
+        op: Average, Sum, or another reduction. Adasum combines the ranks' updates instead of
+            gradients, and is not for Keras.
+        gradient_predivide_factor: divisor of gradients before the sum of an average, which is
+            divided by size / gradient_predivide_factor.
+        average_aggregated_gradients: divide the sum of the passes by backward_passes_per_step.
+        num_groups: deprecated; a number as `groups`.
+        groups: number of groups that are reduced together, or lists of variables.
+        process_set: ranks that take part; other ranks apply their own gradients.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
 
     Raises:
-        ValueError: the optimizer is distributed already, or arguments do not go together.
+        TypeError: `process_set` is not a process set.
+        ValueError: the optimizer is distributed already, or arguments are invalid or exclude each
+            other.
     """
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, _OptimizerWrapper):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if backward_passes_per_step < 1:
         raise ValueError(
@@ -94,46 +99,59 @@ def DistributedOptimizer(
     return _AdasumOptimizer(optimizer, name, use_locking, settings)
 
 
-class _Distributed(tf.compat.v1.train.Optimizer):
-    """Hands everything on to the wrapped optimizer."""
+class _OptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """An optimizer of tf.compat.v1.train that delegates to another one."""
 
-    def __init__(self, optimizer: Any, name: str | None, use_locking: bool) -> None:
+    def __init__(
+        self, optimizer: tf.compat.v1.train.Optimizer, name: str | None, use_locking: bool
+    ) -> None:
         name = name or f"Distributed{type(optimizer).__name__}"
         super().__init__(name=name, use_locking=use_locking)
         self._optimizer = optimizer
 
-    @unconverted
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+    @do_not_convert
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
         """Return pairs of gradient and variable."""
-        pairs: list[tuple[Any, Any]] = self._optimizer.compute_gradients(*args, **kwargs)
+        pairs: list[tuple[Gradient, Variable]] = self._optimizer.compute_gradients(*args, **kwargs)
         return pairs
 
-    @unconverted
+    @do_not_convert
     def apply_gradients(
-        self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
-    ) -> Any:
-        """Step."""
+        self,
+        grads_and_vars: Iterable[tuple[Gradient, Variable]],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation | None:
+        """Update the variables.
+
+        Args:
+            grads_and_vars: pairs of gradient and variable.
+            global_step: variable to increment, int64 [].
+            name: name of the operation.
+        """
         return self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+    def get_slot(self, *args: Any, **kwargs: Any) -> tf.Variable | None:
         """Return the wrapped optimizer's slot."""
         return self._optimizer.get_slot(*args, **kwargs)
 
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
         """Return the names of the wrapped optimizer's slots."""
-        return self._optimizer.get_slot_names(*args, **kwargs)
+        names: list[str] = self._optimizer.get_slot_names(*args, **kwargs)
+        return names
 
-    def variables(self, *args: Any, **kwargs: Any) -> Any:
+    def variables(self, *args: Any, **kwargs: Any) -> list[tf.Variable]:
         """Return the wrapped optimizer's variables."""
-        return self._optimizer.variables(*args, **kwargs)
+        variables: list[tf.Variable] = self._optimizer.variables(*args, **kwargs)
+        return variables
 
 
-class _DistributedOptimizer(_Distributed):
-    """Reduces the gradients that it computes."""
+class _DistributedOptimizer(_OptimizerWrapper):
+    """Reduces the gradients that the wrapped optimizer computes."""
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: tf.compat.v1.train.Optimizer,
         name: str | None,
         use_locking: bool,
         settings: GradientSettings,
@@ -154,74 +172,98 @@ class _DistributedOptimizer(_Distributed):
                 passes, average, settings.sparse_as_dense, self._reduced
             )
 
-    def register_local_var(self, var: Any) -> None:
-        """Keep the gradient of a variable on its rank."""
+    def register_local_var(self, var: Variable) -> None:
+        """Do not reduce the gradient of a variable (local)."""
         self._local.add(var)
 
-    @unconverted
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+    @do_not_convert
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
         """Return pairs of reduced gradient and variable (collective)."""
         pairs = super().compute_gradients(*args, **kwargs)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
         reduce = self._aggregation.add if self._aggregation else self._reduced
         return list(zip(reduce(gradients, variables), variables, strict=True))
 
-    def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def _reduced(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> list[Gradient]:
         name = f"{self.get_name()}_gradients"
         return reduce_gradients(gradients, variables, self._settings, self._local, name)
 
-    @unconverted
+    @do_not_convert
     def apply_gradients(
-        self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
-    ) -> Any:
-        """Step; with backward_passes_per_step only after the last pass."""
+        self,
+        grads_and_vars: Iterable[tuple[Gradient, Variable]],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation | None:
+        """Update the variables; with backward_passes_per_step only after the last pass (local).
+
+        Args:
+            grads_and_vars: pairs of reduced gradient and variable.
+            global_step: variable to increment, int64 [].
+            name: name of the operation.
+        """
         if self._aggregation is None:
             return super().apply_gradients(grads_and_vars, global_step, name)
         pairs = list(grads_and_vars)
-        aggregation, step = self._aggregation, super().apply_gradients
+        aggregation, update = self._aggregation, super().apply_gradients
 
-        def count() -> Any:
+        def count() -> tf.Operation:
             return tf.no_op() if global_step is None else tf.group(global_step.assign_add(1))
 
         with tf.control_dependencies([g for g, _ in pairs if g is not None]):
             return tf.compat.v1.cond(
-                aggregation.complete(), lambda: tf.group(step(pairs, global_step, name)), count
+                aggregation.complete(), lambda: tf.group(update(pairs, global_step, name)), count
             )
 
 
-class _AdasumOptimizer(_Distributed):
-    """Takes w = w + adasum_r(step_r(w) - w) with the steps of all ranks."""
+class _AdasumOptimizer(_OptimizerWrapper):
+    """Combines the updates of all ranks: w = w + adasum_r(update_r(w) - w)."""
 
     def __init__(
-        self, optimizer: Any, name: str | None, use_locking: bool, settings: GradientSettings
+        self,
+        optimizer: tf.compat.v1.train.Optimizer,
+        name: str | None,
+        use_locking: bool,
+        settings: GradientSettings,
     ) -> None:
         super().__init__(optimizer, name, use_locking)
         self._settings = settings
 
-    @unconverted
+    @do_not_convert
     def apply_gradients(
-        self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
-    ) -> Any:
-        """Step on this rank's gradients, and combine the steps (collective)."""
+        self,
+        grads_and_vars: Iterable[tuple[Gradient, Variable]],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation | None:
+        """Update the variables with this rank's gradients, and combine the updates (collective).
+
+        Args:
+            grads_and_vars: pairs of this rank's gradient and variable.
+            global_step: variable to increment, int64 [].
+            name: name of the operation.
+        """
         pairs = list(grads_and_vars)
-        variables = [variable for gradient, variable in pairs if gradient is not None]
+        variables: list[tf.Variable] = [v for gradient, v in pairs if gradient is not None]
         before = [variable + 0 for variable in variables]  # a copy
         with tf.control_dependencies(before):
-            stepped = super().apply_gradients(pairs, global_step, name)
-        with tf.control_dependencies([] if stepped is None else [stepped]):
+            updated = super().apply_gradients(pairs, global_step, name)
+        with tf.control_dependencies([] if updated is None else [updated]):
             after = [variable.read_value() for variable in variables]
-        steps = [there - here for there, here in zip(after, before, strict=True)]
+        updates = [new - old for new, old in zip(after, before, strict=True)]
         settings = self._settings
-        if settings.process_set.included() and steps:
-            steps = grouped_allreduce(
-                steps,
+        if settings.process_set.included() and updates:
+            updates = grouped_allreduce(
+                updates,
                 op=ReduceOp.ADASUM,
                 compression=settings.compression,
                 process_set=settings.process_set,
                 name=f"{self.get_name()}_steps",
             )
-        moved = [
-            variable.assign(start + step)
-            for variable, start, step in zip(variables, before, steps, strict=True)
+        assigned = [
+            variable.assign(old + update)
+            for variable, old, update in zip(variables, before, updates, strict=True)
         ]
-        return None if tf.executing_eagerly() else tf.group(*moved)
+        return None if tf.executing_eagerly() else tf.group(*assigned)

@@ -1,83 +1,100 @@
-"""tf.GradientTape whose gradients are those of all ranks."""
+"""tf.GradientTape whose gradients are reduced over the ranks."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.tensorflow.gradients.gradients import (
+from hvdtrain.tensorflow.gradients.reduction import (
     GradientSettings,
     LocalVariables,
     reduce_gradients,
 )
-from hvdtrain.tensorflow.graph.autograph import unconverted
+from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
+from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
+# Variables, and their gradients, in lists, tuples and dictionaries.
+Sources: TypeAlias = "Variable | Sequence[Sources] | Mapping[str, Sources]"
+Gradients: TypeAlias = "Gradient | Sequence[Gradients] | Mapping[str, Gradients]"
 
-class _Distributed:
-    """Goes before the class of a tape, and reduces what it yields."""
+
+class _TapeMixin:
+    """Base class of distributed tapes, before the class of the tape."""
 
     _settings: GradientSettings
     _local: LocalVariables
 
-    def register_local_source(self, source: Any) -> None:
-        """Keep the gradient of a variable on its rank."""
+    def register_local_source(self, source: Variable) -> None:
+        """Do not reduce the gradient of a variable (local)."""
         self._local.add(source)
 
-    @unconverted
+    @do_not_convert
     def gradient(
         self,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
+        target: tf.Tensor | Sequence[tf.Tensor],
+        sources: Sources,
+        output_gradients: Sequence[tf.Tensor] | None = None,
         use_generic_names: bool = False,
-        **unconnected: Any,
-    ) -> Any:
-        """Return the gradients of all ranks (collective); see tf.GradientTape.gradient.
+        **kwargs: Any,
+    ) -> Gradients:
+        """Return gradients reduced over the ranks (collective); see tf.GradientTape.gradient.
 
         Args:
-            target: differentiated.
-            sources: variables, in any structure; equal on all ranks.
-            output_gradients: as of tf.GradientTape.
-            use_generic_names: makes no difference.
-            unconnected: `unconnected_gradients`, as of tf.GradientTape.
+            target: tensor, or tensors, to differentiate, floating point of any shape.
+            sources: variables in any structure, equal on all ranks.
+            output_gradients: gradient for each target, or None for ones.
+            use_generic_names: ignored.
+            kwargs: further arguments of tf.GradientTape.gradient.
+
+        Returns:
+            The gradients, in the structure of `sources`, with the shapes of the variables.
         """
-        own = super().gradient(target, sources, output_gradients, **unconnected)  # type: ignore[misc]
+        own = super().gradient(target, sources, output_gradients, **kwargs)  # type: ignore[misc]
         variables = _flat(sources)
         reduced = reduce_gradients(
             _flat(own), variables, self._settings, self._local, "DistributedGradientTape"
         )
-        return tf.nest.pack_sequence_as(sources, reduced) if _is_nested(sources) else reduced[0]
+        if not isinstance(sources, list | tuple | dict):
+            return reduced[0]
+        packed: Gradients = tf.nest.pack_sequence_as(sources, reduced)
+        return packed
 
-    @unconverted
+    @do_not_convert
     def get_local_and_global_gradients(
         self,
-        target: Any,
-        sources: Sequence[Any],
-        output_gradients: Any = None,
+        target: tf.Tensor | Sequence[tf.Tensor],
+        sources: Sequence[Variable],
+        output_gradients: Sequence[tf.Tensor] | None = None,
         use_generic_names: bool = False,
-    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Return (variable, gradient) of local variables, and of the others (collective)."""
-        gradients = self.gradient(target, sources, output_gradients, use_generic_names)
+    ) -> tuple[list[tuple[Variable, Gradient]], list[tuple[Variable, Gradient]]]:
+        """Return gradients of local variables and reduced gradients apart (collective).
+
+        Args:
+            target: tensor, or tensors, to differentiate, floating point of any shape.
+            sources: variables, equal on all ranks.
+            output_gradients: gradient for each target, or None for ones.
+            use_generic_names: ignored.
+
+        Returns:
+            Pairs of variable and gradient: those of local variables, and the others.
+        """
+        gradients: Any = self.gradient(target, sources, output_gradients, use_generic_names)
         pairs = list(zip(sources, gradients, strict=True))
         local = [pair for pair in pairs if pair[0] in self._local]
         return local, [pair for pair in pairs if pair[0] not in self._local]
 
 
-def _is_nested(structure: Any) -> bool:
-    return isinstance(structure, list | tuple | dict)
-
-
 def _flat(structure: Any) -> list[Any]:
-    """Return the parts of lists, tuples and dictionaries; slices and variables are parts."""
+    """Flatten lists, tuples and dictionaries; tf.IndexedSlices and variables are leaves."""
     if isinstance(structure, dict):
         return [part for key in sorted(structure) for part in _flat(structure[key])]
     if isinstance(structure, list | tuple):
@@ -86,11 +103,11 @@ def _flat(structure: Any) -> list[Any]:
 
 
 @functools.cache
-def _distributed(kind: Any) -> type:
-    return type(f"Distributed{kind.__name__}", (_Distributed, kind), {})
+def _tape_class(kind: Any) -> Any:
+    return type(f"Distributed{kind.__name__}", (_TapeMixin, kind), {})
 
 
-@unconverted
+@do_not_convert
 def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -103,36 +120,37 @@ def DistributedGradientTape(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
-    """Return a tape with what `gradtape` has recorded, whose gradients are those of all ranks.
+) -> tf.GradientTape:
+    """Return a tape with the recording of `gradtape` that reduces gradients over the ranks (local).
 
-    All gradients of a call of gradient() are reduced in one step. In eager mode and in
-    tf.function; not where XLA compiles.
+    Each call of its gradient() reduces all gradients as one operation. It works in eager mode and
+    in tf.function, but not where XLA compiles the function.
 
     Args:
-        gradtape: a tape, which is not used any more.
-        device_dense: makes no difference.
-        device_sparse: makes no difference.
-        compression: how gradients are rounded before they are added.
-        sparse_as_dense: make tf.IndexedSlices dense, instead of gathering the slices.
+        gradtape: tape, which must not be used any more.
+        device_dense: ignored.
+        device_sparse: ignored.
+        compression: compressor, which rounds gradients before the reduction.
+        sparse_as_dense: make tf.IndexedSlices dense instead of gathering the slices.
         op: Average, Sum, or another reduction.
-        gradient_predivide_factor: with Average, gradients are divided by it before the sum, and
-            by size / it after.
-        num_groups: deprecated; the same as a number for `groups`.
-        groups: how many groups of gradients are reduced together, or lists of variables.
-        process_set: the ranks that take part; others keep their own gradients.
+        gradient_predivide_factor: divisor of gradients before the sum of an average, which is
+            divided by size / gradient_predivide_factor.
+        num_groups: deprecated; a number as `groups`.
+        groups: number of groups that are reduced together, or lists of variables.
+        process_set: ranks that take part; other ranks keep their own gradients.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
 
     Raises:
-        ValueError: the tape is distributed already, or arguments do not go together.
+        TypeError: `process_set` is not a process set.
+        ValueError: the tape is distributed already, or arguments exclude each other.
     """
-    if isinstance(gradtape, _Distributed):
+    if isinstance(gradtape, _TapeMixin):
         raise ValueError("the tape is a DistributedGradientTape already")
     base: Any = type(gradtape)
-    kind: Any = _distributed(base)
-    tape = kind.__new__(kind)  # without beginning anew
+    kind = _tape_class(base)
+    tape = kind.__new__(kind)  # without __init__, which would start a new recording
     tape.__dict__.update(gradtape.__dict__)
-    tape._recording = False  # wrapped within its `with`, it is the user's tape that ends there
+    tape._recording = False  # if it is wrapped inside its `with`, that ends the user's tape
     tape._settings = GradientSettings(
         op,
         process_set,
@@ -145,7 +163,7 @@ def DistributedGradientTape(
     return tape
 
 
-@unconverted
+@do_not_convert
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -157,17 +175,17 @@ def PartialDistributedGradientTape(
     num_groups: int = 0,
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
+    local_layers: tf.keras.layers.Layer | Sequence[tf.keras.layers.Layer] | None = None,
     scale_local_gradients: bool = True,
-) -> Any:
-    """Return a DistributedGradientTape that leaves the gradients of some layers on their ranks.
+) -> tf.GradientTape:
+    """Return a DistributedGradientTape that does not reduce the gradients of some layers (local).
 
     Args:
-        gradtape: as the others, see `DistributedGradientTape`.
-        local_layers: a layer of tf.keras, or several.
+        gradtape: tape; this and all other arguments are those of `DistributedGradientTape`.
+        local_layers: layer of tf.keras, or several.
 
     Raises:
-        ValueError: one of `local_layers` is no layer, or as for `DistributedGradientTape`.
+        ValueError: `local_layers` holds something else, or see `DistributedGradientTape`.
     """
     layers = [] if local_layers is None else local_layers
     if isinstance(layers, tf.keras.layers.Layer):

@@ -41,35 +41,38 @@ from hvdtrain.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from hvdtrain.torch.operations.compression import Compression
-from hvdtrain.torch.operations.ops import (
+from hvdtrain.torch.operations.allgather import (
     allgather,
     allgather_async,
+    grouped_allgather,
+    grouped_allgather_async,
+    sparse_allreduce_async,
+)
+from hvdtrain.torch.operations.allreduce import (
     allreduce,
     allreduce_,
     allreduce_async,
     allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+)
+from hvdtrain.torch.operations.alltoall import alltoall, alltoall_async
+from hvdtrain.torch.operations.barrier import barrier, join
+from hvdtrain.torch.operations.broadcast import (
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+)
+from hvdtrain.torch.operations.compression import Compression
+from hvdtrain.torch.operations.handle import poll, synchronize
+from hvdtrain.torch.operations.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
-    join,
-    poll,
     reducescatter,
     reducescatter_async,
-    sparse_allreduce_async,
-    synchronize,
 )
 from hvdtrain.torch.optimizer import DistributedOptimizer
 from hvdtrain.torch.shards import backward_by_shards, own_shards

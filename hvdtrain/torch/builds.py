@@ -1,4 +1,4 @@
-"""What Horovod scripts ask about how it was built. All of these are local."""
+"""What Horovod scripts query about its build (all local)."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ __all__ = [
 
 
 def gloo_built() -> bool:
-    """Return whether torch brings Gloo."""
+    """Return whether torch was built with Gloo."""
     return torch.distributed.is_available() and torch.distributed.is_gloo_available()
 
 
 def nccl_built() -> int:
-    """Return NCCL's version as torch brings it, e.g. 22703, or 0."""
+    """Return the version of NCCL that torch was built with, e.g. 22703, or 0."""
     if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
         return 0
-    major, minor, patch = torch.cuda.nccl.version()[:3]
-    return int(major * 10000 + minor * 100 + patch)
+    version: tuple[int, ...] = torch.cuda.nccl.version()
+    major, minor, patch = version[:3]
+    return major * 10000 + minor * 100 + patch
 
 
 def cuda_built() -> bool:

@@ -1,4 +1,4 @@
-"""The compression of tensors, under the name of Horovod's module."""
+"""Compression of tensors, under the name of Horovod's module."""
 
 from hvdtrain.torch.operations.compression import (
     BF16Compressor,

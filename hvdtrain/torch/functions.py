@@ -1,4 +1,4 @@
-"""Start all ranks from the same model and optimizer."""
+"""Broadcast of models, optimizers and Python objects."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from hvdtrain.core import objects
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.torch.operations.ops import broadcast_, broadcast_async_
-from hvdtrain.torch.operations.unwrapped import note_broadcast
+from hvdtrain.torch.operations.broadcast import broadcast_, broadcast_async_
+from hvdtrain.torch.operations.divergence import note_broadcast
 
 __all__ = [
     "allgather_object",
@@ -27,14 +27,14 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return rank `root_rank`'s object on every rank (collective, blocking).
+    """Return the object of rank `root_rank` on every rank (collective, blocking).
 
     Args:
-        obj: anything that pickle takes, or cloudpickle, where it is installed; looked at on
+        obj: object that pickle supports, or cloudpickle where it is installed; used on
             `root_rank` only.
-        root_rank: a rank of the world.
-        name: shown in messages; must be equal on all ranks.
-        process_set: the ranks that take part.
+        root_rank: rank in the world.
+        name: name in messages, equal on all ranks.
+        process_set: ranks that take part.
     """
     return objects.broadcast_object(obj, root_rank, name, channel_of(process_set))
 
@@ -42,7 +42,13 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return the objects of all ranks, by rank, on every rank (collective, blocking)."""
+    """Return the objects of all ranks in rank order on every rank (collective, blocking).
+
+    Args:
+        obj: object that pickle supports, or cloudpickle where it is installed.
+        name: name in messages, equal on all ranks.
+        process_set: ranks that take part.
+    """
     return objects.allgather_object(obj, name, channel_of(process_set))
 
 
@@ -53,12 +59,12 @@ def broadcast_parameters(
     """Overwrite parameters and buffers with those of `root_rank` (collective).
 
     Args:
-        params: `model.state_dict()`, `model.named_parameters()` or tensors; entries that are no
-            tensors are left alone. The order of names may differ between ranks.
-        root_rank: whose values every rank gets.
+        params: `model.state_dict()`, `model.named_parameters()` or tensors; entries that are not
+            tensors are ignored. The order of names may differ between ranks.
+        root_rank: rank whose values are sent.
 
     Raises:
-        MismatchError: shapes or types differ between ranks.
+        MismatchError: shapes or dtypes differ between ranks.
         ValueError: `params` is none of these.
     """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
@@ -79,8 +85,8 @@ def broadcast_parameters(
 
 
 @dataclass(frozen=True)
-class _Absent:
-    """Stands for a tensor of the root rank, which follows by itself."""
+class _TensorSpec:
+    """Placeholder of a tensor of the root rank, which is sent separately."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -92,16 +98,16 @@ def broadcast_optimizer_state(
 ) -> None:
     """Overwrite the optimizer's state and settings with those of `root_rank` (collective).
 
-    State that only the root rank has is created exactly, without taking a step.
+    State that only the root rank has is created on the other ranks without taking a step.
 
     Args:
-        optimizer: an optimizer of torch, or a DistributedOptimizer, over the same parameters in
-            the same groups on every rank.
-        root_rank: whose state every rank gets.
-        model: for Horovod's sake; it is not needed.
+        optimizer: torch optimizer or DistributedOptimizer over the same parameters in the same
+            groups on every rank.
+        root_rank: rank whose state is sent.
+        model: accepted for compatibility with Horovod; not used.
 
     Raises:
-        ValueError: the optimizer has other numbers of parameters than the root rank's.
+        ValueError: the numbers of parameters differ from those on the root rank.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     number = {id(parameter): index for index, parameter in enumerate(parameters)}
@@ -139,11 +145,11 @@ def broadcast_optimizer_state(
 def _outline(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return _Absent(tuple(value.shape), value.dtype, value.device.type == "cpu")
+    return _TensorSpec(tuple(value.shape), value.dtype, value.device.type == "cpu")
 
 
 def _receive(value: Any, mine: Any, device: torch.device, root_rank: int, name: str) -> Any:
-    if not isinstance(value, _Absent):
+    if not isinstance(value, _TensorSpec):
         return value
     fits = (
         isinstance(mine, torch.Tensor) and mine.shape == value.shape and mine.dtype == value.dtype

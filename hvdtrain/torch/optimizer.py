@@ -25,44 +25,46 @@ from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.settings import GradientSettings
 from hvdtrain.torch.gradients.weights import Weights
-from hvdtrain.torch.gradients.wrapped import WrappedOptimizer
 from hvdtrain.torch.operations.compression import Compression, Compressor
-from hvdtrain.torch.operations.unwrapped import note_wrapped
-from hvdtrain.torch.tensors.compiling import uncompiled
-from hvdtrain.torch.tensors.parameters import check_reduced, name_parameters, owned
+from hvdtrain.torch.operations.divergence import note_wrapped
+from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
+from hvdtrain.torch.tensors.dynamo import disable_compile
+from hvdtrain.torch.tensors.parameters import check_reduced, name_parameters, parameters_of
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer"]
 
 
-class DistributedOptimizer(WrappedOptimizer):
+class DistributedOptimizer(OptimizerWrapper):
     """Wrap an optimizer so that it steps on the gradients of all ranks (collective).
 
-    Gradients are reduced in buckets while backward() runs; when it returns, they are reduced,
-    so clipping and unscaling come naturally between backward() and step(). step() reduces what
-    backward() has not brought, zeros included, so a rank without data still calls it.
+    Gradients are reduced in buckets while backward() runs. They are reduced when it returns, so
+    clipping and unscaling go between backward() and step() as usual. step() reduces gradients
+    that backward() did not compute, as zeros where this rank has none, so a rank without data
+    calls it too.
 
     Args:
-        optimizer: any optimizer of torch; it keeps its state and parameter groups.
+        optimizer: any torch optimizer; it keeps its state and parameter groups.
         named_parameters: `model.named_parameters()`, for names in messages; without it
             parameters are numbered.
-        compression: how gradients are rounded before they are added.
-        backward_passes_per_step: backward passes whose gradients are added up locally before
-            they are reduced; divide the loss yourself for their mean.
-        op: Average, Sum or Adasum. Adasum combines the ranks' steps instead of gradients: each
-            rank steps on its own gradients first.
-        gradient_predivide_factor: with Average, gradients are divided by it before the sum, and
-            by size / it after.
-        num_groups: deprecated; the same as a number for `groups`.
-        groups: how many groups of gradients are reduced together, or lists of parameters.
-        sparse_as_dense: make sparse gradients dense, instead of gathering their elements.
-        process_set: the ranks that take part; other ranks step on their own gradients.
-        exchange: what is done with gradients instead, or with weights after steps of each rank
-            by itself; an object of this optimizer's own.
+        compression: how gradients are rounded before the reduction.
+        backward_passes_per_step: number of backward passes whose gradients are accumulated
+            locally before they are reduced; for their mean, divide the loss yourself.
+        op: Average, Sum or Adasum. Adasum combines the ranks' steps instead of their gradients:
+            each rank steps on its own gradients first.
+        gradient_predivide_factor: factor f: with Average, gradients are divided by f before the
+            sum and by size / f after it.
+        num_groups: deprecated; equivalent to passing a number as `groups`.
+        groups: number of groups of gradients that are reduced together, or lists of parameters.
+        sparse_as_dense: convert sparse gradients to dense ones instead of gathering their
+            elements.
+        process_set: ranks that take part; other ranks step on their own gradients.
+        exchange: algorithm that replaces the reduction of gradients, or that combines weights
+            after local steps; the object must not be shared with another optimizer.
 
     Raises:
-        TypeError: `exchange` is none.
-        ValueError: names are missing or used twice, or arguments do not go together.
+        TypeError: `optimizer` is not an optimizer, or `exchange` not an exchange.
+        ValueError: names are missing or used twice, or arguments contradict each other.
         MismatchError: the ranks have different models.
     """
 
@@ -80,7 +82,7 @@ class DistributedOptimizer(WrappedOptimizer):
         process_set: ProcessSet = global_process_set,
         exchange: Exchange | None = None,
     ) -> None:
-        if isinstance(optimizer, WrappedOptimizer):
+        if isinstance(optimizer, OptimizerWrapper):
             raise ValueError("the optimizer is a DistributedOptimizer already")
         if not hasattr(optimizer, "param_groups"):
             raise TypeError(f"expected an optimizer of torch, got {type(optimizer).__name__}")
@@ -115,11 +117,13 @@ class DistributedOptimizer(WrappedOptimizer):
         self._skips = False
 
     def _plan(self) -> None:
-        """Plan how gradients or weights are exchanged, on ranks that take part (collective)."""
+        """Plan the exchange of gradients or weights on the ranks that take part (collective)."""
         note_wrapped(self._optimizer)
         if not self._settings.process_set.included():
             return
-        trainable = [(self._names[id(p)], p) for p in owned(self._optimizer) if p.requires_grad]
+        trainable = [
+            (self._names[id(p)], p) for p in parameters_of(self._optimizer) if p.requires_grad
+        ]
         groups = group_indices(self._groups, [p for _, p in trainable])
         settings, rate = replace(self._settings, groups=groups), partial(_rate, self._optimizer)
         if settings.weights:
@@ -129,17 +133,20 @@ class DistributedOptimizer(WrappedOptimizer):
 
     @property
     def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
-        """The names of the parameters, under Horovod's name, by which scripts find them."""
-        return {p: self._names[id(p)] for p in owned(self._optimizer)}
+        """The names of the parameters, in the attribute where Horovod's scripts look for them."""
+        return {p: self._names[id(p)] for p in parameters_of(self._optimizer)}
 
     @property
     def sample_weight(self) -> float | None:
-        """What this rank counts in the average of the next steps: its number of samples.
+        """Weight c_r of this rank in the average of the next steps: its number of samples.
 
         The gradient of the step is sum_r(c_r g_r) / sum_r(c_r), where g_r is the gradient of
         rank r's mean loss. A rank without samples sets 0, skips backward() and calls step(); a
-        rank that has joined counts 0. While all ranks leave it at None, the gradient is the
-        plain average over all ranks.
+        rank that has joined has weight 0. If it is None on all ranks, the gradient is the plain
+        average over ranks.
+
+        Raises:
+            ValueError: the weight is negative or not finite, or `op` is not Average.
         """
         exchanged = self._gradients or self._weights
         return None if exchanged is None else exchanged.sample_weight
@@ -156,52 +163,52 @@ class DistributedOptimizer(WrappedOptimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """How many backward passes add up before a reduction."""
+        """Number of backward passes accumulated before a reduction."""
         return self._settings.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward passes add up before a reduction (between steps)."""
+        """Change the number of backward passes accumulated before a reduction (between steps)."""
         self._settings = replace(self._settings, passes=passes)
         if self._gradients is not None:
             self._gradients.passes = passes
 
     def bucket_plan(self) -> dict[str, Any] | None:
-        """Return how gradients are cut into buckets, as plain data for a checkpoint (local).
+        """Return the division of gradients into buckets, as plain data for a checkpoint (local).
 
-        The rounding of sums of three ranks and more depends on it where MPI adds. The plan is made
-        from the order in which the gradients of the first step come: None before.
+        The rounding of sums over three or more ranks depends on it where MPI adds. The plan
+        follows the order in which the gradients of the first step arrive; before, it is None.
         """
         return None if self._gradients is None else self._gradients.layout
 
     def use_bucket_plan(self, plan: Mapping[str, Any] | None) -> None:
-        """Cut gradients into buckets as an earlier run did (collective, before the first step).
+        """Divide gradients into buckets as an earlier run did (collective, before the first step).
 
         Args:
-            plan: what bucket_plan() returned; that of the process set's first rank counts, and
-                where it is None nothing changes.
+            plan: result of bucket_plan(); the one on the process set's first rank is used, and
+                None changes nothing.
 
         Raises:
-            ValueError: it is a plan for other parameters.
+            ValueError: the plan is for other parameters.
             RuntimeError: a step has begun.
         """
         if self._gradients is not None:
             self._gradients.use_layout(plan)
 
-    @uncompiled
+    @disable_compile
     def synchronize(self) -> None:
-        """Reduce every gradient that is not reduced yet (collective); step() then does not."""
+        """Reduce all gradients not reduced yet, so that step() does not (collective)."""
         if self._gradients is not None:
             check_reduced(self._optimizer, self._gradients.parameters)
             self._gradients.finish()
         self._synchronized = True
 
-    @uncompiled
+    @disable_compile
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Have step() take the gradients as they are, after synchronize().
+        """Return a context in which step() does not reduce gradients, for use after synchronize().
 
         Raises:
-            AssertionError: with op=Adasum, or another exchange of weights, for which step() itself
+            AssertionError: op=Adasum or another exchange of weights is used, where step() itself
                 is the reduction.
         """
         if self._settings.weights:
@@ -215,9 +222,9 @@ class DistributedOptimizer(WrappedOptimizer):
         finally:
             self._skips = False
 
-    @uncompiled
+    @disable_compile
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step on the reduced gradients (collective), also in each evaluation of a closure."""
+        """Step on the reduced gradients, also in each evaluation of a closure (collective)."""
         if self._weights is not None:
             self._weights.before_step()
             loss = self._optimizer.step(closure)
@@ -241,7 +248,7 @@ class DistributedOptimizer(WrappedOptimizer):
                 "optimizer.step() called without optimizer.skip_synchronize() context after "
                 "optimizer.synchronize(): the gradients are reduced once, but Horovod would "
                 "reduce them twice. Call it within `with optimizer.skip_synchronize():`",
-                stacklevel=6,  # step(), and the three functions that keep it uncompiled
+                stacklevel=6,  # step(), and the three functions of disable_compile()
             )
         if self._gradients is not None and not self._skips:
             check_reduced(self._optimizer, self._gradients.parameters)
@@ -249,13 +256,13 @@ class DistributedOptimizer(WrappedOptimizer):
                 self._gradients.finish()
         self._synchronized = False
         if isinstance(self._optimizer, torch.optim.SparseAdam):
-            for parameter in owned(self._optimizer):
+            for parameter in parameters_of(self._optimizer):
                 if parameter.grad is not None and not parameter.grad.is_sparse:
-                    parameter.grad = parameter.grad.to_sparse(1)  # it takes no others
+                    parameter.grad = parameter.grad.to_sparse(1)  # SparseAdam takes no others
 
-    @uncompiled
+    @disable_compile
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear all gradients; gradients that have come since the last step are dropped."""
+        """Clear all gradients, also those that have arrived since the last step."""
         if self._gradients is not None:
             self._gradients.refuse_capture()
             if self._gradients.open:
@@ -264,12 +271,12 @@ class DistributedOptimizer(WrappedOptimizer):
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to optimize, under numbers for names (collective).
+        """Add parameters to optimize, named by numbers (collective).
 
         Raises:
-            RuntimeError: ranks have taken steps of their own since weights were exchanged.
+            RuntimeError: ranks have taken local steps since weights were last exchanged.
         """
-        if self._weights is not None and not self._weights.together:
+        if self._weights is not None and not self._weights.synchronized:
             raise RuntimeError(
                 "the ranks' weights differ until their next exchange: add parameters right after "
                 "one, or before the first step"
@@ -286,6 +293,6 @@ class DistributedOptimizer(WrappedOptimizer):
 
 
 def _rate(optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the learning rate of an optimizer's first group, if it has one."""
+    """Return the learning rate of an optimizer's first parameter group, if there is one."""
     rate = optimizer.param_groups[0].get("lr")
     return None if rate is None else float(rate)

@@ -1,4 +1,4 @@
-"""Gradients of virtual shards: the same bits on 1, 2, 4, 8 ... ranks."""
+"""Gradients of virtual shards, bitwise equal on 1, 2, 4, 8 ... ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def own_shards(shards: int) -> range:
     """Return the numbers of this rank's shards (local).
 
     Raises:
-        UsageError: `shards` or the number of ranks is no power of two, or there are more ranks.
+        UsageError: `shards` or the number of ranks is not a power of two, or there are more ranks
+            than shards.
     """
     topology = context.current().topology
     if shards < 1 or shards & (shards - 1) or topology.size & (topology.size - 1):
@@ -36,25 +37,26 @@ def backward_by_shards(
     shards: int,
     loss_of: Callable[[int], torch.Tensor],
 ) -> None:
-    """Leave in `grad` the sum of the gradients of this rank's shards.
+    """Set `grad` to the sum of the gradients of this rank's shards (local).
 
-    One backward pass runs for each shard, and the sums are taken along a binary tree over all
+    One backward pass runs for each shard, and gradients are summed along a binary tree over all
     shards, of which this rank's part is one branch. With HVDTRAIN_DETERMINISTIC=1 and
-    op=hvd.Sum, step() goes on along that tree, so the gradient has the same bits on any number
-    of ranks that is a power of two, if each rank computes with equally many threads; but not in
-    half types, whose sums are rounded differently on a rank and between ranks.
+    op=hvd.Sum, step() continues along that tree, so the gradient is bitwise equal on any number
+    of ranks that is a power of two, if each rank computes with the same number of threads. This
+    does not hold for half types, which are rounded differently within and between ranks.
 
     Args:
-        parameters: as given to DistributedOptimizer; frozen ones are left out.
-        shards: how many there are on all ranks; a power of two.
-        loss_of: computes the loss of a shard, by its number, as a part of a sum over all shards
-            (divide by the samples of all). What is random in it must depend on the number alone.
+        parameters: parameters given to DistributedOptimizer; frozen ones are skipped.
+        shards: number of shards on all ranks, a power of two.
+        loss_of: function that computes the loss of a shard, given its number, as a term of a sum
+            over all shards (divide by the total number of samples). Any randomness in it must
+            depend on the number alone.
 
     Raises:
         UsageError: as for `own_shards`.
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    # Sums of 1, 2, 4 ... neighbours that wait for their counterpart, as in a binary counter.
+    # Sums of 1, 2, 4 ... neighbouring shards that wait for their sibling, as in a binary counter.
     waiting: list[tuple[int, Gradients]] = []
     for shard in own_shards(shards):
         loss = loss_of(shard)

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks, exact for unequal batches."""
+"""Batch normalization over the batches of all ranks, exact for unequal batches."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvdtrain.torch.operations.move import allgather_handle
-from hvdtrain.torch.operations.reduce import allreduce_handle
+from hvdtrain.torch.operations.allgather import allgather_handle
+from hvdtrain.torch.operations.allreduce import allreduce_handle
 from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Normalise each channel by mean and variance over all ranks (collective in training).
+    """Normalize each channel by mean and variance over all ranks (collective in training).
 
-    The input is [batch, channels, ...], on the CPU or a GPU; batches may differ between ranks,
-    and a rank's may be empty. Arguments and buffers are those of torch.nn.BatchNorm2d. With the
-    mean loss of unequal batches, gradients are exact if each rank's loss is weighted by its share
-    of the samples before backward().
+    The input has shape [batch, channels, ...] and any floating-point dtype, on the CPU or a GPU;
+    batch sizes may differ between ranks, and a batch may be empty. Arguments and buffers are those
+    of torch.nn.BatchNorm2d. For the mean loss over unequal batches, gradients are exact if each
+    rank's loss is weighted by its share of the samples before backward().
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -28,13 +28,14 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected [batch, channels, ...], got {input.dim()} dimensions")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return the normalised input, of its shape and type."""
+        """Return the normalized input, with the same shape and dtype."""
         self._check_input_dim(input)
         if not self.training and self.running_mean is not None:
             return torch.nn.functional.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
-        output, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps)
+        arguments = (input, self.weight, self.bias, self.eps)
+        output, mean, variance, count = _Normalize.apply(*arguments)  # type: ignore[no-untyped-call]
         if self.training and self.track_running_stats:
             self._track(mean, variance, int(count))
         result: torch.Tensor = output
@@ -53,7 +54,7 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     """y = weight (x - mean) / sqrt(var + eps) + bias, with mean and var over all ranks.
 
     Each rank sends its count n_r, mean_r and M2_r = sum (x - mean_r)^2 per channel; then
@@ -61,14 +62,20 @@ class _Normalise(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+    ) -> tuple[torch.Tensor, ...]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean, variance, count = _statistics(wide)
         inverse = torch.rsqrt(variance + eps)
         scale = inverse if weight is None else inverse * weight
-        output = (wide - _spread(mean, x)) * _spread(scale, x)
+        output = (wide - _broadcastable(mean, x)) * _broadcastable(scale, x)
         if bias is not None:
-            output = output + _spread(bias, x)
+            output = output + _broadcastable(bias, x)
         ctx.save_for_backward(x, weight, mean, inverse)
         ctx.count, ctx.has_bias = count, bias is not None
         total = torch.tensor(count, device="cpu")
@@ -76,17 +83,19 @@ class _Normalise(torch.autograd.Function):
         return output.to(x.dtype), mean, variance, total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any, *_: Any) -> Any:
+    def backward(
+        ctx: Any, gradient: torch.Tensor, *_: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, inverse = ctx.saved_tensors
         wide = gradient.to(mean.dtype)
-        centred = x.to(mean.dtype) - _spread(mean, x)
+        centred = x.to(mean.dtype) - _broadcastable(mean, x)
         own = torch.stack([_sum(wide), _sum(wide * centred)])
         (sums,) = allreduce_handle([own.double()], ReduceOp.SUM).wait()
         plain, weighted = (sums / ctx.count).to(mean.dtype)
         scale = inverse if weight is None else inverse * weight
-        slope = centred * _spread(inverse.square() * weighted, x)
-        dx = (wide - _spread(plain, x) - slope) * _spread(scale, x)
-        # Those of the parameters stay local: the optimizer's reduction combines them.
+        slope = centred * _broadcastable(inverse.square() * weighted, x)
+        dx = (wide - _broadcastable(plain, x) - slope) * _broadcastable(scale, x)
+        # The gradients of the parameters stay local: the optimizer reduces them.
         dweight = None if weight is None else (own[1] * inverse).to(weight.dtype)
         dbias = own[0].to(gradient.dtype) if ctx.has_bias else None
         return dx.to(x.dtype), dweight, dbias, None
@@ -96,8 +105,8 @@ def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return mean [channels], variance [channels] and count per channel over all ranks."""
     count = x.numel() // x.shape[1]
     mean = _sum(x) / max(count, 1)
-    squares = _sum((x - _spread(mean, x)).square())
-    # The counts go once more, from the host: reading them from a GPU would wait for all its work.
+    squares = _sum((x - _broadcastable(mean, x)).square())
+    # The counts are sent again from the host: reading them from a GPU would wait for its work.
     own = torch.cat([mean.new_full((1,), count), mean, squares]).double()
     number = torch.tensor([count], device="cpu")
     every, numbers = allgather_handle([own[None], number]).wait()
@@ -115,5 +124,5 @@ def _sum(x: torch.Tensor) -> torch.Tensor:
     return x.sum(dim=[d for d in range(x.dim()) if d != 1])
 
 
-def _spread(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _broadcastable(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return channels.reshape(1, -1, *[1] * (x.dim() - 2))

@@ -15,9 +15,9 @@ _MODULES = {"Recipe": "recipes.recipe", "fit": "fit"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module of a name when it is first asked for."""
+    """Import the module of a name when it is first used."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value  # the module of the same name must not stand in its place
+    globals()[name] = value  # `fit` must not become the module of the same name
     return value

@@ -1,4 +1,4 @@
-"""Training from Python."""
+"""Training from Python: the function `fit`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ __all__ = ["fit"]
 
 
 def fit(recipe: str | Path | Callable[..., Recipe], **options: Any) -> Summary | None:
-    """Train a recipe on all ranks of this job; on one, without a launcher (collective).
+    """Train a recipe on all ranks of this job, or on one without a launcher (collective).
 
         fit(recipe, set={"width": 96}, epochs=20, checkpoint_every="10 minutes")
 
     Args:
-        recipe: a function that returns a Recipe, called once random generators are seeded; or as on
-            the command line a built-in name or FILE.py[:FUNCTION].
-        options: those of `python -m hvdtrain train`, with _ for -; `set` has the arguments of the
-            function.
+        recipe: function that returns a Recipe and is called once random generators are seeded; or,
+            as on the command line, a built-in name or FILE.py[:FUNCTION].
+        **options: options of `python -m hvdtrain train`, with _ for -; `set` holds the arguments of
+            the function.
 
     Returns:
-        What summary.json says; None where a signal has stopped the run before its end.
+        The content of summary.json; None if a signal stopped the run before its end.
 
     Raises:
         TypeError: there is no such option.
-        UsageError: an option makes no sense, or does not fit the world, the data or the directory.
-        TrainingError: the ranks' weights differ, or a loss or gradient is not finite.
+        UsageError: an option is invalid, or does not fit the number of ranks, the data or the
+            directory.
+        TrainingError: weights differ between ranks, or a loss or gradient is not finite.
     """
     for name in ("out", "data_dir"):
         if isinstance(options.get(name), str):
@@ -46,7 +47,7 @@ def fit(recipe: str | Path | Callable[..., Recipe], **options: Any) -> Summary |
 
 
 def _location(function: Callable[..., Recipe]) -> str:
-    """Say where a function is, for the books of the run and to find it again."""
+    """Return the file and the name of a function, for the run's records and to find it again."""
     try:
         file = inspect.getsourcefile(function)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Load the model of a finished run, and compute its outputs for files."""
+"""Inference with the model of a finished run: load it, and compute its outputs for files."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 
-class _Loading(CheckpointLoader):
-    """Loads a checkpoint, and leaves the directory as it is."""
+class _ReadOnlyLoader(CheckpointLoader):
+    """Loads a checkpoint and leaves the directory of its run unchanged."""
 
-    def begin(self, epoch_samples: int, state: TrainingState) -> RunStart:
-        """Load what was found, with whatever data there are (rank 0 only)."""
+    def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
+        """Load the checkpoint that was found, whatever data the recipe has now (rank 0 only)."""
         path, progress = self._found.path, Progress()
         assert path is not None
         content = self._found.content
@@ -48,15 +48,15 @@ class _Loading(CheckpointLoader):
 
 
 def options_of_run(run: Path, checkpoint: str, changes: Mapping[str, Any]) -> TrainOptions:
-    """Return the options of a run, to load one of its checkpoints (local).
+    """Return the options of a run, changed so that they load one of its checkpoints (local).
 
     Args:
-        run: its directory.
-        checkpoint: "best" (the newest, where no best one is), "newest", or a path.
-        changes: options that are to be others now, by name.
+        run: directory of the run.
+        checkpoint: "best" (the newest if there is no best one), "newest", or a path.
+        changes: options to change, by name.
 
     Raises:
-        UsageError: it is no run, or has no checkpoint.
+        UsageError: the directory holds no run, or the run has no checkpoint.
     """
     config = run / CONFIG
     if not config.is_file():
@@ -69,10 +69,13 @@ def options_of_run(run: Path, checkpoint: str, changes: Mapping[str, Any]) -> Tr
 def open_run(options: TrainOptions) -> TrainingSetup:
     """Build the model of a run with the weights of its checkpoint (collective).
 
+    Args:
+        options: result of options_of_run().
+
     Raises:
-        UsageError: it does not fit.
+        UsageError: the checkpoint does not fit.
     """
-    return set_up(options, None, _Loading(options))
+    return set_up(options, None, _ReadOnlyLoader(options))
 
 
 def _checkpoint(run: Path, wanted: str) -> Path:
@@ -94,11 +97,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Predictions:
-    """The outputs of a model.
+    """Outputs of a model for the samples in files.
 
     Attributes:
-        outputs: of all samples, [samples, ...].
-        counts: for each file its path and how many samples are in it.
+        outputs: outputs of all samples, [samples, ...].
+        counts: path of each file and the number of samples in it.
     """
 
     outputs: Array
@@ -108,55 +111,63 @@ class Predictions:
 def predict_files(setup: TrainingSetup, files: Sequence[Path]) -> Predictions:
     """Compute the outputs for all samples in files, each on one rank (collective).
 
+    Args:
+        setup: model with its weights.
+        files: paths of the files.
+
     Raises:
-        UsageError: on every rank, a file cannot be read, or files do not go together.
+        UsageError: on every rank, a file cannot be read, or samples differ in shape between files.
     """
     inputs = [call_everywhere(partial(_read, setup.recipe, path)) for path in files]
     shapes = {array.shape[1:]: path for array, path in zip(inputs, files, strict=True)}
     if len(shapes) > 1:
-        told = ", ".join(f"{path}: {shape}" for shape, path in shapes.items())
-        raise UsageError(f"the samples of all files must have one shape, got {told}")
+        found = ", ".join(f"{path}: {shape}" for shape, path in shapes.items())
+        raise UsageError(f"the samples of all files must have one shape, got {found}")
     outputs = setup.loop.predict(np.concatenate(inputs))
     counts = [(path, len(array)) for path, array in zip(files, inputs, strict=True)]
     return Predictions(outputs, counts)
 
 
-def prediction_lines(predicted: Predictions, classes: Sequence[str] | None) -> Iterator[str]:
-    """Return a JSON object for each sample.
+def prediction_lines(predictions: Predictions, classes: Sequence[str] | None) -> Iterator[str]:
+    """Yield a JSON object for each sample.
 
     Args:
-        predicted: the outputs.
-        classes: their names, where outputs are one score per class; None: they are not.
+        predictions: outputs of the samples.
+        classes: names of the classes if outputs are one score per class, else None.
     """
     row = 0
-    for path, count in predicted.counts:
+    for path, count in predictions.counts:
         for number in range(count):
-            told: dict[str, Any] = {"file": str(path), "row": number}
-            outputs = predicted.outputs[row]
+            line: dict[str, Any] = {"file": str(path), "row": number}
+            outputs = predictions.outputs[row]
             if classes is not None and outputs.shape == (len(classes),):
                 best = int(outputs.argmax())
-                told["class"] = classes[best]
-                told["probability"] = float(_softmax(outputs)[best])
+                line["class"] = classes[best]
+                line["probability"] = float(_softmax(outputs)[best])
             else:
-                told["output"] = outputs.tolist()
-            yield json.dumps(told)
+                line["output"] = outputs.tolist()
+            yield json.dumps(line)
             row += 1
 
 
-def write_outputs(path: Path, predicted: Predictions) -> None:
-    """Write the outputs of all samples as one array.
+def write_outputs(path: Path, predictions: Predictions) -> None:
+    """Write the outputs of all samples as one array in numpy's .npy format.
+
+    Args:
+        path: file to write.
+        predictions: outputs of the samples.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     try:
-        np.save(path, predicted.outputs, allow_pickle=False)
+        np.save(path, predictions.outputs, allow_pickle=False)
     except OSError as error:
         raise UsageError(f"--out {path} cannot be written: {error.strerror}") from error
 
 
 def _read(recipe: Recipe, path: Path) -> Array:
-    """Read the samples in a file, [samples, ...]."""
+    """Return the samples in a file, [samples, ...]."""
     try:
         if recipe.read is not None:
             array = np.asarray(recipe.read(path))

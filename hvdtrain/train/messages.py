@@ -1,4 +1,4 @@
-"""What rank 0 tells a person: the header, a line per epoch, and how it ended."""
+"""The lines that rank 0 prints: the header, one line per epoch, and the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ __all__ = [
 
 
 def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
-    """Return the lines that begin a run."""
+    """Return the lines printed at the start of a run.
+
+    Args:
+        options: options of the run.
+        setup: model, data and starting point.
+    """
     world, samples = setup.world, setup.step_plan.samples
     size, hosts = world.topology.size, world.topology.hosts
     library = "" if world.library == "none" else f", {world.library}"
@@ -54,11 +59,11 @@ def _lr_text(options: TrainOptions, size: int, own: bool) -> str:
 
 
 def decay_text(options: TrainOptions, warmup: float) -> str:
-    """Describe how the learning rate falls: "" where it stays, else ", cosine from epoch 5 on".
+    """Describe how the learning rate decays: ", cosine from epoch 5 on"; "" if it is constant.
 
     Args:
-        options: of the run.
-        warmup: epochs of it; 0 where there is nothing to warm up to.
+        options: options of the run.
+        warmup: epochs of warm-up; 0 if there is none.
     """
     if options.schedule == "constant":
         return ""
@@ -77,7 +82,12 @@ def device_text(devices: Sequence[str]) -> str:
 
 
 def epoch_lines(lines: Sequence[MetricsRecord], epochs: int) -> list[str]:
-    """Return one line for what was measured after the same step: training, test or both."""
+    """Return one line for the values measured after the same step: training, test or both.
+
+    Args:
+        lines: values of the splits.
+        epochs: number of epochs of the run.
+    """
     first = lines[0]
     width = len(str(epochs))
     epoch = int(first.epoch) if first.epoch == int(first.epoch) else round(first.epoch, 2)
@@ -89,7 +99,7 @@ def epoch_lines(lines: Sequence[MetricsRecord], epochs: int) -> list[str]:
 
 
 def values_text(values: Values) -> str:
-    """Return "loss 0.1234, accuracy 98.61%"; what is no number is left out."""
+    """Return "loss 0.1234, accuracy 98.61%"; values that are not numbers are omitted."""
     return ", ".join(
         f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}"
         for name, value in values.items()
@@ -98,12 +108,12 @@ def values_text(values: Values) -> str:
 
 
 def stop_lines(rank: int, progress: Progress, directory: str) -> list[str]:
-    """Return the lines that end a run before its time.
+    """Return the lines printed when a run is stopped early.
 
     Args:
-        rank: the first one that was asked to stop.
-        progress: what is in the last checkpoint.
-        directory: with results.
+        rank: first rank that was asked to stop.
+        progress: progress in the last checkpoint.
+        directory: directory of the results.
     """
     return [
         f"rank {rank} was asked to stop: {progress.text} are done and saved",
@@ -112,7 +122,13 @@ def stop_lines(rank: int, progress: Progress, directory: str) -> list[str]:
 
 
 def closing_lines(summary: Summary, directory: str, files: Sequence[str]) -> list[str]:
-    """Return the lines that end a run."""
+    """Return the lines printed at the end of a run.
+
+    Args:
+        summary: summary of the run.
+        directory: directory of the results.
+        files: names of the main result files.
+    """
     seconds = summary.seconds
     digests = set(summary.weights_sha256)
     weights = (
@@ -120,7 +136,7 @@ def closing_lines(summary: Summary, directory: str, files: Sequence[str]) -> lis
         if len(digests) == 1
         else f"WARNING: the ranks ended with {len(digests)} different sets of weights"
     )
-    # What was asked for first; the loss comes before it elsewhere.
+    # Metrics first, unlike elsewhere, because they are what a recipe was written for.
     final = dict(sorted(summary.final.items(), key=lambda item: item[0] == "loss"))
     measured = f"test {values_text(final)} " if final else ""
     early = ""

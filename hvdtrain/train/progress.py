@@ -1,4 +1,4 @@
-"""The progress of a run: kept in its checkpoints and restored from them."""
+"""The progress of a run, which its checkpoints hold and a resume restores."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hvdtrain.train.options import TrainOptions
 
 __all__ = ["BestEvaluation", "Progress", "RunClock", "checkpoint_content", "restore_progress"]
 
-# What a run cannot change half-way: what would not fit, or what a checkpoint's optimizer brings
-# back; and what it cannot within an epoch: the order of its samples.
+# Options that a resume cannot change: the checkpoint would not fit, or its optimizer would bring
+# back the old value. Within an epoch the order of the samples must not change either.
 _FIXED = ("recipe", "framework", "dtype", "optimizer", "momentum", "weight_decay")
 _FIXED_IN_EPOCH = ("seed",)
 # `--framework tensorflow`, which was removed, trained the same models as `--framework keras`.
@@ -32,11 +32,11 @@ class BestEvaluation:
     """The best evaluation so far.
 
     Attributes:
-        name: of the loss or metric that decides.
-        value: what it was.
-        epoch: epochs done then, fractions included.
-        step: steps done then.
-        since: evaluations after it.
+        name: name of the value that decides: "loss" or a metric.
+        value: its value.
+        epoch: epochs done at that time, fractions included.
+        step: steps done at that time.
+        since: number of evaluations after it.
     """
 
     name: str
@@ -52,11 +52,13 @@ class Progress:
 
     Attributes:
         epoch: epochs done.
-        done: samples of the next one that are done.
+        done: samples done of the next epoch.
         step: optimizer steps done.
         samples: training samples used.
-        part: sums over the samples of the epoch that is not whole.
-        best: None before the first evaluation.
+        total_seconds: seconds of training, pauses between starts excluded.
+        communicate_seconds: seconds in which training waited for communication.
+        part: sums over the samples of the unfinished epoch.
+        best: best evaluation so far; None before the first evaluation.
     """
 
     epoch: int = 0
@@ -69,7 +71,12 @@ class Progress:
     best: BestEvaluation | None = None
 
     def after(self, learned: Totals, steps: int) -> Progress:
-        """Return the progress after so many steps more of the same epoch."""
+        """Return the progress after some more steps of the same epoch.
+
+        Args:
+            learned: sums over the samples of these steps.
+            steps: number of steps.
+        """
         return replace(
             self,
             done=self.done + learned.samples,
@@ -79,12 +86,12 @@ class Progress:
         )
 
     def next_epoch(self) -> Progress:
-        """Return the progress at the beginning of the next epoch."""
+        """Return the progress at the start of the next epoch."""
         return replace(self, epoch=self.epoch + 1, done=0, part=Totals())
 
     @property
     def text(self) -> str:
-        """Say how far it is: "3 epochs and 120 samples"."""
+        """The progress for people: "3 epochs and 120 samples"."""
         part = f" and {self.done} samples" if self.done else ""
         return f"{self.epoch} epochs{part}"
 
@@ -92,7 +99,13 @@ class Progress:
 def checkpoint_content(
     progress: Progress, options: TrainOptions, epoch_samples: int
 ) -> dict[str, Any]:
-    """Return what a checkpoint holds beside the state of model and optimizer."""
+    """Return what a checkpoint holds besides the state of model and optimizer.
+
+    Args:
+        progress: progress of the run.
+        options: options of the run.
+        epoch_samples: number of training samples in an epoch.
+    """
     part = progress.part
     return {
         **asdict(replace(progress, part=Totals())),
@@ -113,14 +126,21 @@ def restore_progress(
     epoch_samples: int,
     state: TrainingState,
 ) -> Progress:
-    """Load a checkpoint's content after checking that it fits (rank 0 only).
+    """Check that a checkpoint fits, load it, and return its progress (rank 0 only).
 
-    Within an epoch the data must have as many samples as they had: the rest of the epoch would be
-    other samples than those that are left.
+    Within an epoch the data must have as many samples as before: otherwise the rest of the epoch
+    would not be the samples that are left.
+
+    Args:
+        path: file of the checkpoint.
+        content: content of the checkpoint.
+        options: options of the run.
+        epoch_samples: number of training samples in an epoch.
+        state: state to load the checkpoint into.
 
     Raises:
-        UsageError: it belongs to another model, has other settings or more epochs than are
-            asked for, or lacks what is needed; the message names the checkpoint.
+        UsageError: the checkpoint belongs to another model, was made with other settings, has more
+            epochs than --epochs, or lacks something; the message names it.
     """
     try:
         _require_settings(path, content["settings"], options, _FIXED)
@@ -150,7 +170,7 @@ def restore_progress(
 
 
 def _other_model(saved: Mapping[str, Any], own: Mapping[str, Array]) -> str | None:
-    """Say where the saved weights first differ from the model in name or shape."""
+    """Describe the first difference between saved weights and the model in name or shape."""
     for name, array in own.items():
         if name not in saved:
             return f"it has no {name}"
@@ -170,7 +190,7 @@ def _require_settings(
 
 
 def _setting(options: TrainOptions, name: str) -> Any:
-    """Return an option; a recipe's file may lie elsewhere now."""
+    """Return an option; for a recipe in a file only its name, because the file may have moved."""
     location = options.recipe_location
     if name == "recipe" and location.path is not None:
         return f"{location.path.name}:{location.function}"
@@ -178,7 +198,7 @@ def _setting(options: TrainOptions, name: str) -> Any:
 
 
 def _progress(content: Mapping[str, Any]) -> Progress:
-    """Read the progress; ValueError names a count or a time that is none."""
+    """Read the progress; ValueError if a count or a time is invalid."""
     part, best = content["part"], content["best"]
     if not isinstance(part["loss"], float):
         raise ValueError(f"its loss is {part['loss']!r}")
@@ -211,7 +231,12 @@ def _seconds(content: Mapping[str, Any], name: str) -> float:
 
 
 class RunClock:
-    """Measures how long training takes, and how long it stands still for communication."""
+    """Measures the time of training, and the part of it spent waiting for communication.
+
+    Args:
+        world: the ranks.
+        before: progress of earlier starts.
+    """
 
     def __init__(self, world: Context, before: Progress) -> None:
         self._blocked = world.blocked
@@ -220,10 +245,10 @@ class RunClock:
 
     @property
     def total_seconds(self) -> float:
-        """Since the very first start, pauses between starts left out."""
+        """Seconds since the very first start, pauses between starts excluded."""
         return time.perf_counter() - self._total_from
 
     def read(self, progress: Progress) -> Progress:
-        """Return the progress with the times of now."""
+        """Return the progress with the current times."""
         communicate = self._blocked.seconds - self._communicate_from
         return replace(progress, total_seconds=self.total_seconds, communicate_seconds=communicate)

@@ -1,4 +1,4 @@
-"""The function of a recipe: a built-in one's, or one in a file of the user's."""
+"""Loading a recipe: the function of a built-in one, or one in a file of the user's."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ __all__ = ["load_recipe"]
 
 
 def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:
-    """Return what makes the recipe that is asked for, with its arguments (local).
+    """Return a function that makes the recipe with its arguments (local).
 
-    The user's file is run now, and its function by what is returned, each time anew. Either raises
-    RecipeError, from the error, where the user's own code fails.
+    The user's file runs now, and its function whenever the result is called. Both raise
+    RecipeError, from the original error, if the user's own code fails.
+
+    Args:
+        options: options of the run, which name the recipe and its arguments.
 
     Raises:
-        UsageError: there is no such file or function, or it does not take these arguments; what is
-            returned raises it where the function returns no Recipe.
+        UsageError: there is no such file or function, or it does not accept the arguments. The
+            result raises it if the function returns no Recipe.
     """
     location = options.recipe_location
     if location.path is None:
@@ -39,7 +42,7 @@ def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:
         title = f"{location.path}:{location.function}"
         function = _function(_load(location.path), location.function, str(location.path))
     arguments = recipe_arguments(function, title, options.set, options.data_dir)
-    return lambda: _made(function, arguments, title, location.path)
+    return lambda: _make(function, arguments, title, location.path)
 
 
 class _RecipeModule(Protocol):
@@ -99,9 +102,9 @@ def _keras_recipe(name: str) -> _RecipeModule:
 
 
 def _load(path: Path) -> ModuleType:
-    """Run a file as a module of a name that nobody else has.
+    """Run a file as a module with a unique name.
 
-    It stands among the modules, so that what it defines can be pickled and its annotations read.
+    The module is in sys.modules, so that what it defines can be pickled and its annotations read.
     """
     file = path.absolute()
     digest = hashlib.blake2b(str(file).encode("utf-8", "surrogateescape"), digest_size=4)
@@ -112,17 +115,17 @@ def _load(path: Path) -> ModuleType:
     except OSError as error:
         raise UsageError(f"recipe {path} cannot be read: {error.strerror}") from error
     except SyntaxError as error:
-        raise _no_python(error, path) from error
-    except ValueError as error:  # what Python 3.11.3 and before say of null bytes
+        raise _syntax_error(error, path) from error
+    except ValueError as error:  # null bytes, in Python 3.11.3 and before
         raise UsageError(f"recipe {path} is no Python: {error}") from error
     sys.modules[module.__name__] = module
-    with _neighbours_of(path):
+    with _importing_beside(path):
         try:
             exec(code, module.__dict__)
         except HvdtrainError:
             raise
         except SyntaxError as error:  # in a module that it imports
-            raise _no_python(error, path) from error
+            raise _syntax_error(error, path) from error
         except Exception as error:
             raise _failed(f"{path} cannot be loaded", error) from error
     return module
@@ -146,13 +149,13 @@ def _function(module: ModuleType, name: str, title: str) -> Callable[..., Any]:
     raise UsageError(f"{title} has no function {name}{did_you_mean(name, own) or ':'} {has}")
 
 
-def _made(
+def _make(
     function: Callable[..., Any], arguments: dict[str, Any], title: str, path: Path | None
 ) -> Recipe:
     if path is None:
         made = function(**arguments)
     else:
-        with _neighbours_of(path):
+        with _importing_beside(path):
             try:
                 made = function(**arguments)
             except HvdtrainError:
@@ -160,19 +163,17 @@ def _made(
             except Exception as error:
                 raise _failed(f"{title} failed", error) from error
     if not isinstance(made, Recipe):
-        raise UsageError(
-            f"{title} returned {_kind_of(made)}, expected a hvdtrain.train.recipes.recipe.Recipe"
-        )
+        raise UsageError(f"{title} returned {_describe(made)}, expected a hvdtrain.train.Recipe")
     return made
 
 
-def _kind_of(value: Any) -> str:
+def _describe(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
 @contextmanager
-def _neighbours_of(path: Path) -> Iterator[None]:
-    """Let a file import what lies beside it, as a script does; what is installed comes first."""
+def _importing_beside(path: Path) -> Iterator[None]:
+    """Allow imports of modules beside a file, as in a script; installed packages come first."""
     folder = str(path.absolute().parent)
     added = folder not in sys.path
     if added:
@@ -185,12 +186,12 @@ def _neighbours_of(path: Path) -> Iterator[None]:
 
 
 def _failed(what: str, error: Exception) -> RecipeError:
-    """Return the error for an exception of the user's code, whose traceback begins there."""
+    """Return the error for an exception in the user's code, with a traceback that starts there."""
     if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
         error.__traceback__ = error.__traceback__.tb_next
     return RecipeError(what)
 
 
-def _no_python(error: SyntaxError, path: Path) -> UsageError:
+def _syntax_error(error: SyntaxError, path: Path) -> UsageError:
     line = f":{error.lineno}" if error.lineno else ""
     return UsageError(f"{error.filename or path}{line}: {error.msg}")

@@ -1,4 +1,4 @@
-"""Resuming from a checkpoint: found before the model is built, loaded after."""
+"""Resuming a run from a checkpoint: it is found before the model is built, and loaded after."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class WorldSettings:
-    """What decides how the sums of a run round; a checkpoint holds it.
+    """Settings that decide how the sums of a run are rounded, as checkpoints hold them.
 
     Attributes:
-        size: how many ranks there were.
-        bucket_bytes: the limit of a bucket; None: not known.
-        plan: in which order gradients were reduced; None: not known.
-        threads: that each rank computed with; None: not known.
+        size: number of ranks.
+        threads: number of threads that each rank computed with, by rank; None: unknown.
+        bucket_bytes: maximum size of a bucket; None: unknown.
+        plan: order in which gradients were reduced; None: unknown.
     """
 
     size: int = 0
@@ -52,14 +52,23 @@ class WorldSettings:
     bucket_bytes: int | None = None
     plan: Any = None
 
-    def checked(self) -> Self:
-        """Return it; ValueError: it contradicts itself."""
+    def validated(self) -> Self:
+        """Return the settings.
+
+        Raises:
+            ValueError: they contradict each other.
+        """
         if len(self.threads) != self.size:
             raise ValueError(f"it has threads of {len(self.threads)} ranks, but {self.size} ranks")
         return self
 
     def prepare(self, world: Context, framework: Framework) -> None:
-        """Take over threads and the size of buckets, before the optimizer is there (local)."""
+        """Apply the number of threads and the bucket size, before the optimizer is made (local).
+
+        Args:
+            world: the ranks.
+            framework: framework whose threads are set.
+        """
         if self.size != world.topology.size:
             return
         if self.bucket_bytes is not None:
@@ -70,7 +79,12 @@ class WorldSettings:
             framework.use_threads(threads)
 
     def apply(self, loop: TrainingLoop, world: Context) -> None:
-        """Take over the order of gradients (collective)."""
+        """Apply the order of gradients (collective).
+
+        Args:
+            loop: model in training.
+            world: the ranks.
+        """
         if self.size == world.topology.size and self.plan is not None:
             loop.use_bucket_plan(self.plan)
 
@@ -78,7 +92,13 @@ class WorldSettings:
 def world_settings(
     world: Context, loop: TrainingLoop, threads: tuple[int | None, ...]
 ) -> dict[str, Any]:
-    """Return what WorldFacts holds, of now (rank 0 only)."""
+    """Return the current settings as a checkpoint holds them (rank 0 only).
+
+    Args:
+        world: the ranks.
+        loop: model in training.
+        threads: number of threads that each rank computes with, by rank; None: unknown.
+    """
     size = world.bucket_sizes.get(world.world)
     return {
         "size": world.topology.size,
@@ -89,40 +109,44 @@ def world_settings(
 
 
 class CheckpointLoader:
-    """Reads a checkpoint on rank 0, in two steps.
+    """Finds and loads the checkpoint of a run on rank 0, in two steps.
 
     Args:
-        options: of the run.
+        options: options of the run.
     """
 
     def __init__(self, options: TrainOptions) -> None:
         self._options = options
         self._found = LoadedCheckpoint()
 
-    def find(self, tensors: TensorLibrary) -> WorldSettings:
-        """Find the checkpoint that the options ask for; say which are damaged (rank 0 only).
+    def find(self, library: TensorLibrary) -> WorldSettings:
+        """Find the checkpoint that the options ask for, and warn about damaged ones (rank 0 only).
 
         Args:
-            tensors: what its tensors are to be, "pt" or "np".
+            library: library that its tensors are read as.
 
         Raises:
-            UsageError: none can be used.
+            UsageError: no checkpoint can be used.
         """
-        self._found = find_checkpoint(self._options, tensors)
+        self._found = find_checkpoint(self._options, library)
         for warning in self._found.bad:
             print(f"hvdtrain: {warning}", file=sys.stderr, flush=True)
         try:
-            return WorldSettings(**self._found.content.get("world", {})).checked()
+            return WorldSettings(**self._found.content.get("world", {})).validated()
         except (TypeError, ValueError) as error:
             raise UsageError(
                 f"checkpoint {self._found.path} lacks what is needed: {error}"
             ) from error
 
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
-        """Load what was found, and prepare the directory (rank 0 only).
+        """Load the checkpoint that was found, and prepare the directory (rank 0 only).
+
+        Args:
+            epoch_samples: number of training samples in an epoch.
+            state: state to load the checkpoint into.
 
         Raises:
-            UsageError: it does not fit, or the directory cannot be used.
+            UsageError: the checkpoint does not fit, or the directory cannot be used.
         """
         start = begin_run(self._options, epoch_samples, state, self._found)
         self._found = LoadedCheckpoint()  # its tensors take as much memory as the model
@@ -131,12 +155,12 @@ class CheckpointLoader:
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a run begins.
+    """The starting point of a run.
 
     Attributes:
-        directory: for its results.
-        progress: what a checkpoint has brought.
-        origin: says where it goes on from; empty for a run that was not asked to go on.
+        directory: directory for its results.
+        progress: progress restored from a checkpoint.
+        origin: description of the checkpoint; empty if the run was not asked to resume.
         resumed: whether a checkpoint was loaded.
     """
 
@@ -146,27 +170,27 @@ class RunStart:
     resumed: bool = False
 
 
-def find_checkpoint(options: TrainOptions, tensors: TensorLibrary) -> LoadedCheckpoint:
-    """Read the checkpoint to go on from, if the options ask for one (rank 0 only).
+def find_checkpoint(options: TrainOptions, library: TensorLibrary) -> LoadedCheckpoint:
+    """Read the checkpoint to resume from, if the options ask for one (rank 0 only).
 
     Args:
-        options: of the run.
-        tensors: what its tensors are to be, "pt" or "np".
+        options: options of the run.
+        library: library that its tensors are read as.
 
     Raises:
-        UsageError: it is damaged or missing, or the directory cannot be read.
+        UsageError: the checkpoint is damaged or missing, or the directory cannot be read.
     """
     with usage_errors(options.out or RUNS):
-        return _find(options, tensors)
+        return _find(options, library)
 
 
-def _find(options: TrainOptions, tensors: TensorLibrary) -> LoadedCheckpoint:
+def _find(options: TrainOptions, library: TensorLibrary) -> LoadedCheckpoint:
     if options.resume == "never":
         return LoadedCheckpoint()
     if options.resume != "auto" or options.out is None:
         path = Path(options.resume)
-        return LoadedCheckpoint(path, load_checkpoint(path, tensors))
-    found = newest_good(options.out, tensors)
+        return LoadedCheckpoint(path, load_checkpoint(path, library))
+    found = newest_good(options.out, library)
     if found.path is None and found.bad:
         raise UsageError(
             f"no checkpoint in {options.out} can be used ({'; '.join(found.bad)}): start again "
@@ -178,10 +202,16 @@ def _find(options: TrainOptions, tensors: TensorLibrary) -> LoadedCheckpoint:
 def begin_run(
     options: TrainOptions, epoch_samples: int, state: TrainingState, found: LoadedCheckpoint
 ) -> RunStart:
-    """Load what was found, and prepare the directory (rank 0 only).
+    """Load a checkpoint, and prepare the directory of the run (rank 0 only).
+
+    Args:
+        options: options of the run.
+        epoch_samples: number of training samples in an epoch.
+        state: state to load the checkpoint into.
+        found: result of find_checkpoint().
 
     Raises:
-        UsageError: the checkpoint belongs to another model, the directory holds another run, or
+        UsageError: the checkpoint belongs to another model, the directory holds another run, or it
             cannot be read or written.
     """
     with usage_errors(options.out or RUNS):
@@ -209,7 +239,7 @@ def _begin(
 
 
 def _mark_if_best(directory: Path, resumed: Path | None, progress: Progress) -> None:
-    """Make up for a run that was killed when it had written its best, and not yet marked it."""
+    """Mark the best checkpoint for a run that was killed after writing it and before marking it."""
     best = progress.best
     inside = resumed is not None and resumed.resolve().parent == directory.resolve()
     if resumed is not None and inside and best is not None and best.step == progress.step:
@@ -217,7 +247,7 @@ def _mark_if_best(directory: Path, resumed: Path | None, progress: Progress) -> 
 
 
 def _refuse_to_mix(options: TrainOptions, resumed: Path | None) -> None:
-    """Refuse a directory whose results this run would mix with its own or overwrite."""
+    """Refuse a directory whose results this run would overwrite or mix with its own."""
     if options.out is None or options.resume == "auto":
         return
     files = checkpoint_files(options.out)

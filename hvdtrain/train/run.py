@@ -1,4 +1,4 @@
-"""The epochs of one run: what is done after which step."""
+"""One training run: its epochs, and what is done after which step."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["Run"]
 
 
 class Run:
-    """A training run that is ready to begin.
+    """A training run that is ready to start.
 
     Args:
-        options: what was asked for.
-        setup: the model, equal on all ranks.
-        terminal: where rank 0 prints.
-        heartbeat: what ranks tell each other.
-        run_log: what rank 0 writes; None on the others.
+        options: options of the run.
+        setup: model, data and starting point, equal on all ranks.
+        terminal: terminal that rank 0 prints on.
+        heartbeat: exchange between the ranks.
+        run_log: files and trackers that rank 0 writes to; None on the other ranks.
     """
 
     def __init__(
@@ -59,23 +59,28 @@ class Run:
         """Train the epochs that are left and write the results (collective).
 
         Returns:
-            None where it was stopped before its end.
+            The summary; None if the run was stopped before its end.
+
+        Raises:
+            UsageError: on every rank, results could not be written, or an evaluation lacks the
+                value that decides.
+            TrainingError: on every rank, weights differ between ranks, or a loss is not finite.
         """
         while self._progress.epoch < self._options.epochs and not self._is_stale:
             if self._heartbeat.stop_rank is not None:
-                self._leave()
+                self._stop()
                 return None
             self._train_epoch()
-        return self._end()
+        return self._finish()
 
     @property
     def _is_stale(self) -> bool:
-        """Whether evaluations have become no better for as long as is allowed."""
+        """Whether evaluations have not improved for as long as --early-stop allows."""
         patience, best = self._options.early_stop, self._progress.best
         return patience is not None and best is not None and best.since >= patience
 
     def _train_epoch(self) -> None:
-        """Train until the epoch's end, or until the ranks are to stop."""
+        """Train until the epoch ends or the ranks are to stop."""
         steps, done = self._step_plan.steps_per_epoch, self._progress.done
         title = f"epoch {self._progress.epoch + 1}/{self._options.epochs}"
         later = (self._options.epochs - self._progress.epoch - 1) * steps
@@ -96,10 +101,10 @@ class Run:
                 require_finite(learned, self._taken, self._progress.step)
             self._taken = 0
             whole = self._progress.done == self._step_plan.samples
-            self._attend(whole, (self._progress.samples - samples) / seconds)
+            self._pause(whole, (self._progress.samples - samples) / seconds)
 
     def _after_step(self) -> bool:
-        """Return whether to go on without a pause (collective)."""
+        """Return whether to continue without a pause (collective)."""
         self._taken += 1
         step = self._progress.step + self._taken
         self._terminal.advance()
@@ -108,11 +113,11 @@ class Run:
             self._reserved = True
         if self._heartbeat.after_step() and self._run_log is not None:
             self._run_log.note(self._heartbeat.report, step, self._clock.total_seconds)
-            self._terminal.slowest(*self._run_log.slowest)
+            self._terminal.show_slowest(*self._run_log.slowest)
         stopping = self._heartbeat.stop_rank is not None
         return not (stopping or self._heartbeat.due or self._triggers.pauses(step))
 
-    def _attend(self, whole: bool, speed: float) -> None:
+    def _pause(self, whole: bool, speed: float) -> None:
         """Do what is due between two steps (collective)."""
         progress, step = self._progress, self._progress.step
         if self._triggers.logs(step):
@@ -126,7 +131,7 @@ class Run:
         if self._evaluates(whole):
             better = self._evaluate(lines)
         if lines:
-            self._terminal.say(epoch_lines(lines, self._options.epochs))
+            self._terminal.print(epoch_lines(lines, self._options.epochs))
             if self._run_log is not None:
                 self._run_log.write(lines)
         if self._triggers.watches(step, whole):
@@ -152,16 +157,16 @@ class Run:
         )
 
     def _log(self) -> None:
-        """Write the mean over the steps since the last such line."""
+        """Write the means over the steps since the last such line."""
         speed = self._unlogged.samples / self._unlogged_seconds
         line = self._metrics("step", self._unlogged.values(self._loop.metrics), speed)
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
-        self._terminal.learned(line)
+        self._terminal.show_training(line)
         if self._run_log is not None:
             self._run_log.write_step(line)
 
     def _evaluate(self, lines: list[MetricsRecord]) -> bool:
-        """Evaluate, add the line; return whether it is the best so far (collective)."""
+        """Evaluate and add a line; return whether it is the best evaluation so far (collective)."""
         began = time.perf_counter()
         self._loop.average_buffers()
         with on_this_rank():
@@ -172,10 +177,10 @@ class Run:
         speed = self._test_samples / (time.perf_counter() - began)
         self._evaluated = self._metrics("test", values, speed)
         lines.append(self._evaluated)
-        return self._judge(values)
+        return self._update_best(values)
 
-    def _judge(self, values: Values) -> bool:
-        """Compare an evaluation with the best, which is the same on all ranks."""
+    def _update_best(self, values: Values) -> bool:
+        """Compare an evaluation with the best one so far, which is the same on all ranks."""
         name, best = self._options.best, self._progress.best
         value = require_number(values, name, self._loop.test_metrics)
         before = best.value if best is not None and best.name == name else None
@@ -199,17 +204,17 @@ class Run:
         )
 
     def _compare_ranks(self) -> None:
-        """See that all ranks hold the same (collective).
+        """Check that all ranks hold the same weights and optimizer state (collective).
 
         Raises:
-            TrainingError: on every rank, they do not.
+            TrainingError: on every rank, they differ.
         """
         difference = replica_difference(self._loop.checksums())
         if difference is not None:
             raise TrainingError(f"step {self._progress.step}: {difference}")
 
     def _save(self, best: bool) -> None:
-        """Begin to write a checkpoint on rank 0 (collective)."""
+        """Start writing a checkpoint on rank 0 (collective)."""
         self._heartbeat.done(SAVE)
         self._loop.average_buffers()
         self._saved_step = self._progress.step
@@ -217,16 +222,16 @@ class Run:
             progress = self._clock.read(self._progress)
             self._run_log.save(progress, self._step_plan.samples, self._loop, best)
 
-    def _leave(self) -> None:
-        """Say, after the checkpoint, that this is not the end (collective)."""
+    def _stop(self) -> None:
+        """Print, after the checkpoint is written, that the run was stopped (collective)."""
         run_log, rank = self._run_log, self._heartbeat.stop_rank or 0
         directory = call_on_root(lambda: str(run_log.directory) if run_log is not None else "")
         lines = stop_lines(rank, self._progress, directory)
         call_on_root(lambda: run_log.stopped(lines[0]) if run_log is not None else None)
-        self._terminal.say(lines)
+        self._terminal.print(lines)
 
     def _final_values(self) -> Values:
-        """Return the evaluation of the weights at the end (collective)."""
+        """Return the evaluation of the final weights (collective)."""
         last, step = self._evaluated, self._progress.step
         if last is not None and last.step == step:
             return last.values
@@ -242,7 +247,7 @@ class Run:
             self._save(True)
         return lines[0].values if lines else {}
 
-    def _end(self) -> Summary:
+    def _finish(self) -> Summary:
         """Write the last checkpoint and the summary (collective)."""
         final = self._final_values()
         if self._progress.step != self._saved_step:
@@ -252,5 +257,5 @@ class Run:
         run_log = self._run_log
         files = call_on_root(lambda: run_log.ended(summary) if run_log is not None else [])
         directory = str(run_log.directory) if run_log is not None else ""
-        self._terminal.say(closing_lines(summary, directory, files))
+        self._terminal.print(closing_lines(summary, directory, files))
         return summary

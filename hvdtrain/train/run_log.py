@@ -1,4 +1,4 @@
-"""What rank 0 keeps of a run: metrics, checkpoints, and what trackers are told."""
+"""The log of a run on rank 0: metrics, checkpoints, summary and trackers."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ __all__ = ["RunLog"]
 
 
 class RunLog:
-    """Writes into the directory of a run (rank 0 only).
+    """Writes the files of a run and passes the values on to trackers (rank 0 only).
 
     Args:
-        directory: of the run.
-        options: of the run.
+        directory: directory of the run.
+        options: options of the run.
         world: the ranks.
-        threads: that each of them computes with.
-        statistics: where the time went.
-        trackers: what is told of each line.
+        threads: number of threads that each rank computes with, by rank; None: unknown.
+        statistics: times of each rank.
+        trackers: trackers that receive each line.
     """
 
     def __init__(
@@ -69,11 +69,17 @@ class RunLog:
 
     @property
     def slowest(self) -> tuple[int, float]:
-        """The rank that computes longest, and which share of the time."""
+        """The rank that computes longest, and its share of the time."""
         return self._statistics.slowest
 
     def note(self, report: HeartbeatReport | None, step: int, seconds: float) -> None:
-        """Keep what the ranks told each other."""
+        """Add the report of a heartbeat, and write a line of ranks.jsonl if one is due.
+
+        Args:
+            report: report of the last heartbeat; None: there was none.
+            step: number of steps done.
+            seconds: seconds since the very first start of the run.
+        """
         if report is not None:
             self._statistics.add(report)
         line = self._statistics.line(step, seconds)
@@ -84,29 +90,36 @@ class RunLog:
     def write(self, lines: Sequence[MetricsRecord]) -> None:
         """Write lines of metrics.jsonl."""
         self._append(METRICS, [line.line() for line in lines])
-        self._tell(lines)
+        self._track(lines)
 
     def write_step(self, line: MetricsRecord) -> None:
         """Write a line of steps.jsonl."""
         self._append(STEPS, [line.line()], sync=False)
-        self._tell([line])
+        self._track([line])
 
     def _append(self, name: str, lines: Sequence[Mapping[str, Any]], sync: bool = True) -> None:
-        """Add lines to a file; say once where they are missing, since training is worth more."""
+        """Append lines to a file; if it fails, warn once and continue: training is worth more."""
         try:
             append_lines(self.directory, name, lines, sync)
         except OSError as error:
             if name not in self._incomplete:
                 self._incomplete.add(name)
-                told = f"{self.directory / name} cannot be written ({error.strerror})"
-                print(f"hvdtrain: {told}: lines are missing; training goes on", file=sys.stderr)
+                problem = f"{self.directory / name} cannot be written ({error.strerror})"
+                print(f"hvdtrain: {problem}: lines are missing; training goes on", file=sys.stderr)
 
-    def _tell(self, lines: Sequence[MetricsRecord]) -> None:
+    def _track(self, lines: Sequence[MetricsRecord]) -> None:
         for line in lines:
             self._trackers.log(metric_values(line.line()), line.step, line.seconds)
 
     def save(self, progress: Progress, epoch_samples: int, loop: TrainingLoop, best: bool) -> None:
-        """Begin to write a checkpoint; say what went wrong with those before."""
+        """Start writing a checkpoint, and report what went wrong with earlier ones.
+
+        Args:
+            progress: progress of the run.
+            epoch_samples: number of training samples in an epoch.
+            loop: model in training.
+            best: whether its evaluation is the best so far.
+        """
         about = checkpoint_content(progress, self._options, epoch_samples)
         about["world"] = world_settings(self._world, loop, self._threads)
         self._saver.save(progress.epoch, progress.done, loop.state, about, best)
@@ -117,15 +130,18 @@ class RunLog:
             print(f"hvdtrain: {problem}; training goes on", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Wait for the checkpoint; a run that has not ended by now has failed."""
+        """Wait for the checkpoint; report a run that has not ended as failed."""
         with self._saver:
             self._trackers.end("failed")
 
     def stopped(self, text: str) -> None:
-        """Leave the sign that the run is to go on, once the checkpoint is there.
+        """Write the `requeue` file of a run that is to be resumed, after its checkpoint.
+
+        Args:
+            text: content of the file.
 
         Raises:
-            UsageError: the checkpoint could not be written.
+            UsageError: the checkpoint or the file could not be written.
         """
         self._saver.finish()
         with usage_errors(self.directory):
@@ -133,7 +149,7 @@ class RunLog:
         self._trackers.end("stopped")
 
     def ended(self, summary: Summary) -> list[str]:
-        """Write the summary; return the names of the files that matter.
+        """Write the summary, and return the names of the main result files.
 
         Raises:
             UsageError: the last checkpoint or the summary could not be written.

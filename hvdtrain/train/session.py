@@ -1,4 +1,4 @@
-"""The main job: train a recipe on all ranks."""
+"""A training session: set up a run, train it, and close everything it has opened."""
 
 from __future__ import annotations
 
@@ -26,34 +26,35 @@ from hvdtrain.train.triggers import Triggers
 __all__ = ["train"]
 
 
-def train(options: TrainOptions, make: RecipeFactory | None = None) -> Summary | None:
-    """Train a recipe and write its results (collective; initialises hvdtrain).
-
-    Every rank gets a summary; its times are the rank's own. Rank 0's is in summary.json. None where
-    a signal to any rank (SIGUSR1, or SIGTERM where there is time) has stopped the run before its
-    end: then there are a checkpoint to go on from and a file `requeue`.
+def train(options: TrainOptions, make_recipe: RecipeFactory | None = None) -> Summary | None:
+    """Train a recipe and write its results (collective; initializes hvdtrain).
 
     Args:
-        options: the same on every rank.
-        make: returns the recipe; None: the one that the options name.
+        options: options of the run, the same on every rank.
+        make_recipe: returns the recipe; None: the options name it.
+
+    Returns:
+        The summary, on every rank with the rank's own times; rank 0's is in summary.json. None if a
+        signal to any rank (SIGUSR1, or SIGTERM if there is time) stopped the run before its end:
+        there is then a checkpoint to resume from and a file `requeue`.
 
     Raises:
-        UsageError: the options differ between ranks, or do not fit the world, the data, or what
-            lies in the directory; or the framework is not installed.
-        TrainingError: the ranks' weights differ, or a loss or gradient is not finite.
+        UsageError: the options differ between ranks, or do not fit the number of ranks, the data,
+            or what is in the directory; or the framework is not installed.
+        TrainingError: weights differ between ranks, or a loss or gradient is not finite.
     """
     with StopSignals() as signals:
-        return _train(options, make, signals)
+        return _train(options, make_recipe, signals)
 
 
 def _train(
-    options: TrainOptions, make: RecipeFactory | None, signals: StopSignals
+    options: TrainOptions, make_recipe: RecipeFactory | None, signals: StopSignals
 ) -> Summary | None:
-    setup = set_up(options, make, CheckpointLoader(options))
+    setup = set_up(options, make_recipe, CheckpointLoader(options))
     topology = setup.world.topology
-    speaks = topology.rank == 0 and not options.quiet
-    with Terminal(speaks, bar=speaks and on_terminal()) as terminal:
-        terminal.say(header_lines(options, setup))
+    prints = topology.rank == 0 and not options.quiet
+    with Terminal(prints, bar=prints and on_terminal()) as terminal:
+        terminal.print(header_lines(options, setup))
         run_log = _open_run_log(options, setup)
         heartbeat = Heartbeat(setup.world, signals, Triggers.of(options).timers)
         try:
@@ -64,14 +65,14 @@ def _train(
 
 
 def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
-    """Open what rank 0 writes to; None on the others (collective).
+    """Open the files and trackers of rank 0; return None on the other ranks (collective).
 
     Raises:
         UsageError: on every rank, a tracker cannot be used.
     """
     opened: list[RunLog] = []
 
-    def open_them() -> None:
+    def open_files() -> None:
         topology, start = setup.world.topology, setup.start
         write_environment(start.directory, options.with_absolute_paths(), topology.hostnames)
         facts = RunInfo(
@@ -91,14 +92,14 @@ def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
 
     def open_or_refuse() -> None:
         with usage_errors(setup.start.directory):
-            open_them()
+            open_files()
 
     call_on_root(open_or_refuse)
     return opened[0] if opened else None
 
 
 def _parameters(options: TrainOptions) -> dict[str, Any]:
-    """Return the options and the arguments of the recipe, flat."""
+    """Return the options and the arguments of the recipe as one flat dictionary."""
     parameters = asdict(options)
     arguments = parameters.pop("set")
     return {**parameters, **{f"set.{name}": value for name, value in arguments.items()}}

@@ -32,17 +32,17 @@ RecipeFactory = Callable[[], Recipe]
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """A model that is ready, equal on all ranks.
+    """A model that is ready to train or to evaluate, equal on all ranks.
 
     Attributes:
-        title: of the framework.
+        title: name of the framework for people.
         world: the ranks.
-        recipe: of this rank.
-        step_plan: its steps.
-        devices: that of each rank, for people.
-        threads: that each rank computes with; None: not known.
-        loop: the model in training.
-        start: what a checkpoint has brought; of rank 0, on every rank.
+        recipe: recipe of this rank.
+        step_plan: steps of the run.
+        devices: name of each rank's device, by rank.
+        threads: number of threads that each rank computes with, by rank; None: unknown.
+        loop: model in training.
+        start: directory and progress of the run as rank 0 found them, the same on every rank.
     """
 
     title: str
@@ -56,23 +56,23 @@ class TrainingSetup:
 
     @property
     def test_samples(self) -> int:
-        """How many samples are evaluated."""
+        """The number of test samples."""
         return 0 if self.recipe.test is None else len(self.recipe.test)
 
 
 def set_up(
-    options: TrainOptions, make: RecipeFactory | None, resumption: CheckpointLoader
+    options: TrainOptions, make_recipe: RecipeFactory | None, loader: CheckpointLoader
 ) -> TrainingSetup:
-    """Join the world, build the recipe, and load the checkpoint (collective).
+    """Initialize the ranks, build the recipe, and load the checkpoint (collective).
 
     Args:
-        options: the same on every rank.
-        make: the recipe; None: the one that the options name.
-        resumption: what to load, and where results go.
+        options: options of the run, the same on every rank.
+        make_recipe: returns the recipe; None: the options name it.
+        loader: loads the checkpoint and prepares the directory for results.
 
     Raises:
-        UsageError: on every rank, the options differ between ranks, or do not fit the world, the
-            data, the checkpoint or the directory.
+        UsageError: on every rank, the options differ between ranks, or do not fit the number of
+            ranks, the data, the checkpoint or the directory.
     """
     framework = choose_framework(options)
     engine = None if options.engine == "auto" else options.engine
@@ -80,40 +80,44 @@ def set_up(
     world = context.current()
     require_same_options(options)
     _require_usable_lr(options, world.topology.size)
-    recipe, devices, threads = _prepare(options, make, framework, world)
-    step_plan = _step_plan(options, recipe, world)
-    facts = call_on_root(partial(resumption.find, framework.tensor_library))
-    facts.prepare(world, framework)
+    recipe, devices, threads = _prepare(options, make_recipe, framework, world)
+    step_plan = _plan_steps(options, recipe, world)
+    settings = call_on_root(partial(loader.find, framework.tensor_library))
+    settings.prepare(world, framework)
     loop = framework.make_loop(recipe, step_plan)
-    _require_judged(options, recipe, loop)
-    start = call_on_root(partial(resumption.begin_run, step_plan.samples, loop.state))
-    facts.apply(loop, world)
+    _require_test_samples(options, recipe, loop)
+    start = call_on_root(partial(loader.begin_run, step_plan.samples, loop.state))
+    settings.apply(loop, world)
     loop.broadcast()
     return TrainingSetup(framework.title, world, recipe, step_plan, devices, threads, loop, start)
 
 
 def _prepare(
-    options: TrainOptions, make: RecipeFactory | None, framework: Framework, world: Context
+    options: TrainOptions, make_recipe: RecipeFactory | None, framework: Framework, world: Context
 ) -> tuple[Recipe, list[str], tuple[int | None, ...]]:
-    """Build the recipe on this rank's device; return it, and devices and threads of all ranks."""
+    """Build the recipe on this rank's device.
+
+    Returns:
+        The recipe, and the names of devices and the numbers of threads of all ranks.
+    """
     topology = world.topology
-    if make is None:
-        make = call_everywhere(partial(load_recipe, options))
+    if make_recipe is None:
+        make_recipe = call_everywhere(partial(load_recipe, options))
     call_everywhere(partial(framework.prepare, topology))
-    recipe = call_everywhere(partial(framework.build, make, topology))
-    places = allgather_object((framework.device(), framework.threads()), "device")
-    devices = [device for device, _ in places]
+    recipe = call_everywhere(partial(framework.build, make_recipe, topology))
+    gathered = allgather_object((framework.device(), framework.threads()), "device")
+    devices = [device for device, _ in gathered]
     if not options.share_gpus:
         require_own_devices(devices)
     names = [device.name for device in devices]
-    return recipe, names, tuple(threads for _, threads in places)
+    return recipe, names, tuple(threads for _, threads in gathered)
 
 
-def _step_plan(options: TrainOptions, recipe: Recipe, world: Context) -> StepPlan:
+def _plan_steps(options: TrainOptions, recipe: Recipe, world: Context) -> StepPlan:
     """Return the steps of a run.
 
     Raises:
-        UsageError: there are more ranks than samples, or nobody knows how many there are.
+        UsageError: there are more ranks than samples, or the number of samples is unknown.
     """
     size, stream, test = world.topology.size, is_stream(recipe.train), recipe.test
     if test is not None and (is_stream(test) or not hasattr(test, "__len__") or not len(test)):
@@ -140,8 +144,8 @@ def _step_plan(options: TrainOptions, recipe: Recipe, world: Context) -> StepPla
     return StepPlan(options, world.topology, samples, shuffled=not stream)
 
 
-def _require_judged(options: TrainOptions, recipe: Recipe, loop: TrainingLoop) -> None:
-    """Refuse options about evaluations that there will not be."""
+def _require_test_samples(options: TrainOptions, recipe: Recipe, loop: TrainingLoop) -> None:
+    """Refuse options about evaluations if the recipe has no test samples."""
     if recipe.test is None:
         for label, value, default in (
             ("--early-stop", options.early_stop, None),
@@ -157,7 +161,7 @@ def _require_judged(options: TrainOptions, recipe: Recipe, loop: TrainingLoop) -
 
 
 def _require_usable_lr(options: TrainOptions, size: int) -> None:
-    # Adam divides its rate by 0.1 in the first step.
+    # Adam divides the learning rate by 0.1 in the first step.
     largest = float(np.finfo(options.dtype).max) / 16
     rate = options.scaled_lr(size)
     if not rate <= largest:

@@ -27,11 +27,11 @@ def make_summary(
     """Return the summary of a run that has ended (collective).
 
     Args:
-        options: of the run.
+        options: options of the run.
         world: the ranks.
-        progress: at its end.
-        final: the last evaluation.
-        loop: with the weights.
+        progress: progress at the end of the run.
+        final: values of the last evaluation.
+        loop: model in training.
     """
     topology, best = world.topology, progress.best
     total, communicate = progress.total_seconds, progress.communicate_seconds
@@ -59,7 +59,10 @@ def make_summary(
 def weights_digest(weights: Mapping[str, npt.NDArray[Any]]) -> str:
     """Return the SHA-256 of all weights of this rank's model (local).
 
-    Names, types, shapes and bytes count, in the order of `weights`.
+    It covers names, types, shapes and bytes, in the order of `weights`.
+
+    Args:
+        weights: arrays by name.
     """
     digest = hashlib.sha256()
     for name, array in weights.items():

@@ -1,7 +1,8 @@
-"""Where rank 0 prints: plain lines, or lines above a progress bar."""
+"""The terminal of rank 0: plain lines, or lines above a progress bar."""
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 from collections.abc import Iterable
@@ -21,16 +22,16 @@ __all__ = ["Terminal", "on_terminal"]
 
 
 class Terminal:
-    """Prints lines, with a progress bar below them where there is a terminal to show it.
+    """Prints lines, with a progress bar below them if there is a terminal to show it.
 
     Args:
-        speaks: whether this rank prints at all.
+        prints: whether this rank prints at all.
         bar: whether to show a progress bar.
     """
 
-    def __init__(self, speaks: bool, bar: bool) -> None:
-        self._speaks = speaks
-        self._bar: Progress | None = _new_bar() if speaks and bar else None
+    def __init__(self, prints: bool, bar: bool) -> None:
+        self._prints = prints
+        self._bar: Progress | None = _new_bar() if prints and bar else None
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -46,45 +47,50 @@ class Terminal:
         if self._bar is not None:
             self._bar.stop()
 
-    def say(self, lines: Iterable[str]) -> None:
+    def print(self, lines: Iterable[str]) -> None:
         """Print lines above the bar."""
-        for line in lines if self._speaks else ():
+        for line in lines if self._prints else ():
             if self._bar is None:
-                print(line, flush=True)
+                builtins.print(line, flush=True)
             else:
                 self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, title: str, steps: int, done: int = 0, later: int = 0) -> None:
-        """Start the bar of one epoch.
+        """Start the bar of an epoch.
 
         Args:
-            title: of the epoch.
-            steps: in it.
-            done: of these, before.
-            later: steps in the epochs after it.
+            title: title of the epoch.
+            steps: number of steps in it.
+            done: number of them that were done before.
+            later: number of steps in the epochs after it.
         """
         if self._bar is None:
             return
-        told: dict[str, Any] = {"learned": "", "slowest": "", "speed": None}
+        fields: dict[str, Any] = {"learned": "", "slowest": "", "speed": None}
         for task in self._bar.tasks:
-            told = {**task.fields, "speed": task.speed or task.fields["speed"]}
+            fields = {**task.fields, "speed": task.speed or task.fields["speed"]}
             self._bar.remove_task(task.id)
-        self._bar.add_task(title, total=steps, completed=done, **{**told, "later": later})
+        self._bar.add_task(title, total=steps, completed=done, **{**fields, "later": later})
 
     def advance(self) -> None:
         """Count one step."""
         if self._bar is not None and self._bar.task_ids:
             self._bar.advance(self._bar.task_ids[-1])
 
-    def learned(self, line: MetricsRecord) -> None:
-        """Show how training goes."""
+    def show_training(self, line: MetricsRecord) -> None:
+        """Show the values of a line of steps.jsonl."""
         text = (
             f"{line.samples_per_second:.0f} samples/s  lr {line.lr:.4g}  {values_text(line.values)}"
         )
         self._show(learned=text)
 
-    def slowest(self, rank: int, share: float) -> None:
-        """Show which rank the others wait for, and which part of the time it computes."""
+    def show_slowest(self, rank: int, share: float) -> None:
+        """Show the rank that the others wait for.
+
+        Args:
+            rank: rank that computes longest.
+            share: share of the time that it computes.
+        """
         self._show(slowest=f"slowest: rank {rank}, computing {share:.0%}")
 
     def _show(self, **fields: Any) -> None:
@@ -93,10 +99,10 @@ class Terminal:
 
 
 def on_terminal() -> bool:
-    """Return whether what this process prints is shown on a terminal.
+    """Return whether the output of this process appears on a terminal (local).
 
-    Open MPI's mpirun gives its ranks terminals of their own and passes on what they print, so
-    below a launcher it is the launcher's output that counts, where that can be seen.
+    Open MPI's mpirun gives its ranks terminals of their own and forwards what they print. Under a
+    launcher the launcher's own output therefore decides, if it can be inspected.
     """
     if not sys.stdout.isatty():
         return False
@@ -123,21 +129,21 @@ def _new_bar() -> Progress:
 
     class SteadyConsole(Console):
         def show_cursor(self, show: bool = True) -> bool:
-            # An interrupted mpirun passes nothing on: a hidden cursor would never come back.
+            # An interrupted mpirun forwards nothing: a hidden cursor would stay hidden.
             return False
 
     class LeftColumn(ProgressColumn):
-        """How long all epochs will still take."""
+        """The time that all epochs will still take."""
 
         def render(self, task: Task) -> Text:
-            speed = task.speed or task.fields["speed"]  # that of the epoch before, at first
+            speed = task.speed or task.fields["speed"]  # the epoch before's, at first
             if not speed:
                 return Text("-:--:-- left")
             seconds = ((task.remaining or 0) + task.fields["later"]) / speed
             return Text(f"{timedelta(seconds=round(seconds))} left")
 
     class TwoLines(Progress):
-        """Has figures of its own width below the bar, which so stays whole on any terminal."""
+        """Shows values on a line of their own below the bar, so that the bar fits any terminal."""
 
         def get_renderables(self) -> Iterable[RenderableType]:
             yield from super().get_renderables()

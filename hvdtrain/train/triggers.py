@@ -1,4 +1,4 @@
-"""What is to be done after which steps and epochs; the same on all ranks."""
+"""Triggers of a run: which actions are due after which steps and epochs, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from hvdtrain.train.options.interval import Interval
 
 __all__ = ["EVALUATE", "SAVE", "Triggers"]
 
-# What may go by rank 0's clock; names of timers.
+# Names of the timers that run on rank 0's clock.
 EVALUATE, SAVE = "evaluate", "save"
 
-# Defaults where pausing costs nothing; Keras begins another `fit` after each pause.
+# Defaults if pausing costs nothing; Keras starts another `fit` after each pause.
 _LOG_STEPS, _WATCH_STEPS = 50, 100
 
 
 @dataclass(frozen=True)
 class Triggers:
-    """When a run pauses.
+    """When a run pauses to log, compare the ranks, evaluate or save.
 
     Attributes:
-        log_steps: steps from one line of steps.jsonl to the next; 0: none.
-        watch_steps: steps from one comparison of the ranks' weights to the next; 0: none.
-        watch_epochs: compare them after each epoch.
-        evaluate: how often to evaluate.
-        save: how often to write a checkpoint.
+        log_steps: steps between lines of steps.jsonl; 0: no lines.
+        watch_steps: steps between comparisons of the ranks' weights; 0: no comparisons.
+        watch_epochs: whether to compare them after each epoch.
+        evaluate: interval between evaluations.
+        save: interval between checkpoints.
     """
 
     log_steps: int
@@ -36,7 +36,7 @@ class Triggers:
 
     @classmethod
     def of(cls, options: TrainOptions) -> Triggers:
-        """Return what a person has asked for."""
+        """Return the triggers that the options ask for."""
         pausing_is_free = options.framework == "torch"
         log = _LOG_STEPS if pausing_is_free else 0
         watch = _WATCH_STEPS if pausing_is_free else 0
@@ -50,12 +50,12 @@ class Triggers:
 
     @property
     def timers(self) -> dict[str, float]:
-        """What goes by the clock: names, and seconds."""
+        """The actions that go by the clock: seconds by name of the timer."""
         everies = {EVALUATE: self.evaluate, SAVE: self.save}
         return {name: e.seconds for name, e in everies.items() if e.seconds is not None}
 
     def pauses(self, step: int) -> bool:
-        """Return whether anything is to be done after so many steps."""
+        """Return whether anything is due after this many steps."""
         return (
             self.logs(step)
             or self.watches(step, False)
@@ -64,10 +64,15 @@ class Triggers:
         )
 
     def logs(self, step: int) -> bool:
-        """Return whether a line of steps.jsonl is due."""
+        """Return whether a line of steps.jsonl is due after this many steps."""
         return self.log_steps > 0 and step % self.log_steps == 0
 
     def watches(self, step: int, whole: bool) -> bool:
-        """Return whether ranks are to be compared; `whole`: an epoch has just ended."""
+        """Return whether the ranks' weights are to be compared.
+
+        Args:
+            step: number of steps done.
+            whole: whether an epoch has just ended.
+        """
         every = self.watch_steps
         return (every > 0 and step % every == 0) or (whole and self.watch_epochs)

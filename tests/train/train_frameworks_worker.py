@@ -177,15 +177,15 @@ def pinned_gpu() -> int:
         return _pinned_with_tensorflow(here)
     import jax
 
-    from hvdtrain.keras import jax_device as tensors
+    from hvdtrain.keras.tensors import device as tensors
 
     os.environ["CUDA_VISIBLE_DEVICES"] = "3,5"
     told: list[Any] = []
-    takes, update = tensors._takes_gpus, jax.config.update
-    tensors._takes_gpus = lambda: True
+    takes, update = tensors._has_gpu_plugin, jax.config.update
+    tensors._has_gpu_plugin = lambda: True
     jax.config.update = lambda *setting: told.append(setting)
     index = tensors.pin_device(here, DeviceWish())
-    tensors._takes_gpus, jax.config.update = takes, update
+    tensors._has_gpu_plugin, jax.config.update = takes, update
     del os.environ["CUDA_VISIBLE_DEVICES"]
     assert told == [("jax_cuda_visible_devices", str(index))]
     assert index is not None
@@ -195,7 +195,7 @@ def pinned_gpu() -> int:
 def _pinned_with_tensorflow(here: Topology) -> int:
     import tensorflow as tf
 
-    from hvdtrain.tensorflow.graph.tensors import pin_device
+    from hvdtrain.tensorflow.tensors.device import pin_device
 
     told: list[Any] = []
     plain = tf.config.list_physical_devices, tf.config.set_visible_devices

@@ -1,1 +1,1 @@
-"""Operations on numpy arrays, for frameworks whose tensors become arrays."""
+"""Operations on numpy arrays, for frameworks whose tensors are communicated as arrays."""

@@ -1,4 +1,4 @@
-"""Dense gradients of one step, reduced together."""
+"""Fused reductions: the dense gradients of one step as one operation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from contextlib import suppress
 from math import prod
 from weakref import WeakKeyDictionary
 
+from hvdtrain.arrays import HostArray
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.arrays.fused_plan import FusedPlan, FusedSettings
-from hvdtrain.core.arrays.memory import Array, wire_type
+from hvdtrain.core.arrays.memory import wire_type
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import ParameterSpec, first_difference
@@ -22,81 +23,91 @@ from hvdtrain.types import DType
 
 __all__ = ["reduce_fused"]
 
-# How many plans get memory of the engine's, and how many are kept.
-_MOST_IN_ENGINE, _MOST_KEPT = 16, 32
+# Limits per channel: plans in memory of the engine, and plans that are cached.
+_MOST_IN_ENGINE_MEMORY, _MOST_CACHED = 16, 32
 
 
 def reduce_fused(
-    arrays: Sequence[Array], name: str, settings: FusedSettings, weight: float | None = None
-) -> list[Array]:
-    """Return the reduced gradients (collective, blocking).
-
-    They lie in memory that is used again only when nothing shows it any more.
+    arrays: Sequence[HostArray], name: str, settings: FusedSettings, weight: float | None = None
+) -> list[HostArray]:
+    """Reduce dense gradients as one operation (collective, blocking).
 
     Args:
-        arrays: this rank's gradients.
-        name: of the operation.
-        settings: equal on all ranks.
-        weight: what this rank counts in the average, samples for example; None for 1.
+        arrays: this rank's gradients, with equal shapes and dtypes on all ranks.
+        name: operation name.
+        settings: settings of the reduction, equal on all ranks.
+        weight: weight of this rank in the average, samples for example; None for 1.
+
+    Returns:
+        The reduced gradients, with the shapes and dtypes of `arrays`. Their memory is reused when
+        no array or tensor refers to it any more.
 
     Raises:
-        MismatchError: the ranks have other gradients, by number, shape or type.
+        MismatchError: number, shapes or dtypes of gradients differ between ranks.
         ValueError: the exchange has been given other gradients before.
     """
     specs = _specs(arrays)
     channel = settings.process_set.channel()
-    fused = _kept_or_made(specs, settings, channel)
+    plan = _cached_plan(specs, settings, channel)
     try:
-        results = fused.reduce(arrays, name, channel, weight)
+        results = plan.reduce(arrays, name, channel, weight)
     except MismatchError:
-        _name_difference(specs, name, channel)  # if it is one of these
+        _raise_difference(specs, name, channel)  # if that is the reason
         raise
-    _use_engine_memory(fused, channel)
+    _use_engine_memory(plan, channel)
     return results
 
 
-class _Kept:
-    """What is kept of a channel's gradients.
+class _PlanCache:
+    """Plans of a channel, the latest ones: a search through models has many in succession.
 
     Attributes:
-        fused: the latest plans; a search through models has many, one after the other.
-        in_engine: how many of all have memory of the engine's, which is there until shutdown().
-        exchanged: of which gradients an exchange keeps what it needs.
+        plans: plans by gradients and settings, oldest first.
+        in_engine_memory: number of plans, dropped ones included, whose memory is the engine's; it
+            is there until shutdown().
+        exchanged: gradients that each exchange has state for.
     """
 
     def __init__(self) -> None:
-        self.fused: dict[Hashable, FusedPlan] = {}
-        self.in_engine = 0
+        self.plans: dict[Hashable, FusedPlan] = {}
+        self.in_engine_memory = 0
         self.exchanged: WeakKeyDictionary[Exchange, list[ParameterSpec]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def keep(self, key: Hashable, fused: FusedPlan) -> None:
-        """Keep it, instead of the oldest one if there are many (local)."""
+    def add(self, key: Hashable, plan: FusedPlan) -> None:
+        """Add a plan, and drop the oldest one if there are too many (local).
+
+        Args:
+            key: gradients and settings.
+            plan: the plan for them.
+        """
         with self._lock:
-            self.fused[key] = fused
-            if len(self.fused) > _MOST_KEPT:
-                del self.fused[next(iter(self.fused))]
+            self.plans[key] = plan
+            if len(self.plans) > _MOST_CACHED:
+                del self.plans[next(iter(self.plans))]
 
 
-def _kept(channel: Channel) -> _Kept:
-    kept: _Kept = context.current().kept.setdefault(channel, {}).setdefault(_Kept, _Kept())
-    return kept
+def _cache_of(channel: Channel) -> _PlanCache:
+    caches = context.current().kept.setdefault(channel, {})
+    cache: _PlanCache = caches.setdefault(_PlanCache, _PlanCache())
+    return cache
 
 
-def _kept_or_made(
+def _cached_plan(
     specs: list[ParameterSpec], settings: FusedSettings, channel: Channel
 ) -> FusedPlan:
     key: Hashable = (tuple(specs), settings)
-    fused = _kept(channel).fused.get(key)
-    if fused is not None:
-        return fused
+    cache = _cache_of(channel)
+    plan = cache.plans.get(key)
+    if plan is not None:
+        return plan
     _check_exchange(specs, settings.exchange, channel)
     try:
-        made = FusedPlan(specs, settings, agree_on_bucket_size(channel).nbytes)
-    except MismatchError:  # a rank has joined, which takes part in steps only: ask again next time
+        plan = FusedPlan(specs, settings, agree_on_bucket_size(channel).nbytes)
+    except MismatchError:  # a joined rank answers steps only: ask again next time
         return FusedPlan(specs, settings, DEFAULT_BUCKET_BYTES)
-    _kept(channel).keep(key, made)
-    return made
+    cache.add(key, plan)
+    return plan
 
 
 def _check_exchange(
@@ -104,7 +115,7 @@ def _check_exchange(
 ) -> None:
     if exchange is None:
         return
-    known = _kept(channel).exchanged.setdefault(exchange, specs)
+    known = _cache_of(channel).exchanged.setdefault(exchange, specs)
     if known != specs:
         raise ValueError(
             f"exchange {exchange.spec!r} was given {len(known)} gradients before, and now "
@@ -113,15 +124,15 @@ def _check_exchange(
         )
 
 
-def _use_engine_memory(fused: FusedPlan, channel: Channel) -> None:
-    kept = _kept(channel)
+def _use_engine_memory(plan: FusedPlan, channel: Channel) -> None:
+    cache = _cache_of(channel)
     with suppress(MismatchError):  # a rank has joined: ask again next time
-        if fused.use_engine_memory(channel, lambda: kept.in_engine < _MOST_IN_ENGINE):
-            kept.in_engine += 1
+        if plan.use_engine_memory(channel, lambda: cache.in_engine_memory < _MOST_IN_ENGINE_MEMORY):
+            cache.in_engine_memory += 1
 
 
-def _name_difference(specs: list[ParameterSpec], name: str, channel: Channel) -> None:
-    """Raise the first difference from the first rank's gradients, if there is one (collective)."""
+def _raise_difference(specs: list[ParameterSpec], name: str, channel: Channel) -> None:
+    """Raise an error for the first gradient that differs from the first rank's (collective)."""
     size, root_rank = context.current().topology.size, channel.ranks[0]
     what = f"shapes for {name}"
     theirs = broadcast_object(specs, root_rank, what, channel)
@@ -133,8 +144,8 @@ def _name_difference(specs: list[ParameterSpec], name: str, channel: Channel) ->
             )
 
 
-def _specs(arrays: Sequence[Array]) -> list[ParameterSpec]:
-    # Positions for names: those of TensorFlow's variables count what else a rank has made.
+def _specs(arrays: Sequence[HostArray]) -> list[ParameterSpec]:
+    # Named by position: names of TensorFlow's variables depend on what else a rank has created.
     return [
         ParameterSpec(
             name=f"gradient {number}",

@@ -1,4 +1,4 @@
-"""Dense gradients of one step as buckets, in memory that the engine reduces fastest."""
+"""The plan by which dense gradients that are arrays are reduced in buckets."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.arrays.memory import ALIGNMENT_BYTES, Array, LentMemory, empty
+from hvdtrain.core.arrays.memory import ALIGNMENT_BYTES, MemoryPool, empty
 from hvdtrain.core.collectives.memory import AllocateIfWanted
 from hvdtrain.core.gradients.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators, open_communicators
@@ -23,20 +24,20 @@ from hvdtrain.types import ReduceOp
 
 __all__ = ["FusedPlan", "FusedSettings"]
 
-# From there on a gradient does not stay in the caches until it is reduced.
+# A gradient of this size or more does not stay in the caches until it is reduced.
 _LARGE_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
 class FusedSettings:
-    """How gradients are reduced.
+    """Settings of a reduction of gradients.
 
     Attributes:
         op: AVERAGE or SUM.
-        process_set: the ranks that take part.
-        predivide: the average is (1/predivide before, predivide/size after) the sum.
+        process_set: ranks that take part.
+        predivide: divisor of gradients before the sum of an average, predivide/size comes after.
         groups: indices of gradients that are reduced together.
-        exchange: what is done with a bucket of gradients, instead of the average or sum.
+        exchange: exchange that replaces the average or sum; None for these.
     """
 
     op: ReduceOp
@@ -47,16 +48,22 @@ class FusedSettings:
 
 
 class FusedPlan:
-    """Reduces gradients of certain shapes and types.
+    """Reduces gradients of given shapes and dtypes in buckets.
 
-    All ranks do this for the first time, or none: what is agreed on covers shapes and types.
+    All ranks use a plan for the first time together: the request that ranks agree on covers shapes
+    and dtypes.
+
+    Args:
+        specs: the gradients, in their order.
+        settings: settings of the reduction.
+        bucket_bytes: size limit of a bucket.
     """
 
     def __init__(
         self, specs: Sequence[ParameterSpec], settings: FusedSettings, bucket_bytes: int
     ) -> None:
-        # A plan goes backwards. Those of odd lengths come last in it, so that all others begin
-        # where TensorFlow takes them as they are.
+        # A plan is in reverse order. Gradients of odd lengths come last in it, so that all others
+        # are aligned and become tensors of TensorFlow without a copy.
         aligned = [spec.nbytes % ALIGNMENT_BYTES == 0 for spec in specs]
         order = sorted(range(len(specs)), key=aligned.__getitem__)[::-1]
         self._plan = make_plan(specs, bucket_bytes, bucket_bytes, settings.groups, order)
@@ -67,42 +74,52 @@ class FusedPlan:
         self._memory_key = f"plan {self._plan.digest}, {self._exchange.spec}"
         channel = settings.process_set.channel()
         self._communicators = _communicators(channel, self._exchange)
-        known: LentMemory | None = context.current().first_use.find(channel, self._memory_key)
-        self._memory = known or LentMemory(empty([self._nbytes], np.uint8))
+        known: MemoryPool | None = context.current().first_use.find(channel, self._memory_key)
+        self._pool = known or MemoryPool(empty([self._nbytes], np.uint8))
 
     def use_engine_memory(self, channel: Channel, wanted: Callable[[], bool]) -> bool:
-        """Let further gradients lie in memory that the engine reduces fastest (collective).
+        """Allocate the memory that the engine reduces fastest for later steps (collective).
 
-        It is settled once for all plans of the same gradients, whatever thread has them.
+        That is done once for all plans of the same gradients, whatever thread uses them.
 
         Args:
-            channel: of the ranks.
-            wanted: returns whether this rank has room for it; called when it is settled.
+            channel: channel of the ranks that take part.
+            wanted: returns whether this rank has room for it; called if it was not done before.
 
         Returns:
-            Whether this call has settled it, and all ranks have room.
+            Whether this call has allocated it.
 
         Raises:
             MismatchError: a rank has joined.
         """
         granted = []
 
-        def ask() -> LentMemory | None:
+        def allocate() -> MemoryPool | None:
             memory = channel.run(
                 AllocateIfWanted(self._nbytes, f"for {self._memory_key}", wanted())
             )
             granted.append(memory is not None)
-            return None if memory is None else LentMemory(np.asarray(memory))
+            return None if memory is None else MemoryPool(np.asarray(memory))
 
-        memory = context.current().first_use.settle(channel, self._memory_key, ask)
-        self._memory = memory or self._memory
+        memory = context.current().first_use.settle(channel, self._memory_key, allocate)
+        self._pool = memory or self._pool
         return any(granted)
 
     def reduce(
-        self, arrays: Sequence[Array], name: str, channel: Channel, weight: float | None
-    ) -> list[Array]:
-        """Return the reduced gradients (collective, blocking)."""
-        buffers = cut(self._plan.buckets, {"cpu": self._memory.lend()})
+        self, arrays: Sequence[HostArray], name: str, channel: Channel, weight: float | None
+    ) -> list[HostArray]:
+        """Reduce the gradients of one step (collective, blocking).
+
+        Args:
+            arrays: this rank's gradients, with the shapes and dtypes of the plan.
+            name: operation name.
+            channel: channel of the ranks that take part.
+            weight: weight of this rank in the average; None for 1.
+
+        Returns:
+            The reduced gradients, with the shapes and dtypes of `arrays`.
+        """
+        buffers = cut(self._plan.buckets, {"cpu": self._pool.allocate()})
         here = context.current()
         reducer = Reducer(
             here,
@@ -114,12 +131,12 @@ class FusedPlan:
             communicators=self._communicators,
         )
         reducer.weight, reducer.steps = weight, self._steps
-        if channel.has_thread:  # which reduces the first bucket while the second one is filled
+        if channel.has_thread:  # reduces the first bucket while this one fills the second
             reducer.submit()
         try:
             results = self._fill(arrays, reducer)
         except BaseException:  # Ctrl-C, for example
-            reducer.step.abandon()  # for which the channel's thread would wait
+            reducer.step.abandon()  # else the channel's thread would wait for it
             raise
         reducer.finish()
         self._steps += 1
@@ -127,8 +144,8 @@ class FusedPlan:
             results[index].astype(array.dtype, copy=False) for index, array in enumerate(arrays)
         ]
 
-    def _fill(self, arrays: Sequence[Array], reducer: Reducer) -> dict[int, Array]:
-        """Copy the gradients into the buckets, and return where each one lies."""
+    def _fill(self, arrays: Sequence[HostArray], reducer: Reducer) -> dict[int, HostArray]:
+        """Copy the gradients into the buckets and return a view of each, by index."""
         results = {}
         for bucket, buffer in zip(self._plan.buckets, reducer.buffers, strict=True):
             elements = buffer.array()
@@ -147,7 +164,7 @@ class FusedPlan:
 
 
 def _communicators(channel: Channel, exchange: Exchange) -> Communicators | None:
-    """Return what an exchange communicates by, made once for all plans (collective then)."""
+    """Return the communicators of an exchange, shared by all plans (collective on first use)."""
     here = context.current()
     if not exchange.hierarchical:
         return None

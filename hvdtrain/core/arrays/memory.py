@@ -1,4 +1,4 @@
-"""numpy arrays as buffers, and memory that becomes a tensor without a copy."""
+"""Memory of numpy arrays: as buffers, aligned for TensorFlow, and in pools that reuse it."""
 
 from __future__ import annotations
 
@@ -11,32 +11,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType
 
-__all__ = [
-    "ALIGNMENT_BYTES",
-    "Array",
-    "LentMemory",
-    "as_buffer",
-    "empty",
-    "from_buffer",
-    "wire_type",
-]
+__all__ = ["ALIGNMENT_BYTES", "MemoryPool", "as_buffer", "empty", "from_buffer", "wire_type"]
 
-Array = npt.NDArray[Any]
-
-# TensorFlow takes an array for a tensor without a copy where its memory begins at a multiple.
+# TensorFlow makes a tensor of an array without a copy if its address is a multiple of this.
 ALIGNMENT_BYTES = 64
 
 _WIRE_TYPES = {"float16": np.float32, "bfloat16": np.float32, "bool": np.uint8}
 
 
-def as_buffer(array: Array) -> Buffer:
-    """View a contiguous array; the buffer keeps its memory alive.
+def as_buffer(array: HostArray) -> Buffer:
+    """View a contiguous array as a buffer, which keeps its memory alive.
+
+    Args:
+        array: contiguous array of any shape.
 
     Raises:
-        TypeError: its element type has no counterpart here (strings, for example).
+        TypeError: its element type cannot be communicated (strings, for example).
     """
     try:
         dtype = DType(array.dtype.name)
@@ -45,13 +39,24 @@ def as_buffer(array: Array) -> Buffer:
     return Buffer.from_array(array, dtype)
 
 
-def from_buffer(buffer: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
-    """Return the elements of a buffer in host memory as an array over the same memory."""
+def from_buffer(buffer: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> HostArray:
+    """View a buffer in host memory as an array.
+
+    Args:
+        buffer: elements to view.
+        dtype: element type of the array, of the same size as the buffer's.
+        shape: shape of the array.
+    """
     return buffer.array().view(dtype).reshape(shape)
 
 
-def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
-    """Return uninitialised memory that becomes a tensor without a copy."""
+def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> HostArray:
+    """Return an uninitialized array that TensorFlow can use without a copy.
+
+    Args:
+        shape: shape of the array.
+        dtype: element type of the array.
+    """
     element = np.dtype(dtype)
     nbytes = int(np.prod(shape, dtype=np.int64)) * element.itemsize
     memory = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
@@ -60,37 +65,39 @@ def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
 
 
 def wire_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type in which tensors are reduced: half types in float32, bool in uint8."""
+    """Return the type in which elements are reduced: float32 for half types, uint8 for bool."""
     return np.dtype(_WIRE_TYPES.get(dtype.name, dtype))
 
 
-class LentMemory:
-    """Blocks of memory of one size, the first of which is the best; any thread may borrow one.
+class MemoryPool:
+    """Blocks of equal size, each reused when no array or tensor refers to it any more.
+
+    Any thread may allocate. The first free block is taken, so that the first block is used most.
 
     Args:
-        first: bytes; further blocks are made when it is still lent.
+        first: the first block, uint8 [nbytes]; further ones are allocated when all are in use.
     """
 
-    def __init__(self, first: Array) -> None:
+    def __init__(self, first: HostArray) -> None:
         self._lock = threading.Lock()
         self._blocks = [first]
-        self._loans: list[weakref.ref[object] | None] = [None]
+        self._users: list[weakref.ref[object] | None] = [None]
 
-    def lend(self) -> Array:
-        """Return a block that no tensor lies in; it counts as lent while arrays show it."""
+    def allocate(self) -> HostArray:
+        """Return a free block, uint8 [nbytes]; it is in use as long as views of it exist."""
         with self._lock:
-            number = self._free()
+            number = self._free_block()
             block = self._blocks[number]
             memory = (ctypes.c_byte * block.size).from_address(block.ctypes.data)
-            memory.owner = block  # type: ignore[attr-defined]  # lives as long as the loan
-            self._loans[number] = weakref.ref(memory)
+            memory.owner = block  # type: ignore[attr-defined]  # lives as long as its views
+            self._users[number] = weakref.ref(memory)
         return np.frombuffer(memoryview(memory), np.uint8)
 
-    def _free(self) -> int:
-        """Return the number of a block that is not lent, while the lock is held."""
-        for number, loan in enumerate(self._loans):
-            if loan is None or loan() is None:
+    def _free_block(self) -> int:
+        """Return the index of a free block; the lock must be held."""
+        for number, user in enumerate(self._users):
+            if user is None or user() is None:
                 return number
         self._blocks.append(empty(self._blocks[0].shape, np.uint8))
-        self._loans.append(None)
+        self._users.append(None)
         return len(self._blocks) - 1

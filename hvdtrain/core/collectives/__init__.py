@@ -1,1 +1,1 @@
-"""The operations that ranks do together, one file each. They know no global state."""
+"""Collective operations, which do not depend on global state."""

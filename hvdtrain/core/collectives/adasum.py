@@ -21,8 +21,12 @@ _NEGLIGIBLE = math.sqrt(sys.float_info.min)
 def combine(a: Array, b: Array) -> Array:
     """Return (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b, with float64 dot products.
 
-    Orthogonal vectors are added, equal ones averaged. A vector whose square is negligible
-    leaves the other one as it is.
+    Orthogonal vectors are added, equal ones averaged. A vector whose square is negligible leaves
+    the other one unchanged.
+
+    Args:
+        a: float32 or float64 vector, 1-d.
+        b: vector of the same shape and dtype.
     """
     wide_a, wide_b = to_float64(a), to_float64(b)
     dot = wide_a @ wide_b
@@ -31,7 +35,7 @@ def combine(a: Array, b: Array) -> Array:
 
 
 def _factor(dot: Array, squared: Array) -> Array:
-    # Without asking a device for the numbers, which would make the host wait for it.
+    # Without reading values from a device, which would make the host wait for it.
     with np.errstate(all="ignore"):
         factor = 1.0 - dot / (squared * 2)
     return cast("Array", namespace(squared).where(squared < _NEGLIGIBLE, 1.0, factor))
@@ -44,19 +48,20 @@ def adasum(
     postscale: float = 1.0,
     parts: Sequence[tuple[int, int]] | None = None,
 ) -> None:
-    """Combine the members' buffers in place along a balanced binary tree over the ranks.
+    """Combine the members' buffers in place along a balanced binary tree (collective).
 
-    Any number of members will do: one without a partner moves up a level unchanged. Every
-    member computes the whole tree from the gathered buffers, so all get the same bits, at the
-    price of memory for all of them.
+    The number of members is arbitrary: one without a partner moves up a level unchanged. Every
+    member computes the whole tree from the gathered buffers, so that all get the same bits, at the
+    cost of memory for all buffers.
 
     Args:
-        communicator: of the members.
-        buffer: this one's.
-        prescale: factor before.
-        postscale: factor after.
-        parts: vectors in the buffer, each with its first element and how many it has, that are
-            combined by themselves, and all else not at all; by default the buffer is one vector.
+        communicator: communicator of the members.
+        buffer: float32 or float64 elements of this member, overwritten with the result.
+        prescale: factor before the reduction.
+        postscale: factor after the reduction.
+        parts: first element and number of elements of the vectors in the buffer, which are
+            combined separately; other elements are not combined. By default the buffer is one
+            vector.
     """
     buffer.scale(prescale)
     size, count = communicator.size, buffer.count
@@ -76,5 +81,5 @@ def _tree(level: list[Array]) -> Array:
 
 
 def _elements(buffer: Buffer) -> Array:
-    """View the elements: with numpy on the host, where all engines then give the same bits."""
+    """Return a view of the elements: on the host by numpy, for the same bits with all engines."""
     return cast("Array", buffer.array() if buffer.device == "cpu" else buffer.elements())

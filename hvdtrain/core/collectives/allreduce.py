@@ -1,4 +1,4 @@
-"""Reduction of buffers in place."""
+"""All-reduce of buffers."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, Zeros
 from hvdtrain.core.collectives.adasum import adasum
+from hvdtrain.core.collectives.devices import device_details, device_types
 from hvdtrain.core.collectives.division import divide_truncating
-from hvdtrain.core.collectives.places import device_details, device_types
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["Allreduce"]
 
-# Larger buffers take longer to be copied than to be reduced by themselves.
+# Copying larger buffers into a batch takes longer than reducing them one by one.
 _TOGETHER_BYTES = 128 << 10
 
-# Where the elements of a buffer come from, and the buffer.
+# A source of elements, and the buffer for the result.
 Pair = tuple[Buffer, Buffer]
 
 
 class Allreduce(Operation):
-    """Reduce buffers of every member in place.
+    """Reduce buffers of all members in place.
 
     AVERAGE is postscale * sum_r(prescale * buffer_r) / size; for integers the quotient is
-    truncated towards zero. ADASUM combines each buffer for itself (see `adasum`).
+    truncated towards zero. ADASUM combines each buffer separately (see `adasum`).
 
     Args:
-        buffers: one, or the members of a group; overwritten with the result.
-        shapes: for each the tensor's shape, hashable.
-        op: the reduction.
-        name: equal on all members.
+        buffers: memory of each tensor of a group, overwritten with the result.
+        shapes: shapes of the tensors, hashable.
+        op: reduction.
+        name: name of the operation, equal on all members.
         prescale: factor before the reduction.
-        postscale: factor after it.
-        kinds: the tensors' own types, where they are reduced in another; equal on all members.
-        sources: for each buffer where its elements come from, if not from itself.
+        postscale: factor after the reduction.
+        kinds: element types of the user's tensors, if they differ from those of the buffers; equal
+            on all members.
+        sources: buffers of the elements; by default `buffers`.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Allreduce(Operation):
                 self._reduce(communicator, source, buffer)
 
     def pairs(self) -> Iterator[Pair]:
-        """Return for each buffer where its elements come from, and itself."""
+        """Return pairs of the source and the result of each tensor."""
         return zip(self._sources, self._buffers, strict=True)
 
     def batch_key(self) -> Hashable:
@@ -134,7 +135,7 @@ class Allreduce(Operation):
 
 
 def _fitting(pairs: Sequence[Pair], nbytes: int) -> Iterator[list[Pair]]:
-    """Cut a list of pairs into lists of at most so many bytes."""
+    """Split a list of pairs into lists of at most `nbytes` each."""
     part: list[Pair] = []
     room = nbytes
     for pair in pairs:
@@ -146,7 +147,7 @@ def _fitting(pairs: Sequence[Pair], nbytes: int) -> Iterator[list[Pair]]:
     yield part
 
 
-# A training loop asks for the same thing again and again.
+# A training loop submits the same requests again and again.
 @lru_cache(maxsize=1024)
 def _request(
     name: str,

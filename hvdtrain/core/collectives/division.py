@@ -1,4 +1,4 @@
-"""Averages of integers."""
+"""Division of integers, for averages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ _HIGHEST = (1 << 63) - 1
 
 
 def divide_truncating(buffer: Buffer, divisor: int) -> None:
-    """Divide integers in place, truncating towards zero."""
+    """Divide integers in place, truncating towards zero.
+
+    Args:
+        buffer: elements of any integer type, on any device.
+        divisor: positive divisor.
+    """
     if buffer.device == "cpu":
         _divide_array(cast("npt.NDArray[np.integer[Any]]", buffer.array()), divisor)
     elif buffer.dtype is DType.UINT64:
         _divide_bits(buffer.view(DType.INT64).elements(), divisor)
     else:
-        # As int64, because torch divides few of the others.
+        # As int64, because torch does not divide all integer types.
         tensor: Any = buffer.elements()
         tensor.copy_(tensor.long().div_(divisor, rounding_mode="trunc"))
 
@@ -34,7 +39,7 @@ def _divide_array(array: npt.NDArray[np.integer[Any]], divisor: int) -> None:
 
 
 def _divide_bits(bits: Any, divisor: int) -> None:
-    """Divide a torch tensor of int64 that holds the bits of uint64, which torch does not divide."""
+    """Divide an int64 torch tensor with the bits of uint64, which torch does not divide."""
     quotient = ((bits >> 1) & _HIGHEST).div_(divisor, rounding_mode="trunc") << 1
     rest = bits - quotient * divisor
     bits.copy_(quotient + (rest >= divisor))

@@ -1,4 +1,4 @@
-"""Operations that move elements without arithmetic."""
+"""Operations without arithmetic: barrier, broadcast, allgather and alltoall."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.collectives.places import device_details, device_types
+from hvdtrain.core.collectives.devices import device_details, device_types
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["Allgather", "Alltoall", "Barrier", "Broadcast"]
 
 
 class Barrier(Operation):
-    """Wait for all members, which the agreement itself does."""
+    """Wait for all members; the agreement on the operation is all that it takes."""
 
     def __init__(self, name: str = "") -> None:
         super().__init__()
@@ -28,7 +28,15 @@ class Barrier(Operation):
 
 
 class Broadcast(Operation):
-    """Overwrite every member's buffer with that of the member `root_rank`."""
+    """Overwrite the buffers of all members with the buffer of one.
+
+    Args:
+        buffer: elements of this member.
+        shape: shape of the tensor, equal on all members.
+        root_rank: member that sends its elements.
+        name: name of the operation, equal on all members.
+        root_shown: number of that member in the world, for messages.
+    """
 
     def __init__(
         self, buffer: Buffer, shape: Sequence[int], root_rank: int, name: str, root_shown: int
@@ -49,15 +57,15 @@ class Broadcast(Operation):
 
 
 class Allgather(Operation):
-    """Concatenate buffers of all members along the first dimension.
+    """Concatenate tensors of all members along the first dimension.
 
-    The result is, for each buffer of the group, new memory with the elements of all members in
-    rank order, and the first dimension of each member.
+    The result contains, for each tensor of the group, new memory with the elements of all members
+    in rank order, and the first dimension of each member.
 
     Args:
-        buffers: one, or the members of a group.
-        shapes: for each the shape, at least 1-d; only the first dimension may differ.
-        name: equal on all members.
+        buffers: elements of each tensor of the group.
+        shapes: shapes of the tensors, at least 1-d; only first dimensions may differ between ranks.
+        name: name of the operation, equal on all members.
     """
 
     def __init__(
@@ -95,14 +103,14 @@ class Allgather(Operation):
 class Alltoall(Operation):
     """Send part r of the first dimension to member r.
 
-    The result is new memory with the parts received, in rank order, and the first dimension of
-    each.
+    The result is new memory with the received parts in rank order, and the first dimension of each
+    part.
 
     Args:
-        buffer: the elements.
-        shape: at least 1-d; only the first dimension may differ between members.
-        splits: how many rows go to each member; their sum is the first dimension.
-        name: equal on all members.
+        buffer: elements of the tensor.
+        shape: shape of the tensor, at least 1-d; only the first dimension may differ between ranks.
+        splits: number of rows to send to each member; the sum is the first dimension.
+        name: name of the operation, equal on all members.
     """
 
     def __init__(

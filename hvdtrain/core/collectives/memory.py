@@ -1,4 +1,4 @@
-"""Memory that all members get together."""
+"""Allocation of communicator memory, which is collective."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.collectives.places import device_details
+from hvdtrain.core.collectives.devices import device_details
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
@@ -15,12 +15,12 @@ __all__ = ["AllocateIfWanted", "AllocateMemory"]
 
 
 class AllocateMemory(Operation):
-    """Get memory that the communicator reduces fastest; the result is its bytes.
+    """Allocate memory that the communicator reduces fastest; the result is 1-d uint8 memory.
 
     Args:
-        nbytes: equal on all members.
-        name: equal on all members.
-        device: where, on this member.
+        nbytes: size in bytes, equal on all members.
+        name: name of the operation, equal on all members.
+        device: device on this member.
     """
 
     def __init__(self, nbytes: int, name: str, device: str = "cpu") -> None:
@@ -34,11 +34,11 @@ class AllocateMemory(Operation):
 
 
 class AllocateIfWanted(Operation):
-    """Get such memory if all members want it; else the result is None.
+    """Allocate such memory if all members want it; otherwise the result is None.
 
     Args:
-        nbytes: equal on all members.
-        name: equal on all members.
+        nbytes: size in bytes, equal on all members.
+        name: name of the operation, equal on all members.
         wanted: whether this member wants it.
     """
 

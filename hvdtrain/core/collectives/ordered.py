@@ -1,4 +1,4 @@
-"""Sums in one fixed order: the same bits from run to run, whatever the buckets and the engine."""
+"""Sums in a fixed order: the same bits in every run, for any buckets and any engine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ Array: TypeAlias = Any
 
 
 def tree_sum(terms: Sequence[Array]) -> Array:
-    """Add neighbours until one is left; an odd one out moves up as it is.
+    """Return the sum of arrays along a binary tree: neighbours are added until one is left.
 
-    Where N divides V, N sums of V / N neighbours each, added up in this way, have the bits of
-    the sum of all V, if both are powers of two.
+    An array without a neighbour moves up a level unchanged. If N and V are powers of two and N
+    divides V, the tree sum of N tree sums of V / N neighbours each has the same bits as the tree
+    sum of all V.
+
+    Args:
+        terms: arrays of equal shape and dtype, at least one.
     """
     while len(terms) > 1:
         pairs = zip(terms[::2], terms[1::2], strict=False)
@@ -35,21 +39,21 @@ def tree_sum(terms: Sequence[Array]) -> Array:
 
 
 class OrderedCommunicator(Communicator):
-    """A communicator whose sums of fractional numbers are added along a tree over the ranks.
+    """A communicator that computes floating-point sums along a binary tree over the ranks.
 
-    Where its inner one does not do so by itself, each rank gets its slice of everybody's buffer,
-    adds, and hands the sum to all: as many bytes travel as in any other all-reduce.
+    If the inner communicator does not do so itself, each rank receives its slice of all buffers,
+    sums it, and sends the sum to all ranks; the traffic is that of an ordinary all-reduce.
 
     Args:
-        inner: moves the bytes, and does all else.
+        inner: communicator that transfers the data and implements all other operations.
     """
 
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
         self.rank, self.size = inner.rank, inner.size
-        self._trees = inner.capabilities.trees
-        # Else halves are staged in float32, which numpy can add.
-        self.capabilities = replace(inner.capabilities, halves=self._trees)
+        self._tree_sums = inner.capabilities.tree_sums
+        # Otherwise half types are staged in float32, which numpy can add.
+        self.capabilities = replace(inner.capabilities, half_types=self._tree_sums)
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         return self._inner.start_max(values)
@@ -68,8 +72,8 @@ class OrderedCommunicator(Communicator):
         self._inner.allgather(part, buffer, counts)
 
     def _inner_orders(self, buffer: Buffer) -> bool:
-        """Return whether the engine itself adds along the tree; those that do, on the host only."""
-        return self._trees and buffer.device == "cpu"
+        """Return whether the engine itself sums along the tree, which it does only on the host."""
+        return self._tree_sums and buffer.device == "cpu"
 
     def allreduce_from(
         self,
@@ -108,7 +112,7 @@ class OrderedCommunicator(Communicator):
         prescale: float,
         postscale: float,
     ) -> None:
-        """Put the sum of everybody's part of this rank into `receive`."""
+        """Write the sum of all ranks' slices for this rank to `receive`."""
         count = counts[self.rank]
         send, receive = self.native(send), self.native(receive)
         incoming = send.like(self.size * count)

@@ -1,4 +1,4 @@
-"""Reduction of which every member keeps a part."""
+"""Reduce-scatter: a reduction of which every member keeps a part."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import prod
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.collectives.devices import device_details, device_types
 from hvdtrain.core.collectives.division import divide_truncating
-from hvdtrain.core.collectives.places import device_details, device_types
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
@@ -17,23 +17,30 @@ __all__ = ["ReduceScatter", "rows_of_rank"]
 
 
 def rows_of_rank(rows: int, rank: int, size: int) -> int:
-    """Return how many of `rows` a rank keeps: as even as can be, lower ranks the larger parts."""
+    """Return how many rows a rank receives: equally many, and lower ranks one of the remainder.
+
+    Args:
+        rows: first dimension of the tensor.
+        rank: rank that receives them.
+        size: number of ranks.
+    """
     return rows // size + (rank < rows % size)
 
 
 class ReduceScatter(Operation):
     """Reduce buffers and keep this member's part of the first dimension.
 
-    The result is new memory for each buffer of the group; the buffers stay as they are.
+    The result is new memory for each tensor of the group; the buffers are not changed.
 
     Args:
-        buffers: one, or the members of a group.
-        shapes: for each the shape, at least 1-d.
-        op: AVERAGE, SUM, MIN, MAX or PRODUCT.
-        name: equal on all members.
+        buffers: elements of each tensor of a group.
+        shapes: shapes of the tensors, at least 1-d.
+        op: reduction, AVERAGE, SUM, MIN, MAX or PRODUCT.
+        name: name of the operation, equal on all members.
         prescale: factor before the reduction.
-        postscale: factor after it.
-        kinds: the tensors' own types, where they are reduced in another; equal on all members.
+        postscale: factor after the reduction.
+        kinds: element types of the user's tensors, if they differ from those of the buffers; equal
+            on all members.
     """
 
     def __init__(

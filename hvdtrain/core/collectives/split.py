@@ -1,4 +1,4 @@
-"""A communicator of some of the members."""
+"""Creation of a communicator of some of the members."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Split"]
 
 
 class Split(Operation):
-    """Make a communicator; the result is None on members that are not in it.
+    """Create a communicator; the result is None on ranks that are not members of it.
 
-    It is agreed on because engines make it by way of the old one, which may be in the middle of
-    a round for another operation.
+    It is an agreed operation because engines use the old communicator to create the new one, and
+    the old one may be in use by a round.
 
     Args:
-        ranks: of the members.
+        ranks: ranks of the new communicator's members in the old one.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:

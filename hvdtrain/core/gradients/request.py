@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.collectives.places import device_details, device_types
+from hvdtrain.core.collectives.devices import device_details, device_types
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.types import DType

@@ -1,1 +1,1 @@
-"""What ranks do to their own process: output, exits, memory and threads."""
+"""Control of a rank's own process: output, exits, memory and threads."""

@@ -1,7 +1,7 @@
-"""The one place that every exit of a rank passes after init().
+"""The exit guard, through which every exit of a rank passes after init().
 
-A rank that fails ends the whole job, and one that ends makes sure that the others do too:
-otherwise they would wait for it until their hour on the machine is over.
+A rank that fails ends the whole job, and one that ends makes sure that the others end as well:
+otherwise they would wait for it until the job's time limit.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ __all__ = ["OWN_THREADS", "ExitGuard", "install_plain_excepthook", "write_messag
 # Names of hvdtrain's own threads begin with this; the job does not go on without them.
 OWN_THREADS = "hvdtrain-"
 
-# How long a rank that was waiting for the one that left has to say so before the job ends.
-_LAST_WORDS_SECONDS = 1.0
+# How long a rank that waits for one that left has to report so before the job ends.
+_REPORT_SECONDS = 1.0
 
-# How long a program has to end after an engine call failed, with words of its own.
+# How long a program has to end by itself after an engine call has failed.
 _GRACE_SECONDS = 2.0
 
 
 class ExitGuard:
-    """Watches how this process ends, from install() to uninstall().
+    """Handles every way in which this process can end, from install() to uninstall().
 
     Args:
-        topology: the place of this rank.
-        leave: leaves the world together with all ranks; raises if they do not leave.
-        abort: ends every rank with an exit code, without waiting.
-        any_thread: whether an uncaught exception in a thread of the program ends the job, too.
+        topology: place of this rank.
+        leave: function that leaves the world together with all ranks; raises if they do not leave.
+        abort: function that ends all ranks with an exit code, without waiting.
+        any_thread: whether an uncaught exception in any thread of the program ends the job.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ExitGuard:
         self._thread_excepthook = threading.excepthook
 
     def install(self) -> None:
-        """Take over the exception hooks, SIGTERM (unless it is handled) and the normal end."""
+        """Install the exception hooks, an exit handler, and a SIGTERM handler if there is none."""
         self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
         self._thread_excepthook = threading.excepthook
         threading.excepthook = self._on_thread_exception
@@ -77,7 +77,7 @@ class ExitGuard:
             signal.signal(signal.SIGTERM, self._on_terminate)
 
     def uninstall(self) -> None:
-        """Give back what install() took, where nobody has taken it since."""
+        """Restore what install() replaced, unless it has been replaced again since."""
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         if threading.excepthook == self._on_thread_exception:
@@ -103,7 +103,7 @@ class ExitGuard:
                 self._say("interrupted")
             self._end(EXIT_INTERRUPTED)
         elif isinstance(error, UsageError | ConnectionLostError):
-            # Neither is the doing of the line that raised it.
+            # A traceback would not help: the line that raised it is not the cause.
             self._say(str(error))
             self._end(error.exit_code)
         else:
@@ -117,7 +117,7 @@ class ExitGuard:
             self._on_exception(args.exc_type, args.exc_value, args.exc_traceback)
 
     def _ends_job(self, thread: threading.Thread | None) -> bool:
-        """Return whether the job cannot go on without this thread; as in Python, most are free."""
+        """Return whether the job ends with this thread; threads of the program may fail."""
         own = thread is not None and thread.name.startswith(OWN_THREADS)
         return own or self._any_thread
 
@@ -131,19 +131,19 @@ class ExitGuard:
         if not self._is_rank():
             return
         if self._terminated:
-            _die_of(signal.SIGTERM)  # silent; the launcher ends the other ranks
+            _die_of(signal.SIGTERM)  # without a message; the launcher ends the other ranks
         self._leaving = True
         try:
             self._leave()
         except HvdtrainError as error:
             self._say(str(error))
-            time.sleep(_LAST_WORDS_SECONDS)
+            time.sleep(_REPORT_SECONDS)
             self._end(error.exit_code)
         except BaseException as error:
             self._on_exception(type(error), error, error.__traceback__)
 
     def fail(self, error: BaseException) -> None:
-        """End the job at once for an error, as if nothing caught it."""
+        """End the job at once, as if an error had not been caught (local)."""
         self._on_exception(type(error), error, error.__traceback__)
 
     def end_soon(self, reason: str) -> None:
@@ -152,7 +152,7 @@ class ExitGuard:
         timer.name, timer.daemon = f"{OWN_THREADS}end", True
         try:
             timer.start()
-        except RuntimeError:  # Python is about to end, and starts no thread any more
+        except RuntimeError:  # Python is exiting and starts no threads any more
             self._end_for(reason)
 
     def _end_for(self, reason: str) -> None:
@@ -170,20 +170,25 @@ class ExitGuard:
 
 
 def write_message(title: str, text: str) -> None:
-    """Write to stderr, each line under the title of a rank."""
+    """Write a message to stderr, with a prefix before each line (local).
+
+    Args:
+        title: prefix that names the rank.
+        text: message, of one or more lines.
+    """
     lines = [line if line.startswith(title) else f"{title} {line}" for line in _lines(text)]
-    with contextlib.suppress(OSError, ValueError):  # whoever closed it does not want to hear
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed
         sys.stderr.write("\n".join(lines) + "\n")
 
 
 def install_plain_excepthook(silent: bool = False) -> None:
-    """Have an uncaught HvdtrainError end this process with one line and its exit code.
+    """Make an uncaught HvdtrainError end this process with one line and its exit code.
 
-    For the time before a world exists, when there is nobody to abort. Any other error ends it, too:
-    an engine that waits for all ranks at its end would wait for those that have no world either.
+    For the time before a world exists, when there are no other ranks to abort. Any other error ends
+    the process, too, because an engine may wait at exit for ranks that have no world either.
 
     Args:
-        silent: leave out the line, because another rank says it.
+        silent: whether to omit the line, because another rank writes it.
     """
     previous = sys.excepthook
 

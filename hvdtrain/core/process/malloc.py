@@ -1,4 +1,4 @@
-"""Memory that the C library keeps when it is freed: new tensors then cost no page faults."""
+"""Settings of the C library to keep freed memory, so that new tensors cause no page faults."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ __all__ = ["keep_freed_memory", "keep_large_memory"]
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _KEPT_BYTES = 256 << 20
-# Larger pieces come from the system and go back to it; glibc takes no larger value.
+# Larger blocks are mapped from the system and returned to it; glibc allows no larger value.
 _LARGEST_BYTES = 32 << 20
 _INT_MAX = (1 << 31) - 1
 
-_USERS_WORDS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_USER_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> bool:
-    """Have glibc keep up to 256 MiB of freed memory for the next tensors (local, for good).
+    """Make glibc keep up to 256 MiB of freed memory for the next tensors (local, permanent).
 
-    By itself it gives back more than twice the largest piece that was freed so far. A gradient
-    is freed as soon as it lies in its bucket, and would come back page by page in the next step.
+    By default it returns all but twice the largest block that was ever freed. A gradient is freed
+    as soon as it is in its bucket, and would be mapped page by page again in the next step.
 
     Args:
-        environ: where the user has set malloc there, it stays as it is.
+        environ: environment variables; malloc settings of the user have precedence.
 
     Returns:
-        Whether the C library took it.
+        Whether the C library accepted the setting.
     """
     return _set(
         {_M_TRIM_THRESHOLD: _KEPT_BYTES, _M_MMAP_THRESHOLD: _LARGEST_BYTES},
@@ -36,17 +36,18 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
 
 
 def keep_large_memory(nbytes: int, environ: Mapping[str, str]) -> bool:
-    """Have glibc keep freed memory of any piece's size, `nbytes` more of it (local, for good).
+    """Make glibc keep freed blocks of any size, and `nbytes` more of them (local, permanent).
 
-    XLA takes the memory of a whole step in one piece, which keep_freed_memory() alone gives back.
-    Its price: large pieces of others, too, go back to the system only when nothing lies above them.
+    XLA allocates the memory of a whole step as one block, which keep_freed_memory() alone would
+    return to the system. The drawback is that large blocks of other libraries are returned only if
+    no block above them is in use.
 
     Args:
-        nbytes: how much a step uses; more than 2 GiB at the end of the heap always go back.
-        environ: where the user has set malloc there, it stays as it is.
+        nbytes: memory of a step; more than 2 GiB at the end of the heap are always returned.
+        environ: environment variables; malloc settings of the user have precedence.
 
     Returns:
-        Whether the C library took it.
+        Whether the C library accepted the setting.
     """
     kept = min(_KEPT_BYTES + nbytes, _INT_MAX)
     return _set({_M_TRIM_THRESHOLD: kept, _M_MMAP_MAX: 0}, environ)
@@ -54,6 +55,8 @@ def keep_large_memory(nbytes: int, environ: Mapping[str, str]) -> bool:
 
 def _set(values: Mapping[int, int], environ: Mapping[str, str]) -> bool:
     libc = ctypes.CDLL(None)
-    if any(word in environ for word in _USERS_WORDS) or not hasattr(libc, "gnu_get_libc_version"):
+    if any(name in environ for name in _USER_VARIABLES) or not hasattr(
+        libc, "gnu_get_libc_version"
+    ):
         return False
     return all(libc.mallopt(parameter, value) for parameter, value in values.items())

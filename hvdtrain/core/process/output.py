@@ -1,4 +1,4 @@
-"""What this process has printed, on its way to whoever reads it."""
+"""Flushing of the output of this process before it ends."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _POLL_SECONDS = 1e-3
 
 
 def flush_output() -> None:
-    """Hand what is buffered in this process to the operating system (local)."""
+    """Flush stdout and stderr to the operating system (local)."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
 
 
 def drain_output() -> None:
-    """Flush, and wait a moment until what is in pipes has been read (local).
+    """Flush, and wait for up to a second until pipes have been read (local).
 
-    A launcher that is told to abort the job ends at once: MPICH's mpiexec drops what a rank has
-    printed that it has not read by then, the reason of the abort for example.
+    A launcher ends at once when a rank aborts the job: MPICH's mpiexec drops output that it has
+    not read by then, such as the reason for the abort.
     """
     flush_output()
     deadline = time.monotonic() + _LONGEST_SECONDS
@@ -36,7 +36,7 @@ def drain_output() -> None:
 
 
 def _unread_bytes(descriptor: int) -> int:
-    """Return how much of a pipe nobody has read; 0 for what is not an open pipe."""
+    """Return the number of unread bytes in a pipe; 0 if it is not an open pipe."""
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return 0

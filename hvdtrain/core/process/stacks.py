@@ -1,4 +1,4 @@
-"""Where the threads of this process are."""
+"""Python stacks of the threads of this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["thread_stacks"]
 
 
 def thread_stacks() -> str:
-    """Return the Python stack of every thread but the calling one, the main thread's first."""
+    """Return the Python stacks of all other threads, with the main thread first (local)."""
     frames = sys._current_frames()
     threads = sorted(threading.enumerate(), key=lambda t: t is not threading.main_thread())
     return "".join(
@@ -23,7 +23,7 @@ def thread_stacks() -> str:
 
 
 def _stack(frame: FrameType) -> str:
-    # How Python starts a thread tells nobody anything.
+    # Omit the frames in which Python starts a thread.
     calls = dropwhile(
         lambda call: call.filename == threading.__file__, traceback.extract_stack(frame)
     )

@@ -1,4 +1,4 @@
-"""Lets the threads that move bytes go on soon beside a program that is busy in Python."""
+"""Python's thread switch interval, shortened so that communication threads need not wait."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import sys
 
 __all__ = ["LONGEST_SWITCH_SECONDS", "restore_switch_interval", "shorten_switch_interval"]
 
-# A thread that comes back from the kernel waits so long for a busy one, several times in each
-# operation; Python's own 5 ms make an all-reduce of 16 MiB ten times as slow. Where no thread
-# waits for another this costs nothing.
+# A thread that returns from the kernel waits this long for a busy one, several times in each
+# operation; Python's default of 5 ms makes an all-reduce of 16 MiB ten times as slow. If no thread
+# waits for another one, a short interval costs nothing.
 LONGEST_SWITCH_SECONDS = 500e-6
 
 
 def shorten_switch_interval() -> float:
-    """Have threads change places soon; return how long they took before (local)."""
+    """Shorten the thread switch interval; return the previous one in seconds (local)."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, LONGEST_SWITCH_SECONDS))
     return before
 
 
 def restore_switch_interval(before: float) -> None:
-    """Undo shorten_switch_interval(), unless the program has chosen a value meanwhile (local)."""
+    """Restore the thread switch interval, unless the program has changed it since (local)."""
     if math.isclose(sys.getswitchinterval(), LONGEST_SWITCH_SECONDS, rel_tol=0.01):
         sys.setswitchinterval(before)

@@ -1,1 +1,1 @@
-"""The stall watch: reports which ranks an operation waits for."""
+"""The stall watch: reports operations that wait too long, and the ranks that are missing."""

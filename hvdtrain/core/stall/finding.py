@@ -1,4 +1,4 @@
-"""Which operations are stalled, and for whom they wait, from what is pending on each rank. Pure."""
+"""Detection of stalled operations from the pending operations of all ranks (pure)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
     "stalls_of_one",
 ]
 
-# The members of its channel, the channel's number among those with these members, and its key.
+# Members of the channel, number of the channel among those with these members, and request key.
 OperationId = tuple[tuple[int, ...], int, str]
 
 _MARKERS = (JOIN.key, LEAVE.key)
@@ -26,12 +26,12 @@ _MARKERS = (JOIN.key, LEAVE.key)
 
 @dataclass(frozen=True)
 class StallSettings:
-    """When to say what, the same on all ranks.
+    """Settings of the stall watch, the same on all ranks.
 
     Attributes:
-        period_seconds: how long an operation waits before it is reported, and reported again.
-        shutdown_seconds: how long before the job ends for it; infinite for never.
-        stacks: whether the Python stacks of all ranks belong to a report.
+        period_seconds: time after which a waiting operation is reported, and reported again.
+        shutdown_seconds: time after which a waiting operation ends the job; may be infinite.
+        stacks: whether reports include the Python stacks of all ranks.
     """
 
     period_seconds: float
@@ -39,7 +39,7 @@ class StallSettings:
     stacks: bool
 
     def periods(self, seconds: float) -> int:
-        """Return how often a wait of this length has been worth a report."""
+        """Return how many reports are due for a wait of this length."""
         return int(seconds // self.period_seconds) + (seconds >= self.shutdown_seconds)
 
 
@@ -48,9 +48,9 @@ class Wait:
     """An operation that is pending on one rank.
 
     Attributes:
-        id: equal on all ranks.
-        subject: what people call it.
-        seconds: how long it has waited for other ranks only; None while it waits for this one.
+        id: identifier, equal on all ranks.
+        subject: kind and name of the operation, for messages.
+        seconds: time for which it has waited for other ranks; None while it waits for this one.
     """
 
     id: OperationId
@@ -60,18 +60,18 @@ class Wait:
 
 @dataclass(frozen=True)
 class Stall:
-    """An operation that has waited for too long.
+    """A stalled operation.
 
     Attributes:
-        id: of the operation.
-        subject: what people call it.
-        seconds: how long it has waited.
-        waiting: ranks that have done their part.
+        id: identifier of the operation.
+        subject: kind and name of the operation, for messages.
+        seconds: time for which it has waited.
+        waiting: ranks that wait for others.
         missing: ranks that have not submitted it.
-        partial: ranks that have, but whose program has not brought all of it.
-        joined: ranks that take part with zeros.
-        left: ranks that are about to leave the job.
-        unknown: why nothing is known of other ranks than the waiting one, or "".
+        partial: ranks that have submitted it, but have not provided all of its data.
+        joined: ranks that have joined and contribute zeros.
+        left: ranks that leave the job.
+        unknown: reason why nothing is known about other ranks, or "".
     """
 
     id: OperationId
@@ -86,20 +86,20 @@ class Stall:
 
     @property
     def is_marker(self) -> bool:
-        """Whether ranks only wait to join or to leave."""
+        """Whether this is a request to join or to leave."""
         return self.id[2] in _MARKERS
 
 
 def find_stalls(waits: Sequence[Sequence[Wait]], period_seconds: float) -> list[Stall]:
-    """Return the operations that are stalled, the oldest first.
+    """Return the stalled operations, the oldest first.
 
-    With a rank missing an operation is as old as on the rank that waits longest; with all of
-    them there, as on the one that came last. Ranks that wait to join or leave count only where
-    nothing else is stalled, for others that wait elsewhere keep them from it.
+    The age of an operation is that on the rank which waits longest if ranks are missing, and on the
+    rank that came last otherwise. Requests to join or to leave are reported only if nothing else is
+    stalled, because ranks that are blocked elsewhere delay them.
 
     Args:
-        waits: what is pending on each rank.
-        period_seconds: how old an operation must be.
+        waits: pending operations of each rank.
+        period_seconds: age from which an operation is stalled.
     """
     by_id: dict[OperationId, dict[int, Wait]] = {}
     for rank, own in enumerate(waits):
@@ -112,7 +112,15 @@ def find_stalls(waits: Sequence[Sequence[Wait]], period_seconds: float) -> list[
 def stalls_of_one(
     rank: int, size: int, waits: Sequence[Wait], period_seconds: float, unknown: str
 ) -> list[Stall]:
-    """Return what one rank knows by itself, and why it knows no more; see `find_stalls`."""
+    """Return the stalls that one rank knows of by itself; see `find_stalls`.
+
+    Args:
+        rank: this rank.
+        size: number of ranks.
+        waits: pending operations of this rank.
+        period_seconds: age from which an operation is stalled.
+        unknown: reason why nothing is known about other ranks.
+    """
     stalls = [
         Stall(wait.id, wait.subject, wait.seconds, waiting=(rank,), unknown=unknown)
         for wait in waits
@@ -123,7 +131,7 @@ def stalls_of_one(
 
 def _choose(stalls: Sequence[Stall], period_seconds: float, size: int) -> list[Stall]:
     old = [stall for stall in stalls if stall.seconds >= period_seconds]
-    # The same wish goes out on every channel; the world's stands for all.
+    # The same request is submitted on every channel; only the world's is reported.
     world = (tuple(range(size)), 0)
     markers = [stall for stall in old if stall.is_marker and stall.id[:2] == world]
     ordinary = [stall for stall in old if not stall.is_marker]
@@ -156,7 +164,7 @@ def _stall(id: OperationId, by_id: dict[OperationId, dict[int, Wait]]) -> Stall 
 
 
 def describe(stall: Stall) -> str:
-    """Say in one line who waits for whom."""
+    """Return one line that says which ranks wait for which."""
     wait = "wait" if len(stall.waiting) > 1 else "waits"
     text = f"{stall.subject} for {stall.seconds:.0f} s: {format_ranks(stall.waiting)} {wait}"
     if stall.unknown:

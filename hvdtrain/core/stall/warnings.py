@@ -1,4 +1,4 @@
-"""What the stall watch says, and when it ends the job."""
+"""Warnings of the stall watch, and the decision to end the job."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _OFFER = " (HVDTRAIN_STALL_STACKS=1 shows it)"
 
 
 class StallWarnings:
-    """Warns on stderr, once a period for each stall.
+    """Warns on stderr, once per period for each stall.
 
     Args:
-        settings: when to warn, and when to end the job.
-        topology: the place of this rank.
-        abort: ends every rank with an exit code, without waiting.
+        settings: settings of the stall watch.
+        topology: place of this rank.
+        abort: function that ends all ranks with an exit code, without waiting.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class StallWarnings:
         self._reported: dict[OperationId, Stall] = {}
 
     def update(self, stalls: Sequence[Stall], stacks: Callable[[], Mapping[int, str]]) -> None:
-        """Say what is stalled, and what no longer is; end the job when it is time.
+        """Report new and ended stalls; end the job if a stall is too old.
 
         Args:
-            stalls: all that there are now.
-            stacks: returns the Python stacks of ranks, for a warning.
+            stalls: all present stalls.
+            stacks: function that returns the Python stacks of ranks, for a warning.
         """
         found = {stall.id: stall for stall in stalls}
         over = [stall for id, stall in self._reported.items() if id not in found]

@@ -1,8 +1,8 @@
-"""The stall watch: tells for which ranks an operation waits that does not come to its end.
+"""The stall watch: finds operations that wait too long, and the ranks that are missing.
 
-Each rank has a thread and a communicator for it. The threads meet about once a second, without
-blocking: a rank that does not answer, because it is stopped or in code that keeps Python from
-running, must not silence the others.
+Each rank has a thread and a communicator for it. The threads communicate about once a second,
+without blocking, so that reports do not depend on a rank that is stopped or that is in code which
+keeps Python from running.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 _LONGEST_PAUSE_SECONDS = 1.0
 _POLL_SECONDS = 0.05
-_LAST_POLL_SECONDS = 1e-3  # when the job ends, and all ranks are there
+_LAST_POLL_SECONDS = 1e-3  # at the end of the job, when all ranks take part
 
 
 def watch_stalls(
@@ -50,21 +50,21 @@ def watch_stalls(
     pending: Callable[[], list[Wait]],
     abort: Callable[[int], None],
 ) -> StallWatch | None:
-    """Start the watch of this rank, where it is wanted (collective).
+    """Start the stall watch of this rank; return None if it is off (collective).
 
     Args:
-        communicator: of all ranks, which nobody else uses now.
-        config: when to warn.
-        topology: the place of this rank.
-        pending: returns what is pending on this rank.
-        abort: ends every rank with an exit code, without waiting.
+        communicator: communicator of all ranks, which is not in use otherwise.
+        config: settings of this rank.
+        topology: place of this rank.
+        pending: function that returns the pending operations of this rank.
+        abort: function that ends all ranks with an exit code, without waiting.
     """
     if communicator.size == 1:
         return None
     settings = _agree(communicator, config)
     if settings is None:
         return None
-    # Where no thread may use a communicator beside the others', a rank knows of itself only.
+    # Without support for several threads a rank knows only its own operations.
     beside = communicator.capabilities.concurrent
     own = communicator.split(range(communicator.size)) if beside else None
     warnings = StallWarnings(settings, topology, abort)
@@ -72,9 +72,9 @@ def watch_stalls(
 
 
 def _agree(communicator: Communicator, config: Config) -> StallSettings | None:
-    """Take the largest of what the ranks were given: with or without a watch, all are alike."""
+    """Return the largest settings of all ranks, so that they are the same everywhere."""
     own = [config.stall_seconds, config.stall_shutdown_seconds, config.stall_stacks]
-    # Numbers that are not negative have the order of their bits.
+    # Non-negative floating-point numbers are ordered like their bits.
     numbers = np.array(own, np.float64)
     communicator.start_max(numbers.view(np.uint64)).wait()
     seconds, shutdown_seconds, stacks = numbers.tolist()
@@ -85,12 +85,12 @@ def _agree(communicator: Communicator, config: Config) -> StallSettings | None:
 
 
 def pending_on(channels: Sequence[Channel], blocked: Stopwatch) -> list[Wait]:
-    """Return what is pending on this rank.
+    """Return the pending operations of this rank (local).
 
     Args:
-        channels: all of this rank.
-        blocked: counts how long the program waits; in channels that have no thread of their
-            own, nothing happens otherwise.
+        channels: all channels of this rank.
+        blocked: stopwatch of the time that the program was blocked; channels without a thread
+            make progress only then.
     """
     now = time.perf_counter()
     progressed = max(channel.progressed for channel in channels)
@@ -99,7 +99,7 @@ def pending_on(channels: Sequence[Channel], blocked: Stopwatch) -> list[Wait]:
         begun = 0.0 if channel.has_thread else blocked.since or now
         for request, since in channel.pending():
             if since is not None:
-                # A rank that has joined waits while others work, and that is no stall.
+                # A joined rank waits while others work, which is not a stall.
                 last = progressed if request in (JOIN, LEAVE) else 0.0
                 since = max(since, begun, last)
             id = (tuple(channel.ranks), channel.number, request.key)
@@ -108,14 +108,14 @@ def pending_on(channels: Sequence[Channel], blocked: Stopwatch) -> list[Wait]:
 
 
 class StallWatch:
-    """Watches over the operations of this rank, from its making to stop().
+    """Watches the operations of this rank, from its creation to stop().
 
     Args:
-        communicator: of all ranks, for the watch alone; None where there can be none.
-        settings: the same on all ranks.
-        topology: the place of this rank.
-        pending: returns what is pending on this rank.
-        warnings: says what is found.
+        communicator: communicator of all ranks for the watch alone; None if that is not possible.
+        settings: settings, the same on all ranks.
+        topology: place of this rank.
+        pending: function that returns the pending operations of this rank.
+        warnings: receiver of the stalls that are found.
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class StallWatch:
         self._topology = topology
         self._pending = pending
         self._warnings = warnings
-        self._compared: dict[OperationId, int] = {}  # in which period of its wait
+        self._compared: dict[OperationId, int] = {}  # period of each wait at the last comparison
         self._stopping = threading.Event()
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # Both from the beginning: Python starts no thread while it ends, when ranks wait, too.
+        # Both from the beginning: ranks may also wait while Python exits and starts no threads.
         self._threads = [
             threading.Thread(target=self._watch, name="hvdtrain-stall", daemon=True),
             threading.Thread(target=self._call, name="hvdtrain-stall-calls", daemon=True),
@@ -156,11 +156,11 @@ class StallWatch:
             while self._look():
                 self._rest(max(pause_seconds, _POLL_SECONDS))
         except HvdtrainError:
-            pass  # the connection to a rank is lost; whoever waits for that rank says so
+            pass  # the connection to a rank is lost, which operations with that rank report
         self._calls.put(None)
 
     def _call(self) -> None:
-        """Call what blocks, in a thread of its own."""
+        """Run blocking calls in a thread of their own."""
         for call in iter(self._calls.get, None):
             call()
 
@@ -171,12 +171,12 @@ class StallWatch:
             self._stopping.wait(seconds)
 
     def _look(self) -> bool:
-        """Find out whether a rank waits for too long; return whether to go on."""
+        """Check for stalls on any rank; return whether to continue."""
         if self._communicator is None:
             self._report_alone("this engine does not tell for whom")
             return not self._stopping.is_set()
         periods = self._periods(self._pending())
-        # An operation may have the name of one that is done.
+        # An operation may have the same name as an earlier one.
         self._compared = {id: min(n, self._compared.get(id, 0)) for id, n in periods.items()}
         news = any(n > self._compared[id] for id, n in periods.items())
         flags = np.array([self._stopping.is_set(), any(periods.values()), news], np.uint64)
@@ -192,7 +192,7 @@ class StallWatch:
         return {wait.id: self._settings.periods(wait.seconds or 0.0) for wait in waits}
 
     def _compare(self, communicator: Communicator) -> None:
-        """Gather what is pending on each rank, for rank 0 to report."""
+        """Gather the pending operations of all ranks, and report stalls on rank 0 (collective)."""
         started, waits = time.perf_counter(), self._pending()
         self._compared = self._periods(waits)
         own = (waits, thread_stacks() if self._settings.stacks else "")
@@ -205,7 +205,7 @@ class StallWatch:
             self._warnings.update(stalls, lambda: stacks)
 
     def _result_of(self, function: Callable[[], T]) -> T:
-        """Return what a function gives that blocks; a rank may cease to answer even now."""
+        """Return the result of a blocking function; a rank may stop answering during the call."""
         result: Future[T] = Future()
 
         def call() -> None:
@@ -219,7 +219,7 @@ class StallWatch:
         return result.result()
 
     def _await(self, test: Callable[[], bool]) -> None:
-        """Wait for the watches of all ranks; without them, report what this rank knows."""
+        """Wait until `test` is true; report this rank's own stalls if that takes too long."""
         started = time.perf_counter()
         while not test():
             self._rest(_POLL_SECONDS)

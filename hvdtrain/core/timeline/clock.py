@@ -1,14 +1,14 @@
-"""One clock for all ranks: each finds out how far its own is ahead of rank 0's.
+"""Clock synchronization: the offset of each rank's clock from rank 0's.
 
-A barrier ends on no rank before the last rank has entered it. So rank r enters it (at a_r on its
-own clock) before rank 0 leaves it (at b_0 on rank 0's), and the other way round. The offset
-o_r = clock_r - clock_0 therefore lies in
+No rank leaves a barrier before the last rank has entered it. So rank r enters it (at a_r on its
+own clock) before rank 0 leaves it (at b_0 on rank 0's clock), and vice versa. The offset
+o_r = clock_r - clock_0 is therefore bounded by
 
     a_r - b_0 <= o_r <= b_r - a_0
 
-Over several barriers the narrowest bounds count. The middle between them is taken, or 0 where
-they allow it: ranks on one machine share a clock. Between two readings, (t, o) at the start and
-(t', o') at the end, clocks are taken to drift evenly:
+The narrowest bounds of several barriers are used. The offset is the middle of the bounds, or 0 if
+they include it, because ranks on one machine share a clock. Between two readings, (t, o) at the
+start and (t', o') at the end, clocks are assumed to drift at a constant rate:
 
     clock_0 = clock_r - o - (o' - o) (clock_r - t) / (t' - t)
 """
@@ -32,12 +32,12 @@ _BARRIERS = 10
 
 @dataclass(frozen=True)
 class Reading:
-    """What was found at one moment.
+    """A measurement of the offset.
 
     Attributes:
-        at_seconds: the moment, on this rank's clock (time.perf_counter).
-        offset_seconds: how far this rank's clock is ahead of rank 0's.
-        error_seconds: how wrong that can be.
+        at_seconds: time of the measurement on this rank's clock (time.perf_counter).
+        offset_seconds: time by which this rank's clock is ahead of rank 0's.
+        error_seconds: maximum error of the offset.
     """
 
     at_seconds: float
@@ -46,7 +46,7 @@ class Reading:
 
 
 def read_clock(communicator: Communicator) -> Reading:
-    """Compare this rank's clock with rank 0's (collective; all members are there)."""
+    """Measure the offset of this rank's clock from rank 0's (collective, blocking)."""
     own = np.empty((_BARRIERS, 2))
     for barrier in own:
         barrier[0] = time.perf_counter()
@@ -58,11 +58,11 @@ def read_clock(communicator: Communicator) -> Reading:
 
 
 def offset(own: npt.NDArray[np.float64], root: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the offset of the own clock and its largest error, from barriers.
+    """Return the offset of a rank's clock and its maximum error.
 
     Args:
-        own: [n_barriers, 2], when each barrier was entered and left, on the own clock.
-        root: the same on rank 0's.
+        own: times of entering and leaving each barrier on this rank, float64 [n_barriers, 2].
+        root: times of the same barriers on rank 0, of the same shape.
     """
     low = float((own[:, 0] - root[:, 1]).max())
     high = float((own[:, 1] - root[:, 0]).min())
@@ -71,7 +71,12 @@ def offset(own: npt.NDArray[np.float64], root: npt.NDArray[np.float64]) -> tuple
 
 
 def root_clock(start: Reading, stop: Reading) -> Callable[[float], float]:
-    """Return what turns a time of this rank's clock into one of rank 0's."""
+    """Return a function that converts times of this rank's clock to times of rank 0's.
+
+    Args:
+        start: reading at the beginning of the recording.
+        stop: reading at its end.
+    """
     duration = stop.at_seconds - start.at_seconds
     drift = (stop.offset_seconds - start.offset_seconds) / duration if duration > 0 else 0.0
     return lambda seconds: seconds - start.offset_seconds - drift * (seconds - start.at_seconds)

@@ -1,9 +1,8 @@
-"""Events of Chrome's trace event format, for one rank. Pure."""
+"""Events of one rank in Chrome's trace event format (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from hvdtrain.core.timeline.clock import root_clock
 from hvdtrain.core.timeline.items import Item
@@ -11,15 +10,15 @@ from hvdtrain.core.timeline.times import RankRecords
 
 __all__ = ["Event", "Events"]
 
-Event = dict[str, Any]
+Event = dict[str, object]
 
 
 class Events:
-    """Makes the events of one rank, a process of the trace, whose rows are threads.
+    """A factory for the events of a rank, a process in the trace whose rows are threads.
 
     Args:
-        times: have the clock.
-        rank: its number.
+        times: records of the rank, with its clock.
+        rank: number of the rank.
     """
 
     def __init__(self, times: RankRecords, rank: int) -> None:
@@ -28,18 +27,24 @@ class Events:
         self._rank = rank
 
     def process(self, host: str) -> Iterator[Event]:
-        """Yield what names the rank, which runs on this host."""
+        """Yield the metadata events that name the process after the rank and its host."""
         yield self._metadata("process_name", 0, name=f"rank {self._rank} ({host})")
         yield self._metadata("process_sort_index", 0, sort_index=self._rank)
 
     def thread(self, thread: int, label: str, lane: int) -> Iterator[Event]:
-        """Yield what names a row, which is the lane, counted from 1, of what has this label."""
+        """Yield the metadata events that name a row.
+
+        Args:
+            thread: number of the row.
+            label: label of the row.
+            lane: number among the rows with this label, from 1.
+        """
         name = label if lane == 1 else f"{label} ({lane})"
         yield self._metadata("thread_name", thread, name=name)
         yield self._metadata("thread_sort_index", thread, sort_index=thread)
 
     def slices(self, item: Item, thread: int) -> Iterator[Event]:
-        """Yield the phases of an item."""
+        """Yield an event for each phase of an item, in the row with number `thread`."""
         for phase, start, end in item.phases:
             began = self._nanoseconds(start)
             yield {
@@ -54,11 +59,11 @@ class Events:
             }
 
     def round(self, seconds: float, thread: int) -> Event:
-        """Return the mark of a round of agreement."""
+        """Return the mark of a round of agreement, in the row with number `thread`."""
         return self._instant("round", "t", seconds, thread)
 
     def note(self, text: str, seconds: float) -> Event:
-        """Return a mark that is for the whole rank."""
+        """Return a mark for the whole rank, with the given text."""
         return self._instant(text, "p", seconds, 1)
 
     def _instant(self, name: str, scope: str, seconds: float, thread: int) -> Event:

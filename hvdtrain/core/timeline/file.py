@@ -1,4 +1,4 @@
-"""The file of a timeline: whether it can be written, and writing it."""
+"""Writing of timeline files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from hvdtrain.core.timeline.events import Event
 from hvdtrain.core.timeline.times import RankRecords
@@ -21,10 +20,10 @@ class TimelineError(UsageError, ValueError):
 
 
 def usable_path(file_path: str) -> str:
-    """Return the full path of a file that can be written (local).
+    """Return the full path of a file, after checking that it can be written (local).
 
     Raises:
-        TimelineError: it cannot.
+        TimelineError: the file cannot be written.
     """
     path = os.path.realpath(file_path)
     if os.path.exists(path) and not os.path.isfile(path):
@@ -39,21 +38,21 @@ def usable_path(file_path: str) -> str:
 
 
 def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> None:
-    """Write what all ranks have recorded (local, rank 0).
+    """Write the records of all ranks to a file (local, on rank 0).
 
     Args:
-        path: of the file.
-        collected: the pickled RankRecords of each rank.
-        hostnames: of each rank.
+        path: path of the file.
+        collected: pickled RankRecords of each rank.
+        hostnames: host name of each rank.
 
     Raises:
-        TimelineError: the disk is full, or the directory has gone.
+        TimelineError: the disk is full, or the directory no longer exists.
     """
     clocks: list[dict[str, float]] = []
     dropped: dict[str, int] = {}
 
     def events() -> Iterator[Event]:
-        """Yield them with one rank at a time in memory."""
+        """Yield the events of all ranks, with one rank at a time in memory."""
         for rank, (data, host) in enumerate(zip(collected, hostnames, strict=True)):
             times: RankRecords = pickle.loads(data)
             yield from trace_events(times, rank, host)
@@ -64,16 +63,17 @@ def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> No
     write_events(path, events(), notes)
 
 
-def write_events(path: str, events: Iterable[Event], notes: Mapping[str, Any]) -> None:
-    """Write a file, which is there in whole or not at all (local).
+def write_events(path: str, events: Iterable[Event], notes: Mapping[str, object]) -> None:
+    """Write a trace file atomically (local).
 
     Args:
-        path: of the file.
-        events: what is in it; at least one.
-        notes: come after the events, and may be written down while these are made.
+        path: path of the file.
+        events: events of the trace, at least one.
+        notes: other data, written after the events, so that it may be filled in while the events
+            are generated.
 
     Raises:
-        TimelineError: the disk is full, or the directory has gone.
+        TimelineError: the disk is full, or the directory no longer exists.
     """
     part = _part(path)
     try:

@@ -1,11 +1,10 @@
-"""A file of events that is whole after every write, and that a kill leaves as it is."""
+"""A trace file that is complete after every write, even if the process is killed."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 __all__ = ["GrowingFile", "earlier_path", "is_growing_file", "read_events"]
 
@@ -13,25 +12,26 @@ _MOST_BYTES = 32 << 20
 _BEGINNING = '{"displayTimeUnit": "ms", "otherData": {'
 _SEPARATOR = ",\n"
 _END = "\n]}\n"
-_PASSING = "\n"  # an empty line, after which the events are that are replaced
+_PASSING = "\n"  # an empty line, which precedes the events that the next write replaces
 
 
 class GrowingFile:
-    """Events in the trace event format, of which the last ones are replaced at each write.
+    """A file of trace events, the last of which are replaced at each write.
 
-    The file never becomes shorter, so that one write makes it whole again: what was longer before
-    is followed by blanks. When it is too large for a browser, it gets another name, in place of
-    the one that had that name, and a new one begins.
+    The file never becomes shorter, so that a single write completes it again: shorter contents are
+    padded with blanks. When the file is too large for a browser, it is renamed, replacing an
+    earlier one, and a new file begins.
 
     Args:
-        path: of the file, which is replaced.
-        notes: what is to stand at its beginning.
+        path: path of the file, which is replaced.
+        notes: other data, written at the beginning.
+        most_bytes: size from which a new file begins.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
-    def __init__(self, path: str, notes: dict[str, Any], most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, path: str, notes: dict[str, object], most_bytes: int = _MOST_BYTES) -> None:
         self.path = path
         self._most_bytes = most_bytes
         self._head = f'{_BEGINNING}{json.dumps(notes)[1:]}, "traceEvents": [\n'
@@ -41,15 +41,17 @@ class GrowingFile:
         self._file = open(self.path, "wb")  # noqa: SIM115  # until close()
         self._place = self._size = self._file.write(self._head.encode())
 
-    def write(self, lasting: Iterable[dict[str, Any]], passing: Iterable[dict[str, Any]]) -> None:
-        """Put events behind those that are there (local).
+    def write(
+        self, lasting: Iterable[dict[str, object]], passing: Iterable[dict[str, object]]
+    ) -> None:
+        """Append events (local).
 
         Args:
-            lasting: stay in the file.
-            passing: at least one; they follow, up to the next call.
+            lasting: events that stay in the file.
+            passing: events that follow them until the next call, at least one.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the file cannot be written.
         """
         if self._place > self._most_bytes:
             self.close()
@@ -64,39 +66,40 @@ class GrowingFile:
         self._size = max(self._size, self._place + len(goes))
 
     def close(self) -> None:
-        """Close the file, which stays (local)."""
+        """Close the file without removing it (local)."""
         self._file.close()
 
 
-def read_events(lines: Iterable[str], all_of_them: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield the events of a file, also of one whose last write was cut short (local).
+def read_events(lines: Iterable[str], all_of_them: bool = True) -> Iterator[dict[str, object]]:
+    """Yield the events of a file, whose last write may have been interrupted (local).
 
     Args:
-        lines: of the file.
-        all_of_them: if not, of the events that another write would have replaced only names.
+        lines: lines of the file.
+        all_of_them: whether to include all events that the next write would have replaced, instead
+            of only their metadata.
     """
     passing = False
     for line in lines:
         passing |= not line.strip()
         try:
             event = json.loads(line.rstrip().removesuffix(","))
-        except ValueError:  # the beginning, the end, or where a write was cut
+        except ValueError:  # the beginning, the end, or an interrupted write
             continue
         if "ph" in event and (all_of_them or not passing or event["ph"] == "M"):
             yield event
 
 
 def is_growing_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file begins like one of these (local).
+    """Return whether a file begins like a GrowingFile (local).
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING.encode()
 
 
 def earlier_path(path: str) -> str:
-    """Return the name of what was written before the file of this name began."""
+    """Return the name that a file gets when a new one with its name begins."""
     stem, suffix = os.path.splitext(path)
     return f"{stem}.earlier{suffix}"

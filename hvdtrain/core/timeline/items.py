@@ -1,10 +1,9 @@
-"""What a rank has recorded, as rows of items that have phases. Pure."""
+"""The records of a rank as rows of items with phases (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.agreement.request import Request
@@ -17,26 +16,38 @@ Phase = tuple[str, float, float]
 
 @dataclass(frozen=True)
 class Item:
-    """Phases that follow one another without a gap."""
+    """An operation, bucket or wait, whose phases follow one another without gaps.
+
+    Attributes:
+        subject: name of the item.
+        phases: name, start and end of each phase.
+        args: properties to show.
+    """
 
     subject: str
     phases: Sequence[Phase]
-    args: dict[str, Any]
+    args: dict[str, object]
 
     @property
     def start(self) -> float:
-        """When the first phase begins."""
+        """The start of the first phase."""
         return self.phases[0][1]
 
     @property
     def end(self) -> float:
-        """When the last phase ends."""
+        """The end of the last phase."""
         return self.phases[-1][2]
 
 
 @dataclass(frozen=True)
 class TraceRow:
-    """Items of one kind, which may overlap, and moments to be marked."""
+    """Items of one kind, which may overlap.
+
+    Attributes:
+        label: label of the row.
+        items: items of the row.
+        marks: times to be marked.
+    """
 
     label: str
     items: Iterable[Item]
@@ -44,7 +55,7 @@ class TraceRow:
 
 
 def rows_of(times: RankRecords) -> Iterator[TraceRow]:
-    """Yield the rows of one rank, the one of its program first."""
+    """Yield the rows of a rank, with that of its program first."""
     blocked = (Item("", [("blocked", *interval)], {}) for interval in times.blocked.kept)
     yield TraceRow("training thread", blocked)
     for channel in times.channels:
@@ -56,7 +67,7 @@ def rows_of(times: RankRecords) -> Iterator[TraceRow]:
 
 
 def operation_phases(times: OperationTimes) -> list[Phase]:
-    """Return the phases of an operation; one that got no further has no later ones."""
+    """Return the phases of an operation, up to the last one that it has reached."""
     phases = []
     start = times.submitted
     for phase, reached in (
@@ -75,7 +86,7 @@ def operation_phases(times: OperationTimes) -> list[Phase]:
 
 
 def bucket_phases(times: BucketTimes) -> list[Phase]:
-    """Return the phases of a bucket: the channel waits for it, or it for the channel."""
+    """Return the phases of a bucket: the channel waits for it, or it waits for the channel."""
     waiting = [("waiting", times.free, times.filled)] if times.filled > times.free else []
     queue, moving = ("queue", times.filled, times.began), ("moving", times.began, times.ended)
     return [*waiting, queue, moving]

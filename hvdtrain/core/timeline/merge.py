@@ -1,4 +1,4 @@
-"""One file from the pieces that the ranks of a job have left which did not end well."""
+"""Merging of the pieces that the ranks of a failed job have left."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["merge_pieces"]
 
 
 def merge_pieces(path: str, out: str) -> list[Path]:
-    """Write one file from the pieces of a timeline, and return which they are (local).
+    """Merge the pieces of a timeline into one file; return the paths of the pieces (local).
 
     Args:
-        path: of the timeline that the job was to write.
-        out: of the file.
+        path: path of the timeline that the job would have written.
+        out: path of the file to write.
 
     Raises:
         TimelineError: there are no pieces, they cannot be read, or the file cannot be written.

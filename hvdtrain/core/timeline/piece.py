@@ -1,4 +1,4 @@
-"""What one rank has recorded, written while the job goes on: of a job that is killed it is left."""
+"""Writing of a rank's records while the job runs, so that they survive if it is killed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hvdtrain.core.timeline.times import RankRecords
 __all__ = ["PieceWriter"]
 
 _PAUSE_SECONDS = 0.5
-# An abort does not wait for a disk that has stopped to answer.
-_PATIENCE_SECONDS = 1.0
+# An abort does not wait longer for a disk that does not respond.
+_LOCK_TIMEOUT_SECONDS = 1.0
 
 
 class PieceWriter:
-    """Writes what a rank records, in a thread, from its making to close().
+    """A thread that writes the records of a rank, from its creation to close().
 
     Args:
-        file: where to; None where there is no room for it, then what is recorded is only counted.
-        times: what is recorded.
-        under_way: returns what is not over yet.
-        title: names the rank in messages.
-        rank: its number.
-        host: where it runs.
+        file: file to write; None if it cannot be written, so that records are only counted.
+        times: records of the rank.
+        under_way: function that returns records of what has not ended.
+        title: prefix of messages, which names the rank.
+        rank: number of the rank.
+        host: host of the rank.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PieceWriter:
         self._file, self._title = file, title
         self._path = file.path if file is not None else None
         self._times, self._under_way = times, under_way
-        self._rows = _Rows(times, rank, host)
+        self._piece_events = _PieceEvents(times, rank, host)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="hvdtrain-timeline", daemon=True)
@@ -52,22 +52,22 @@ class PieceWriter:
         self._thread.start()
 
     def save(self) -> None:
-        """Write what has been recorded by now (local)."""
-        if self._lock.acquire(timeout=_PATIENCE_SECONDS):
+        """Write all records so far (local)."""
+        if self._lock.acquire(timeout=_LOCK_TIMEOUT_SECONDS):
             try:
                 self._write()
             finally:
                 self._lock.release()
 
     def close(self) -> None:
-        """Stop, with all written that is recorded (local)."""
+        """Write all records and stop the thread (local)."""
         self._closing.set()
         self._thread.join()
         self.save()
         self._release()
 
     def remove(self) -> None:
-        """Remove the file after close(), because its content is in another (local)."""
+        """Remove the file after close(), because its contents are in another file (local)."""
         if self._path is not None:
             remove_piece(self._path)
 
@@ -80,10 +80,10 @@ class PieceWriter:
         if self._file is None:
             return
         try:
-            lasting = list(self._rows.add(fresh))
-            passing = self._rows.passing(self._under_way())
+            lasting = list(self._piece_events.add(fresh))
+            passing = self._piece_events.passing(self._under_way())
             self._file.write(lasting, passing)
-        except Exception as error:  # whatever it is, the job goes on
+        except Exception as error:  # no error of the timeline ends the job
             reason = error.strerror if isinstance(error, OSError) else None
             write_message(self._title, f"timeline: {self._path} ends here: {reason or repr(error)}")
             self._release()
@@ -91,12 +91,12 @@ class PieceWriter:
     def _release(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            with contextlib.suppress(OSError):  # what is not written by now has been complained of
+            with contextlib.suppress(OSError):  # a failed write has been reported already
                 file.close()
 
 
-class _Rows:
-    """Makes events from batches of records, and remembers which rows there are."""
+class _PieceEvents:
+    """A converter of batches of records to events, which assigns them to rows."""
 
     def __init__(self, times: RankRecords, rank: int, host: str) -> None:
         self._events = Events(times, rank)
@@ -105,13 +105,13 @@ class _Rows:
         self._threads: dict[tuple[str, int], int] = {}
 
     def add(self, times: RankRecords) -> Iterator[Event]:
-        """Yield the events of records that no later ones replace."""
+        """Yield the events of final records."""
         for row in rows_of(times):
             ends = self._ends.setdefault(row.label, [])
             yield from self._row(row, ends)
 
     def passing(self, times: RankRecords) -> Iterator[Event]:
-        """Yield those of records that later ones replace, and after them the names of all rows."""
+        """Yield the events of records that later ones replace, and the metadata of all rows."""
         for row in rows_of(times):
             yield from self._row(row, list(self._ends.get(row.label, [])))
         yield from self._events.process(self._host)

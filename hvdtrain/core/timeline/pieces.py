@@ -1,4 +1,4 @@
-"""The pieces that ranks write as they go, beside the file that is written at a good end."""
+"""The files of the pieces that ranks write while the job runs, next to the final file."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["find_pieces", "piece_path", "remove_piece", "remove_pieces"]
 
 
 def piece_path(path: str, rank: int) -> str:
-    """Return the name of a rank's piece of the timeline at `path`."""
+    """Return the path of a rank's piece of the timeline at `path`."""
     stem, suffix = os.path.splitext(path)
     return f"{stem}.rank-{rank}{suffix}"
 
 
 def find_pieces(path: str) -> list[Path]:
-    """Return the pieces of the timeline at `path`, by rank and in their order (local).
+    """Return the pieces of the timeline at `path`, ordered by rank and time (local).
 
     Raises:
-        OSError: the directory cannot be looked at.
+        OSError: the directory cannot be read.
     """
     stem, suffix = map(re.escape, os.path.splitext(os.path.basename(path)))
     name = re.compile(rf"{stem}\.rank-(\d+)(\.earlier)?{suffix}")
@@ -35,21 +35,21 @@ def find_pieces(path: str) -> list[Path]:
 
 
 def remove_piece(path: str) -> None:
-    """Remove a piece, and what was written before it (local)."""
+    """Remove a piece and the earlier one of the same rank (local)."""
     with contextlib.suppress(OSError):
         os.unlink(path)
     _remove_ours(earlier_path(path))
 
 
 def remove_pieces(path: str) -> None:
-    """Remove all pieces of the timeline at `path`, which may be those of another job (local)."""
+    """Remove all pieces of the timeline at `path`, also those of an earlier job (local)."""
     with contextlib.suppress(OSError):
         for piece in find_pieces(path):
             _remove_ours(piece)
 
 
 def _remove_ours(path: str | Path) -> None:
-    # A program may write files of such names, too, as the profiler of torch does.
+    # Other programs may write files with such names, e.g. torch.profiler.
     with contextlib.suppress(OSError):
         if is_growing_file(path):
             os.unlink(path)

@@ -1,4 +1,4 @@
-"""Notes what happens on a rank's channels while a timeline is on."""
+"""Recording of a rank's channels for a timeline."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _UNDER_WAY = "was under way when this was written"
 
 
 class Recorded(Protocol):
-    """What an operation tells of itself."""
+    """The part of an operation that is recorded."""
 
     request: Request
 
     @property
     def nbytes(self) -> int:
-        """How many bytes this rank contributes."""
+        """The number of bytes that this rank contributes."""
 
     def buckets(self) -> Sequence[BucketTimes]:
         """Return the buckets that have been reduced."""
@@ -47,11 +47,11 @@ class _Marks:
 
 
 class Track:
-    """Notes what happens on one channel, which calls the methods when it happens.
+    """The recording of one channel, which is its observer.
 
     Args:
-        times: where to keep it.
-        marks_rounds: whether to keep when rounds begin.
+        times: records to append to.
+        marks_rounds: whether to record when rounds begin.
     """
 
     def __init__(self, times: ChannelTimes, marks_rounds: bool) -> None:
@@ -62,11 +62,11 @@ class Track:
         self._agreed: float | None = None
 
     def submitted(self, operation: Recorded) -> None:
-        """Note that this rank's program asks for an operation."""
+        """Record that this rank has submitted an operation."""
         self._open[operation] = _Marks(time.perf_counter())
 
     def proposed(self, operation: Recorded) -> None:
-        """Note that a round begins, in which this rank proposes an operation."""
+        """Record that a round begins in which this rank proposes an operation."""
         self._round_began, self._agreed = time.perf_counter(), None
         if self._marks_rounds:
             self._times.rounds.append(self._round_began)
@@ -75,11 +75,11 @@ class Track:
             marks.proposed = self._round_began
 
     def agreed(self) -> None:
-        """Note that the ranks know what they run before the next round."""
+        """Record that all ranks have agreed on the operations of a round."""
         self._agreed = time.perf_counter()
 
     def began(self, operation: Recorded) -> None:
-        """Note that an operation enters the engine."""
+        """Record that an operation starts to run."""
         now = time.perf_counter()
         agreed = now if self._agreed is None else self._agreed
         # A joined rank has not submitted the operation with which it answers.
@@ -89,19 +89,24 @@ class Track:
         marks.agreed, marks.began = max(agreed, marks.proposed), now
 
     def ended(self, operation: Recorded, error: BaseException | None = None) -> None:
-        """Note that an operation is over; one from before the recording is left out."""
+        """Record that an operation has ended, unless it began before the recording.
+
+        Args:
+            operation: operation that has ended.
+            error: error with which it failed; None if it succeeded.
+        """
         marks = self._open.pop(operation, None)
         if marks is not None:
             self._keep(operation, marks, "" if error is None else str(error))
 
     def finish(self) -> None:
-        """Note which operations are not over."""
+        """Record the operations that have not ended."""
         for operation, marks in list(self._open.items()):
             self._keep(operation, marks, _UNFINISHED)
         self._open.clear()
 
     def under_way(self) -> ChannelTimes:
-        """Return which operations are not over, as if they ended now; they go on."""
+        """Return records of the operations that have not ended, as if they ended now."""
         under_way = list(self._open.items())
         return ChannelTimes(
             self._times.label,
@@ -133,17 +138,17 @@ def _times_of(operation: Recorded, marks: _Marks, error: str) -> OperationTimes:
 
 
 class Recording:
-    """What this rank records, for a file that rank 0 will write.
+    """The recording of this rank, for a file that rank 0 will write.
 
     Args:
-        path: of the file; rank 0's counts.
-        marks_rounds: whether to keep when rounds of agreement begin.
-        start: the clock.
-        zero_seconds: when the first rank began, on rank 0's clock.
+        path: path of the file on rank 0.
+        marks_rounds: whether to record when rounds of agreement begin.
+        start: reading of the clock at the start.
+        zero_seconds: time at which the first rank started, on rank 0's clock.
 
     Attributes:
-        times: what has been recorded.
-        piece: writes it as it goes, if anything does.
+        times: records so far.
+        piece: writer of the records while the job runs, if any.
     """
 
     def __init__(self, path: str, marks_rounds: bool, start: Reading, zero_seconds: float) -> None:
@@ -155,19 +160,24 @@ class Recording:
         self.piece: PieceWriter | None = None
 
     def follow(self, blocked: Stopwatch) -> None:
-        """Keep from when to when the program is blocked, which this counts, until finish()."""
+        """Record the intervals of a stopwatch until finish()."""
         self._blocked = blocked
         blocked.intervals = self.times.blocked
 
     def track(self, label: str, process_set: str) -> Track:
-        """Add the track of a channel, which is named by `label`."""
+        """Add and return the recording of a channel.
+
+        Args:
+            label: label of the channel.
+            process_set: label of its process set.
+        """
         times = ChannelTimes(label, process_set)
         self.times.channels.append(times)
         self._tracks.append(Track(times, self._marks_rounds))
         return self._tracks[-1]
 
     def finish(self) -> None:
-        """End it, and note which operations are not over."""
+        """End the recording, including operations that have not ended."""
         if self._blocked is not None:
             self._blocked.intervals = None
         for track in self._tracks:
@@ -176,12 +186,12 @@ class Recording:
             self.piece.close()
 
     def save(self) -> None:
-        """Bring to the disk what has been recorded by now (local)."""
+        """Write all records so far to disk (local)."""
         if self.piece is not None:
             self.piece.save()
 
     def under_way(self) -> RankRecords:
-        """Return what is not over, as if it ended now; it goes on."""
+        """Return records of what has not ended, as if it ended now."""
         since = self._blocked.since if self._blocked is not None else None
         blocked = Records([(since, time.perf_counter())] if since is not None else ())
         channels = [track.under_way() for track in list(self._tracks)]

@@ -24,15 +24,15 @@ __all__ = ["begin", "begin_from_environment", "write_timeline", "write_timeline_
 
 
 def begin(communicator: Communicator, path: str, marks_rounds: bool, host: str) -> Recording:
-    """Begin to record (collective; all members are there).
+    """Start a recording (collective, blocking).
 
     Args:
-        communicator: of all ranks.
-        path: of the file that rank 0 will write, the same on all ranks.
-        marks_rounds: whether to mark when rounds of agreement begin.
-        host: where this rank runs.
+        communicator: communicator of all ranks.
+        path: path of the file that rank 0 will write, the same on all ranks.
+        marks_rounds: whether to record when rounds of agreement begin.
+        host: host of this rank.
     """
-    # Before the barriers, after which others make theirs.
+    # Before the barriers, after which other ranks create their pieces.
     remove_piece(piece_path(path, communicator.rank))  # hosts may not share the directory
     if communicator.rank == 0:
         remove_pieces(path)
@@ -73,15 +73,15 @@ def _warn_of_missing(communicator: Communicator, missing: bool, title: str, path
 def write_timeline(
     communicator: Communicator, recording: Recording, hostnames: Sequence[str]
 ) -> None:
-    """Write the file of a recording that is finished (collective; all members are there).
+    """Write the file of a recording that is finished (collective, blocking).
 
     Args:
-        communicator: of all ranks.
-        recording: of this rank.
-        hostnames: of each rank.
+        communicator: communicator of all ranks.
+        recording: recording of this rank.
+        hostnames: host name of each rank.
 
     Raises:
-        TimelineError: it cannot be written (on rank 0); what ranks have written as they went stays.
+        TimelineError: the file cannot be written (raised on rank 0); the ranks' pieces remain.
     """
     collected, refusal = _collect(communicator, recording), None
     if communicator.rank == 0:
@@ -100,7 +100,13 @@ def write_timeline(
 def write_timeline_or_warn(
     communicator: Communicator, recording: Recording, hostnames: Sequence[str]
 ) -> None:
-    """Do the same, but print why not: a job that has succeeded does not fail for it."""
+    """Write the file, or print why not: a successful job does not fail for its timeline.
+
+    Args:
+        communicator: communicator of all ranks.
+        recording: recording of this rank.
+        hostnames: host name of each rank.
+    """
     try:
         write_timeline(communicator, recording, hostnames)
     except TimelineError as error:
@@ -108,10 +114,10 @@ def write_timeline_or_warn(
 
 
 def _collect(communicator: Communicator, recording: Recording) -> list[bytes]:
-    """Bring what all ranks have recorded to rank 0 (collective; all members are there).
+    """Gather the records of all ranks on rank 0 (collective, blocking).
 
     Returns:
-        What `write` takes, on rank 0; on other ranks nothing.
+        Pickled RankRecords of each rank on rank 0; an empty list on other ranks.
     """
     times = recording.times
     times.stop = read_clock(communicator)
@@ -130,14 +136,14 @@ def _collect(communicator: Communicator, recording: Recording) -> list[bytes]:
 def begin_from_environment(
     config: Config, communicator: Communicator, host: str
 ) -> Recording | None:
-    """Begin to record if rank 0's environment asks for it (collective; all members are there).
+    """Start a recording if rank 0's environment asks for it (collective, blocking).
 
-    Rank 0 decides, because a launcher may hand variables to no other rank.
+    Rank 0 decides, because a launcher may not pass environment variables to other ranks.
 
     Args:
-        config: the settings of this rank.
-        communicator: of all ranks.
-        host: where this rank runs.
+        config: settings of this rank.
+        communicator: communicator of all ranks.
+        host: host of this rank.
 
     Raises:
         TimelineError: rank 0 cannot write the file.

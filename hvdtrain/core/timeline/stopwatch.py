@@ -1,4 +1,4 @@
-"""A clock that adds up how long something took."""
+"""A stopwatch for wall-clock time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["Stopwatch"]
 
 
 class Stopwatch:
-    """Adds up wall-clock time.
+    """A sum of wall-clock time.
 
     Attributes:
-        seconds: the sum so far.
-        intervals: where to keep from when to when it ran, if anywhere.
-        since: when what is being counted began (time.perf_counter); None when nothing is.
+        seconds: sum so far.
+        intervals: records to which intervals are appended, if any.
+        since: start of the present interval (time.perf_counter); None if it is not running.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Stopwatch:
         self.since: float | None = None
 
     def running(self) -> _Lap:
-        """Count the time that a `with` block takes."""
+        """Return a context manager that adds the time of a `with` block."""
         return _Lap(self)
 
 

@@ -1,4 +1,4 @@
-"""What one rank has recorded: numbers as they are, to be formatted later."""
+"""The records of a rank: timestamps, to be formatted later."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["BucketTimes", "ChannelTimes", "OperationTimes", "RankRecords", "Reco
 
 T = TypeVar("T")
 
-# A record takes about half a kilobyte of memory, and a browser still opens so many.
+# A record takes about 500 bytes of memory, and browsers can still show this many.
 _MOST_RECORDS = 100_000
 
 
 class Records(Generic[T]):
-    """A list that keeps its first entries, and counts those for which there is no room.
+    """A list of limited size, which counts further entries.
 
-    Another thread takes every entry from time to time, also those for which there is no room.
+    Another thread can take new entries from time to time, including those beyond the limit.
 
     Args:
-        entries: the first ones, which nobody takes.
-        most: how many are kept.
+        entries: initial entries, which take() does not return.
+        most: maximum number of entries.
 
     Attributes:
-        kept: the entries.
-        dropped: how many came when it was full.
+        kept: entries up to the limit.
+        dropped: number of entries beyond the limit.
     """
 
     def __init__(self, entries: Iterable[T] = (), most: int = _MOST_RECORDS) -> None:
@@ -39,7 +39,7 @@ class Records(Generic[T]):
         self._fresh: deque[T] = deque()
 
     def append(self, entry: T) -> None:
-        """Keep an entry, or count it."""
+        """Append an entry, or count it if the list is full."""
         self._fresh.append(entry)
         if len(self.kept) < self._most:
             self.kept.append(entry)
@@ -47,12 +47,12 @@ class Records(Generic[T]):
             self.dropped += 1
 
     def take(self) -> Records[T]:
-        """Return what has been appended since the last call; others may append meanwhile."""
+        """Return the entries since the last call; other threads may append meanwhile."""
         return Records([self._fresh.popleft() for _ in range(len(self._fresh))])
 
 
 class OperationTimes(NamedTuple):
-    """When an operation got where, in seconds of this rank's clock; None where it did not.
+    """Timestamps of an operation, in seconds of this rank's clock; None if not reached.
 
     `proposed` is when it first took part in a round.
     """
@@ -71,7 +71,7 @@ class OperationTimes(NamedTuple):
 
 @dataclass
 class ChannelTimes:
-    """Of one channel, in a process set; `rounds` is when rounds of agreement began."""
+    """Records of a channel of a process set; `rounds` are the starts of rounds of agreement."""
 
     label: str
     process_set: str
@@ -80,7 +80,7 @@ class ChannelTimes:
     rounds: Records[float] = field(default_factory=Records)
 
     def take(self) -> ChannelTimes:
-        """Return what has been recorded since the last call."""
+        """Return the records since the last call."""
         return ChannelTimes(
             self.label,
             self.process_set,
@@ -92,14 +92,14 @@ class ChannelTimes:
 
 @dataclass
 class RankRecords:
-    """Of one rank.
+    """Records of a rank.
 
     Attributes:
-        start: the clock when the recording began.
-        stop: the clock when it ended.
-        zero_seconds: when the first rank began, on rank 0's clock.
-        channels: the channels, also those that have been closed meanwhile.
-        blocked: from when to when the program was blocked on communication.
+        start: reading of the clock at the start of the recording.
+        stop: reading of the clock at its end.
+        zero_seconds: time at which the first rank started, on rank 0's clock.
+        channels: records of all channels, including closed ones.
+        blocked: intervals in which the program was blocked on communication.
     """
 
     start: Reading
@@ -109,12 +109,12 @@ class RankRecords:
     blocked: Records[tuple[float, float]] = field(default_factory=Records)
 
     def take(self) -> RankRecords:
-        """Return what has been recorded since the last call."""
+        """Return the records since the last call."""
         channels = [channel.take() for channel in list(self.channels)]
         return RankRecords(self.start, self.stop, self.zero_seconds, channels, self.blocked.take())
 
     @property
     def dropped(self) -> int:
-        """How many records there was no room for."""
+        """The number of records beyond the limits."""
         channels = ((c.operations, c.buckets, c.rounds) for c in self.channels)
         return self.blocked.dropped + sum(r.dropped for records in channels for r in records)

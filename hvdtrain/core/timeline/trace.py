@@ -1,4 +1,4 @@
-"""All that a rank has recorded, as events of Chrome's trace event format. Pure."""
+"""Conversion of a rank's records to Chrome's trace event format (pure)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["in_lanes", "trace_events"]
 
 
 def trace_events(times: RankRecords, rank: int, host: str) -> Iterator[Event]:
-    """Yield the events of one rank, its process.
+    """Yield the events of a rank, which is a process in the trace.
 
     Args:
-        times: what it has recorded.
-        rank: its number.
-        host: where it runs.
+        times: records of the rank.
+        rank: number of the rank.
+        host: host of the rank.
     """
     events = Events(times, rank)
     yield from events.process(host)
@@ -38,7 +38,7 @@ def trace_events(times: RankRecords, rank: int, host: str) -> Iterator[Event]:
 
 
 def in_lanes(items: Iterable[Item]) -> list[list[Item]]:
-    """Spread items over as few lanes as hold them without an overlap; there is at least one."""
+    """Distribute items over the smallest number of lanes, at least one, without overlaps."""
     lanes: list[list[Item]] = [[]]
     free = [0]  # heaps: the first free lane is taken
     busy: list[tuple[float, int]] = []

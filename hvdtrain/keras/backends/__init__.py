@@ -1,1 +1,1 @@
-"""How gradients of each of Keras's backends are reduced."""
+"""Distributed optimizers, and how gradients of each of Keras's backends are reduced."""

@@ -1,4 +1,4 @@
-"""Compression of gradients before they are reduced."""
+"""Compressors, which round gradients before they are reduced."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Non
 
 
 class Compressor:
-    """Leaves gradients as they are; subclasses name the type that they are rounded to."""
+    """Does not change gradients.
+
+    Attributes:
+        dtype: element type that subclasses round to; None for no rounding.
+    """
 
     dtype: str | None = None
 
 
-NoneCompressor = Compressor  # Horovod's name for it
+NoneCompressor = Compressor  # its name in Horovod
 
 
 class FP16Compressor(Compressor):
@@ -27,9 +31,9 @@ class BF16Compressor(Compressor):
 
 
 class Compression:
-    """The compressions there are: none, fp16, and bf16, which Horovod lacks.
+    """The compressors: none, fp16, and bf16, which Horovod does not have.
 
-    Half types are rounded once and added in float32.
+    Gradients are rounded once and added in float32.
     """
 
     none = Compressor

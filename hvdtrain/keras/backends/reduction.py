@@ -1,79 +1,145 @@
-"""The reduction of an optimizer's gradients."""
+"""The reduction of an optimizer's gradients, and what it needs of Keras's backend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Protocol, TypeVar
 
 import keras
 
+from hvdtrain.arrays import HostArray
 from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.arrays.fused_plan import FusedSettings
-from hvdtrain.core.arrays.memory import Array
-from hvdtrain.keras.backends.choose import chosen
 from hvdtrain.keras.backends.settings import GradientSettings
+from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Reduction"]
+__all__ = ["Backend", "Reduction"]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class Backend(Protocol):
+    """What differs between Keras's backends."""
+
+    def reduce(
+        self,
+        gradients: Sequence[Tensor],
+        variables: Sequence[Variable],
+        reduction: Reduction,
+        samples: Tensor | int | None,
+    ) -> list[Tensor]:
+        """Reduce gradients over the ranks (collective).
+
+        Args:
+            gradients: this rank's gradients, of any shapes and floating point dtypes.
+            variables: the variable of each gradient.
+            reduction: settings of the reduction; reduces arrays.
+            samples: weight of this rank in the average; None for 1.
+
+        Returns:
+            The reduced gradients, with the shapes and dtypes of `gradients`.
+        """
+
+    def traced_allreduce(
+        self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
+    ) -> Tensor | None:
+        """Reduce a value of a function that is being traced (collective when it runs).
+
+        Args:
+            value: value of any shape, with equal shape and dtype on all ranks.
+            op: the reduction.
+            name: operation name.
+            prescale: factor before the reduction.
+            postscale: factor after the reduction.
+
+        Returns:
+            The result, with the shape and dtype of `value`; None if no function is being traced.
+        """
+
+    def retrace(self, model: Model) -> None:
+        """Make a model trace its step again if dense gradients may become sparse (local)."""
+
+    def wait_for_steps(self) -> None:
+        """Wait until all steps that were started are done (local)."""
+
+    def do_not_compile(self, function: F) -> F:
+        """Keep the backend's compiler of user functions from rewriting a function (local)."""
 
 
 class Reduction:
     """Reduces the gradients of an optimizer.
 
     Args:
-        settings: how gradients are reduced.
-        name: of the operation.
-        factor: of the gradients, after they are reduced.
+        settings: settings of the reduction.
+        name: operation name.
+        backend: Keras's backend.
+        factor: factor for gradients after the reduction.
         scale_local: divide gradients of local variables by the number of ranks.
 
     Attributes:
-        settings: as given.
-        name: as given.
-        uneven: ranks may have different numbers of batches, so that tf.IndexedSlices, which a rank
-            without data cannot answer, are made dense.
-        steps: how many times gradients were reduced.
+        settings: settings of the reduction.
+        name: operation name.
+        uneven: whether ranks may have different numbers of batches. Then tf.IndexedSlices are made
+            dense, because a rank without data can contribute zeros to dense gradients only.
+        steps: number of reductions so far.
     """
 
     def __init__(
-        self, settings: GradientSettings, name: str, factor: float = 1.0, scale_local: bool = True
+        self,
+        settings: GradientSettings,
+        name: str,
+        backend: Backend,
+        factor: float = 1.0,
+        scale_local: bool = True,
     ) -> None:
-        self.settings, self.name = settings, name
+        self.settings, self.name, self._backend = settings, name, backend
         self._factor, self._scale_local = factor, scale_local
-        self._local: dict[int, Any] = {}
-        self._samples: Any = None
+        self._local: dict[int, Variable] = {}
+        self._samples: Tensor | int | None = None
         self.uneven = False
         self.steps = 0
 
     @property
     def has_local(self) -> bool:
-        """Whether gradients of some variables stay on their rank."""
+        """Whether gradients of some variables are not reduced."""
         return bool(self._local)
 
-    def keep_local(self, variable: Any) -> None:
-        """Keep the gradient of a variable on its rank."""
-        self._local[id(variable)] = variable  # kept, so that no other one gets its id
+    def add_local(self, variable: Variable) -> None:
+        """Do not reduce the gradient of a variable (local)."""
+        self._local[id(variable)] = variable  # kept, so that no other object gets its id
 
     @contextmanager
-    def weighted(self, samples: Any) -> Iterator[None]:
-        """Let gradients of this block, or trace, count by how many samples they are means of."""
+    def weighted(self, samples: Tensor | int | None) -> Iterator[None]:
+        """Weight gradients that are reduced, or traced, in this block by a number of samples."""
         self._samples = samples
         try:
             yield
         finally:
             self._samples = None
 
-    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients of all ranks; None stays None (collective)."""
+    def __call__(
+        self, gradients: Sequence[Tensor | None], variables: Sequence[Variable]
+    ) -> list[Tensor | None]:
+        """Reduce gradients over the ranks; None stays None (collective).
+
+        Args:
+            gradients: gradients with equal number, shapes and dtypes on all ranks.
+            variables: the variable of each gradient.
+
+        Returns:
+            The reduced gradients, with the shapes and dtypes of `gradients`.
+        """
         results, process_set = list(gradients), self.settings.process_set
         size = process_set.size() if process_set.included() else 1
         present = [i for i, gradient in enumerate(results) if gradient is not None]
         shared = [i for i in present if id(variables[i]) not in self._local]
         if size != 1 and shared:
             average = self.settings.op is ReduceOp.AVERAGE
-            reduced = chosen().reduce(
-                [results[i] for i in shared],
+            reduced = self._backend.reduce(
+                [gradient for i in shared if (gradient := results[i]) is not None],
                 [variables[i] for i in shared],
                 self,
                 self._samples if average else None,
@@ -90,18 +156,21 @@ class Reduction:
 
     def reduce_arrays(
         self,
-        arrays: Sequence[Array],
-        variables: Sequence[Any],
+        arrays: Sequence[HostArray],
+        variables: Sequence[Variable],
         samples: float | None,
         name: str | None = None,
-    ) -> list[Array]:
-        """Return the gradients of all ranks, as soon as this rank's are there (collective).
+    ) -> list[HostArray]:
+        """Reduce gradients that are arrays as one operation (collective, blocking).
 
         Args:
-            arrays: this rank's gradients.
-            variables: what they are of.
-            samples: what this rank counts in the average; None for 1.
-            name: of the operation, where the optimizer's own would be ambiguous.
+            arrays: this rank's gradients, with equal shapes and dtypes on all ranks.
+            variables: the variable of each gradient.
+            samples: weight of this rank in the average; None for 1.
+            name: operation name, where the optimizer's own one would be ambiguous.
+
+        Returns:
+            The reduced gradients, with the shapes and dtypes of `arrays`.
         """
         settings = self.settings
         groups = group_indices(settings.groups, variables)

@@ -1,4 +1,4 @@
-"""How gradients are reduced, whatever the backend."""
+"""Settings of a reduction of gradients, for all backends."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["GradientSettings"]
 
 @dataclass(frozen=True)
 class GradientSettings:
-    """How gradients are reduced.
+    """Settings of a reduction of gradients.
 
     Attributes:
         op: Average or Sum.
-        process_set: the ranks that take part; others keep their own gradients.
-        compression: how gradients are rounded before they are added.
-        sparse_as_dense: make tf.IndexedSlices dense, instead of gathering the slices.
-        predivide: the average is (1/predivide before, predivide/size after) the sum.
-        groups: how many groups are reduced together, or lists of variables.
-        exchange: what is done with gradients instead of op and compression.
+        process_set: ranks that take part; other ranks keep their own gradients.
+        compression: compressor, which rounds gradients before the reduction.
+        sparse_as_dense: make tf.IndexedSlices dense instead of gathering the slices.
+        predivide: divisor of gradients before the sum of an average, predivide/size comes after.
+        groups: number of groups that are reduced together, or lists of variables.
+        exchange: exchange that replaces op and compression; None for these.
 
     Raises:
-        TypeError: `process_set` is none, or `exchange`.
-        ValueError: arguments do not go together.
+        TypeError: `process_set` is not a process set, or `exchange` is not an exchange.
+        ValueError: arguments are invalid or exclude each other.
     """
 
     op: ReduceOp = ReduceOp.AVERAGE

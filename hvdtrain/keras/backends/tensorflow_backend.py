@@ -1,68 +1,101 @@
-"""Gradients of Keras on TensorFlow: tensors of a graph or eager ones, dense or sparse."""
+"""Keras on TensorFlow, whose gradients are eager or of a graph, dense or sparse."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import tensorflow as tf
 
-from hvdtrain.core.arrays.memory import Array
+from hvdtrain.arrays import HostArray
 from hvdtrain.keras.backends.reduction import Reduction
-from hvdtrain.tensorflow.graph.autograph import unconverted
-from hvdtrain.tensorflow.graph.call import call
+from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
+from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
+from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations import ops
 from hvdtrain.tensorflow.operations.compression import Compression
 from hvdtrain.types import ReduceOp
 
-__all__ = ["allreduce", "is_symbolic", "reduce", "settle", "trace_again", "unconverted"]
+__all__ = ["TensorFlowBackend"]
+
+F = TypeVar("F", bound=Callable[..., object])
 
 _COMPRESSIONS = {None: Compression.none, "float16": Compression.fp16, "bfloat16": Compression.bf16}
 
 
-def reduce(
-    gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, samples: Any
-) -> list[Any]:
-    """Return the gradients of all ranks (collective)."""
-    as_dense = reduction.settings.sparse_as_dense or reduction.uneven
-    results = list(gradients)
-    sparse = [
-        i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices) and not as_dense
-    ]
-    dense = [i for i in range(len(results)) if i not in sparse]
-    compression = _COMPRESSIONS[reduction.settings.compression.dtype]
-    pairs = [compression.compress(tf.convert_to_tensor(results[i])) for i in dense]
-    own, owners = [tensor for tensor, _ in pairs], [variables[i] for i in dense]
-    weight = None if samples is None else tf.cast(samples, tf.float64)
-    if sparse and weight is not None:
-        own, owners = [*own, 1 / weight], [*owners, weight]  # to know the average of samples
-    if own:
-        own = _reduce_dense(own, owners, reduction, weight)
-    for index, gradient, (_, ctx) in zip(dense, own, pairs, strict=False):
-        results[index] = compression.decompress(gradient, ctx)
-    if sparse:
-        factor = None if weight is None else weight * own[-1]
-        gathered = _reduce_sparse([results[i] for i in sparse], reduction, factor)
-        for index, gradient in zip(sparse, gathered, strict=True):
-            results[index] = gradient
-    return results
+class TensorFlowBackend:
+    """Implements Backend; see there."""
+
+    def reduce(
+        self,
+        gradients: Sequence[Tensor],
+        variables: Sequence[Variable],
+        reduction: Reduction,
+        samples: Tensor | int | None,
+    ) -> list[Tensor]:
+        as_dense = reduction.settings.sparse_as_dense or reduction.uneven
+        results: list[tf.Tensor | tf.IndexedSlices] = list(gradients)
+        sparse = [
+            i for i, g in enumerate(results) if isinstance(g, tf.IndexedSlices) and not as_dense
+        ]
+        dense = [i for i in range(len(results)) if i not in sparse]
+        compression = _COMPRESSIONS[reduction.settings.compression.dtype]
+        pairs = [compression.compress(tf.convert_to_tensor(results[i])) for i in dense]
+        own, owners = [tensor for tensor, _ in pairs], [variables[i] for i in dense]
+        weight = None if samples is None else tf.cast(samples, tf.float64)
+        if sparse and weight is not None:
+            own, owners = [*own, 1 / weight], [*owners, weight]  # 1 / average of samples
+        if own:
+            own = _reduce_dense(own, owners, reduction, weight)
+        for index, gradient, (_, ctx) in zip(dense, own, pairs, strict=False):
+            results[index] = compression.decompress(gradient, ctx)
+        if sparse:
+            factor = None if weight is None else weight * own[-1]
+            gathered = _reduce_sparse([results[i] for i in sparse], reduction, factor)
+            for index, gradient in zip(sparse, gathered, strict=True):
+                results[index] = gradient
+        return results
+
+    def traced_allreduce(
+        self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
+    ) -> tf.Tensor | None:
+        if not tf.is_symbolic_tensor(value):
+            return None
+        reduced: tf.Tensor = ops.allreduce(
+            value, op=op, name=name, prescale_factor=prescale, postscale_factor=postscale
+        )
+        return reduced
+
+    def retrace(self, model: Model) -> None:
+        model.make_train_function(force=True)
+
+    def wait_for_steps(self) -> None:
+        pass  # a step is done when Python continues
+
+    def do_not_compile(self, function: F) -> F:
+        return do_not_convert(function)
 
 
 def _reduce_dense(
-    tensors: Sequence[Any], owners: Sequence[Any], reduction: Reduction, weight: Any
-) -> list[Any]:
+    tensors: Sequence[tf.Tensor],
+    owners: Sequence[Variable],
+    reduction: Reduction,
+    weight: tf.Tensor | None,
+) -> list[tf.Tensor]:
     weights = [] if weight is None else [weight]
 
-    def function(arrays: Sequence[Array], key: str | None) -> list[Array]:
+    def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
         own, given = arrays[: len(tensors)], arrays[len(tensors) :]
         samples = float(given[0]) if given else None
         return reduction.reduce_arrays(own, owners, samples, key)
 
     dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
-    return call(function, [*tensors, *weights], dtypes, shapes, reduction.name)
+    return call_on_arrays(function, [*tensors, *weights], dtypes, shapes, reduction.name)
 
 
-def _reduce_sparse(slices: Sequence[Any], reduction: Reduction, factor: Any) -> list[Any]:
+def _reduce_sparse(
+    slices: Sequence[tf.IndexedSlices], reduction: Reduction, factor: tf.Tensor | None
+) -> list[tf.IndexedSlices]:
     settings = reduction.settings
     if factor is not None:
         slices = [
@@ -71,28 +104,6 @@ def _reduce_sparse(slices: Sequence[Any], reduction: Reduction, factor: Any) -> 
             )
             for each in slices
         ]
-    gathered: list[Any] = ops.grouped_allreduce(
+    return ops.grouped_allreduce(
         slices, op=settings.op, process_set=settings.process_set, name=f"{reduction.name}_slices"
     )
-    return gathered
-
-
-def is_symbolic(value: Any) -> bool:
-    """Return whether a value is one of a function that is being traced."""
-    return bool(tf.is_symbolic_tensor(value))
-
-
-def allreduce(value: Any, op: ReduceOp, name: str | None, prescale: float, postscale: float) -> Any:
-    """Return the reduction of a tensor of a graph (collective when it runs)."""
-    return ops.allreduce(
-        value, op=op, name=name, prescale_factor=prescale, postscale_factor=postscale
-    )
-
-
-def trace_again(model: Any) -> None:
-    """Have a model traced anew, since tf.IndexedSlices may have to be made dense (local)."""
-    model.make_train_function(force=True)
-
-
-def settle() -> None:
-    """Return: a step ends before Python goes on (local)."""

@@ -1,59 +1,66 @@
-"""Gradients of Keras on PyTorch: tensors that are there."""
+"""Keras on PyTorch, whose tensors have values when they are reduced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 
-from hvdtrain.core.arrays.memory import Array
+from hvdtrain.arrays import HostArray
 from hvdtrain.keras.backends.reduction import Reduction
+from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
+from hvdtrain.types import ReduceOp
 
-__all__ = ["is_symbolic", "reduce", "settle", "trace_again", "unconverted"]
+__all__ = ["TorchBackend"]
 
-_HALVES = (torch.float16, torch.bfloat16)
+F = TypeVar("F", bound=Callable[..., object])
 
-
-def reduce(
-    gradients: Sequence[torch.Tensor],
-    variables: Sequence[Any],
-    reduction: Reduction,
-    samples: Any,
-) -> list[torch.Tensor]:
-    """Return the gradients of all ranks (collective, blocking)."""
-    arrays = [_array(gradient, reduction.settings.compression.dtype) for gradient in gradients]
-    weight = None if samples is None else float(samples)
-    reduced = reduction.reduce_arrays(arrays, variables, weight)
-    return [
-        torch.from_numpy(array).to(gradient.device, gradient.dtype)
-        for array, gradient in zip(reduced, gradients, strict=True)
-    ]
+_HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
-def _array(gradient: torch.Tensor, rounded: str | None) -> Array:
+class TorchBackend:
+    """Implements Backend; see there."""
+
+    def reduce(
+        self,
+        gradients: Sequence[Tensor],
+        variables: Sequence[Variable],
+        reduction: Reduction,
+        samples: Tensor | int | None,
+    ) -> list[Tensor]:
+        tensors = cast(Sequence[torch.Tensor], gradients)
+        rounded = reduction.settings.compression.dtype
+        arrays = [_to_array(tensor, rounded) for tensor in tensors]
+        weight = None if samples is None else float(samples)
+        reduced = reduction.reduce_arrays(arrays, variables, weight)
+        return [
+            torch.from_numpy(array).to(tensor.device, tensor.dtype)
+            for array, tensor in zip(reduced, tensors, strict=True)
+        ]
+
+    def traced_allreduce(
+        self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
+    ) -> Tensor | None:
+        return None  # nothing is traced
+
+    def retrace(self, model: Model) -> None:
+        pass  # all gradients are dense
+
+    def wait_for_steps(self) -> None:
+        pass  # a step is done when Python continues
+
+    def do_not_compile(self, function: F) -> F:
+        # A user may compile the step with torch.compile.
+        disabled: F = torch.compiler.disable(function)
+        return disabled
+
+
+def _to_array(gradient: torch.Tensor, rounded: str | None) -> HostArray:
+    """Return a gradient rounded to a type, as float32 if that is a half type."""
     tensor = gradient.detach().cpu()
     if rounded is not None and tensor.is_floating_point():
         tensor = tensor.to(getattr(torch, rounded))
-    # numpy knows no bfloat16, and halves are added in float32.
-    array: Array = (tensor.float() if tensor.dtype in _HALVES else tensor).numpy()
+    # numpy has no bfloat16, and half types are added in float32.
+    array: HostArray = (tensor.float() if tensor.dtype in _HALF_TYPES else tensor).numpy()
     return array
-
-
-def is_symbolic(value: Any) -> bool:
-    """Return False: nothing is traced."""
-    return False
-
-
-def trace_again(model: Any) -> None:
-    """Return: all gradients are dense (local)."""
-
-
-def settle() -> None:
-    """Return: nothing goes on in the background (local)."""
-
-
-def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep torch.compile, with which a user may compile the step, from looking into a function."""
-    hidden: Callable[..., Any] = torch.compiler.disable(function)
-    return hidden

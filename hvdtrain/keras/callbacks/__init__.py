@@ -1,4 +1,4 @@
-"""Callbacks for `fit` on several ranks, as Horovod has them, and RankZero."""
+"""Horovod's callbacks for `fit` on several ranks, and RankZero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start all ranks of a `fit` from the same state."""
+"""The callback that makes all ranks start from the same state."""
 
 from __future__ import annotations
 
@@ -7,60 +7,70 @@ from typing import Any
 
 import keras
 
-from hvdtrain.keras.backends.wrapping import state_of
-from hvdtrain.keras.operations.values import broadcast_variables
+from hvdtrain.keras.backends.distributed import training_state
+from hvdtrain.keras.operations.variables import broadcast_variables
+from hvdtrain.keras.tensors.types import Logs, Model, Variable
 
 __all__ = ["BroadcastGlobalVariablesCallback"]
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Give all ranks the weights and the optimizer's state of one of them.
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Broadcast the weights and the optimizer's state of one rank (collective, in fit).
 
     That happens at the start of `fit`. On TensorFlow a model without an Input is built by its
-    first batch only, and gets them before its second one. States of random numbers stay each
-    rank's own.
+    first batch only, and gets them before its second one. States of random number generators are
+    not broadcast.
 
     Args:
-        root_rank: whose state it is.
-        device: makes no difference.
-        local_variables: a variable, or several, that each rank keeps.
+        root_rank: rank that sends its state.
+        device: ignored.
+        local_variables: variable, or several, that are not broadcast.
 
     Raises:
         MismatchError: models differ between ranks (at the start of fit).
     """
 
     def __init__(
-        self, root_rank: int, device: str = "", local_variables: Any | Sequence[Any] | None = None
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Variable | Sequence[Variable] | None = None,
     ) -> None:
         super().__init__()
         self.root_rank, self.device = root_rank, device
-        local = [] if local_variables is None else local_variables
-        self.local_variables = [local] if isinstance(local, keras.Variable) else list(local)
+        local: Any = [] if local_variables is None else local_variables
+        is_variable = isinstance(local, keras.Variable)
+        self.local_variables: list[Variable] = [local] if is_variable else list(local)
         self.broadcast_done = False
 
-    def register_local_var(self, var: Any) -> None:
-        """Let each rank keep its own value of a variable."""
+    def register_local_var(self, var: Variable) -> None:
+        """Do not broadcast a variable (local)."""
         self.local_variables.append(var)
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast, if the model is built (collective)."""
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Broadcast if the model is built (collective)."""
         self.broadcast_done = False
         self._broadcast_once()
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Broadcast what was not built before (collective)."""
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Broadcast if the model was not built before (collective).
+
+        Args:
+            batch: number of the batch.
+            logs: metrics.
+        """
         self._broadcast_once()
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Broadcast after the only batch that there was (collective)."""
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Broadcast if there was one batch only, which built the model (collective)."""
         self._broadcast_once()
 
     def _broadcast_once(self) -> None:
-        model: Any = self.model
-        # A model of a class without `build` says that it is built before it has any weights.
+        model: Model = self.model
+        # A model whose class has no `build` is marked as built before it has weights.
         if self.broadcast_done or not (model.built and model.weights):
             return
         local = {id(variable) for variable in self.local_variables}
-        state = [variable for variable in state_of(model) if id(variable) not in local]
+        state = [variable for variable in training_state(model) if id(variable) not in local]
         broadcast_variables(state, self.root_rank)
         self.broadcast_done = True

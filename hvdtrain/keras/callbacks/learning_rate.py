@@ -1,36 +1,36 @@
-"""Learning rates that change from epoch to epoch, or from batch to batch."""
+"""Callbacks that change the learning rate from epoch to epoch or from batch to batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 
 from hvdtrain.core import objects
 from hvdtrain.core.horovod_api import rank, size
+from hvdtrain.keras.tensors.types import Logs
 
 __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback", "warmup_multiplier"]
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Set the learning rate to initial_lr * multiplier(epoch), and put it into the logs as `lr`.
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Set the learning rate to initial_lr * multiplier(epoch) and log it as `lr`.
 
     Args:
-        initial_lr: of all ranks together.
-        multiplier: takes the epoch; or a number c for c ** (epoch - start_epoch).
-        start_epoch: the first epoch in which it is set.
-        end_epoch: the first in which it is not any more; None for never.
-        staircase: set it at the beginning of each epoch only; else before every batch, with the
-            epoch's part that is done.
-        momentum_correction: scale the velocities of SGD once by new / old rate, as they hold
-            steps, not gradients.
-        steps_per_epoch: batches of an epoch on a rank, needed without `staircase` where Keras
-            does not know it.
+        initial_lr: learning rate for the batch of all ranks together.
+        multiplier: function of the epoch; or a number c for c ** (epoch - start_epoch).
+        start_epoch: first epoch in which the learning rate is set.
+        end_epoch: first epoch after that in which it is not set; None for no end.
+        staircase: set it at the beginning of each epoch only; else before every batch, with a
+            fractional epoch.
+        momentum_correction: scale the velocities of SGD once by new / old rate, because they
+            accumulate updates, not gradients.
+        steps_per_epoch: batches in an epoch of a rank, needed without `staircase` if Keras does not
+            know their number.
 
     Raises:
         ValueError: there is no initial_lr; or, when fit begins, the number of batches is not
-            known, or the optimizer's learning rate is a schedule of its own.
+            known, or the optimizer has a learning rate schedule.
     """
 
     def __init__(
@@ -56,9 +56,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         )
         self._epoch, self._steps = 0, 1
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Find out how many batches an epoch has on the rank that has most (collective)."""
-        optimizer = _stepping(self.model.optimizer)
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Find the number of batches in an epoch on the rank that has most (collective).
+
+        Raises:
+            ValueError: the number is not known, or the optimizer has a learning rate schedule.
+        """
+        optimizer = _with_learning_rate(self.model.optimizer)
         if not isinstance(optimizer._learning_rate, keras.Variable):
             raise ValueError(
                 f"{type(self).__name__} sets the learning rate, but the optimizer has a schedule "
@@ -67,20 +71,30 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if self.staircase:
             return
         own = self.steps_per_epoch or self.params.get("steps")
-        told = objects.allgather_object(own, "batches of an epoch")
-        self._steps = 0 if None in told else max(told)
+        gathered = objects.allgather_object(own, "batches of an epoch")
+        self._steps = 0 if None in gathered else max(gathered)
         if not self._steps:
             raise ValueError(
                 f"{type(self).__name__} needs to know the batches of an epoch: give it "
                 "steps_per_epoch"
             )
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the epoch."""
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Remember the epoch.
+
+        Args:
+            epoch: number of the epoch.
+            logs: metrics.
+        """
         self._epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the learning rate, if its time has come."""
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Set the learning rate if it is due.
+
+        Args:
+            batch: number of the batch in its epoch.
+            logs: metrics.
+        """
         if self._epoch < self.start_epoch:
             return
         if self.end_epoch is not None and self._epoch >= self.end_epoch:
@@ -90,16 +104,21 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         elif batch == 0:
             self._set(self.multiplier(self._epoch))
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Put the learning rate into the logs."""
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Log the learning rate.
+
+        Args:
+            epoch: number of the epoch.
+            logs: metrics, changed in place.
+        """
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
     def _set(self, multiplier: float) -> None:
-        model: Any = self.model
+        model = self.model
         if hasattr(model, "jax_state_sync"):
-            model.jax_state_sync()  # which lets variables be read and set between steps
-        optimizer = _stepping(model.optimizer)
+            model.jax_state_sync()  # makes variables current, so that they can be read and set
+        optimizer = _with_learning_rate(model.optimizer)
         old, new = float(optimizer.learning_rate), self.initial_lr * multiplier
         optimizer.learning_rate = new
         if self.momentum_correction and old > 0.0 and new != old:
@@ -108,17 +127,17 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Let the learning rate grow from initial_lr / size to initial_lr, a little with each batch.
+    """Increase the learning rate linearly from initial_lr / size to initial_lr, batch by batch.
 
-    Before batch i of epoch e, with s batches an epoch, it is
+    Before batch i of epoch e, with s batches in an epoch, it is
     initial_lr / size * ((e + (i + 1) / s) * (size - 1) / warmup_epochs + 1).
 
     Args:
-        initial_lr: of all ranks together, which is where it ends.
-        warmup_epochs: how many epochs that takes.
-        momentum_correction: as of LearningRateScheduleCallback.
-        steps_per_epoch: as of LearningRateScheduleCallback.
-        verbose: 1 has rank 0 say when it is done.
+        initial_lr: final learning rate, for the batch of all ranks together.
+        warmup_epochs: number of epochs until then.
+        momentum_correction: see LearningRateScheduleCallback.
+        steps_per_epoch: see LearningRateScheduleCallback.
+        verbose: 1 makes rank 0 print the final learning rate.
     """
 
     def __init__(
@@ -142,8 +161,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         )
         self.verbose = verbose
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Put the learning rate into the logs, and say when it is the last one."""
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Log the learning rate, and print the final one.
+
+        Args:
+            epoch: number of the epoch.
+            logs: metrics, changed in place.
+        """
         super().on_epoch_end(epoch, logs)
         if self.verbose and rank() == 0 and epoch + 1 == self.end_epoch:
             reached = float(self.model.optimizer.learning_rate)
@@ -151,24 +175,24 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 def warmup_multiplier(epoch: float, warmup_epochs: int, steps: int, ranks: int) -> float:
-    """Return what the learning rate of `ranks` ranks is multiplied by before a batch.
+    """Return the multiplier of the learning rate before a batch.
 
     Args:
-        epoch: with the part of it that is done.
-        warmup_epochs: how many epochs it takes to get to 1.
-        steps: batches of an epoch.
-        ranks: how many there are.
+        epoch: fractional epoch before the batch.
+        warmup_epochs: number of epochs until the multiplier is 1.
+        steps: batches in an epoch.
+        ranks: number of ranks.
     """
-    epoch += 1.0 / steps  # rounds it at the end of each epoch
+    epoch += 1.0 / steps  # a whole number for the last batch of an epoch
     return (epoch * (ranks - 1) / warmup_epochs + 1) / ranks
 
 
-def _stepping(optimizer: Any) -> Any:
-    """Return the optimizer that has the learning rate."""
+def _with_learning_rate(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return the optimizer that has the learning rate: itself, or that in a LossScaleOptimizer."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _velocities(optimizer: Any) -> list[Any]:
+def _velocities(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     if not isinstance(optimizer, keras.optimizers.SGD) or not optimizer.built:
         return []
     return list(optimizer.momentums) if optimizer.momentum else []

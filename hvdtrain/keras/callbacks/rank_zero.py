@@ -1,85 +1,97 @@
-"""Callbacks that write files or to the terminal, on one rank only."""
+"""Callbacks that write files or to the terminal on rank 0 only."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from hvdtrain.core import objects
 from hvdtrain.core.horovod_api import rank
-from hvdtrain.keras.backends.wrapping import state_of
-from hvdtrain.keras.operations.values import broadcast_variables
+from hvdtrain.keras.backends.distributed import training_state
+from hvdtrain.keras.operations.variables import broadcast_variables
+from hvdtrain.keras.tensors.types import Logs, Model
 
-__all__ = ["BestModelCheckpoint", "RankZero", "RestoreOnAll"]
+__all__ = ["BestModelCheckpoint", "RankZero", "SharedBackup"]
 
 
 def RankZero(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
-    """Return the callback on rank 0, and one that does nothing on the others (local).
+    """Return the callback on rank 0, and one that does nothing on other ranks (local).
 
-    For callbacks that only write: TensorBoard, CSVLogger, ProgbarLogger, ModelCheckpoint. With
-    BackupAndRestore rank 0 reads and writes the backup, and all ranks go on from its epoch with its
-    weights and optimizer; every rank needs it in `fit`.
+    It is for callbacks that only write: TensorBoard, CSVLogger, ProgbarLogger, ModelCheckpoint.
+    With BackupAndRestore rank 0 reads and writes the backup, and all ranks continue from its epoch
+    with its weights and optimizer; every rank needs it in `fit`.
 
     Args:
-        callback: which asks nothing of other ranks.
+        callback: callback that does not communicate.
     """
     if isinstance(callback, keras.callbacks.BackupAndRestore):
-        return RestoreOnAll(callback)
+        return SharedBackup(callback)
     return callback if rank() == 0 else keras.callbacks.Callback()
 
 
-class RestoreOnAll(keras.callbacks.Callback):
-    """Have rank 0 keep a backup, from which all ranks go on.
+class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keep a backup on rank 0, from which all ranks continue (collective, in fit).
 
     Args:
-        backup: used on rank 0 only.
+        backup: callback that reads and writes the backup, used on rank 0 only.
     """
 
     def __init__(self, backup: keras.callbacks.BackupAndRestore) -> None:
         super().__init__()
-        self._backup: Any = backup if rank() == 0 else keras.callbacks.Callback()
+        self._backup = backup if rank() == 0 else keras.callbacks.Callback()
 
-    def set_params(self, params: Any) -> None:
-        """Hand them on."""
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        """Set the parameters of fit, also of the backup."""
         super().set_params(params)
         self._backup.set_params(params)
 
-    def set_model(self, model: Any) -> None:
-        """Hand it on."""
+    def set_model(self, model: Model) -> None:
+        """Set the model, also of the backup."""
         super().set_model(model)
         self._backup.set_model(model)
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Restore what rank 0 finds, on all ranks (collective)."""
-        model: Any = self.model
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Restore the backup of rank 0 on all ranks (collective)."""
+        model: Model = self.model
         self._backup.on_train_begin(logs)
         model._initial_epoch = objects.broadcast_object(model._initial_epoch, 0, "first epoch")
-        if model.built:  # in whatever epoch: a backup may be of the middle of the first one
-            broadcast_variables(state_of(model), 0)
+        if model.built:  # in any epoch: the backup may be from the middle of the first one
+            broadcast_variables(training_state(model), 0)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save, on rank 0, if it is time."""
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Save on rank 0 if that is due.
+
+        Args:
+            batch: number of the batch in its epoch.
+            logs: metrics.
+        """
         self._backup.on_train_batch_end(batch, logs)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save, on rank 0, if it is time."""
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Save on rank 0 if that is due.
+
+        Args:
+            epoch: number of the epoch.
+            logs: metrics.
+        """
         self._backup.on_epoch_end(epoch, logs)
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Forget the backup."""
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Delete the backup."""
         self._backup.on_train_end(logs)
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
     """Save the model on rank 0 whenever a metric is better than before.
 
     Args:
-        monitor: the metric; after MetricAverageCallback that of all ranks.
-        verbose: 1 says when it saves.
-        mode: "min", "max", or "auto" for what the metric's name suggests.
-        save_freq: "epoch", or after how many batches.
-        filepath: where; may be set later.
+        monitor: name of the metric; after MetricAverageCallback it is the average over the ranks.
+        verbose: 1 prints a line for each save.
+        mode: "min", "max", or "auto" to derive it from the name of the metric.
+        save_freq: "epoch", or a number of batches.
+        filepath: path of the file, which may be set later.
     """
 
     def __init__(
@@ -99,12 +111,22 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             save_freq=save_freq,
         )
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save, on rank 0, if it is time."""
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Save on rank 0 if that is due.
+
+        Args:
+            batch: number of the batch in its epoch.
+            logs: metrics.
+        """
         if rank() == 0:
             super().on_train_batch_end(batch, logs)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save, on rank 0, if it is time."""
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Save on rank 0 if that is due.
+
+        Args:
+            epoch: number of the epoch.
+            logs: metrics.
+        """
         if rank() == 0:
             super().on_epoch_end(epoch, logs)

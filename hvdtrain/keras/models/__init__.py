@@ -1,1 +1,1 @@
-"""Hooks of Keras models: what compile and fit do on several ranks."""
+"""What compile and fit of Keras models do on several ranks."""

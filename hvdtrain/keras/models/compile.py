@@ -1,8 +1,8 @@
-"""What `model.compile` must do otherwise for an optimizer that reduces gradients.
+"""What `compile` does for an optimizer that reduces gradients.
 
-Keras asks no optimizer whether XLA may compile its step, and puts a LossScaleOptimizer around it
-that decides on this rank's gradients alone whether to step, so that ranks would part. Both are
-settled inside of `compile`, so `compile` is where we have to be.
+Keras does not ask an optimizer whether XLA may compile its step, and wraps it in a
+LossScaleOptimizer that looks at this rank's gradients alone to decide whether to update, so that
+ranks would diverge.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.backends.wrapping import Distributed, distribute, undistributed
+from hvdtrain.keras.backends.distributed import DistributedMixin, distribute, undistribute
 
 __all__ = ["compile_model"]
 
@@ -36,26 +36,26 @@ def compile_model(original: Callable[..., object], arguments: inspect.BoundArgum
 def _adjust(arguments: dict[str, Any]) -> None:
     optimizer, model = arguments["optimizer"], arguments["self"]
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if scaled and isinstance(optimizer.inner_optimizer, Distributed):
+    if scaled and isinstance(optimizer.inner_optimizer, DistributedMixin):
         inner = optimizer.inner_optimizer
-        optimizer.inner_optimizer = undistributed(inner)
+        optimizer.inner_optimizer = undistribute(inner)
         optimizer = distribute(optimizer, inner.hvdtrain_reduction)
-    if not isinstance(optimizer, Distributed):
+    if not isinstance(optimizer, DistributedMixin):
         return
     half = model.dtype_policy.name == "mixed_float16"
     if half and arguments["auto_scale_loss"] and not scaled:
-        inner = undistributed(optimizer)
+        inner = undistribute(optimizer)
         scaling = keras.optimizers.LossScaleOptimizer(inner, name="loss_scale_optimizer")
         optimizer = distribute(scaling, optimizer.hvdtrain_reduction)
     arguments["optimizer"] = optimizer
     if keras.backend.backend() == "tensorflow":
-        arguments["jit_compile"] = _without_xla(arguments["jit_compile"])
+        _refuse_xla(arguments["jit_compile"])
+        arguments["jit_compile"] = False
 
 
-def _without_xla(jit_compile: Any) -> bool:
+def _refuse_xla(jit_compile: bool | str) -> None:
     if jit_compile and jit_compile != "auto":
         raise UnsupportedError(
             "compile(jit_compile=True): XLA cannot compile a step that reduces gradients on the "
             "TensorFlow backend, because that calls Python: leave jit_compile out"
         )
-    return False

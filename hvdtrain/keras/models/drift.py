@@ -1,57 +1,57 @@
-"""A warning for a `fit` whose replicas drift apart, because its optimizer is not wrapped."""
+"""A warning of replicas that drift apart because the optimizer is not wrapped."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 
 from hvdtrain.core import context
 from hvdtrain.core.process.exits import write_message
-from hvdtrain.keras.backends.wrapping import optimizers_of
+from hvdtrain.keras.backends.distributed import distributed_optimizers
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from hvdtrain.keras.tensors.types import Model
 
 __all__ = ["warn_if_unwrapped"]
 
 
-def warn_if_unwrapped(model: Any, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Say on rank 0, once, that each rank trains a model of its own (local).
+def warn_if_unwrapped(model: Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Warn once, on rank 0, that each rank trains a model of its own (local).
 
-    Only where it is certain: ranks start from the same weights, and the step, the optimizer and the
-    callbacks are Keras's own or ours, so that nothing in them can average gradients or weights.
+    That is certain only if ranks start from the same weights, and if the step, the optimizer and
+    the callbacks are those of Keras or hvdtrain, so that none can average gradients or weights.
 
     Args:
-        model: which is about to be fitted.
-        callbacks: of this fit.
+        model: model to be trained.
+        callbacks: the user's callbacks.
     """
     if not context.is_initialized() or context.current().topology.size == 1:
         return
     starts_equal = any(isinstance(c, BroadcastGlobalVariablesCallback) for c in callbacks)
-    if starts_equal and not optimizers_of(model) and _trains_by_keras_alone(model, callbacks):
+    if starts_equal and not distributed_optimizers(model) and _runs_keras_only(model, callbacks):
         _warn()
 
 
-def _trains_by_keras_alone(model: Any, callbacks: Sequence[keras.callbacks.Callback]) -> bool:
-    if not all(_runs_no_code_of_the_user(callback) for callback in callbacks):
+def _runs_keras_only(model: Model, callbacks: Sequence[keras.callbacks.Callback]) -> bool:
+    if not all(_is_without_user_code(callback) for callback in callbacks):
         return False
     optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     own_step = type(model).train_step is keras.Model.train_step and "train_step" not in vars(model)
     frozen = model.built and not model.trainable_variables
-    return own_step and not frozen and _is_of_keras(optimizer) and _is_of_keras(inner)
+    return own_step and not frozen and _is_from_keras(optimizer) and _is_from_keras(inner)
 
 
-def _runs_no_code_of_the_user(callback: keras.callbacks.Callback) -> bool:
+def _is_without_user_code(callback: keras.callbacks.Callback) -> bool:
     if isinstance(callback, keras.callbacks.LambdaCallback):
         return False
-    return _is_of_keras(callback) or type(callback).__module__.startswith("hvdtrain.")
+    return _is_from_keras(callback) or type(callback).__module__.startswith("hvdtrain.")
 
 
-def _is_of_keras(thing: Any) -> bool:
-    """Return whether it is of a class of Keras, and not of one derived from it elsewhere."""
-    return type(thing).__module__.startswith("keras.src.")
+def _is_from_keras(instance: object) -> bool:
+    """Return whether the class of an object is in Keras; a subclass elsewhere is not."""
+    return type(instance).__module__.startswith("keras.src.")
 
 
 @functools.cache

@@ -1,1 +1,1 @@
-"""Operations of Horovod on values and variables of Keras."""
+"""Horovod's operations on values and variables of Keras."""

@@ -1,1 +1,1 @@
-"""One model of hosts and their slots, and how each launcher and scheduler writes it down."""
+"""Hosts and their slots, and the formats in which launchers and schedulers write them."""

@@ -1,4 +1,4 @@
-"""What launchers would silently do wrong with a list of hosts."""
+"""Checks for mistakes in a list of hosts that launchers accept silently."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ __all__ = ["mixed_names", "objections", "require_slots", "with_slots"]
 
 
 def objections(hosts: Sequence[Host], where: str) -> list[str]:
-    """Return a line for each thing that a launcher takes without a word, and that is wrong."""
+    """Return one line for each mistake that a launcher would accept without a warning.
+
+    Args:
+        hosts: hosts to check.
+        where: their source, for messages.
+    """
     found = [] if hosts else [f"{where}: names no host: write one host per line"]
     silent = [host.name for host in hosts if host.slots is None]
     if silent:
@@ -25,7 +30,7 @@ def objections(hosts: Sequence[Host], where: str) -> list[str]:
 
 
 def mixed_names(hosts: Sequence[Host]) -> list[str]:
-    """Return a line for each host that is named with its domain and without."""
+    """Return one line for each host that is named both with its domain and without."""
     names = defaultdict(set)
     for host in hosts:
         if not host.name.replace(".", "").isdecimal():
@@ -38,7 +43,16 @@ def mixed_names(hosts: Sequence[Host]) -> list[str]:
 
 
 def require_slots(hosts: Sequence[Host], ranks: int, where: str) -> None:
-    """Raise HostfileError if there are fewer slots than ranks."""
+    """Check that there is a slot for each rank.
+
+    Args:
+        hosts: hosts with their slots.
+        ranks: number of ranks.
+        where: source of the hosts, for messages.
+
+    Raises:
+        HostfileError: there are fewer slots than ranks.
+    """
     if total_slots(hosts) < ranks:
         shown = ", ".join(f"{host.name} {host.slots or 0}" for host in hosts[:16])
         more = f", and {len(hosts) - 16} hosts more" if len(hosts) > 16 else ""
@@ -50,10 +64,15 @@ def require_slots(hosts: Sequence[Host], ranks: int, where: str) -> None:
 
 
 def with_slots(hosts: Sequence[Host], slots: int | None, where: str) -> list[Host]:
-    """Give hosts without a number `slots` each.
+    """Return the hosts, with `slots` for each that has no number of its own.
+
+    Args:
+        hosts: hosts to complete.
+        slots: number for those without one, or None.
+        where: source of the hosts, for messages.
 
     Raises:
-        HostfileError: there is one, and no number to give it.
+        HostfileError: a host has no number, and `slots` is None.
     """
     for host in hosts:
         if host.slots is None and slots is None:

@@ -1,4 +1,4 @@
-"""All forms in which hosts are written down, by name."""
+"""The formats in which hosts are written, by name."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Format:
-    """A way to write hosts down.
+    """A format for a list of hosts.
 
     Attributes:
         read: returns the hosts; raises HostfileError.
         write: returns the text.
-        slots: whether it tells how many slots a host has.
-        users: whether it tells who logs in there.
-        ipv6: whether an address can stand for a name.
+        slots: whether it contains the number of slots of a host.
+        users: whether it can contain a user name for a host.
+        ipv6: whether a host may be an IPv6 address.
     """
 
     read: Callable[[HostText], list[Host]]
@@ -59,13 +59,13 @@ FORMATS: Mapping[str, Format] = {
     "k8s": Format(openmpi.read, openmpi.write, users=True, ipv6=True),
 }
 
-# Where a job finds the file of its hosts.
+# Variables with the path of a job's hostfile.
 _FILES = {
     "pbs": "PBS_NODEFILE",
     "sge": "PE_HOSTFILE",
     "pjm": "PJM_O_NODEINF",
 }
-# What some editors write, and launchers stumble over.
+# Written by some editors, and misread by launchers.
 FOREIGN = "has a byte-order mark, or lines that end as in Windows"
 _K8S_FILE = "/etc/mpi/hostfile"
 _HYDRA_LINE = re.compile(r"[^\s:#]+:\d+(\s.*)?")
@@ -73,7 +73,11 @@ _SLURM_LINE = re.compile(r"(export\s+)?SLURM_\w+=.*")
 
 
 def source_of_job(name: str, environ: Mapping[str, str]) -> HostText:
-    """Return what the scheduler has told this job of its hosts.
+    """Return the scheduler's list of the hosts of this job.
+
+    Args:
+        name: scheduler, a key of FORMATS.
+        environ: environment variables of the job.
 
     Raises:
         HostfileError: this is no job of that scheduler.
@@ -107,10 +111,10 @@ def _ask_flux() -> str:
 
 
 def read_file(path: str) -> HostText:
-    """Return the text of a hostfile, as it stands there.
+    """Return the text of a hostfile.
 
     Raises:
-        HostfileError: it is missing, no file, unreadable, or not ASCII.
+        HostfileError: the file is missing, not a regular file, unreadable, or not ASCII.
     """
     file = Path(path)
     where = f"hostfile {path}"
@@ -134,15 +138,15 @@ def read_file(path: str) -> HostText:
 
 
 def read_hostfile(path: str, form: str) -> list[Host]:
-    """Return the hosts of a file that a launcher is given as it stands, one or more.
+    """Return the hosts of a file that is passed to a launcher as it is, one or more.
 
     Args:
-        path: of the file.
-        form: of FORMATS.
+        path: hostfile.
+        form: format, a key of FORMATS.
 
     Raises:
-        HostfileError: it cannot be read, is not in this form, names no host, or, in Open MPI's
-            form, one under two names.
+        HostfileError: the file cannot be read, is not in this format, names no host or, in Open
+            MPI's format, names one host in two ways.
     """
     source = read_file(path)
     hosts = FORMATS[form].read(source)
@@ -157,10 +161,14 @@ def read_hostfile(path: str, form: str) -> list[Host]:
 
 
 def write_hosts(hosts: Sequence[Host], form: str) -> str:
-    """Return the text that names hosts in this form.
+    """Return the text that lists hosts in a format.
+
+    Args:
+        hosts: hosts to write.
+        form: format, a key of FORMATS.
 
     Raises:
-        HostfileError: it has no place for an IPv6 address.
+        HostfileError: the format cannot contain an IPv6 address.
     """
     for host in hosts:
         check_name(host.name, f"form {form}", ipv6=FORMATS[form].ipv6)
@@ -168,7 +176,12 @@ def write_hosts(hosts: Sequence[Host], form: str) -> str:
 
 
 def left_out(hosts: Sequence[Host], form: str) -> list[str]:
-    """Return what was said of hosts that write_hosts() does not write in this form."""
+    """Return the details of hosts that write_hosts() does not write in this format.
+
+    Args:
+        hosts: hosts to write.
+        form: format, a key of FORMATS.
+    """
     words = []
     for host in hosts:
         if host.user and not FORMATS[form].users:
@@ -178,7 +191,7 @@ def left_out(hosts: Sequence[Host], form: str) -> list[str]:
 
 
 def guess_format(source: HostText) -> str:
-    """Tell in which form a file is written."""
+    """Return the name of the format that a file seems to have."""
     bare = [line.partition("#")[0].strip() for _, line in source.lines()]
     lines = [line for line in bare if line]
     if any(_HYDRA_LINE.fullmatch(line) for line in lines):
@@ -195,5 +208,5 @@ def guess_format(source: HostText) -> str:
 
 
 def _is_lsf(words: Sequence[str]) -> bool:
-    """Return whether hosts and numbers take turns, two hosts or more."""
+    """Return whether host names and numbers alternate, for two hosts or more."""
     return len(words) >= 4 and len(words) % 2 == 0 and all(word.isdecimal() for word in words[1::2])

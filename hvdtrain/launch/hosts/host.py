@@ -1,4 +1,4 @@
-"""Hosts with their slots, and what is wrong with a list of them."""
+"""Hosts with their slots, and errors in a list of them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _LARGEST = 1 << 20
 
 
 class HostfileError(UsageError):
-    """A hostfile, or a scheduler's list of hosts, that makes no sense.
+    """An error in a hostfile, or in a scheduler's list of hosts.
 
     Args:
-        where: file and line, or a variable's name.
-        token: what is wrong, as it stands there; empty for the whole.
-        mend: the reason, and what to write instead.
+        where: file and line, or name of a variable.
+        token: faulty text; empty for the whole.
+        mend: reason, and how to fix it.
     """
 
     def __init__(self, where: str, token: str, mend: str) -> None:
@@ -40,13 +40,13 @@ class HostfileError(UsageError):
 
 @dataclass(frozen=True)
 class Host:
-    """A host.
+    """A host on which ranks can be started.
 
     Attributes:
-        name: as the launcher is told it.
-        slots: how many ranks it takes; None where nobody has said.
-        user: who logs in there; empty for who starts the job.
-        others: what its line says besides, as in `port=22`; no form is written with it.
+        name: name or address, as passed to the launcher.
+        slots: number of ranks that it takes; None if unknown.
+        user: login name there; empty for the user who starts the job.
+        others: other settings in its line, such as `port=22`; no format is written with them.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Host:
 
 @dataclass(frozen=True)
 class HostText:
-    """A text that names hosts.
+    """A text that lists hosts.
 
     Attributes:
-        name: of the file or the variable.
-        text: what is in it.
-        foreign: whether it has a byte-order mark or CRLF, which launchers do not take.
+        name: name of the file or variable.
+        text: content.
+        foreign: whether it has a byte-order mark or CRLF, which launchers do not accept.
     """
 
     name: str
@@ -70,7 +70,7 @@ class HostText:
     foreign: bool = False
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return its lines without the blank ones: "name:number", and the line stripped."""
+        """Return "name:number" and the stripped text of each line that is not blank."""
         numbered = enumerate(self.text.splitlines(), 1)
         return [
             (f"{self.name}:{number}", line.strip()) for number, line in numbered if line.strip()
@@ -78,10 +78,15 @@ class HostText:
 
 
 def check_name(name: str, where: str, *, ipv6: bool = False) -> str:
-    """Return a host's name.
+    """Return a host's name, if it is a valid one.
+
+    Args:
+        name: name or address of a host.
+        where: its file and line, for messages.
+        ipv6: whether an IPv6 address is allowed.
 
     Raises:
-        HostfileError: it is still a placeholder, or no name at all.
+        HostfileError: the name is a placeholder, or not a valid name.
     """
     if _PLACEHOLDER.fullmatch(name):
         raise HostfileError(where, name, "is a placeholder: put the name of a host there")
@@ -99,8 +104,13 @@ def check_name(name: str, where: str, *, ipv6: bool = False) -> str:
 def check_slots(text: str, where: str, token: str) -> int:
     """Return a number of slots.
 
+    Args:
+        text: number as it is written.
+        where: its file and line, for messages.
+        token: text with the number, for messages.
+
     Raises:
-        HostfileError: it is not a whole number from 1 to a million.
+        HostfileError: the text is not a whole number from 1 to a million.
     """
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
         raise HostfileError(where, token, "needs a whole number, at least 1")
@@ -110,12 +120,12 @@ def check_slots(text: str, where: str, token: str) -> int:
 
 
 def total_slots(hosts: Iterable[Host]) -> int:
-    """Return the slots of all hosts; one without a number counts nothing."""
+    """Return the number of slots of all hosts; a host without a number counts as 0."""
     return sum(host.slots or 0 for host in hosts)
 
 
 def add_up(hosts: Sequence[Host]) -> list[Host]:
-    """Put the slots of a host that is listed several times together, where it stands first."""
+    """Merge hosts that are listed several times into the first of them, and add their slots."""
     found: dict[str, Host] = {}
     for host in hosts:
         before = found.get(host.name)

@@ -17,16 +17,16 @@ __all__ = ["read", "write"]
 
 
 def read(source: HostText) -> list[Host]:
-    """Return the hosts of a hostfile, each once; one without a number has one slot.
+    """Return the hosts of a hostfile, each once; a host without a number has one slot.
 
     Raises:
-        HostfileError: Hydra would refuse a line, or take it for something else.
+        HostfileError: Hydra would refuse a line, or misread it.
     """
     return add_up([_host(line, where) for where, line in source.lines() if line[0] != "#"])
 
 
 def write(hosts: Sequence[Host]) -> str:
-    """Return a hostfile; every host has a number of slots."""
+    """Return a hostfile with the number of slots of every host."""
     return "".join(
         f"{host.name}:{host.slots}" + (f" user={host.user}" if host.user else "") + "\n"
         for host in hosts

@@ -1,4 +1,4 @@
-"""Lists of hosts with ranges, of Slurm and Flux: `node[01-04,07],login`. Pure."""
+"""Host lists with ranges, as Slurm and Flux write them: `node[01-04,07],login`. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 def expand(text: str, where: str) -> list[str]:
     """Return the names of a list: n[1-2]a[0,3] is n1a0, n1a3, n2a0, n2a3.
 
+    Args:
+        text: host list.
+        where: its source, for messages.
+
     Raises:
-        HostfileError: a bracket is open, a range runs backwards or has more than 65,536 names.
+        HostfileError: a bracket is not closed, or a range is reversed or has more than 65,536
+            names.
     """
     names: list[str] = []
     for part in _split(text, where):
@@ -39,15 +44,19 @@ def expand(text: str, where: str) -> list[str]:
 
 
 def compress(names: Sequence[str]) -> str:
-    """Return a list that expand() reads back, with ranges of neighbours."""
+    """Return a host list that expand() reads back, with ranges for consecutive names."""
     return ",".join(_compressed(names))
 
 
 def expand_counts(text: str, where: str) -> list[int]:
-    """Return the numbers of Slurm's form: 2(x3),1 is 2, 2, 2, 1.
+    """Return the numbers of a Slurm count list: 2(x3),1 is 2, 2, 2, 1.
+
+    Args:
+        text: count list.
+        where: its source, for messages.
 
     Raises:
-        HostfileError: a part has another form, or there are more than 65,536.
+        HostfileError: a part is malformed, or there are more than 65,536 numbers.
     """
     counts: list[int] = []
     for part in text.split(","):
@@ -62,13 +71,13 @@ def expand_counts(text: str, where: str) -> list[int]:
 
 
 def compress_counts(counts: Sequence[int]) -> str:
-    """Return numbers in Slurm's form."""
+    """Return numbers as a Slurm count list."""
     runs = [(count, len(list(run))) for count, run in groupby(counts)]
     return ",".join(f"{count}(x{length})" if length > 1 else str(count) for count, length in runs)
 
 
 def _split(text: str, where: str) -> list[str]:
-    """Cut at the commas outside of brackets."""
+    """Split at the commas outside of brackets."""
     parts, depth = [""], 0
     for letter in text.strip():
         depth += (letter == "[") - (letter == "]")
@@ -122,7 +131,7 @@ def _compressed(names: Sequence[str]) -> Iterator[str]:
 
 
 def _successor(name: str) -> str:
-    """Return the next name of a range of one width, or nothing that is a name."""
+    """Return the next name of a range with the same number of digits, or ""."""
     match = _NUMBERED.fullmatch(name)
     if match is None:
         return ""

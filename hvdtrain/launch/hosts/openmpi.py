@@ -1,4 +1,4 @@
-"""Hostfiles of Open MPI 4 and 5, and of all that is made from it: `node1 slots=4`."""
+"""Hostfiles of Open MPI 4 and 5, and of what is derived from it: `node1 slots=4`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read(source: HostText) -> list[Host]:
     """Return the hosts of a hostfile, each once.
 
     Raises:
-        HostfileError: Open MPI would refuse a line, or take it for something else.
+        HostfileError: Open MPI would refuse a line, or misread it.
     """
     _refuse_open_comment(source)
     listed: list[tuple[str, Host]] = []
@@ -49,7 +49,7 @@ def read(source: HostText) -> list[Host]:
 
 
 def write(hosts: Sequence[Host]) -> str:
-    """Return a hostfile; every host has a number of slots."""
+    """Return a hostfile with the number of slots of every host."""
     return "".join(
         f"{host.user}@{host.name} slots={host.slots}\n"
         if host.user
@@ -124,7 +124,7 @@ def _refuse_key(key: str, token: str, where: str) -> None:
 
 
 def _once(listed: Sequence[tuple[str, Host]]) -> list[Host]:
-    """Count a slot for each listing of a host without a number, as Open MPI does."""
+    """Merge hosts that are listed again, with one slot for each listing, as Open MPI does."""
     lines: dict[str, list[str]] = {}
     for where, host in listed:
         lines.setdefault(host.name, []).append(where)

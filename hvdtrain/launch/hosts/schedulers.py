@@ -1,4 +1,4 @@
-"""What schedulers tell a job about its hosts."""
+"""The lists of hosts that schedulers give to a job."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ __all__ = [
 _NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _TASKS = ("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE")
 _SETTING = re.compile(r"(?:export\s+)?(\w+)=(['\"]?)(.*)\2")
-# Where a job of LSF runs its script, on machines that have nodes for that.
+# Nodes that run the script of an LSF job, on machines that have such nodes.
 _LAUNCH_NODE = re.compile(r"(batch|login)\d*(\..*)?")
 
 
 def read_slurm(source: HostText) -> list[Host]:
-    """Return the hosts of Slurm's two variables, as `env` prints them.
+    """Return the hosts in Slurm's two variables, as `env` prints them.
 
     Raises:
-        HostfileError: one is missing or has another form, or they do not fit together.
+        HostfileError: a variable is missing or malformed, or they contradict each other.
     """
     found = {
         match[1]: match[3] for _, line in source.lines() if (match := _SETTING.fullmatch(line))
@@ -66,17 +66,17 @@ def write_slurm(hosts: Sequence[Host]) -> str:
 
 
 def read_lines(source: HostText) -> list[Host]:
-    """Return the hosts of a file with one line for each slot, as PBS and LSF write it."""
+    """Return the hosts of a file with one line per slot, as PBS and LSF write it."""
     return add_up([Host(check_name(line, where), 1) for where, line in source.lines()])
 
 
 def write_lines(hosts: Sequence[Host]) -> str:
-    """Return one line for each slot."""
+    """Return one line per slot."""
     return "".join(f"{host.name}\n" * (host.slots or 1) for host in hosts)
 
 
 def write_names(hosts: Sequence[Host]) -> str:
-    """Return one line for each host, without slots: of Fujitsu's PJM, of PALS."""
+    """Return one line per host without slots, for Fujitsu's PJM and PALS."""
     return "".join(f"{host.name}\n" for host in hosts)
 
 
@@ -84,7 +84,7 @@ def read_sge(source: HostText) -> list[Host]:
     """Return the hosts of $PE_HOSTFILE: `host slots queue processors`.
 
     Raises:
-        HostfileError: a line has another form.
+        HostfileError: a line is malformed.
     """
     hosts = []
     for where, line in source.lines():
@@ -103,7 +103,7 @@ def write_sge(hosts: Sequence[Host]) -> str:
 
 
 def read_lsf(source: HostText) -> list[Host]:
-    """Return the hosts of $LSB_MCPU_HOSTS, `host1 4 host2 4`, but for the node of the job script.
+    """Return the hosts of $LSB_MCPU_HOSTS, `host1 4 host2 4`, without the node of the job script.
 
     Raises:
         HostfileError: a number is missing.
@@ -127,12 +127,12 @@ def write_lsf(hosts: Sequence[Host]) -> str:
 
 
 def read_flux(source: HostText) -> list[Host]:
-    """Return the hosts of `flux hostlist`; it tells no slots."""
+    """Return the hosts of `flux hostlist`, which has no slots."""
     text = source.text.strip()
     names = nodelist.expand(text, source.name) if text else []
     return [Host(name) for name in dict.fromkeys(names)]
 
 
 def write_flux(hosts: Sequence[Host]) -> str:
-    """Return a list of hosts, without slots."""
+    """Return a host list without slots."""
     return nodelist.compress([host.name for host in hosts]) + "\n"

@@ -1,1 +1,1 @@
-"""Scripts for the schedulers of clusters."""
+"""Job scripts for the schedulers of clusters."""

@@ -24,7 +24,7 @@ KUBERNETES = Scheduler(
     },
 )
 
-# Hosts are named in full there, and Open MPI 4 would cut the names.
+# Hosts have fully qualified names there, which Open MPI 4 would truncate.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
 _MANIFEST = """\
@@ -80,10 +80,10 @@ spec:
 
 
 def mpi_job(request: JobRequest) -> str:
-    """Return the manifest, in YAML.
+    """Return the manifest in YAML.
 
     Raises:
-        UsageError: the name of the job, or of the image, is none that Kubernetes takes.
+        UsageError: Kubernetes does not accept the name of the job or of the image.
     """
     if not _NAME.fullmatch(request.name):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What a person asks of a scheduler, checked and in no scheduler's words."""
+"""The description of a job that a user asks a scheduler for, independent of the scheduler."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _UNITS = (86400, 3600, 60, 1)
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job.
+    """A job to be submitted.
 
     Attributes:
-        name: of the job, and of its directory in runs/.
-        nodes: how many.
-        ranks_per_node: how many on each.
-        gpus_per_node: how many on each; 0: none.
-        cpus_per_rank: cores for each rank.
-        seconds: the time limit.
-        notice_seconds: so long before its end the ranks are told to save and stop.
+        name: name of the job, and of its directory in runs/.
+        nodes: number of nodes.
+        ranks_per_node: number of ranks on each node.
+        gpus_per_node: number of GPUs on each node; 0 for none.
+        cpus_per_rank: number of cores for each rank.
+        seconds: time limit.
+        notice_seconds: time before the limit at which ranks are told to save and stop.
         launcher: "mpirun", "srun", "jsrun" or "flux".
-        mpi: how srun and MPI find each other, such as "pmi2"; empty: as the site has it.
-        account: whom to charge; empty: as the site has it.
-        queue: where to wait; empty: as the site has it.
-        array: "0-3" for four jobs of one kind; empty: one job.
-        modules: to load.
+        mpi: process management interface for srun, such as "pmi2"; empty for the site's default.
+        account: account to charge; empty for the site's default.
+        queue: queue or partition; empty for the site's default.
+        array: range of array indices such as "0-3"; empty for a single job.
+        modules: environment modules to load.
         python: the interpreter of every rank.
         script: file name of the job script, for schedulers to which it submits itself again.
-        image: of containers.
+        image: container image.
         out: directory of the run.
-        arguments: of `python -m hvdtrain`, without --out and --resume.
-        trains: whether these are for `train`, which takes --out and --resume.
+        arguments: arguments of `python -m hvdtrain`, without --out and --resume.
+        trains: whether the arguments are for `train`, which takes --out and --resume.
 
     Raises:
-        UsageError: something makes no sense; the message names the option.
+        UsageError: a value is invalid; the message names the option.
     """
 
     name: str
@@ -94,12 +94,12 @@ class JobRequest:
 
     @property
     def ranks(self) -> int:
-        """On all nodes."""
+        """Number of ranks on all nodes."""
         return self.nodes * self.ranks_per_node
 
     @property
     def cpus_per_node(self) -> int:
-        """For all ranks of a node."""
+        """Number of cores for all ranks of a node."""
         return self.ranks_per_node * self.cpus_per_rank
 
 
@@ -111,8 +111,12 @@ def _counts_up(array: str) -> bool:
 def parse_seconds(text: str, option: str) -> int:
     """Return the seconds of "4h", "1h30m", "90m" or "1d".
 
+    Args:
+        text: duration.
+        option: option that has it, for messages.
+
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text is not such a duration.
     """
     match = _TIME.fullmatch(text)
     if not text or match is None:
@@ -121,5 +125,5 @@ def parse_seconds(text: str, option: str) -> int:
 
 
 def clock_text(seconds: int) -> str:
-    """Return HH:MM:SS; there may be more than 24 hours."""
+    """Return HH:MM:SS, with more than 24 hours if need be."""
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"

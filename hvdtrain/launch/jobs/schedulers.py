@@ -1,4 +1,4 @@
-"""What each scheduler wants to read, and how a job of it starts again."""
+"""The directives of each scheduler, and how a job is started again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvdtrain.launch.jobs.request import JobRequest, clock_text
 
 __all__ = ["AGAIN", "SCHEDULERS", "Scheduler"]
 
-# The exit codes that mean "start it again" to schedulers which look at them.
+# Exit codes that mean "start it again" to schedulers that check them.
 AGAIN = 75
 _SGE_AGAIN = 99
 
@@ -21,20 +21,20 @@ def _nothing(request: JobRequest) -> list[str]:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """How to speak to a scheduler.
+    """How to write scripts for a scheduler.
 
     Attributes:
-        launchers: that can be used in its jobs, the usual one first.
-        directives: returns what it reads in the script.
-        again: returns the lines that have the job start again.
-        array: the variable that counts the jobs of an array; empty: there are none.
-        first: the lowest number in an array.
-        warns: to whom it sends the signal before the time limit: to the "shell" of the job or to
-            "all"; empty: to nobody.
+        launchers: launchers for its jobs, the default first.
+        directives: returns the scheduler's directives in the script.
+        again: returns the lines that start the job again.
+        array: variable with the index of the job in an array; empty if arrays are not supported.
+        first: smallest index of an array.
+        warns: receiver of the signal before the time limit: "shell" for the job's shell, "all" for
+            all processes, empty for none.
         setup: lines before the launch.
-        hostfile: of its hosts, as a word of bash, where mpirun cannot ask for them.
-        unsaid: returns the fields of the request that its scripts cannot express, each with what
-            to do instead.
+        hostfile: hostfile as a word of bash, if mpirun cannot ask the scheduler for hosts.
+        unsaid: returns the fields of the request that its scripts cannot express, each with what to
+            do instead.
     """
 
     launchers: Sequence[str]
@@ -123,7 +123,7 @@ def _unsaid_lsf(request: JobRequest) -> dict[str, str]:
 
 def _sge(request: JobRequest) -> list[str]:
     options = [
-        # Many queues pay no heed to the first line of a script, and run it with sh or csh.
+        # Many queues ignore the first line of a script, and run it with sh or csh.
         "-S /bin/bash",
         f"-N {request.name}",
         request.account and f"-P {request.account}",

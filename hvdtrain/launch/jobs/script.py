@@ -1,4 +1,4 @@
-"""The script of a job: what the scheduler reads, the launch, and how it starts again."""
+"""Job scripts: directives, the launch, and how the job is started again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvdtrain.launch.jobs.schedulers import SCHEDULERS, Scheduler
 
 __all__ = ["body", "job_script"]
 
-# The scheduler sends USR1 to this shell. The trap interrupts `wait`, which then starts again.
+# The scheduler sends USR1 to this shell. The trap interrupts `wait`, which is called again.
 _PASSED_ON = """\
 trap 'kill -USR1 "$pid"' USR1
 {launch} &
@@ -18,7 +18,7 @@ while kill -0 "$pid" 2> /dev/null; do wait "$pid"; done
 wait "$pid"
 code=$?
 """
-# The scheduler sends USR1 to the ranks, and to this shell, which must live on.
+# The scheduler sends USR1 to the ranks, and to this shell, which must survive it.
 _WARNED = """\
 trap : USR1
 {launch}
@@ -43,8 +43,8 @@ def job_script(name: str, request: JobRequest) -> str:
     """Return the script for a scheduler.
 
     Args:
-        name: one of SCHEDULERS.
-        request: the job.
+        name: scheduler, a key of SCHEDULERS.
+        request: job to write.
     """
     scheduler = SCHEDULERS[name]
     head = ["#!/bin/bash", *scheduler.directives(request), "", ""]
@@ -52,7 +52,12 @@ def job_script(name: str, request: JobRequest) -> str:
 
 
 def body(request: JobRequest, scheduler: Scheduler) -> str:
-    """Return the lines that the shell of a job runs."""
+    """Return the lines that the shell of a job runs.
+
+    Args:
+        request: job to write.
+        scheduler: scheduler that runs it.
+    """
     index = f'"-${scheduler.array}"' if request.array else ""
     lines = [
         "# Modules and variables of this site belong here.",
@@ -76,13 +81,14 @@ def _launch_line(request: JobRequest, hostfile: str = "") -> str:
     """Return the command that starts all ranks, in bash.
 
     Args:
-        request: the job.
-        hostfile: for mpirun where the scheduler tells it no hosts, as a word of bash.
+        request: job to write.
+        hostfile: hostfile for mpirun as a word of bash, if the scheduler does not pass it the
+            hosts.
     """
     words = {"mpirun": _mpirun, "srun": _srun, "jsrun": _jsrun, "flux": _flux}[request.launcher]
     parts = [shlex.join(words(request))]
     if hostfile:
-        if not request.trains:  # a script of one's own leaves its marker there
+        if not request.trains:  # a user's script writes its requeue marker there
             parts.append("-x OUT")
         parts.append(f"-hostfile {hostfile}")
     if request.launcher == "mpirun":
@@ -98,13 +104,13 @@ def _program(request: JobRequest) -> list[str]:
 
 
 def _mpirun(request: JobRequest) -> list[str]:
-    # It finds the mpirun of the MPI that is loaded, and builds its command line.
+    # `hvdtrain run` finds the mpirun of the loaded MPI, and builds its command line.
     return [*_program(request), "run", "-np", str(request.ranks)]
 
 
 def _srun(request: JobRequest) -> list[str]:
-    # One rank that fails must end all. Every rank sees all GPUs of its node and takes its own:
-    # behind masks, GPUs cannot reach each other's memory.
+    # A rank that fails must end all. Every rank sees all GPUs of its node and takes its own: hidden
+    # from each other, GPUs have no peer access.
     gpus = ["--gpu-bind=none"] if request.gpus_per_node else []
     mpi = [f"--mpi={request.mpi}"] if request.mpi else []
     cpus = f"--cpus-per-task={request.cpus_per_rank}"

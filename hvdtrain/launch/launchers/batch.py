@@ -33,15 +33,19 @@ _PALS_BINDINGS = {
 
 
 def srun(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Build the command line for srun, within a job of Slurm.
+    """Return the command line of srun, within a Slurm job.
+
+    Args:
+        request: ranks to start.
+        site: srun and its environment.
 
     Raises:
-        UsageError: it lacks what is asked for.
+        UsageError: srun does not support what is requested.
     """
     _refuse_timestamps(request, "srun")
-    # PMI-2 is gone from Open MPI 5; MPICH and Intel MPI know it everywhere.
+    # Open MPI 5 has dropped PMI-2; MPICH and Intel MPI always support it.
     kind = "pmix" if site.vendor == "openmpi" else "pmi2"
-    # A rank that fails would else leave the others waiting.
+    # Otherwise the other ranks would wait for one that has failed.
     flags = [f"--mpi={kind}", "--kill-on-bad-exit=1", "--export=ALL"]
     if request.ranks is not None:
         flags.append(f"--ntasks={request.ranks}")
@@ -51,7 +55,7 @@ def srun(request: LaunchRequest, site: Site) -> LaunchCommand:
         flags.append(f"--ntasks-per-node={equal_slots(request, 'srun')}")
     elif request.per_node is not None:
         flags.append(f"--ntasks-per-node={request.per_node}")
-    # From 22.05 to 23.02 srun does not take it from sbatch by itself.
+    # From 22.05 to 23.02 srun does not inherit it from sbatch.
     if threads := site.environ.get("SLURM_CPUS_PER_TASK"):
         flags.append(f"--cpus-per-task={threads}")
     if request.bind is not None:
@@ -66,10 +70,14 @@ def srun(request: LaunchRequest, site: Site) -> LaunchCommand:
 
 
 def jsrun(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Build the command line for jsrun, within a job of LSF: one resource set for each host.
+    """Return the command line of jsrun, within an LSF job: one resource set per host.
+
+    Args:
+        request: ranks to start.
+        site: jsrun and its environment.
 
     Raises:
-        UsageError: it lacks what is asked for, or how many ranks a host gets is not said.
+        UsageError: jsrun does not support what is requested, or the ranks per host are not given.
     """
     _refuse_timestamps(request, "jsrun")
     if request.hosts:
@@ -80,7 +88,7 @@ def jsrun(request: LaunchRequest, site: Site) -> LaunchCommand:
     if request.bind not in (None, *_JSRUN_BINDINGS):
         raise UsageError(f"jsrun cannot bind to {request.bind}: --bind none or core")
     flags = ["-n", str(ranks // each), "-r", "1", "-a", str(each), "-c", "ALL_CPUS"]
-    # All GPUs of the host are seen by all its ranks, which each take that of their local rank.
+    # All ranks of a host see all its GPUs, and each takes that of its local rank.
     flags += ["-g", "ALL_GPUS", "-d", "packed", "-b", _JSRUN_BINDINGS[request.bind or "none"]]
     for name, value in _settings(request, site).items():
         flags += ["-E", f"{name}={value}"]
@@ -91,10 +99,14 @@ def jsrun(request: LaunchRequest, site: Site) -> LaunchCommand:
 
 
 def pals(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Build the command line for the mpiexec of HPE's PALS.
+    """Return the command line of the mpiexec of HPE's PALS.
+
+    Args:
+        request: ranks to start.
+        site: mpiexec and its environment.
 
     Raises:
-        UsageError: it lacks what is asked for.
+        UsageError: PALS does not support what is requested.
     """
     _refuse_timestamps(request, "PALS")
     ranks, each = total_ranks(request, site), request.per_node
@@ -117,7 +129,7 @@ def pals(request: LaunchRequest, site: Site) -> LaunchCommand:
 
 
 def _settings(request: LaunchRequest, site: Site) -> dict[str, str]:
-    """Return the variables to set; all others are passed on in any case."""
+    """Return the variables to set; all others are inherited in any case."""
     settings = interface_variables(request.interface)
     if request.interface is not None:
         open_mpi = site.vendor not in ("mpich", "intelmpi")

@@ -1,4 +1,4 @@
-"""Which launcher starts the ranks: the one of the installed MPI, or of the scheduler."""
+"""The choice of the launcher: that of the installed MPI, or that of the scheduler."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LAUNCHERS = ("mpirun", "srun", "jsrun", "pals")
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher.
+    """A launcher of ranks.
 
     Attributes:
-        name: of LAUNCHERS.
-        path: of its program.
-        build: makes its command lines.
+        name: one of LAUNCHERS.
+        path: path or name of its program.
+        build: builds its command lines.
     """
 
     name: str
@@ -48,7 +48,7 @@ _OF_SCHEDULERS = {
 
 
 def own_builder(library: MpiLibrary) -> Builder:
-    """Return what builds command lines for the launcher that comes with an MPI library."""
+    """Return the builder of command lines for the launcher that belongs to an MPI library."""
     if library.vendor == "openmpi":
         return open_mpi_4 if library.major == "4" else open_mpi_5
     return intel_mpi if library.vendor == "intelmpi" else mpich
@@ -57,16 +57,17 @@ def own_builder(library: MpiLibrary) -> Builder:
 def choose_launcher(
     name: str | None, library: MpiLibrary, environ: Mapping[str, str], *, missing_ok: bool = False
 ) -> Launcher:
-    """Find the launcher `name`; by default that of the MPI library, else of the scheduler.
+    """Find the launcher `name`; by default that of the MPI library, else that of the scheduler.
 
     Args:
-        name: of LAUNCHERS, or None.
-        library: the MPI of the ranks.
-        environ: tells of which scheduler this is a job.
-        missing_ok: return one of a scheduler by its name alone where it is not there.
+        name: one of LAUNCHERS, or None.
+        library: MPI library of the ranks.
+        environ: environment variables, which show the scheduler of this job.
+        missing_ok: whether to return a scheduler's launcher that is not installed, by its name
+            alone.
 
     Raises:
-        UsageError: it is not there.
+        UsageError: the launcher is not installed.
     """
     if name in _OF_SCHEDULERS:
         found = _of_scheduler(name)
@@ -86,7 +87,7 @@ def choose_launcher(
 def _of_scheduler(name: str) -> Launcher | None:
     scheduler = _OF_SCHEDULERS[name]
     path = shutil.which(scheduler.program)
-    # Every MPI has an mpiexec; that of PALS lies in a folder of that name.
+    # Every MPI has an mpiexec; that of PALS is in a directory of that name.
     if path is None or (name == "pals" and "pals" not in path):
         return None
     return Launcher(name, path, scheduler.build)

@@ -1,4 +1,4 @@
-"""mpiexec of MPICH and of Intel MPI, whose launcher is made from MPICH's."""
+"""mpiexec of MPICH and of Intel MPI, which is derived from it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,34 @@ __all__ = ["intel_mpi", "mpich"]
 
 
 def mpich(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Build the command line for MPICH."""
+    """Return the command line of MPICH's mpiexec.
+
+    Args:
+        request: ranks to start.
+        site: mpiexec and its environment.
+
+    Raises:
+        UsageError: MPICH does not support what is requested.
+    """
     hosts = []
     if request.hostfile is None and request.hosts:
         hosts = ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in request.hosts)]
     bind = [] if request.bind is None else ["-bind-to", request.bind]
     rank, time = "[%r] " * request.prefix, "%t " * request.timestamps
-    # MPICH counts the seconds from the start.
+    # MPICH prints the seconds since the start.
     output = ["-prepend-pattern", time + rank] if time else ["-l"] if rank else []
     return _mpiexec(request, site, hosts, bind, output)
 
 
 def intel_mpi(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Build the command line for Intel MPI.
+    """Return the command line of Intel MPI's mpiexec.
+
+    Args:
+        request: ranks to start.
+        site: mpiexec and its environment.
 
     Raises:
-        UsageError: it lacks what is asked for.
+        UsageError: Intel MPI does not support what is requested.
     """
     if request.timestamps:
         raise UsageError("Intel MPI puts no times before its output: leave out --timestamps")
@@ -72,7 +84,7 @@ def _interface(interface: str | None) -> list[str]:
 
 
 def _environment(request: LaunchRequest) -> list[str]:
-    """Return the variables to set; all others are passed on in any case."""
+    """Return the flags for the variables to set; all others are inherited in any case."""
     settings: dict[str, str | None] = {**interface_variables(request.interface)}
     if request.interface is not None:
         settings["FI_TCP_IFACE"] = request.interface
@@ -88,7 +100,7 @@ def _intel_binding(bind: str | None, environ: Mapping[str, str]) -> list[str]:
     if bind == "hwthread":
         raise UsageError("Intel MPI binds to cores and more: say --bind core")
     if bind in (None, "none"):
-        # It divides the cores between the ranks, whatever their threads want.
+        # By default it divides the cores between the ranks, whatever threads they have.
         chosen = bind is None and any(name.startswith("I_MPI_PIN") for name in environ)
         return [] if chosen else ["-genv", "I_MPI_PIN", "0"]
     return ["-genv", "I_MPI_PIN_DOMAIN", bind]

@@ -1,4 +1,4 @@
-"""Which MPI library mpi4py loads here, and the mpirun that belongs to it."""
+"""The MPI library that mpi4py loads here, and the mpirun that belongs to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAMES = {
     "intelmpi": ("mpiexec.hydra", "mpiexec"),
 }
 _VERSIONS = {
-    # Open MPI 4 calls itself OpenRTE wherever its launcher is not called mpirun.
+    # Open MPI 4 calls itself OpenRTE if its launcher is not called mpirun.
     "openmpi": re.compile(r"\((?:Open MPI|OpenRTE)\) ([\d.]+)"),
     "intelmpi": re.compile(r"Intel\(R\) MPI Library.*?Version ([\d.]+)"),
     "mpich": re.compile(r"HYDRA build details:\s+Version:\s+([\d.]+)"),
@@ -37,7 +37,13 @@ _VERSIONS = {
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """A libmpi: its vendor ("openmpi", "mpich", "intelmpi" or another's name) and its file."""
+    """A libmpi.
+
+    Attributes:
+        vendor: "openmpi", "mpich", "intelmpi" or another vendor's name.
+        version: version with dots.
+        path: file of the library; None if unknown.
+    """
 
     vendor: str
     version: str
@@ -49,24 +55,27 @@ class MpiLibrary:
 
     @property
     def name(self) -> str:
-        """The vendor's name for people."""
+        """Name of the vendor for people."""
         names = {vendor: name for name, vendor in _VENDORS.items()}
         return names.get(self.vendor, self.vendor)
 
     @property
     def major(self) -> str:
-        """The first number of the version."""
+        """First number of the version."""
         return self.version.split(".")[0]
 
 
 def loaded_library(python: str = sys.executable) -> MpiLibrary:
-    """Tell which MPI library mpi4py loads in this interpreter.
+    """Return the MPI library that mpi4py loads in an interpreter.
+
+    Args:
+        python: interpreter to ask.
 
     Raises:
         UsageError: mpi4py or an MPI library is missing.
     """
     probe = subprocess.run(
-        # By its path: another interpreter than this one may not have hvdtrain installed.
+        # By its path: another interpreter may not have hvdtrain installed.
         [python, "-P", str(_PROBE)],
         capture_output=True,
         text=True,
@@ -84,12 +93,12 @@ def loaded_library(python: str = sys.executable) -> MpiLibrary:
 
 
 def find_mpirun(library: MpiLibrary) -> Path:
-    """Find the launcher of `library`: same vendor and same major version, by its own word.
+    """Return the launcher of a library: one that reports the same vendor and major version.
 
-    Looks in the library's prefix, then beside the interpreter, then on PATH.
+    It is searched in the library's prefix, then beside the interpreter, then on PATH.
 
     Raises:
-        UsageError: there is none, or the vendor is one whose launcher nobody has described yet.
+        UsageError: there is none, or the vendor's launcher is not supported.
     """
     if library.vendor not in _NAMES:
         raise UsageError(f"no way is known to start ranks with {library}: use its own launcher")
@@ -107,7 +116,7 @@ def find_mpirun(library: MpiLibrary) -> Path:
 
 
 def launcher_version(mpirun: Path) -> tuple[str, str] | None:
-    """Ask a launcher for its vendor and version; None where it does not say."""
+    """Return the vendor and the version that a launcher reports, or None."""
     try:
         asked = subprocess.run(
             [mpirun, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
@@ -121,7 +130,12 @@ def launcher_version(mpirun: Path) -> tuple[str, str] | None:
 
 
 def programs(library: MpiLibrary, names: Sequence[str]) -> Iterator[Path]:
-    """Look for programs in the library's prefix, then beside the interpreter, then on PATH."""
+    """Yield programs from the library's prefix, then beside the interpreter, then on PATH.
+
+    Args:
+        library: MPI library.
+        names: names of the programs, in order of preference.
+    """
     prefixes = [parent / "bin" for parent in library.path.parents[:2]] if library.path else []
     folders = [*map(str, prefixes), os.path.dirname(sys.executable), *os.get_exec_path()]
     for folder in folders:

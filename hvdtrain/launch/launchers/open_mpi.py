@@ -16,20 +16,20 @@ from hvdtrain.launch.launchers.request import (
 
 __all__ = ["open_mpi_4", "open_mpi_5"]
 
-# A remote shell passes no environment on; what decides about results must be the same everywhere.
+# A remote shell does not pass the environment on; what affects results must be equal everywhere.
 _FORWARDED = ("HVDTRAIN_", "HOROVOD_", "OMP_NUM_THREADS", "PYTHONPATH", "LD_LIBRARY_PATH", "NCCL_")
 
 
 @dataclass(frozen=True)
 class _Dialect:
-    """Where the versions differ.
+    """The options in which the versions differ.
 
     Attributes:
-        tag: has lines begin with their rank.
-        time: has lines begin with a time.
-        tag_time: both.
-        control: chooses the network of the launcher itself.
-        socket: what it calls a socket.
+        tag: options that put the rank before each line of output.
+        time: options that put the time before each line of output.
+        tag_time: options that put both before each line of output.
+        control: options for the network of the launcher itself.
+        socket: name of a socket.
     """
 
     tag: tuple[str, ...]
@@ -56,12 +56,22 @@ _5 = _Dialect(
 
 
 def open_mpi_4(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Build the command line for Open MPI 4."""
+    """Return the command line of Open MPI 4's mpirun.
+
+    Args:
+        request: ranks to start.
+        site: mpirun and its environment.
+    """
     return _mpirun(request, site, _4)
 
 
 def open_mpi_5(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Build the command line for Open MPI 5."""
+    """Return the command line of Open MPI 5's mpirun.
+
+    Args:
+        request: ranks to start.
+        site: mpirun and its environment.
+    """
     return _mpirun(request, site, _5)
 
 
@@ -84,16 +94,16 @@ def _mpirun(request: LaunchRequest, site: Site, dialect: _Dialect) -> LaunchComm
 
 
 def _binding(bind: str | None, here: bool, dialect: _Dialect) -> list[str]:
-    # Bound to a core, which is the default, a rank would starve its data loaders.
+    # A rank bound to one core, which is the default, would starve its data loaders.
     word = dialect.socket if bind == "socket" else bind or "none"
-    # Ranks that are more than the cores share them, see _placement().
+    # If there are more ranks than cores they share them, see _placement().
     return ["--bind-to", f"{word}:overload-allowed" if here and word != "none" else word]
 
 
 def _placement(request: LaunchRequest, here: bool) -> list[str]:
     flags = []
     if here:
-        # A slot is a physical core: two ranks on a machine with one should run all the same.
+        # A slot is a physical core, but two ranks must run on a machine with one, too.
         flags.append("--oversubscribe")
     if request.hostfile is not None:
         flags += ["-hostfile", request.hostfile]
@@ -108,7 +118,7 @@ def _placement(request: LaunchRequest, here: bool) -> list[str]:
 def _interface(interface: str | None, here: bool, dialect: _Dialect) -> list[str]:
     if interface is None:
         return []
-    # On one host the launcher talks to nobody, and would refuse the loopback.
+    # On one host the launcher needs no network, and would refuse the loopback.
     control = [] if here else [*dialect.control, interface]
     return ["--mca", "btl_tcp_if_include", interface, *control]
 
@@ -135,6 +145,6 @@ def _variables(here: bool, environ: Mapping[str, str], root: bool) -> dict[str, 
     if root:
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if here:
-        # Probing OFI costs a second at the start and finds nothing that one host needs.
+        # Probing OFI takes a second at the start and is of no use on one host.
         variables |= {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
     return {name: value for name, value in variables.items() if name not in environ}

@@ -1,4 +1,4 @@
-"""What a person writes for `run`, read and checked."""
+"""The options of `run`, parsed and checked."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
 __all__ = ["check_interface", "parse_exports", "parse_folder", "parse_hosts", "with_hosts"]
 
 _EXPORT = re.compile(r"([A-Za-z_]\w*)(?:=(.*))?", re.DOTALL | re.ASCII)
-# Open MPI's wheel is built without these schedulers: without hosts all ranks would be here.
+# Open MPI's wheel is built without these schedulers, and would start all ranks on this host.
 _UNKNOWN_TO_OPEN_MPI = {"PE_HOSTFILE": "sge", "LSB_JOBID": "lsf", "FLUX_URI": "flux"}
 _OVERSUBSCRIBING = ("OMPI_MCA_rmaps_base_oversubscribe", "PRTE_MCA_rmaps_default_mapping_policy")
 
 
 def parse_hosts(text: str | None) -> tuple[Host, ...]:
-    """Read -H node1:4,node2:4; a host without a number has one slot.
+    """Parse -H node1:4,node2:4; a host without a number has one slot.
 
     Raises:
-        HostfileError: it has another form.
+        HostfileError: the text is malformed.
     """
     if text is None:
         return ()
     for word in text.split(","):
-        if len(word.split()) > 1:  # what a line of a hostfile may say further on
+        if len(word.split()) > 1:  # options as in a line of a hostfile
             raise HostfileError("-H", word, "write hosts as in node1:4,node2:4")
     hosts = FORMATS["mpich"].read(HostText("-H", text.replace(",", "\n")))
     if not hosts:
@@ -47,10 +47,17 @@ def parse_hosts(text: str | None) -> tuple[Host, ...]:
 
 
 def parse_exports(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Read -x NAME and -x NAME=VALUE.
+    """Parse -x NAME and -x NAME=VALUE.
+
+    Args:
+        words: values of the option.
+        environ: environment variables that can be exported.
+
+    Returns:
+        The value of each variable; None for that of this environment.
 
     Raises:
-        UsageError: a word has another form, or names a variable that is not set.
+        UsageError: a word is malformed, or names a variable that is not set.
     """
     exports: dict[str, str | None] = {}
     for word in words:
@@ -65,10 +72,10 @@ def parse_exports(words: Sequence[str], environ: Mapping[str, str]) -> dict[str,
 
 
 def parse_folder(text: str | None) -> str | None:
-    """Return where --output-dir is; ranks may work elsewhere.
+    """Return the absolute path of --output-dir, because ranks may run in another directory.
 
     Raises:
-        UsageError: launchers would not take it as it stands.
+        UsageError: launchers would not take the path as it is.
     """
     if text is None:
         return None
@@ -80,7 +87,11 @@ def parse_folder(text: str | None) -> str | None:
 
 
 def check_interface(interface: str | None) -> None:
-    """Raise UsageError if this host lacks a network interface."""
+    """Check that this host has the network interfaces of --interface.
+
+    Raises:
+        UsageError: one is missing.
+    """
     if interface is None:
         return
     here = [name for _, name in socket.if_nameindex()]
@@ -92,11 +103,16 @@ def check_interface(interface: str | None) -> None:
 def with_hosts(
     request: LaunchRequest, launcher: Launcher, vendor: str, environ: Mapping[str, str]
 ) -> LaunchRequest:
-    """Read the hosts of the hostfile, as the launcher will, or of a job that it does not know.
+    """Return the request with the hosts of its hostfile, or of a job unknown to the launcher.
+
+    Args:
+        request: ranks to start.
+        launcher: launcher that will start them.
+        vendor: vendor of the MPI library.
+        environ: environment variables of the job.
 
     Raises:
-        UsageError: the launcher would not take it, or more ranks are asked for than there are
-            slots.
+        UsageError: the launcher would not accept the hosts, or there are fewer slots than ranks.
     """
     hosts = request.hosts
     if request.hostfile is not None:
@@ -104,7 +120,7 @@ def with_hosts(
     own = launcher.name == "mpirun"
     if own and vendor == "openmpi" and not request.names_hosts:
         hosts = _hosts_of_job(environ, request)
-    # Hydra starts again at the first host.
+    # Hydra wraps around to the first host.
     bounded = vendor == "openmpi" or not own
     if bounded and not any(name in environ for name in _OVERSUBSCRIBING):
         if request.per_node is None:
@@ -123,7 +139,7 @@ def _require_slots(request: LaunchRequest, hosts: Sequence[Host]) -> None:
 def _require_hosts(
     request: LaunchRequest, hosts: Sequence[Host], own: bool, allocation: bool
 ) -> None:
-    """Raise UsageError if N ranks on each host cannot be, or are not enough."""
+    """Raise UsageError if --per-node ranks do not fit on each host, or all hosts are too few."""
     ranks, each = request.ranks, request.per_node or 1
     place = each * max(1, len(hosts))
     here = own and not allocation
@@ -151,5 +167,5 @@ def _hosts_of_job(environ: Mapping[str, str], request: LaunchRequest) -> tuple[H
 def _hosts_of(path: str, launcher: Launcher, vendor: str) -> list[Host]:
     if launcher.name == "mpirun":
         return read_hostfile(path, vendor)
-    # The others take no file, so it may be of any form.
+    # The others take no file, so any format will do.
     return read_hostfile(path, guess_format(read_file(path)))

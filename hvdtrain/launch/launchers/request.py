@@ -1,4 +1,4 @@
-"""What is to be started, where, and the command line that does it."""
+"""The ranks to start, and the command line that starts them."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ __all__ = [
 
 BINDINGS = ("none", "hwthread", "core", "numa", "socket")
 
-# Where one of these is set a launcher asks the scheduler for hosts, without any hostfile.
+# If one of these is set, a launcher asks the scheduler for hosts, without any hostfile.
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE", "FLUX_URI")
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What a person wants to have started.
+    """The ranks that a user wants to start.
 
     Attributes:
         program: command and arguments of a rank.
-        ranks: how many; None is one for each slot.
-        hosts: on which; none is this host, or what the scheduler has given.
-        hostfile: the file that names `hosts`, in the launcher's own grammar; None: they were named
-            in the command line.
-        per_node: ranks on each host; None is up to the slots.
-        exports: environment variables for the ranks; a value of None is that of this environment.
-        interface: the network interface to use, or several with commas between them.
-        bind: of BINDINGS; None is what suits a rank that has threads.
-        log_folder: where each rank writes rank.N.log; None is the launcher's own output.
+        ranks: number of ranks; None for one per slot.
+        hosts: hosts to use; empty for this host, or those that the scheduler has given.
+        hostfile: file that lists `hosts` in the launcher's own format; None if they come from the
+            command line.
+        per_node: number of ranks on each host; None for as many as the host has slots.
+        exports: environment variables for the ranks; None for the value in this environment.
+        interface: network interface to use, or several separated by commas.
+        bind: one of BINDINGS; None for the default, which suits ranks with threads.
+        log_folder: directory in which each rank writes rank.N.log; None for the launcher's output.
         prefix: whether each line of output begins with its rank.
         timestamps: whether each line of output begins with a time.
     """
@@ -62,19 +62,19 @@ class LaunchRequest:
 
     @property
     def names_hosts(self) -> bool:
-        """Whether the ranks may be on other hosts than this one, without any scheduler."""
+        """Whether the user names hosts, so that ranks may run elsewhere without a scheduler."""
         return bool(self.hosts) or self.hostfile is not None
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where it is started.
+    """The launcher, and the environment in which it runs.
 
     Attributes:
         launcher: path or name of the launcher.
-        vendor: of the MPI library of the ranks: "openmpi", "mpich", "intelmpi" or another's name.
-        environ: the environment in which the launcher will run.
-        root: whether the user is root, which Open MPI refuses unless told.
+        vendor: vendor of the ranks' MPI library: "openmpi", "mpich", "intelmpi" or another name.
+        environ: environment variables of the launcher.
+        root: whether the user is root, which Open MPI refuses unless told otherwise.
     """
 
     launcher: str
@@ -85,14 +85,20 @@ class Site:
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """A command line, the variables to set beside the inherited ones, a folder that must exist."""
+    """A command that starts ranks.
+
+    Attributes:
+        argv: command line.
+        variables: variables to set in addition to the inherited ones.
+        folder: directory that must exist, or None.
+    """
 
     argv: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None
 
     def shell(self) -> str:
-        """Return it as one line to paste into a shell."""
+        """Return the command as one line to paste into a shell."""
         settings = [f"{name}={value}" for name, value in self.variables.items()]
         line = shlex.join([*(["env", *settings] if settings else []), *self.argv])
         return f"mkdir -p {shlex.quote(self.folder)} && {line}" if self.folder else line
@@ -102,12 +108,12 @@ Builder = Callable[[LaunchRequest, Site], LaunchCommand]
 
 
 def has_allocation(environ: Mapping[str, str]) -> bool:
-    """Return whether a scheduler has given hosts."""
+    """Return whether a scheduler has given hosts to this job."""
     return any(name in environ for name in _ALLOCATIONS)
 
 
 def without_allocation(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which ranks start here, whatever hosts a scheduler has given."""
+    """Return the environment without a scheduler's allocation, so that ranks start on this host."""
     return {
         name: value
         for name, value in environ.items()
@@ -116,10 +122,14 @@ def without_allocation(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def total_ranks(request: LaunchRequest, site: Site) -> int | None:
-    """Return how many ranks, for launchers that do not count themselves; None is for each slot.
+    """Return the number of ranks for launchers that do not count themselves; None for one per slot.
+
+    Args:
+        request: ranks to start.
+        site: launcher and its environment.
 
     Raises:
-        UsageError: that depends on how many hosts a scheduler has given.
+        UsageError: the number depends on how many hosts a scheduler has given.
     """
     if request.ranks is not None or request.per_node is None:
         return request.ranks
@@ -129,7 +139,11 @@ def total_ranks(request: LaunchRequest, site: Site) -> int | None:
 
 
 def equal_slots(request: LaunchRequest, launcher: str) -> int:
-    """Return how many ranks each host gets, where a launcher takes one number for all.
+    """Return the number of ranks on each host, for a launcher that takes one number for all.
+
+    Args:
+        request: ranks to start.
+        launcher: name of the launcher, for messages.
 
     Raises:
         UsageError: hosts have different numbers of slots.
@@ -150,19 +164,19 @@ def equal_slots(request: LaunchRequest, launcher: str) -> int:
 
 
 def interface_variables(interface: str | None) -> dict[str, str]:
-    """Return what tells the other libraries that move gradients which network to use."""
+    """Return the variables that choose the network of NCCL and Gloo."""
     if interface is None:
         return {}
     return {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
 
 
 def logged(program: tuple[str, ...], folder: str | None, rank: str) -> tuple[str, ...]:
-    """Have a rank write its output into a file, where its launcher cannot do so in one file.
+    """Return a program that writes its output to a file, for launchers that cannot do so per rank.
 
     Args:
         program: command and arguments of a rank.
-        folder: where to; None leaves the program as it is.
-        rank: the variable that tells a process its rank.
+        folder: directory of the files; None returns the program unchanged.
+        rank: environment variable that contains the rank.
     """
     if folder is None:
         return program

@@ -1,1 +1,1 @@
-"""Gradients of TensorFlow variables, reduced over the ranks."""
+"""Gradients of TensorFlow variables, reduced over the ranks, and the optimizers that use them."""

@@ -1,25 +1,26 @@
-"""Gradients that are added up on a rank before they are reduced."""
+"""Local gradient aggregation: gradients that a rank adds up before they are reduced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
+
+from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 
 __all__ = ["LocalAggregation"]
 
 
 class LocalAggregation:
-    """Adds up the gradients of some passes, and reduces the sum after the last of them.
+    """Adds up the gradients of several passes and reduces the sum after the last of them.
 
-    Its variables are local ones in a graph of TensorFlow 1.
+    In a graph of TensorFlow 1 it keeps them in local variables.
 
     Args:
-        passes: how many.
-        average: divide the reduced sum by their number.
+        passes: number of passes.
+        average: divide the reduced sum by the number of passes.
         sparse_as_dense: make tf.IndexedSlices dense; without it they are refused.
-        reduce: reduces gradients of variables.
+        reduce: reduces gradients, given with their variables.
     """
 
     def __init__(
@@ -27,25 +28,32 @@ class LocalAggregation:
         passes: int,
         average: bool,
         sparse_as_dense: bool,
-        reduce: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
+        reduce: Callable[[Sequence[Gradient], Sequence[Variable]], list[Gradient]],
     ) -> None:
         self._passes, self._average = passes, average
         self._sparse_as_dense, self._reduce = sparse_as_dense, reduce
-        self._counter: Any = None
+        self._counter: tf.Variable | None = None
         self._present: list[int] = []
-        self._sums: list[Any] = []
+        self._sums: list[tf.Variable] = []
 
-    def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return reduced gradients after the last pass, and this pass's own before (collective).
+    def add(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
+        """Add the gradients of a pass (collective in the last pass).
+
+        Args:
+            gradients: gradients with equal number, shapes and dtypes on all ranks.
+            variables: the variable of each gradient.
+
+        Returns:
+            The reduced gradients after the last pass, before it those of this pass.
 
         Raises:
-            ValueError: a gradient is sparse, or others are None than in the first pass.
+            ValueError: a gradient is sparse, or other gradients are None than in the first pass.
         """
-        given = [self._dense(g) for g in gradients]
+        given: list[tf.Tensor | None] = [self._dense(g) for g in gradients]
         present = [i for i, gradient in enumerate(given) if gradient is not None]
         if self._counter is None:
             self._counter, self._present = _zeros([], tf.int32), present
-            self._sums = [_zeros(given[i].shape, given[i].dtype) for i in present]
+            self._sums = [_zeros(g.shape, g.dtype) for g in given if g is not None]
         if present != self._present:
             number = min(set(present) ^ set(self._present))
             name = getattr(variables[number], "name", f"number {number}")
@@ -70,17 +78,17 @@ class LocalAggregation:
         results = dict(zip(present, results, strict=True))
         return [results.get(i) for i in range(len(given))]
 
-    def complete(self) -> Any:
-        """Return whether the last call of add() ended with a reduction, bool []."""
+    def complete(self) -> tf.Tensor:
+        """Return whether the last call of add() reduced the gradients, bool []."""
         return tf.equal(tf.identity(self._counter), 0)
 
-    def _reduced(self, variables: Sequence[Any]) -> list[Any]:
+    def _reduced(self, variables: Sequence[Variable]) -> list[tf.Tensor]:
         totals = [tf.identity(total) for total in self._sums]
-        reduced = self._reduce(totals, variables)
+        reduced: list[tf.Tensor] = list(self._reduce(totals, variables))  # dense, as the sums are
         divisor = self._passes if self._average else 1
         return [gradient / tf.cast(divisor, gradient.dtype) for gradient in reduced]
 
-    def _dense(self, gradient: Any) -> Any:
+    def _dense(self, gradient: Gradient) -> tf.Tensor | None:
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
         if not self._sparse_as_dense:
@@ -91,7 +99,7 @@ class LocalAggregation:
         return tf.convert_to_tensor(gradient)
 
 
-def _zeros(shape: Any, dtype: Any) -> Any:
+def _zeros(shape: tf.TensorShape | list[int], dtype: tf.DType) -> tf.Variable:
     if tf.executing_eagerly() or tf.inside_function():
         with tf.init_scope():
             return tf.Variable(tf.zeros(shape, dtype), trainable=False)

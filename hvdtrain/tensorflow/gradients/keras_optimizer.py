@@ -1,64 +1,79 @@
-"""Optimizers of Keras on TensorFlow, that reduce gradients before they apply them."""
+"""Keras optimizers on TensorFlow that reduce gradients before they apply them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
 from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
-from hvdtrain.tensorflow.gradients.gradients import (
+from hvdtrain.tensorflow.gradients.reduction import (
     GradientSettings,
     LocalVariables,
     reduce_gradients,
 )
 from hvdtrain.tensorflow.gradients.tf_keras_optimizer import (
-    DistributedTfKeras,
+    TfKerasOptimizerMixin,
     is_tf_keras,
     tf_keras_class,
 )
-from hvdtrain.tensorflow.graph.autograph import unconverted
+from hvdtrain.tensorflow.graph.tracing import do_not_convert
+from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = ["distributed_keras_optimizer"]
 
+Optimizer = TypeVar("Optimizer")
 
-class _Distributed:
-    """Goes before the class of an optimizer of Keras 3."""
+
+class _KerasOptimizerMixin:
+    """Base class of distributed optimizers, before the class of an optimizer of Keras 3."""
 
     _hvdtrain_settings: GradientSettings
     _hvdtrain_local: LocalVariables
     _hvdtrain_aggregation: LocalAggregation | None
+    _trainable_variables: Sequence[Variable]
     built: bool
+    iterations: keras.Variable
 
-    def register_local_var(self, var: Any) -> None:
-        """Keep the gradient of a variable on its rank."""
+    def register_local_var(self, var: Variable) -> None:
+        """Do not reduce the gradient of a variable (local)."""
         self._hvdtrain_local.add(var)
 
-    @unconverted
-    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        """Reduce the gradients and step (collective)."""
-        step = super().apply  # type: ignore[misc]
-        variables = trainable_variables
-        if variables is None:
-            variables = self._trainable_variables  # type: ignore[attr-defined]
-        variables = list(variables)
+    @do_not_convert
+    def apply(
+        self, grads: Sequence[Gradient], trainable_variables: Iterable[Variable] | None = None
+    ) -> None:
+        """Reduce the gradients and update the variables (collective).
+
+        Args:
+            grads: gradients with equal shapes and dtypes on all ranks.
+            trainable_variables: the variable of each gradient; None for those of the last call.
+        """
+        update = super().apply  # type: ignore[misc]
+        given = self._trainable_variables if trainable_variables is None else trainable_variables
+        variables = list(given)
         aggregation = self._hvdtrain_aggregation
         if aggregation is None:
-            step(self._hvdtrain_reduced(grads, variables), variables)
+            update(self._hvdtrain_reduced(grads, variables), variables)
             return
-        if not self.built:  # makes variables, which a branch of a graph must not
+        if not self.built:  # creates variables, which is not possible in a branch of a graph
             self.build(variables)  # type: ignore[attr-defined]
         reduced = aggregation.add(grads, variables)
 
         def count() -> None:
-            self.iterations.assign_add(1)  # type: ignore[attr-defined]
+            self.iterations.assign_add(1)
 
-        tf.cond(aggregation.complete(), lambda: step(reduced, variables), count)
+        tf.cond(aggregation.complete(), lambda: update(reduced, variables), count)
 
-    def _hvdtrain_reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def _hvdtrain_reduced(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> list[Gradient]:
         return reduce_gradients(
             gradients,
             variables,
@@ -69,42 +84,43 @@ class _Distributed:
 
 
 def distributed_keras_optimizer(
-    optimizer: Any,
+    optimizer: Optimizer,
     settings: GradientSettings,
     local: LocalVariables,
     passes: int = 1,
     average: bool = False,
-) -> Any:
-    """Return an optimizer like this one that steps on the gradients of all ranks.
+) -> Optimizer:
+    """Return a new optimizer, with the configuration of another, that reduces gradients (local).
 
     Args:
-        optimizer: of Keras 3 or of tf_keras, which is Keras 2.
-        settings: how gradients are reduced.
-        local: variables whose gradients are not.
-        passes: backward passes that add up locally before a reduction.
-        average: divide the reduced sum by their number.
+        optimizer: optimizer of Keras 3 or tf_keras.
+        settings: settings of the reduction.
+        local: variables whose gradients are not reduced.
+        passes: number of backward passes whose gradients are added up before a reduction.
+        average: divide the reduced sum by the number of passes.
 
     Raises:
-        ValueError: it is distributed already, no optimizer, a LossScaleOptimizer of tf_keras, or
-            with Adasum.
+        ValueError: the optimizer is distributed already, not an optimizer, a LossScaleOptimizer of
+            tf_keras, or is to use Adasum.
     """
-    if isinstance(optimizer, _Distributed | DistributedTfKeras):
+    if isinstance(optimizer, _KerasOptimizerMixin | TfKerasOptimizerMixin):
         raise ValueError("the optimizer is a DistributedOptimizer already")
-    distributed: Any = tf_keras_class if is_tf_keras(optimizer) else _keras_3_class
-    kind = distributed(optimizer)
+    kind: Any = (tf_keras_class if is_tf_keras(optimizer) else _keras_3_class)(optimizer)
     if settings.op is ReduceOp.ADASUM:
         raise ValueError("op=Adasum does not go with optimizers of Keras")
-    made = kind.from_config(optimizer.get_config())
-    made._hvdtrain_settings, made._hvdtrain_local = settings, local
-    made._hvdtrain_aggregation = None
+    original: Any = optimizer
+    distributed = kind.from_config(original.get_config())
+    distributed._hvdtrain_settings, distributed._hvdtrain_local = settings, local
+    distributed._hvdtrain_aggregation = None
     if passes > 1:
-        made._hvdtrain_aggregation = LocalAggregation(
-            passes, average, settings.sparse_as_dense, made._hvdtrain_reduced
+        distributed._hvdtrain_aggregation = LocalAggregation(
+            passes, average, settings.sparse_as_dense, distributed._hvdtrain_reduced
         )
-    return made
+    result: Optimizer = distributed
+    return result
 
 
-def _keras_3_class(optimizer: Any) -> type[Any]:
+def _keras_3_class(optimizer: object) -> type:
     keras = sys.modules.get("keras")
     if keras is None or not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(
@@ -112,7 +128,7 @@ def _keras_3_class(optimizer: Any) -> type[Any]:
             f"got {type(optimizer).__name__}"
         )
     kind = type(optimizer)
-    # By this name Keras finds it, so that a saved model loads without hvdtrain.
+    # Keras finds the class by this name, so that a saved model loads without hvdtrain.
     module = kind.__module__
     module = "keras.optimizers" if module.startswith("keras.src.optimizers.") else module
-    return type(kind.__name__, (_Distributed, kind), {"__module__": module})
+    return type(kind.__name__, (_KerasOptimizerMixin, kind), {"__module__": module})

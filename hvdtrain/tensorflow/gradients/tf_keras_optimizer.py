@@ -2,76 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
-from hvdtrain.tensorflow.gradients.gradients import (
+from hvdtrain.tensorflow.gradients.reduction import (
     GradientSettings,
     LocalVariables,
     reduce_gradients,
 )
-from hvdtrain.tensorflow.graph.autograph import unconverted
+from hvdtrain.tensorflow.graph.tracing import do_not_convert
+from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 
-__all__ = ["DistributedTfKeras", "is_tf_keras", "tf_keras_class"]
+__all__ = ["TfKerasOptimizerMixin", "is_tf_keras", "tf_keras_class"]
 
-Pairs = list[tuple[Any, Any]]
+Pairs: TypeAlias = list[tuple[Gradient, Variable]]
 
 _PACKAGE = "tf_keras."
 
 
-def is_tf_keras(thing: object) -> bool:
-    """Return whether something is an object of tf_keras (local)."""
-    return any(kind.__module__.startswith(_PACKAGE) for kind in type(thing).__mro__)
+def is_tf_keras(instance: object) -> bool:
+    """Return whether a class of an object is of tf_keras (local)."""
+    return any(kind.__module__.startswith(_PACKAGE) for kind in type(instance).__mro__)
 
 
-class DistributedTfKeras:
-    """Goes before the class of an optimizer.
+class TfKerasOptimizerMixin:
+    """Base class of distributed optimizers, before the class of an optimizer of tf_keras.
 
     Gradients are reduced where Keras aggregates those of several devices: in apply_gradients(),
-    and so in minimize() and fit(). A LossScaleOptimizer around it asks for it before it looks for
-    gradients that are not finite. The caller may say that it has aggregated them itself.
+    and so in minimize() and fit(). A LossScaleOptimizer around the optimizer aggregates before it
+    looks for gradients that are not finite. A caller that has aggregated them may say so.
     """
 
     _hvdtrain_settings: GradientSettings
     _hvdtrain_local: LocalVariables
     _hvdtrain_aggregation: LocalAggregation | None
-    iterations: Any
+    iterations: tf.Variable
 
-    def register_local_var(self, var: Any) -> None:
-        """Keep the gradient of a variable on its rank."""
+    def register_local_var(self, var: Variable) -> None:
+        """Do not reduce the gradient of a variable (local)."""
         self._hvdtrain_local.add(var)
 
-    @unconverted
-    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
-        """Return pairs of reduced gradient and variable (collective)."""
+    @do_not_convert
+    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> Pairs:
+        """Reduce gradients (collective).
+
+        Args:
+            grads_and_vars: pairs of gradient and variable, equal on all ranks.
+
+        Returns:
+            Pairs of reduced gradient and variable.
+
+        Raises:
+            ValueError: the optimizer adds up the gradients of several passes.
+        """
         pairs = list(grads_and_vars)
         if self._hvdtrain_aggregation is not None:
             raise ValueError(
                 "backward_passes_per_step > 1 does not go with a LossScaleOptimizer of tf_keras: "
                 "use backward_passes_per_step=1, or an optimizer of Keras 3"
             )
-        return self._hvdtrain_reduced_pairs(pairs)
+        variables = [variable for _, variable in pairs]
+        reduced = self._hvdtrain_reduced([gradient for gradient, _ in pairs], variables)
+        return list(zip(reduced, variables, strict=True))
 
-    _aggregate_gradients = aggregate_gradients  # as tf_keras.optimizers.legacy calls it
+    _aggregate_gradients = aggregate_gradients  # its name in tf_keras.optimizers.legacy
 
-    @unconverted
-    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduce the gradients and step; with several passes only after the last (collective)."""
-        step = super().apply_gradients  # type: ignore[misc]
+    @do_not_convert
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Gradient, Variable]], *args: Any, **kwargs: Any
+    ) -> tf.Variable | tf.Operation | None:
+        """Reduce the gradients and update the variables (collective).
+
+        With several passes per step both happen in the last of them only.
+
+        Args:
+            grads_and_vars: pairs of gradient and variable, equal on all ranks.
+            args: further arguments of apply_gradients() of the optimizer.
+            kwargs: further arguments of apply_gradients() of the optimizer.
+
+        Returns:
+            The result of apply_gradients() of the optimizer; with several passes its iterations.
+        """
+        update = super().apply_gradients  # type: ignore[misc]
         aggregation = self._hvdtrain_aggregation
         if aggregation is None:
-            return step(grads_and_vars, *args, **kwargs)
+            return update(grads_and_vars, *args, **kwargs)
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
         self._hvdtrain_build(variables)
         reduced = aggregation.add([gradient for gradient, _ in pairs], variables)
-        kept = list(zip(reduced, variables, strict=True))
+        reduced_pairs = list(zip(reduced, variables, strict=True))
 
         def apply() -> None:
-            step(kept, experimental_aggregate_gradients=False)
+            update(reduced_pairs, experimental_aggregate_gradients=False)
 
         def count() -> None:
             self.iterations.assign_add(1)
@@ -79,20 +105,17 @@ class DistributedTfKeras:
         tf.cond(aggregation.complete(), apply, count)
         return self.iterations
 
-    def _hvdtrain_build(self, variables: list[Any]) -> None:
-        """Make the optimizer's variables, which a branch of a graph must not."""
+    def _hvdtrain_build(self, variables: Sequence[Variable]) -> None:
+        """Create the optimizer's variables, which is not possible in a branch of a graph."""
         with tf.init_scope():
             if hasattr(self, "_create_all_weights"):  # of tf_keras.optimizers.legacy
                 self._create_all_weights(variables)
             else:
                 self.build(variables)  # type: ignore[attr-defined]
 
-    def _hvdtrain_reduced_pairs(self, pairs: Pairs) -> Pairs:
-        variables = [variable for _, variable in pairs]
-        reduced = self._hvdtrain_reduced([gradient for gradient, _ in pairs], variables)
-        return list(zip(reduced, variables, strict=True))
-
-    def _hvdtrain_reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+    def _hvdtrain_reduced(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> list[Gradient]:
         return reduce_gradients(
             gradients,
             variables,
@@ -102,11 +125,14 @@ class DistributedTfKeras:
         )
 
 
-def tf_keras_class(optimizer: Any) -> type[Any]:
-    """Return a class like that of an optimizer of tf_keras, whose instances reduce gradients.
+def tf_keras_class(optimizer: object) -> type:
+    """Return a subclass of an optimizer's class whose instances reduce gradients (local).
+
+    Args:
+        optimizer: optimizer of tf_keras.
 
     Raises:
-        ValueError: it is no optimizer of tf_keras, or one that wraps another.
+        ValueError: it is not an optimizer of tf_keras, or wraps another one.
     """
     kind = type(optimizer)
     if hasattr(optimizer, "inner_optimizer"):
@@ -118,8 +144,8 @@ def tf_keras_class(optimizer: Any) -> type[Any]:
         raise ValueError(
             f"DistributedOptimizer takes an optimizer of tf_keras.optimizers, got {kind.__name__}"
         )
-    # By this name Keras finds it, so that a saved model loads without hvdtrain.
+    # Keras finds the class by this name, so that a saved model loads without hvdtrain.
     legacy = ".legacy" if hasattr(kind, "_create_all_weights") else ""
-    ours = kind.__module__.startswith(f"{_PACKAGE}src.")
-    module = f"tf_keras.optimizers{legacy}" if ours else kind.__module__
-    return type(kind.__name__, (DistributedTfKeras, kind), {"__module__": module})
+    of_keras = kind.__module__.startswith(f"{_PACKAGE}src.")
+    module = f"tf_keras.optimizers{legacy}" if of_keras else kind.__module__
+    return type(kind.__name__, (TfKerasOptimizerMixin, kind), {"__module__": module})

@@ -1,1 +1,1 @@
-"""Calls from TensorFlow graphs into Python, in one order on all ranks."""
+"""Python functions as operations of TensorFlow graphs, in one order on all ranks."""

@@ -1,4 +1,4 @@
-"""Errors that are hvdtrain's and TensorFlow's at once, as scripts catch one or the other."""
+"""Errors that are both hvdtrain's and TensorFlow's, as scripts catch one or the other."""
 
 from __future__ import annotations
 
@@ -6,28 +6,33 @@ import tensorflow as tf
 
 from hvdtrain.errors import HvdtrainError, MismatchError, UsageError
 
-__all__ = ["FailedPreconditionError", "InvalidArgumentError", "require_tensorflow", "translated"]
+__all__ = [
+    "FailedPreconditionError",
+    "InvalidArgumentError",
+    "as_eager_error",
+    "require_tensorflow",
+]
 
-# The first whose Keras is Keras 3.
+# The first version with Keras 3.
 _OLDEST = (2, 16)
 
 
-class FailedPreconditionError(MismatchError, tf.errors.FailedPreconditionError):
+class FailedPreconditionError(MismatchError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
     """Ranks submitted different requests."""
 
     def __init__(self, message: str) -> None:
         tf.errors.FailedPreconditionError.__init__(self, None, None, message)
 
 
-class InvalidArgumentError(ValueError, tf.errors.InvalidArgumentError):
-    """An argument that makes no sense."""
+class InvalidArgumentError(ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
+    """An argument is invalid."""
 
     def __init__(self, message: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)
 
 
-def translated(error: Exception) -> Exception:
-    """Return an error of the core as the one that Horovod's operations raise in eager mode."""
+def as_eager_error(error: Exception) -> Exception:
+    """Return the error that Horovod's operations raise in eager mode for an error of the core."""
     if isinstance(error, MismatchError):
         return FailedPreconditionError(str(error))
     if isinstance(error, ValueError) and not isinstance(error, HvdtrainError):
@@ -36,7 +41,11 @@ def translated(error: Exception) -> Exception:
 
 
 def require_tensorflow(version: str) -> None:
-    """Raise UsageError if this TensorFlow is too old."""
+    """Check the version of TensorFlow.
+
+    Raises:
+        UsageError: it is too old.
+    """
     found = tuple(int(part) for part in version.split(".")[:2])
     if found < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))

@@ -1,8 +1,6 @@
-"""Compression of tensors before they are reduced."""
+"""Compressors, which round tensors before they are reduced."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import tensorflow as tf
 
@@ -12,20 +10,20 @@ __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Non
 
 
 class _Half(Compressor):
-    _dtype: Any
+    _dtype: tf.DType
 
     @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+    def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
         if not tensor.dtype.is_floating:
             return tensor, None
         return tf.cast(tensor, cls._dtype), tensor.dtype
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
+    def decompress(tensor: tf.Tensor, ctx: tf.DType | None) -> tf.Tensor:
         return tensor if ctx is None else tf.cast(tensor, ctx)
 
 
-NoneCompressor = Compressor  # Horovod's name for it
+NoneCompressor = Compressor  # its name in Horovod
 
 
 class FP16Compressor(_Half):
@@ -41,9 +39,9 @@ class BF16Compressor(_Half):
 
 
 class Compression:
-    """The compressions there are: none, fp16, and bf16, which Horovod lacks.
+    """The compressors: none, fp16, and bf16, which Horovod does not have.
 
-    Half types are rounded once and added in float32.
+    Tensors are rounded once and added in float32.
     """
 
     none = Compressor

@@ -1,8 +1,7 @@
-"""Operations through which gradients flow, by Horovod's conventions.
+"""Collective operations through which gradients flow, by Horovod's conventions.
 
-A loss is understood as the mean over ranks: what the ranks send back through an operation is
-averaged, where the operation itself does not say otherwise. Gradients are differentiable again.
-All take the name of the operation, or None, and return lists of tensors.
+A loss is taken for the mean over ranks: the gradients that ranks send back through an operation are
+averaged unless the operation itself says otherwise. Gradients can be differentiated again.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdtrain.arrays import HostArray
 from hvdtrain.core import context
-from hvdtrain.core.arrays import move, reduce
-from hvdtrain.core.arrays.memory import Array
+from hvdtrain.core.arrays import collectives
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, require_process_set
-from hvdtrain.tensorflow.graph.call import automatic_name, call
+from hvdtrain.tensorflow.graph.array_calls import automatic_name, call_on_arrays
 from hvdtrain.types import ReduceOp
 
 __all__ = [
-    "Naming",
+    "OperationName",
     "Reduction",
     "allgather",
     "allreduce",
@@ -31,31 +30,45 @@ __all__ = [
     "reducescatter",
 ]
 
-Tensors = Sequence[Any]
-
 
 @dataclass(frozen=True)
-class Naming:
-    """How an operation is called.
+class OperationName:
+    """Name of an operation.
 
     Attributes:
-        name: the user's; None for one from the tensors.
-        ignore_name_scope: leave the name scope out of it.
+        name: the user's name; None for one made from the names of the tensors.
+        ignore_name_scope: leave the name scope out.
     """
 
     name: str | None = None
     ignore_name_scope: bool = False
 
-    def of(self, kind: str, tensors: Tensors) -> Naming:
-        """Return it with a name for an operation of this kind."""
+    def or_automatic(self, kind: str, tensors: Sequence[tf.Tensor]) -> OperationName:
+        """Return the name, or an automatic one if the user has given none.
+
+        Args:
+            kind: kind of operation, "Allreduce" for example.
+            tensors: arguments of the operation, of any shape and dtype.
+        """
         if self.name is not None:
             return self
-        return Naming(automatic_name(kind, tensors), self.ignore_name_scope)
+        return OperationName(automatic_name(kind, tensors), self.ignore_name_scope)
+
+    def automatic(self) -> OperationName:
+        """Return an automatic name, for the gradient of the operation."""
+        return OperationName(None, self.ignore_name_scope)
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How tensors are reduced: postscale * op over ranks of (prescale * tensor_r)."""
+    """A reduction: postscale * op over ranks of (prescale * tensor_r).
+
+    Attributes:
+        op: the reduction.
+        process_set: ranks that take part.
+        prescale: factor before the reduction.
+        postscale: factor after the reduction.
+    """
 
     op: ReduceOp
     process_set: ProcessSet
@@ -66,177 +79,235 @@ class Reduction:
         require_process_set(self.process_set)
 
 
-def allreduce(tensors: Tensors, reduction: Reduction, naming: Naming) -> list[Any]:
-    """Reduce a group; its gradient is reduced in the same way."""
+def allreduce(
+    tensors: Sequence[tf.Tensor], reduction: Reduction, name: OperationName
+) -> list[tf.Tensor]:
+    """Reduce a group of tensors; gradients are reduced in the same way (collective).
+
+    Args:
+        tensors: tensors of any shape, with equal shapes and dtypes on all ranks.
+        reduction: the reduction.
+        name: operation name.
+
+    Returns:
+        The results, with the shapes and dtypes of `tensors`.
+    """
     how = reduction
     kind = "Allreduce" if len(tensors) == 1 else "GroupedAllreduce"
-    named = naming.of(kind, tensors)
+    full = name.or_automatic(kind, tensors)
 
-    def function(arrays: Sequence[Array], name: str | None) -> list[Array]:
-        return reduce.allreduce(arrays, how.op, name, how.prescale, how.postscale, how.process_set)
+    def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
+        return collectives.allreduce(
+            arrays, how.op, key, how.prescale, how.postscale, how.process_set
+        )
 
-    def forward(inputs: Tensors) -> list[Any]:
+    def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         dtypes, shapes = [t.dtype for t in inputs], [t.shape for t in inputs]
-        return call(function, inputs, dtypes, shapes, named.name, named.ignore_name_scope)
+        return call_on_arrays(function, inputs, dtypes, shapes, full.name, full.ignore_name_scope)
 
-    def backward(upstream: Tensors, given: Tensors) -> list[Any]:
-        return allreduce(upstream, how, Naming(None, naming.ignore_name_scope))
+    def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return allreduce(upstream, how, name.automatic())
 
     return _differentiable(forward, backward, tensors)
 
 
-def allgather(tensors: Tensors, process_set: ProcessSet, naming: Naming) -> list[Any]:
-    """Gather a group; the gradient of a rank's part is the average of what ranks send back."""
+def allgather(
+    tensors: Sequence[tf.Tensor], process_set: ProcessSet, name: OperationName
+) -> list[tf.Tensor]:
+    """Concatenate each tensor of a group over the ranks (collective).
+
+    The gradient of a rank's rows is the average of the gradients that ranks send back for them.
+
+    Args:
+        tensors: tensors [rows, ...] of any dtype, of which only `rows` may differ between ranks.
+        process_set: ranks that take part.
+        name: operation name.
+
+    Returns:
+        For each tensor the rows of all ranks, ordered by rank.
+    """
     require_process_set(process_set)
     kind = "Allgather" if len(tensors) == 1 else "GroupedAllgather"
-    named = naming.of(kind, tensors)
-    unnamed = Naming(None, naming.ignore_name_scope)
+    full = name.or_automatic(kind, tensors)
 
-    def function(arrays: Sequence[Array], name: str | None) -> list[Array]:
-        return [gathered for gathered, _ in move.allgather(arrays, name, process_set)]
+    def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
+        return [gathered for gathered, _ in collectives.allgather(arrays, key, process_set)]
 
-    def forward(inputs: Tensors) -> list[Any]:
+    def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         shapes = [tf.TensorShape([None]).concatenate(t.shape[1:]) for t in inputs]
         dtypes = [t.dtype for t in inputs]
-        return call(function, inputs, dtypes, shapes, named.name, named.ignore_name_scope)
+        return call_on_arrays(function, inputs, dtypes, shapes, full.name, full.ignore_name_scope)
 
-    def backward(upstream: Tensors, given: Tensors) -> list[Any]:
-        averaged = allreduce(upstream, Reduction(ReduceOp.AVERAGE, process_set), unnamed)
-        own = [_rows(tensor) for tensor in given]
-        counts = allgather(own, process_set, unnamed)
+    def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        average = Reduction(ReduceOp.AVERAGE, process_set)
+        averaged = allreduce(upstream, average, name.automatic())
+        own = [_row_count(tensor) for tensor in inputs]
+        counts = allgather(own, process_set, name.automatic())
         rank = process_set.rank() or 0
-        parts = []
-        for gradient, rows, tensor in zip(averaged, counts, given, strict=True):
+        gradients = []
+        for gradient, rows, tensor in zip(averaged, counts, inputs, strict=True):
             start = tf.reduce_sum(rows[:rank])
-            part = gradient[start : start + rows[rank]]
-            parts.append(tf.reshape(part, tf.shape(tensor)))
-        return parts
+            own_rows = gradient[start : start + rows[rank]]
+            gradients.append(tf.reshape(own_rows, tf.shape(tensor)))
+        return gradients
 
     return _differentiable(forward, backward, tensors)
 
 
-def broadcast(tensor: Any, root_rank: int, process_set: ProcessSet, naming: Naming) -> Any:
-    """Broadcast; the root rank's gradient is the average, the other ranks' is zero."""
+def broadcast(
+    tensor: tf.Tensor, root_rank: int, process_set: ProcessSet, name: OperationName
+) -> tf.Tensor:
+    """Return one rank's tensor on every rank (collective).
+
+    The gradient of the root rank's tensor is the average; on the other ranks it is zero.
+
+    Args:
+        tensor: tensor of any shape, with equal shape and dtype on all ranks.
+        root_rank: world rank that sends its tensor.
+        process_set: ranks that take part.
+        name: operation name.
+    """
     require_process_set(process_set)
-    named = naming.of("Broadcast", [tensor])
+    full = name.or_automatic("Broadcast", [tensor])
 
-    def function(arrays: Sequence[Array], name: str | None) -> list[Array]:
-        return move.broadcast(arrays, root_rank, [name], process_set)
+    def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
+        return collectives.broadcast(arrays, root_rank, [key], process_set)
 
-    def forward(inputs: Tensors) -> list[Any]:
+    def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         (given,) = inputs
         dtypes, shapes = [given.dtype], [given.shape]
-        return call(function, inputs, dtypes, shapes, named.name, named.ignore_name_scope)
+        return call_on_arrays(function, inputs, dtypes, shapes, full.name, full.ignore_name_scope)
 
-    def backward(upstream: Tensors, given: Tensors) -> list[Any]:
-        unnamed = Naming(None, naming.ignore_name_scope)
-        averaged = allreduce(upstream, Reduction(ReduceOp.AVERAGE, process_set), unnamed)
+    def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        average = Reduction(ReduceOp.AVERAGE, process_set)
+        averaged = allreduce(upstream, average, name.automatic())
         if context.current().topology.rank == root_rank:
             return averaged
-        with tf.control_dependencies(averaged):  # for which the root waits
+        with tf.control_dependencies(averaged):  # which the root rank waits for
             return [tf.zeros_like(upstream[0])]
 
     return _differentiable(forward, backward, [tensor])[0]
 
 
 def alltoall(
-    tensor: Any, splits: Any | None, process_set: ProcessSet, naming: Naming
-) -> tuple[Any, Any]:
-    """Exchange rows; gradients go back to where the rows came from."""
+    tensor: tf.Tensor, splits: tf.Tensor | None, process_set: ProcessSet, name: OperationName
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Send rows to every rank; gradients go back to the ranks that the rows came from (collective).
+
+    Args:
+        tensor: tensor [rows, ...] of any dtype, of which only `rows` may differ between ranks.
+        splits: number of rows for each rank, any integer type [size]; None for equal numbers.
+        process_set: ranks that take part.
+        name: operation name.
+
+    Returns:
+        The rows received, ordered by rank, and the number received from each rank, int32 [size].
+    """
     require_process_set(process_set)
-    named = naming.of("Alltoall", [tensor])
-    received: list[Any] = []
+    full = name.or_automatic("Alltoall", [tensor])
+    received: list[tf.Tensor] = []
 
-    def function(arrays: Sequence[Array], name: str | None) -> tuple[Array, Array]:
-        return move.alltoall(arrays[0], arrays[1] if len(arrays) > 1 else None, name, process_set)
+    def function(arrays: Sequence[HostArray], key: str | None) -> tuple[HostArray, HostArray]:
+        counts = arrays[1] if len(arrays) > 1 else None
+        return collectives.alltoall(arrays[0], counts, key, process_set)
 
-    def forward(inputs: Tensors) -> list[Any]:
+    def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         (given,) = inputs
         shapes = [tf.TensorShape([None]).concatenate(given.shape[1:]), [process_set.size()]]
         arguments = [given] if splits is None else [given, splits]
         dtypes = [given.dtype, tf.int32]
-        rows, counts = call(
-            function, arguments, dtypes, shapes, named.name, named.ignore_name_scope
+        rows, counts = call_on_arrays(
+            function, arguments, dtypes, shapes, full.name, full.ignore_name_scope
         )
         received.append(counts)
         return [rows, counts]
 
-    def backward(upstream: Tensors, given: Tensors) -> list[Any]:
-        unnamed = Naming(None, naming.ignore_name_scope)
-        return [alltoall(upstream[0], received[-1], process_set, unnamed)[0]]
+    def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [alltoall(upstream[0], received[-1], process_set, name.automatic())[0]]
 
     rows, counts = _differentiable(forward, backward, [tensor])
     return rows, counts
 
 
-def reducescatter(tensors: Tensors, reduction: Reduction, naming: Naming) -> list[Any]:
-    """Reduce and scatter a group; the gradients of all parts are gathered."""
+def reducescatter(
+    tensors: Sequence[tf.Tensor], reduction: Reduction, name: OperationName
+) -> list[tf.Tensor]:
+    """Reduce a group and return this rank's rows; gradients of all rows are gathered (collective).
+
+    Args:
+        tensors: tensors [rows, ...], with equal shapes and dtypes on all ranks.
+        reduction: the reduction.
+        name: operation name.
+
+    Returns:
+        For each tensor its rows of this rank, with the dtype of the tensor.
+    """
     how = reduction
     kind = "Reducescatter" if len(tensors) == 1 else "GroupedReducescatter"
-    named = naming.of(kind, tensors)
+    full = name.or_automatic(kind, tensors)
     size, rank = how.process_set.size() or 1, how.process_set.rank() or 0
 
-    def function(arrays: Sequence[Array], name: str | None) -> list[Array]:
-        return reduce.reducescatter(
-            arrays, how.op, name, how.prescale, how.postscale, how.process_set
+    def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
+        return collectives.reducescatter(
+            arrays, how.op, key, how.prescale, how.postscale, how.process_set
         )
 
-    def forward(inputs: Tensors) -> list[Any]:
-        dtypes, shapes = [t.dtype for t in inputs], [_part(t.shape, rank, size) for t in inputs]
-        return call(function, inputs, dtypes, shapes, named.name, named.ignore_name_scope)
+    def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        shapes = [_shape_of_rows(t.shape, rank, size) for t in inputs]
+        dtypes = [t.dtype for t in inputs]
+        return call_on_arrays(function, inputs, dtypes, shapes, full.name, full.ignore_name_scope)
 
-    def backward(upstream: Tensors, given: Tensors) -> list[Any]:
+    def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         factor = how.prescale * how.postscale * (size if how.op is ReduceOp.SUM else 1)
         scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in upstream]
-        return allgather(scaled, how.process_set, Naming(None, naming.ignore_name_scope))
+        return allgather(scaled, how.process_set, name.automatic())
 
     return _differentiable(forward, backward, tensors)
 
 
-def _part(shape: Any, rank: int, size: int) -> Any:
-    """Return the shape of a rank's part of a tensor, as far as it is known."""
+def _shape_of_rows(shape: tf.TensorShape, rank: int, size: int) -> tf.TensorShape:
+    """Return the shape of a rank's rows of a tensor, as far as it is known."""
     if shape.rank in (None, 0):  # a scalar is refused when the operation runs
         return tf.TensorShape(None)
     rows = None if shape[0] is None else rows_of_rank(shape[0], rank, size)
     return tf.TensorShape([rows]).concatenate(shape[1:])
 
 
-def _rows(tensor: Any) -> Any:
-    """Return how many rows a tensor has, int32 [1]; a scalar counts as one."""
+def _row_count(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the number of rows of a tensor, int32 [1]; a scalar counts as one row."""
     if tensor.shape.rank == 0:
         return tf.ones([1], tf.int32)
     return tf.shape(tensor)[:1]
 
 
 def _differentiable(
-    forward: Callable[[Tensors], list[Any]],
-    backward: Callable[[Tensors, Tensors], list[Any]],
-    tensors: Tensors,
-) -> list[Any]:
-    """Run an operation whose gradient is what `backward` makes of its results' gradients.
+    forward: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+    backward: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], list[tf.Tensor]],
+    tensors: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """Run an operation with a gradient.
 
-    Of what TensorFlow needs for a gradient only that runs. So `backward` must need the same
+    TensorFlow prunes what a gradient does not depend on, so `backward` must need the same
     operations on every rank.
 
     Args:
-        forward: returns a result for each tensor, and perhaps more.
-        backward: takes the gradients of the fractional results, and the tensors they are of.
-        tensors: the arguments.
+        forward: runs the operation; returns a result for each tensor, and perhaps more.
+        backward: returns the gradients of the tensors that have one, floating point and complex,
+            from those of their results and the tensors themselves.
+        tensors: arguments of the operation, of any shape and dtype.
     """
-    places = [i for i, t in enumerate(tensors) if t.dtype.is_floating or t.dtype.is_complex]
-    if not places:
+    indices = [i for i, t in enumerate(tensors) if t.dtype.is_floating or t.dtype.is_complex]
+    if not indices:
         return forward(tensors)
 
-    @tf.custom_gradient
-    def operation(*inputs: Any) -> Any:
-        def gradient(*upstream: Any) -> Any:
-            fractional = [tf.convert_to_tensor(upstream[place]) for place in places]
-            results = dict(
-                zip(places, backward(fractional, [tensors[i] for i in places]), strict=True)
-            )
+    def operation(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        def gradient(*upstream: tf.Tensor) -> Any:
+            given = [tf.convert_to_tensor(upstream[i]) for i in indices]
+            gradients = backward(given, [tensors[i] for i in indices])
+            results = dict(zip(indices, gradients, strict=True))
             return [results.get(i) for i in range(len(inputs))] if len(inputs) > 1 else results[0]
 
         return forward(inputs), gradient
 
-    outputs: list[Any] = operation(*tensors)
+    outputs: list[tf.Tensor] = tf.custom_gradient(operation)(*tensors)
     return outputs

@@ -1,16 +1,17 @@
 """Operations on TensorFlow tensors, as Horovod has them, in eager mode and in graphs.
 
 All are collective over the process set, return new tensors, and let gradients flow through them.
-They take tensors, variables and what tf.convert_to_tensor takes, on any device: bytes pass
-through host memory. A `name` shows in messages and is how ranks find one another's operations;
-without one an operation is named after its tensor in a graph, and numbered in eager mode. What
-Horovod's `device_dense` and `device_sparse` said makes no difference.
+They take tensors, variables and whatever tf.convert_to_tensor takes, of any shape and dtype and on
+any device: the data pass through host memory. Messages contain the `name`, by which ranks match
+their operations; without one an operation is named after its tensor in a graph, and numbered in
+eager mode. Horovod's `device_dense` and `device_sparse` are ignored.
 
-Errors of all of them, in eager mode: MismatchError, which is tf.errors.FailedPreconditionError,
-too, where name, shape, type, reduction, root or factors differ between ranks; ValueError, which is
-tf.errors.InvalidArgumentError, too, for arguments that make no sense; UnsupportedError where the
-engine does not take the type. In a graph TensorFlow raises UnknownError or InvalidArgumentError
-with the same text when it runs, and UnsupportedError is raised when XLA is to compile it.
+Errors of all operations in eager mode: MismatchError, which is also
+tf.errors.FailedPreconditionError, where name, shape, dtype, reduction, root or factors differ
+between ranks; ValueError, which is also tf.errors.InvalidArgumentError, for invalid arguments;
+UnsupportedError where the engine does not support the dtype. In a graph TensorFlow raises
+UnknownError or InvalidArgumentError with the same text when it runs, and UnsupportedError is raised
+when XLA is to compile it.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain.arrays import HostArray
 from hvdtrain.core import operations
 from hvdtrain.core.arguments import choose_op
-from hvdtrain.core.arrays.memory import Array
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.tensorflow.graph.autograph import unconverted
-from hvdtrain.tensorflow.graph.call import call
+from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
+from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations import differentiable
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
-from hvdtrain.tensorflow.operations.differentiable import Naming, Reduction
+from hvdtrain.tensorflow.operations.differentiable import OperationName, Reduction
+from hvdtrain.tensorflow.tensors.types import TensorLike
 from hvdtrain.types import ReduceOp
 
 __all__ = [
@@ -46,9 +48,9 @@ __all__ = [
 ]
 
 
-@unconverted
+@do_not_convert
 def allreduce(
-    tensor: Any,
+    tensor: TensorLike | tf.IndexedSlices,
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -59,32 +61,38 @@ def allreduce(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
-) -> Any:
+) -> tf.Tensor | tf.IndexedSlices:
     """Return postscale * op over ranks of (prescale * tensor_r).
 
     Args:
-        tensor: of equal shape and type on all ranks; of tf.IndexedSlices the slices of all ranks
+        tensor: tensor with equal shape and dtype on all ranks; or tf.IndexedSlices, whose slices
             are gathered, with Sum or Average and without factors.
-        average: deprecated; True is op=Average, False op=Sum.
-        device_dense: makes no difference.
-        device_sparse: makes no difference.
-        compression: how the tensor is rounded before.
-        op: Average (the default; for integers truncated towards zero), Sum, Min, Max, Product
-            or Adasum.
+        average: deprecated; True is op=Average, False is op=Sum.
+        device_dense: ignored.
+        device_sparse: ignored.
+        compression: compressor, which rounds the tensor before the reduction.
+        op: Average (the default; truncated towards zero for integers), Sum, Min, Max, Product or
+            Adasum.
         prescale_factor: factor before the reduction.
-        postscale_factor: factor after it.
-        name: of the operation.
-        process_set: the ranks that take part.
+        postscale_factor: factor after the reduction.
+        name: operation name.
+        process_set: ranks that take part.
         ignore_name_scope: leave the name scope out of the name.
+
+    Returns:
+        The result, with the shape and dtype of `tensor`.
+
+    Raises:
+        NotImplementedError: tf.IndexedSlices with another op or with factors.
     """
     op = choose_op(op, average)
     reduction = Reduction(op, process_set, float(prescale_factor), float(postscale_factor))
-    return _reduce([tensor], compression, reduction, Naming(name, ignore_name_scope))[0]
+    return _reduce([tensor], compression, reduction, OperationName(name, ignore_name_scope))[0]
 
 
-@unconverted
+@do_not_convert
 def grouped_allreduce(
-    tensors: Sequence[Any],
+    tensors: Sequence[TensorLike | tf.IndexedSlices],
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -95,37 +103,48 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     name: str | None = None,
-) -> list[Any]:
-    """Return the reductions of several tensors as one operation; see `allreduce`."""
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Reduce several tensors as one operation; see `allreduce`.
+
+    Args:
+        tensors: tensors with equal shapes and dtypes on all ranks, or tf.IndexedSlices; the other
+            arguments are those of `allreduce`.
+
+    Returns:
+        The results, with the shapes and dtypes of `tensors`.
+
+    Raises:
+        NotImplementedError: tf.IndexedSlices with another op or with factors.
+    """
     if not len(tensors):
         return list(tensors)
     op = choose_op(op, average)
     reduction = Reduction(op, process_set, float(prescale_factor), float(postscale_factor))
-    return _reduce(tensors, compression, reduction, Naming(name, ignore_name_scope))
+    return _reduce(tensors, compression, reduction, OperationName(name, ignore_name_scope))
 
 
 def _reduce(
-    tensors: Sequence[Any],
+    tensors: Sequence[TensorLike | tf.IndexedSlices],
     compression: type[Compressor],
     reduction: Reduction,
-    naming: Naming,
-) -> list[Any]:
-    results: dict[int, Any] = {}
+    name: OperationName,
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    results: dict[int, tf.Tensor | tf.IndexedSlices] = {}
     sparse = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     if sparse:
-        gathered = _gather_slices([tensors[i] for i in sparse], reduction, naming)
+        gathered = _gather_slices([tensors[i] for i in sparse], reduction, name)
         results |= zip(sparse, gathered, strict=True)
     dense = [i for i in range(len(tensors)) if i not in results]
     if dense:
         pairs = [compression.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
-        reduced = differentiable.allreduce([tensor for tensor, _ in pairs], reduction, naming)
+        reduced = differentiable.allreduce([tensor for tensor, _ in pairs], reduction, name)
         for i, tensor, (_, ctx) in zip(dense, reduced, pairs, strict=True):
             results[i] = compression.decompress(tensor, ctx)
     return [results[i] for i in range(len(tensors))]
 
 
 def _gather_slices(
-    slices: Sequence[Any], reduction: Reduction, naming: Naming
+    slices: Sequence[tf.IndexedSlices], reduction: Reduction, name: OperationName
 ) -> list[tf.IndexedSlices]:
     if reduction.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise NotImplementedError(
@@ -135,107 +154,117 @@ def _gather_slices(
     if (reduction.prescale, reduction.postscale) != (1.0, 1.0):
         raise NotImplementedError("factors do not go with tf.IndexedSlices: make them dense")
     parts = [part for each in slices for part in (each.values, each.indices)]
-    name = naming.name and f"{naming.name}.slices"
+    own = name.name and f"{name.name}.slices"
     gathered = differentiable.allgather(
-        parts, reduction.process_set, Naming(name, naming.ignore_name_scope)
+        parts, reduction.process_set, OperationName(own, name.ignore_name_scope)
     )
-    summed, places = gathered[::2], gathered[1::2]
+    summed, all_indices = gathered[::2], gathered[1::2]
     if reduction.op is ReduceOp.AVERAGE:
         size = reduction.process_set.size()
         summed = [values / tf.cast(size, values.dtype) for values in summed]
     return [
         tf.IndexedSlices(values, indices, each.dense_shape)
-        for each, values, indices in zip(slices, summed, places, strict=True)
+        for each, values, indices in zip(slices, summed, all_indices, strict=True)
     ]
 
 
-@unconverted
+@do_not_convert
 def allgather(
-    tensor: Any,
+    tensor: TensorLike,
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return the tensors of all ranks, concatenated along the first dimension by rank.
+) -> tf.Tensor:
+    """Return the rows of all ranks, ordered by rank.
 
     Args:
-        tensor: only the first dimension may differ between ranks; a 0-d tensor counts as one
-            element.
-        name: of the operation.
+        tensor: tensor [rows, ...], of which only `rows` may differ between ranks; a 0-d tensor
+            counts as one row.
+        name: operation name.
         ignore_name_scope: leave the name scope out of the name.
-        process_set: the ranks that take part.
+        process_set: ranks that take part.
     """
     return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
 
 
-@unconverted
+@do_not_convert
 def grouped_allgather(
-    tensors: Sequence[Any],
+    tensors: Sequence[TensorLike],
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
-    """Return the concatenations of several tensors as one operation; see `allgather`."""
+) -> list[tf.Tensor]:
+    """Gather several tensors as one operation; see `allgather`.
+
+    Args:
+        tensors: tensors [rows, ...], of which only `rows` may differ between ranks.
+        name: operation name.
+        ignore_name_scope: leave the name scope out of the name.
+        process_set: ranks that take part.
+
+    Raises:
+        ValueError: there are no tensors.
+    """
     if not len(tensors):
         raise ValueError("a group needs at least one tensor")
     inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    return differentiable.allgather(inputs, process_set, Naming(name, ignore_name_scope))
+    return differentiable.allgather(inputs, process_set, OperationName(name, ignore_name_scope))
 
 
-@unconverted
+@do_not_convert
 def broadcast(
-    tensor: Any,
+    tensor: TensorLike,
     root_rank: int,
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return rank `root_rank`'s tensor on every rank.
+) -> tf.Tensor:
+    """Return the tensor of `root_rank` on every rank.
 
     Args:
-        tensor: of equal shape and type on all ranks.
-        root_rank: a rank of the world, also with a process set.
-        name: of the operation.
+        tensor: tensor with equal shape and dtype on all ranks.
+        root_rank: world rank that sends its tensor, also with a process set.
+        name: operation name.
         ignore_name_scope: leave the name scope out of the name.
-        process_set: the ranks that take part.
+        process_set: ranks that take part.
     """
     given = tf.convert_to_tensor(tensor)
     return differentiable.broadcast(
-        given, int(root_rank), process_set, Naming(name, ignore_name_scope)
+        given, int(root_rank), process_set, OperationName(name, ignore_name_scope)
     )
 
 
-@unconverted
+@do_not_convert
 def alltoall(
-    tensor: Any,
-    splits: Any | None = None,
+    tensor: TensorLike,
+    splits: TensorLike | None = None,
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send part r of the first dimension to rank r; return what was received, by rank.
+    """Send rows to every rank and return the rows received.
 
     Args:
-        tensor: only the first dimension may differ between ranks.
-        splits: [size] whole numbers, how many rows go to each rank; without them all get the
-            same.
-        name: of the operation.
+        tensor: tensor [rows, ...], of which only `rows` may differ between ranks.
+        splits: number of rows for each rank, any integer type [size]; None for equal numbers.
+        name: operation name.
         ignore_name_scope: leave the name scope out of the name.
-        process_set: the ranks that take part.
+        process_set: ranks that take part.
 
     Returns:
-        The rows received; with `splits` also how many came from each rank (int32).
+        The rows received, ordered by rank; with `splits` also the number received from each rank,
+        int32 [size].
     """
     given = tf.convert_to_tensor(tensor)
     counts = None if splits is None else tf.convert_to_tensor(splits)
-    naming = Naming(name, ignore_name_scope)
-    rows, received = differentiable.alltoall(given, counts, process_set, naming)
+    operation_name = OperationName(name, ignore_name_scope)
+    rows, received = differentiable.alltoall(given, counts, process_set, operation_name)
     return rows if splits is None else (rows, received)
 
 
-@unconverted
+@do_not_convert
 def reducescatter(
-    tensor: Any,
+    tensor: TensorLike,
     device_dense: str = "",
     compression: type[Compressor] = Compression.none,
     op: ReduceOp = ReduceOp.AVERAGE,
@@ -244,59 +273,77 @@ def reducescatter(
     ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Any:
-    """Return this rank's part of a reduction, cut along the first dimension.
+) -> tf.Tensor:
+    """Reduce a tensor and return this rank's rows of the result; see `allreduce`.
 
-    Parts are as even as can be; lower ranks get the larger ones. See `allreduce`.
+    Rows are divided as evenly as possible; lower ranks get more.
+
+    Args:
+        tensor: tensor [rows, ...] with equal shape and dtype on all ranks.
+        device_dense: ignored.
+        compression: compressor, which rounds the tensor before the reduction.
+        op: Average, Sum, Min, Max or Product.
+        name: operation name.
+        process_set: ranks that take part.
+        ignore_name_scope: leave the name scope out of the name.
+        prescale_factor: factor before the reduction.
+        postscale_factor: factor after the reduction.
     """
     reduction = Reduction(op, process_set, float(prescale_factor), float(postscale_factor))
-    return _reduce_and_scatter([tensor], compression, reduction, Naming(name, ignore_name_scope))[0]
+    return _reduce_and_scatter(
+        [tensor], compression, reduction, OperationName(name, ignore_name_scope)
+    )[0]
 
 
-@unconverted
+@do_not_convert
 def grouped_reducescatter(
-    tensors: Sequence[Any],
+    tensors: Sequence[TensorLike],
     device_dense: str = "",
     compression: type[Compressor] = Compression.none,
     op: ReduceOp = ReduceOp.AVERAGE,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> list[Any]:
-    """Return this rank's parts of several reductions as one operation; see `reducescatter`."""
+) -> list[tf.Tensor]:
+    """Reduce several tensors as one operation and return this rank's rows; see `reducescatter`.
+
+    Args:
+        tensors: tensors [rows, ...] with equal shapes and dtypes on all ranks; the other arguments
+            are those of `reducescatter`.
+    """
     if not len(tensors):
         return list(tensors)
     reduction = Reduction(op, process_set, float(prescale_factor), float(postscale_factor))
-    return _reduce_and_scatter(tensors, compression, reduction, Naming())
+    return _reduce_and_scatter(tensors, compression, reduction, OperationName())
 
 
 def _reduce_and_scatter(
-    tensors: Sequence[Any],
+    tensors: Sequence[TensorLike],
     compression: type[Compressor],
     reduction: Reduction,
-    naming: Naming,
-) -> list[Any]:
+    name: OperationName,
+) -> list[tf.Tensor]:
     pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
-    reduced = differentiable.reducescatter([tensor for tensor, _ in pairs], reduction, naming)
+    reduced = differentiable.reducescatter([tensor for tensor, _ in pairs], reduction, name)
     return [
         compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)
     ]
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank of the process set has called it."""
+    """Wait until every rank of the process set has called this function."""
     operations.barrier(channel_of(process_set))
 
 
-@unconverted
-def join() -> Any:
-    """Take part in the others' reductions with zeros until all ranks have joined.
+@do_not_convert
+def join() -> tf.Tensor:
+    """Contribute zeros to the reductions of other ranks until all ranks have joined.
 
     Returns:
-        The rank that joined last (int32).
+        The rank that joined last, int32 [].
     """
 
-    def function(arrays: Sequence[Array], name: str | None) -> list[Array]:
+    def function(arrays: Sequence[HostArray], name: str | None) -> list[HostArray]:
         return [np.array(operations.join(), np.int32)]
 
-    return call(function, [], [tf.int32], [[]], "join")[0]
+    return call_on_arrays(function, [], [tf.int32], [[]], "join")[0]

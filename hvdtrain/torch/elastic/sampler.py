@@ -1,4 +1,4 @@
-"""A sampler that knows which samples are left of an epoch."""
+"""A sampler that keeps track of the samples left in an epoch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Deal the samples that are left of this epoch to the ranks, each the same number.
+    """Distribute the samples left in this epoch evenly over the ranks.
 
-    Where they do not divide by the ranks, the first ones are dealt again. Call record_batch()
-    after each batch and set_epoch() at the end of each epoch; a loaded state_dict() then goes on
-    with the samples that are left, on any number of ranks.
+    If their number is not divisible by the number of ranks, the first ones are used again. Call
+    record_batch() after each batch and set_epoch() at the end of each epoch; training then
+    continues from a loaded state_dict() with the samples that are left, on any number of ranks.
 
     Args:
-        dataset: only its length is used.
-        shuffle: whether the order is random, another one in each epoch.
-        seed: of the order; the same on all ranks.
+        dataset: dataset, of which only the length is used.
+        shuffle: whether the order is random, and different in each epoch.
+        seed: seed of the order, equal on all ranks.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -36,7 +36,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Deal what is left (local); this happens on set_epoch() and load_state_dict()."""
+        """Distribute the samples that are left, as set_epoch() and load_state_dict() do (local)."""
         self.num_replicas, self.rank = size(), rank()
         count = len(self.dataset)
         order = list(range(count))
@@ -46,48 +46,48 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.remaining_indices = [i for i in order if i not in self.processed_indices]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
-        # In the order of the steps: the ranks' first samples, their second ones, and so on.
-        self._dealt = list(islice(cycle(self.remaining_indices), self.total_size))
+        # In step order: the first samples of all ranks, then their second ones, and so on.
+        self._distributed = list(islice(cycle(self.remaining_indices), self.total_size))
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin with an epoch, of which no sample is processed (local, on all ranks alike)."""
+        """Start an epoch, with no sample processed (local, the same on all ranks)."""
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Record that every rank has processed its batch of this number (local).
+        """Record that every rank has processed its batch of this index (local).
 
         Args:
-            batch_idx: counted from the beginning of the iteration.
-            batch_size: samples per rank in all batches but the last.
+            batch_idx: index of the batch since the beginning of the iteration.
+            batch_size: samples per rank in every batch except the last.
         """
         step = batch_size * self.num_replicas
-        self.record_indices(self._dealt[batch_idx * step : (batch_idx + 1) * step])
+        self.record_indices(self._distributed[batch_idx * step : (batch_idx + 1) * step])
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """Record samples as processed (local); TorchState.sync() tells the other ranks."""
+        """Record samples as processed; TorchState.sync() shares them with other ranks (local)."""
         self.processed_indices.update(indices)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and what is processed of it (local)."""
+        """Return the epoch and the samples processed in it (local)."""
         return {"epoch": self.epoch, "processed_indices": sorted(self.processed_indices)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a state_dict() was taken (local, on all ranks alike)."""
+        """Continue where a state_dict() was taken (local, the same on all ranks)."""
         self.epoch = state_dict["epoch"]
         self.processed_indices = set(state_dict["processed_indices"])
         self.reset()
 
     def sync(self) -> None:
-        """Take rank 0's epoch, with all that any rank has processed of it (collective)."""
+        """Adopt rank 0's epoch, with the samples that any rank has processed in it (collective)."""
         states = allgather_object(self.state_dict(), "sampler")
         epoch = states[0]["epoch"]
         processed = [s["processed_indices"] for s in states if s["epoch"] == epoch]
         self.load_state_dict({"epoch": epoch, "processed_indices": set().union(*processed)})
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._dealt[self.rank :: self.num_replicas])
+        return iter(self._distributed[self.rank :: self.num_replicas])
 
     def __len__(self) -> int:
         return self.num_samples

@@ -1,4 +1,4 @@
-"""The state of a training script."""
+"""The training state of a script."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["TorchState"]
 
 
 class TorchState(ObjectState):
-    """Models, optimizers, samplers and values that can be committed, restored and made equal.
+    """Models, optimizers, samplers and values that can be committed, restored and synchronized.
 
     Args:
-        model: becomes the attribute `model`.
-        optimizer: becomes the attribute `optimizer`.
-        kwargs: become attributes. Of those with state_dict() and load_state_dict(), such as a
-            learning rate schedule, that state is kept and sent; of others the object itself.
+        model: value of the attribute `model`.
+        optimizer: value of the attribute `optimizer`.
+        kwargs: values of further attributes. For those with state_dict() and load_state_dict(),
+            such as learning rate schedulers, that state is saved and sent; for others the object.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class TorchState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """Go back to the last commit() or sync(), or else to the beginning (local)."""
+        """Restore the last commit() or sync(), or else the initial state (local)."""
         for name, saved in self._saved_states.items():
-            # An optimizer goes on working on the tensors that it is given.
+            # An optimizer modifies the tensors that it loads.
             getattr(self, name).load_state_dict(copy.deepcopy(saved))
         super().restore()
 
     def sync(self) -> None:
-        """Take rank 0's state on every rank, and commit it (collective).
+        """Broadcast rank 0's state and commit it (collective).
 
-        Samplers also learn what the other ranks have processed.
+        Samplers also collect what the other ranks have processed.
         """
         for name in self._stateful:
             _sync(getattr(self, name))

@@ -1,4 +1,4 @@
-"""Gradients of PyTorch parameters, reduced while the backward pass runs."""
+"""Reduction of the gradients of PyTorch parameters during the backward pass."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.errors import TooManyPassesError
+from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
 from hvdtrain.torch.gradients.hooks import GradientHooks, check_hookable
-from hvdtrain.torch.gradients.numbers import Summed
-from hvdtrain.torch.gradients.planned import Planned, type_change
 from hvdtrain.torch.gradients.settings import GradientSettings
 from hvdtrain.torch.gradients.sparse import reduce_sparse
-from hvdtrain.torch.tensors.compiling import in_compiled_backward
+from hvdtrain.torch.gradients.usage import StepUsage
+from hvdtrain.torch.tensors.dynamo import in_compiled_backward
 
 __all__ = ["Gradients"]
 
 
 class Gradients:
-    """Hands the gradients of parameters to a reducer, as backward passes yield them.
+    """Passes the gradients of parameters to a reducer as backward passes compute them.
 
-    Parameters may change their type, device or memory order: the plan then is made anew.
+    Parameters may change their dtype, device or memory format: the plan is then made anew.
 
     Args:
         parameters: name and parameter, in the order of the model; equal on all ranks.
-        settings: equal on all ranks.
-        rate: returns the learning rate.
+        settings: settings, equal on all ranks.
+        rate: function that returns the learning rate.
 
     Attributes:
-        passes: backward passes that add up before a reduction.
-        parameters: as given.
+        passes: backward passes accumulated before a reduction.
+        parameters: parameters, in the given order.
     """
 
     def __init__(
@@ -48,30 +48,30 @@ class Gradients:
         self._settings, self._named, self._rate = settings, list(parameters), rate
         self.passes = settings.passes
         self.parameters = [parameter for _, parameter in parameters]
-        self._lock = threading.Lock()  # each GPU has a thread
+        self._lock = threading.Lock()  # autograd has a thread for each GPU
         self._make_plan()
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
 
     def _make_plan(self) -> None:
-        """Agree on a plan for the parameters as they are (collective)."""
-        self._planned = Planned.agree(self._named, self._settings)
-        self._release = weakref.finalize(self, setattr, self._planned.channel, "unused", True)
+        """Agree on a plan for the current parameters (collective)."""
+        self._buckets = ParameterBuckets.agree(self._named, self._settings)
+        self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
         self._reducer.rate = self._rate
-        self._plan_stays = False  # until it follows the order in which gradients came
+        self._plan_is_final = False  # until it follows the order in which gradients arrive
 
     @property
     def plan(self) -> BucketPlan:
-        """How gradients are cut into buckets now."""
-        return self._planned.plan
+        """The current division of gradients into buckets."""
+        return self._buckets.plan
 
     @property
     def _reducer(self) -> Reducer:
-        return self._planned.reducer
+        return self._buckets.reducer
 
     @property
     def sample_weight(self) -> float | None:
-        """What this rank counts in the average of the next steps; None for the plain average."""
+        """Weight of this rank in the average of the next steps; None for the plain average."""
         return self._reducer.weight
 
     @sample_weight.setter
@@ -80,7 +80,7 @@ class Gradients:
 
     @property
     def steps(self) -> int:
-        """How many steps the program has ended."""
+        """Number of steps that the program has completed."""
         return self._reducer.steps
 
     @steps.setter
@@ -89,19 +89,22 @@ class Gradients:
 
     @property
     def open(self) -> bool:
-        """Whether a gradient has come since the last finish()."""
+        """Whether a gradient has arrived since the last finish()."""
         return bool(self._reducer.step.passes)
 
     @property
     def layout(self) -> dict[str, Any] | None:
-        """The layout of the plan that stays; None before the first step has shown it."""
-        return self.plan.layout if self._plan_stays else None
+        """The layout of the final plan; None before the first step has determined it."""
+        return self.plan.layout if self._plan_is_final else None
 
     def use_layout(self, layout: Mapping[str, Any] | None) -> None:
-        """Take the layout that the first rank has for the plan that stays (collective).
+        """Use the layout that the first rank was given as the final plan (collective).
+
+        Args:
+            layout: layout of an earlier run; None on the first rank changes nothing.
 
         Raises:
-            ValueError: it is a layout of other parameters.
+            ValueError: the layout is for other parameters.
             RuntimeError: a step has begun.
         """
         if self.open:
@@ -111,10 +114,10 @@ class Gradients:
             self._use_plan(plan)
 
     def _on_gradient(self, index: int, moved: bool) -> None:
-        """Take a gradient that has been added up; `moved`, to another node than before."""
+        """Handle an accumulated gradient; `moved` says that its autograd node has changed."""
         with self._lock:
             if moved:
-                self._planned.views.note_misfit(index)
+                self._buckets.views.note_misfit(index)
             if self._reducer.step.passes.get(index, 0) >= self.passes:
                 self._start_over(index)
             if not self.open:
@@ -130,51 +133,51 @@ class Gradients:
 
     def _launch(self) -> None:
         if self._reducer.step.all_ready:
-            self._note_numbers(())
-        elif in_compiled_backward():  # whose end nobody tells us, if a gradient does not come
+            self._write_usage(())
+        elif in_compiled_backward():  # its end is not reported if a gradient is missing
             return
         self._reducer.launch()
 
-    def _note_numbers(self, absent: Sequence[int]) -> None:
+    def _write_usage(self, absent: Sequence[int]) -> None:
         step = self._reducer.step
-        arrivals = None if self._plan_stays else step.arrivals
-        self._planned.note_numbers(absent, step.sparse, arrivals)
+        arrivals = None if self._plan_is_final else step.arrivals
+        self._buckets.write_usage(absent, step.sparse, arrivals)
 
     def _start_over(self, index: int) -> None:
-        # A step that was skipped after a complete backward pass (a loss scaler does that)
-        # leaves fresh gradients behind; anything else would be reduced twice.
-        views, step = self._planned.views, self._reducer.step
+        # A step skipped after a complete backward pass, as loss scalers do, leaves gradients that
+        # were not taken; any others would be reduced twice.
+        views, step = self._buckets.views, self._reducer.step
         if not step.complete or views.is_taken(index):
             raise TooManyPassesError(self._named[index][0], self.passes)
-        step.delivered = len(self.plan.buckets)  # nobody has asked for what is still missing
+        step.delivered = len(self.plan.buckets)  # the program has not asked for the rest
         views.forget()
         self._finish()
 
     def _take(self, index: int) -> None:
-        """Bring a gradient into its bucket."""
+        """Move a gradient into its bucket."""
         gradient = self.parameters[index].grad
         if gradient is not None and gradient.is_sparse:
             if self._settings.sparse_as_dense:
                 gradient = gradient.to_dense()
             else:
                 self._reducer.step.sparse[index], gradient = gradient, None
-        self._planned.views.take(index, gradient)
+        self._buckets.views.take(index, gradient)
 
     def _after_backward(self) -> None:
         reduced = self._reducer.wait_a_while()
         self._deliver(reduced)
-        if self._planned.channel.has_thread:  # else nothing is under way
+        if self._buckets.channel.has_thread:  # otherwise nothing is in progress
             launched = self._reducer.step.launched
-            self._planned.views.lend(self.plan.buckets[reduced:launched])
+            self._buckets.views.lend(self.plan.buckets[reduced:launched])
 
     def _deliver(self, count: int) -> None:
-        """Hand out the gradients of the first buckets."""
+        """Set the gradients of the first `count` buckets to the reduced ones."""
         step = self._reducer.step
-        self._planned.views.deliver(self.plan.buckets[step.delivered : count], step.sparse)
+        self._buckets.views.deliver(self.plan.buckets[step.delivered : count], step.sparse)
         step.delivered = count
 
     def finish(self) -> None:
-        """End the step (collective): reduce what is missing, with zeros where this rank has none.
+        """Reduce the remaining gradients, as zeros where this rank has none (collective).
 
         A parameter that no rank used keeps its gradient None.
         """
@@ -182,10 +185,10 @@ class Gradients:
         self._reducer.count_step()
 
     def drop(self) -> None:
-        """Forget what has come since the last step.
+        """Discard the gradients that have arrived since the last step.
 
-        Collective where the passes of a gradient are complete: others may have reduced it. Such a
-        step ends as any other, but the program has not taken it.
+        Collective if all backward passes of some gradient are complete, because other ranks may
+        have reduced it. Such a step ends as any other, but is not counted.
         """
         step = self._reducer.step
         if step.launched or self.passes in step.passes.values():
@@ -204,60 +207,60 @@ class Gradients:
 
     def _finish(self) -> None:
         try:
-            summed = self._reduce_rest()
+            usage = self._reduce_rest()
         finally:
             self._reducer.forget()
-        self._make_plan_again(summed)
+        self._update_plan(usage)
 
-    def _reduce_rest(self) -> Summed:
+    def _reduce_rest(self) -> StepUsage:
         step = self._reducer.step
-        # Not by counting passes: one whose gradient could not be taken is complete, but not ready.
+        # Not by counting passes: a gradient that could not be taken has all of them.
         ready = set(step.arrivals)
         late = [i for i in range(len(self.parameters)) if i not in ready]
         absent = [i for i in late if self.parameters[i].grad is None]
         for index in late:
             self._take(index)
         if late and not step.complete:
-            self._note_numbers(absent)
+            self._write_usage(absent)
             for index in late:
                 self._reducer.ready(index)
-        summed = Summed.of(self._reducer.finish())
+        usage = StepUsage.from_sums(self._reducer.finish())
         self._deliver(len(self.plan.buckets))
-        self._planned.views.give(index for index in absent if summed.used[index])
+        self._buckets.views.give(index for index in absent if usage.used[index])
         weighted = self.sample_weight is not None
-        reduce_sparse(summed.sparse, step.sparse, self._named, self._settings, weighted)
-        return summed
+        reduce_sparse(usage.sparse, step.sparse, self._named, self._settings, weighted)
+        return usage
 
-    def _make_plan_again(self, summed: Summed) -> None:
-        """Make another plan for the next step, if it is time and all ranks are there."""
-        if summed.present != len(self._planned.channel.ranks):
+    def _update_plan(self, usage: StepUsage) -> None:
+        """Change the plan for the next step if needed, and if all ranks take part."""
+        if usage.present != len(self._buckets.channel.ranks):
             return
-        if summed.outgrown:
-            self._make_plan_anew()
-        elif not self._plan_stays:
-            self._use_plan(replan(self.plan, summed.places))
+        if usage.outdated:
+            self._remake_plan()
+        elif not self._plan_is_final:
+            self._use_plan(replan(self.plan, usage.positions))
 
     def _use_plan(self, plan: BucketPlan) -> None:
-        """Reduce by a plan that stays, from the next step on."""
-        self._plan_stays = True
-        self._planned.use_plan(plan)
+        """Use a final plan from the next step on."""
+        self._plan_is_final = True
+        self._buckets.use_plan(plan)
 
     def refuse_capture(self) -> None:
-        """Refuse to be part of a graph that a device records; see `Planned.refuse_capture`."""
-        self._planned.refuse_capture()
+        """Refuse to become part of a CUDA graph; see `ParameterBuckets.refuse_capture`."""
+        self._buckets.refuse_capture()
 
     def _begin(self) -> None:
-        """Make the plan anew if parameters have other types now (collective, before a step)."""
+        """Make a new plan if dtypes of parameters have changed (collective, before a step)."""
         self.refuse_capture()
-        change = type_change(self._named, self._planned.types)
+        change = describe_dtype_change(self._named, self._buckets.dtypes)
         if change:
-            agree_on_change(self._planned.channel, self._reducer.name, change)
-            self._make_plan_anew()
+            agree_on_change(self._buckets.channel, self._reducer.name, change)
+            self._remake_plan()
 
-    def _make_plan_anew(self) -> None:
-        weight, kept = self.sample_weight, self._planned.views.kept()
+    def _remake_plan(self) -> None:
+        weight, kept = self.sample_weight, self._buckets.views.kept()
         steps = self.steps
         self._release()
         self._make_plan()
         self.sample_weight, self.steps = weight, steps
-        self._planned.views.restore(kept)
+        self._buckets.views.restore(kept)

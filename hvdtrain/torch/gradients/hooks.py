@@ -1,4 +1,4 @@
-"""Calls when a parameter's gradient is there, and no hook of the user's will change it. Local."""
+"""Hooks that report gradients once autograd and the user's hooks are done with them (local)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ import torch
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from hvdtrain.torch.tensors.compiling import in_compiled_backward, uncompiled
+from hvdtrain.torch.tensors.dynamo import disable_compile, in_compiled_backward
 
 __all__ = ["GradientHooks", "check_hookable"]
 
 
 def check_hookable(named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-    """Raise RuntimeError if parameters have no node that accumulates a gradient."""
+    """Check that autograd can accumulate gradients of the parameters.
+
+    Raises:
+        RuntimeError: inference mode is enabled, or a parameter was created in it.
+    """
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "torch.inference_mode() computes no gradients: call DistributedOptimizer outside "
@@ -32,101 +36,102 @@ def check_hookable(named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
 
 
 class GradientHooks:
-    """Hooks on parameters that run after all hooks of the user's.
+    """Hooks on parameters that run after all of the user's hooks.
 
-    The hooks of a tensor run before those of the node that accumulates its gradient, in whatever
-    order they were registered, so the hook that counts is on the node. But a parameter that is
-    given another type or device gets another node, and only its own hooks stay: such a gradient is
-    noticed at the end of the backward pass.
+    A tensor's hooks run before those of its AccumulateGrad node, in whatever order they were
+    registered, so the hook that reports the gradient is on the node. But a parameter whose dtype
+    or device changes gets another node, and keeps only its tensor hooks: such a gradient is
+    reported at the end of the backward pass.
 
     Args:
-        parameters: of which each needs a gradient.
-        arrived: bound method, called with a parameter's index when its gradient is there, and
-            whether its node is another one than it was.
-        passed: bound method, called at the end of a backward pass.
+        parameters: parameters, each of which requires a gradient.
+        on_gradient: bound method, called with the index of a parameter whose gradient is complete
+            and with whether its node has changed.
+        on_backward_end: bound method, called at the end of a backward pass.
     """
 
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],
-        arrived: Callable[[int, bool], None],
-        passed: Callable[[], None],
+        on_gradient: Callable[[int, bool], None],
+        on_backward_end: Callable[[], None],
     ) -> None:
         self._parameters = parameters
-        self._arrived, self._passed = weakref.WeakMethod(arrived), weakref.WeakMethod(passed)
-        self._lock = threading.Lock()  # each GPU has a thread
-        self._coming: set[int] = set()
+        self._on_gradient = weakref.WeakMethod(on_gradient)
+        self._on_backward_end = weakref.WeakMethod(on_backward_end)
+        self._lock = threading.Lock()  # autograd has a thread for each GPU
+        self._pending: set[int] = set()
         self._callback_queued = False
-        on_tensor, self._on_node = _uncompiled(self._note), self._calling_on()
-        self._on_tensors = [
-            parameter.register_post_accumulate_grad_hook(partial(on_tensor, index))
+        tensor_hook, self._node_hook = _weak_uncompiled(self._note_pending), self._make_node_hook()
+        self._tensor_handles: list[RemovableHandle] = [
+            parameter.register_post_accumulate_grad_hook(partial(tensor_hook, index))
             for index, parameter in enumerate(parameters)
         ]
-        self._nodes: dict[int, Node] = {}  # which a tensor does not keep alive
-        self._on_nodes: dict[int, RemovableHandle] = {}
+        self._nodes: dict[int, Node] = {}  # a tensor does not keep its node alive
+        self._node_handles: dict[int, RemovableHandle] = {}
         for index in range(len(parameters)):
             self._hook_node(index)
 
     def forget(self) -> None:
-        """Forget what a backward pass that failed has left."""
+        """Forget the state that a failed backward pass has left."""
         self._callback_queued = False
 
     def remove(self) -> None:
-        """Take all hooks away."""
-        for handle in (*self._on_tensors, *self._on_nodes.values()):
+        """Remove all hooks."""
+        for handle in (*self._tensor_handles, *self._node_handles.values()):
             handle.remove()
         self._nodes.clear()
 
     def _hook_node(self, index: int) -> None:
-        if index in self._on_nodes:
-            self._on_nodes[index].remove()
+        if index in self._node_handles:
+            self._node_handles[index].remove()
         node = self._nodes[index] = get_gradient_edge(self._parameters[index]).node
-        self._on_nodes[index] = node.register_hook(partial(self._on_node, index))
+        self._node_handles[index] = node.register_hook(partial(self._node_hook, index))
 
-    def _note(self, index: int) -> None:
-        """Note a gradient that has been added up, but hooks of the user's may still change."""
+    def _note_pending(self, index: int) -> None:
+        """Note a gradient that is accumulated, but that the user's hooks may still change."""
         with self._lock:
             if not self._callback_queued and not in_compiled_backward():
                 self._callback_queued = True
-                self._coming.clear()  # a backward pass that failed may have left some
+                self._pending.clear()  # a failed backward pass may have left some
                 torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
-            self._coming.add(index)
+            self._pending.add(index)
 
-    def _calling_on(self) -> Callable[..., None]:
-        """Return what hands gradients on; it runs for each of them, and is cut short."""
-        coming, arrived = self._coming, self._arrived
+    def _make_node_hook(self) -> Callable[..., None]:
+        """Return the hook that reports a gradient; it is on the hot path of the backward pass."""
+        pending, reference = self._pending, self._on_gradient
 
         def call(index: int, *_: object) -> None:
-            coming.discard(index)
-            found = arrived()
-            if found is not None:
-                found(index, False)
+            pending.discard(index)
+            on_gradient = reference()
+            if on_gradient is not None:
+                on_gradient(index, False)
 
-        return uncompiled(call)
+        return disable_compile(call)
 
     def _after_backward(self) -> None:
         with self._lock:
             self._callback_queued = False
-            moved = sorted(self._coming)
-        arrived, passed = self._arrived(), self._passed()
-        if arrived is None or passed is None:
+            moved = sorted(self._pending)
+        on_gradient, on_backward_end = self._on_gradient(), self._on_backward_end()
+        if on_gradient is None or on_backward_end is None:
             return
         for index in moved:
             self._hook_node(index)
-            arrived(index, True)
-        passed()
+            on_gradient(index, True)
+        on_backward_end()
 
 
-def _uncompiled(method: Callable[[int], None]) -> Callable[..., None]:
-    """Return what calls a bound method as long as its object is there, and is never compiled.
+def _weak_uncompiled(method: Callable[[int], None]) -> Callable[..., None]:
+    """Return a function that calls a bound method while its object exists, and is not compiled.
 
-    torch.compile else compiles what runs beneath a function that calls backward().
+    torch.compile would otherwise compile hooks that run within a function that calls backward().
     """
     reference = weakref.WeakMethod(method)
 
     def call(index: int, *_: object) -> None:
-        found = reference()
-        if found is not None:
-            found(index)
+        alive = reference()
+        if alive is not None:
+            alive(index)
 
-    return uncompiled(call)
+    return disable_compile(call)

@@ -19,16 +19,17 @@ class GradientSettings:
 
     Attributes:
         op: AVERAGE or SUM.
-        process_set: the ranks that take part.
-        compression: how gradients are rounded before they are added.
-        passes: backward passes that add up locally before a reduction.
-        predivide: the average is (1/predivide before, predivide/size after) the sum.
+        process_set: ranks that take part.
+        compression: how gradients are rounded before the reduction.
+        passes: backward passes accumulated locally before a reduction.
+        predivide: factor f of the average: gradients are multiplied by 1/f before the sum and by
+            f/size after it.
         groups: indices of parameters that are reduced together.
-        sparse_as_dense: make sparse gradients dense, instead of gathering their elements.
-        exchange: what is done with a bucket, instead of the average or sum.
+        sparse_as_dense: convert sparse gradients to dense ones instead of gathering their elements.
+        exchange: algorithm that replaces the average or sum.
 
     Raises:
-        TypeError: `process_set` is none.
+        TypeError: `process_set` is not a process set.
     """
 
     op: ReduceOp
@@ -41,12 +42,12 @@ class GradientSettings:
     exchange: Exchange | None = None
 
     def make_exchange(self) -> Exchange:
-        """Return what is done with a bucket; one that keeps something is always the same."""
+        """Return the algorithm that reduces a bucket; one with state is always the same object."""
         return self.exchange or AllreduceExchange(self.op, self.predivide)
 
     @property
     def weights(self) -> bool:
-        """Whether ranks exchange weights, and step on gradients of their own."""
+        """Whether ranks exchange weights after steps on their local gradients."""
         return self.exchange is not None and self.exchange.kind is Kind.WEIGHTS
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hvdtrain.torch.gradients.settings import GradientSettings
-from hvdtrain.torch.operations.ops import sparse_allreduce_async
+from hvdtrain.torch.operations.allgather import sparse_allreduce_async
 
 __all__ = ["reduce_sparse"]
 
@@ -19,17 +19,17 @@ def reduce_sparse(
     settings: GradientSettings,
     weighted: bool,
 ) -> None:
-    """Give parameters the reduced sums of all ranks' sparse gradients (collective).
+    """Set the gradients of parameters to the reduced sparse gradients of all ranks (collective).
 
     Args:
-        counts: for each parameter how many ranks have one.
-        own: this rank's gradients, where it has any.
+        counts: number of ranks with a sparse gradient, for each parameter.
+        own: sparse gradients of this rank, by the parameter's index.
         named: name and parameter.
-        settings: equal on all ranks.
-        weighted: a sample_weight was set.
+        settings: settings, equal on all ranks.
+        weighted: whether a sample_weight was set.
 
     Raises:
-        ValueError: it was.
+        ValueError: there are sparse gradients, and a sample_weight was set.
     """
     indices = [index for index, count in enumerate(counts) if count]
     if indices and weighted:

@@ -1,4 +1,4 @@
-"""Where gradients of PyTorch parameters lie: in the memory of buckets, or beside it. Local."""
+"""Gradients of PyTorch parameters as views of bucket memory, or as copies (all local)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hvdtrain.torch.tensors.buffers import as_buffer, from_buffer, is_plain
 
 __all__ = ["BucketViews"]
 
-# From there on a gradient does not stay in the caches until it is reduced.
+# Larger gradients do not stay in the caches until they are reduced.
 _LARGE_BYTES = 256 << 10
 
 
 class BucketViews:
     """Gradients as views of the memory in which they are reduced.
 
-    Gradients are such views when they have been put there, if the memory is on their device.
-    Others are copied, and so are those of half types that are reduced in float32, and those that
-    backward(create_graph=True) computed.
+    After take(), a gradient is a view of its bucket if the bucket is on its device. Other
+    gradients are copied, as are those of half types that are reduced in float32 and those computed
+    by backward(create_graph=True).
 
     Args:
-        parameters: in the order of the plan.
-        reducer: whose memory it is.
-        compression: how gradients are rounded on their way there.
+        parameters: parameters, in the order of the plan.
+        reducer: reducer that owns the bucket memory.
+        compression: how gradients are rounded when they are copied there.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class BucketViews:
     ) -> None:
         self._parameters, self._reducer = parameters, reducer
         self._compression = compression
-        self._misfits: set[int] = set()  # their gradients came in another memory order
-        # Gradients beside the buckets that hold what was reduced last.
+        self._misfits: set[int] = set()  # their gradients had another memory format
+        # Gradients outside the buckets that hold the last result.
         self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-        # What the program has instead of gradients that are not reduced yet, and its version.
+        # Copies that replace gradients not reduced yet, with their versions.
         self._lent: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned = False
         self.cut()
 
     def cut(self) -> None:
-        """View the memory as the reducer's plan cuts it."""
+        """Make the views that the reducer's plan describes."""
         plan = self._reducer.plan
         self._views: dict[int, torch.Tensor] = {}
         self._streams: dict[int, Streams] = {}
@@ -66,23 +66,23 @@ class BucketViews:
                 self._views[index] = memory.as_strided(spec.shape, spec.strides, first)
 
     def kept(self) -> dict[int, torch.Tensor]:
-        """Return copies of the gradients that lie in buckets, for restore()."""
+        """Return copies of the gradients that are in buckets, for restore()."""
         return {
             index: view.clone() for index, view in self._views.items() if self._holds(index, view)
         }
 
     def restore(self, gradients: dict[int, torch.Tensor]) -> None:
-        """Put gradients back into their buckets."""
+        """Copy gradients back into their buckets."""
         for index, gradient in gradients.items():
             self._views[index].copy_(gradient)
-            self._show(index)
+            self._set_gradient(index)
 
-    def _show(self, index: int) -> None:
-        # Not the view itself: `p.grad.data = ...` would take it out of the bucket.
+    def _set_gradient(self, index: int) -> None:
+        # Not the view itself: `p.grad.data = ...` would detach it from the bucket.
         self._parameters[index].grad = self._views[index].detach()
 
     def _holds(self, index: int, view: torch.Tensor) -> bool:
-        """Return whether a parameter's gradient is this view of its bucket."""
+        """Return whether a parameter's gradient is its view of the bucket."""
         gradient = self._parameters[index].grad
         return (
             gradient is not None
@@ -90,10 +90,10 @@ class BucketViews:
             and gradient.data_ptr() == view.data_ptr()
         )
 
-    def _lies_in_bucket(self, index: int) -> bool:
+    def _can_be_view(self, index: int) -> bool:
         parameter, view = self._parameters[index], self._views[index]
-        beside = parameter.is_cpu if view.is_cpu else parameter.device == view.device
-        return beside and parameter.dtype == view.dtype
+        same_device = parameter.is_cpu if view.is_cpu else parameter.device == view.device
+        return same_device and parameter.dtype == view.dtype
 
     def is_taken(self, index: int) -> bool:
         """Return whether a parameter's gradient is the one that was taken for the last step."""
@@ -108,7 +108,12 @@ class BucketViews:
         )
 
     def take(self, index: int, gradient: torch.Tensor | None) -> None:
-        """Bring a dense gradient into its bucket; zeros where there is none."""
+        """Copy a dense gradient into its bucket, and make it a view if possible.
+
+        Args:
+            index: index of the parameter.
+            gradient: gradient of the parameter's shape; None for zeros.
+        """
         view = self._views[index]
         if gradient is None:
             self._streams[index].clear(view)
@@ -118,16 +123,16 @@ class BucketViews:
             if compressed.stride() != view.stride():
                 self.note_misfit(index)
             self._copy(index, compressed.detach(), view)
-        # One that can be differentiated again (create_graph) stays where its graph leads to.
-        if self._lies_in_bucket(index) and not gradient.requires_grad:
-            self._show(index)
+        # A gradient with a graph of its own (create_graph) must stay the tensor of that graph.
+        if self._can_be_view(index) and not gradient.requires_grad:
+            self._set_gradient(index)
 
     def note_misfit(self, index: int) -> None:
-        """Note that a gradient came in another memory order, or may have."""
+        """Note that a gradient had, or may have had, another memory format than its view."""
         self._misfits.add(index)
 
     def has_misfits(self, fits: Callable[[int], bool]) -> bool:
-        """Forget the noted parameters that the plan fits all the same; return whether any stay."""
+        """Return whether the plan no longer matches a noted parameter, and forget the others."""
         self._misfits = {index for index in self._misfits if not fits(index)}
         return bool(self._misfits)
 
@@ -140,9 +145,9 @@ class BucketViews:
             streams.fill(gradient, view)
 
     def lend(self, buckets: Sequence[Bucket]) -> None:
-        """Let the program have copies of gradients that are under reduction.
+        """Replace gradients that are being reduced by copies.
 
-        What it writes into them is lost, but does not get into the midst of a reduction.
+        What the program writes into the copies is lost, but cannot corrupt the reduction.
         """
         for index in (index for bucket in buckets for index in bucket.parameters):
             parameter, view = self._parameters[index], self._views[index]
@@ -153,7 +158,12 @@ class BucketViews:
             self._lent[index] = parameter.grad, parameter.grad._version
 
     def deliver(self, buckets: Sequence[Bucket], sparse: Collection[int]) -> None:
-        """Give parameters the reduced gradients of buckets, but for those that stay sparse."""
+        """Set the gradients of parameters to the reduced ones.
+
+        Args:
+            buckets: buckets that have been reduced.
+            sparse: indices of parameters whose gradients are sparse and stay as they are.
+        """
         for index in (index for bucket in buckets for index in bucket.parameters):
             parameter, view = self._parameters[index], self._views[index]
             gradient = parameter.grad
@@ -169,7 +179,7 @@ class BucketViews:
             self._copies[index] = gradient
 
     def _take_back(self, index: int, gradient: torch.Tensor, lent: torch.Tensor, at: int) -> None:
-        """Give a parameter the reduced gradient for the one that was lent at this version."""
+        """Replace the copy that was lent, at this version, by the reduced gradient."""
         if not self._warned and (gradient is not lent or lent._version != at):
             self._warned = True
             warnings.warn(
@@ -179,18 +189,18 @@ class BucketViews:
                 "`with optimizer.skip_synchronize():`",
                 stacklevel=2,
             )
-        if self._lies_in_bucket(index) and not gradient.requires_grad:
-            self._show(index)
+        if self._can_be_view(index) and not gradient.requires_grad:
+            self._set_gradient(index)
         else:
             self._streams[index].read(self._views[index], gradient.detach())
             self._copies[index] = gradient
 
     def forget(self) -> None:
-        """Leave to the program what it has (a step that was skipped)."""
+        """Leave the lent copies to the program, after a skipped step."""
         self._lent.clear()
 
     def give(self, indices: Iterable[int]) -> None:
-        """Give parameters that had no gradient the reduced one of other ranks."""
+        """Set the gradients of parameters that had none here to the reduced ones."""
         for index in indices:
             parameter = self._parameters[index]
             parameter.grad = self._views[index].detach().to(parameter.device, parameter.dtype)

@@ -1,1 +1,1 @@
-"""Horovod's operations on PyTorch tensors."""
+"""Horovod's operations on PyTorch tensors, one module for each collective."""

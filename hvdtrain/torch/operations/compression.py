@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hvdtrain.core.horovod_api import Compressor
@@ -11,35 +9,35 @@ from hvdtrain.core.horovod_api import Compressor
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class _Half(Compressor):
+class _HalfCompressor(Compressor):
     _dtype: torch.dtype
 
     @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
         return tensor.to(cls._dtype) if tensor.is_floating_point() else tensor, tensor.dtype
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
         return tensor.to(ctx)
 
 
 NoneCompressor = Compressor  # Horovod's name for it
 
 
-class FP16Compressor(_Half):
-    """Rounds to float16."""
+class FP16Compressor(_HalfCompressor):
+    """Rounds floating-point tensors to float16."""
 
     _dtype = torch.float16
 
 
-class BF16Compressor(_Half):
-    """Rounds to bfloat16."""
+class BF16Compressor(_HalfCompressor):
+    """Rounds floating-point tensors to bfloat16."""
 
     _dtype = torch.bfloat16
 
 
 class Compression:
-    """The compressions there are: none, fp16, and bf16, which Horovod lacks.
+    """The available compressors: none, fp16, and bf16, which Horovod lacks.
 
     Half types are rounded once and added in float32.
     """

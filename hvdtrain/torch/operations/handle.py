@@ -1,22 +1,25 @@
-"""Operations under way, as PyTorch users hold them."""
+"""Handles of operations in progress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdtrain.core.operations import Submission
-from hvdtrain.torch.tensors.compiling import uncompiled
+import torch
 
-__all__ = ["Handle", "poll", "synchronize"]
+from hvdtrain.core.operations import Submission
+from hvdtrain.torch.tensors.buffers import require_tensors
+from hvdtrain.torch.tensors.dynamo import disable_compile
+
+__all__ = ["Handle", "needs_gradient", "poll", "synchronize"]
 
 
 class Handle:
     """An operation on tensors, which start() submits and wait() completes.
 
     Args:
-        submitted: the operation.
-        finish: makes the user's result from the operation's.
+        submitted: operation of the core.
+        finish: function that computes the user's result from the operation's.
     """
 
     def __init__(self, submitted: Submission, finish: Callable[[Any], Any]) -> None:
@@ -31,22 +34,22 @@ class Handle:
         self._started = True
         return self
 
-    def then(self, change: Callable[[Any], Any]) -> Handle:
-        """Have wait() return change(its result)."""
+    def then(self, function: Callable[[Any], Any]) -> Handle:
+        """Make wait() return function(result) instead of the result."""
         finish = self._finish
         if finish is not None:
-            self._finish = lambda result: change(finish(result))
+            self._finish = lambda result: function(finish(result))
         return self
 
     def first(self) -> Handle:
-        """Have wait() return the first of its results only."""
+        """Make wait() return only the first of several results."""
         return self.then(lambda results: results[0])
 
     def done(self) -> bool:
         """Return whether wait() would return at once (local)."""
         return self._submitted.done()
 
-    @uncompiled
+    @disable_compile
     def wait(self) -> Any:
         """Block until the operation is complete; return its result or raise its error."""
         if self._finish is not None:
@@ -60,17 +63,24 @@ class Handle:
         return self.wait()
 
 
-@uncompiled
+@disable_compile
 def poll(handle: Handle) -> bool:
-    """Return whether synchronize() would return at once (local)."""
+    """Return whether synchronize() would return at once (local).
+
+    Raises:
+        TypeError: `handle` is not a handle.
+    """
     return _checked(handle).done()
 
 
-@uncompiled
+@disable_compile
 def synchronize(handle: Handle | None) -> Any:
     """Block until an asynchronous operation is complete; return its result or raise its error.
 
-    A result may be asked for again. None, which stands for no operation, gives None.
+    The result may be asked for again. None stands for no operation and returns None.
+
+    Raises:
+        TypeError: `handle` is not a handle.
     """
     return None if handle is None else _checked(handle).wait()
 
@@ -81,3 +91,13 @@ def _checked(handle: Handle) -> Handle:
             f"expected the handle that an operation ending in _async returned, got {handle!r}"
         )
     return handle
+
+
+def needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether autograd must record an operation on these tensors (local).
+
+    Raises:
+        TypeError: one of them is not a tensor.
+    """
+    require_tensors(tensors)
+    return any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()

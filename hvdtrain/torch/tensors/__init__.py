@@ -1,1 +1,1 @@
-"""PyTorch tensors as buffers, and the streams that order work on them."""
+"""PyTorch tensors as buffers, their devices, and the streams that order work on them."""

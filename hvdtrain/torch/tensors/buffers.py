@@ -1,15 +1,12 @@
-"""PyTorch tensors as buffers, and pinning one GPU per local rank."""
+"""PyTorch tensors as buffers."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import torch
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.devices import DeviceWish, device_index, no_gpus
-from hvdtrain.topology import Topology
 from hvdtrain.types import DType
 
 __all__ = [
@@ -18,7 +15,6 @@ __all__ = [
     "dtype_of",
     "from_buffer",
     "is_plain",
-    "pin_device",
     "require_dense",
     "require_tensors",
     "wire_type",
@@ -33,10 +29,10 @@ _WIRE_TYPES = {
 
 
 def require_tensors(values: Iterable[object]) -> None:
-    """Refuse what a script may take for a tensor: numbers, lists and arrays.
+    """Check that all values are tensors, not numbers, lists or numpy arrays.
 
     Raises:
-        TypeError: one of them is no tensor.
+        TypeError: one of them is not a tensor.
     """
     for value in values:
         if not isinstance(value, torch.Tensor):
@@ -46,10 +42,10 @@ def require_tensors(values: Iterable[object]) -> None:
 
 
 def dtype_of(tensor: torch.Tensor) -> DType:
-    """Return the element type.
+    """Return the element type of a tensor.
 
     Raises:
-        TypeError: it has no counterpart here (quantised types, for example).
+        TypeError: the dtype has no counterpart in DType (quantised types, for example).
     """
     try:
         return _DTYPES[tensor.dtype]
@@ -58,20 +54,20 @@ def dtype_of(tensor: torch.Tensor) -> DType:
 
 
 def as_buffer(tensor: torch.Tensor) -> Buffer:
-    """View a contiguous tensor; the buffer keeps its memory alive.
+    """Return a buffer over the memory of a contiguous tensor, which the buffer keeps alive.
 
     Raises:
         ValueError: the tensor is not contiguous.
-        TypeError: its elements have no counterpart here.
+        TypeError: the dtype has no counterpart in DType.
     """
     dtype = dtype_of(tensor)
-    if tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad:  # the usual one
+    if tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad:  # the usual case
         return Buffer(tensor.data_ptr(), dtype, tensor.numel(), "cpu", tensor)
     return Buffer.of(tensor)
 
 
 def from_buffer(buffer: Buffer) -> torch.Tensor:
-    """Return the elements of a buffer as a 1-d tensor over the same memory."""
+    """Return the elements of a buffer as a 1-d tensor of its dtype over the same memory."""
     elements = buffer.elements()
     if isinstance(elements, torch.Tensor):
         return elements
@@ -82,10 +78,10 @@ def from_buffer(buffer: Buffer) -> torch.Tensor:
 
 
 def require_dense(tensor: torch.Tensor) -> None:
-    """Refuse a sparse tensor, which is no memory of elements.
+    """Check that a tensor is not sparse.
 
     Raises:
-        ValueError: it is sparse.
+        ValueError: the tensor is sparse.
     """
     if tensor.layout != torch.strided:
         raise ValueError(
@@ -97,6 +93,10 @@ def require_dense(tensor: torch.Tensor) -> None:
 def contiguous_copy(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return a contiguous copy on the same device.
 
+    Args:
+        tensor: dense tensor of any strides.
+        dtype: dtype of the copy; by default that of the tensor.
+
     Raises:
         ValueError: the tensor is sparse.
     """
@@ -107,34 +107,14 @@ def contiguous_copy(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> t
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's elements lie as they are, one after the other, in memory."""
+    """Return whether the memory of a tensor holds its elements, contiguously and unmodified."""
     return (
         tensor.is_contiguous()
-        and not tensor.is_conj()  # whose memory holds the conjugate
+        and not tensor.is_conj()  # the memory holds the conjugate
         and not tensor.is_neg()
     )
 
 
 def wire_type(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which tensors are reduced: half types in float32, bool in uint8."""
+    """Return the dtype in which tensors are reduced: float32 for half types, uint8 for bool."""
     return _WIRE_TYPES.get(dtype, dtype)
-
-
-def pin_device(topology: Topology, wish: DeviceWish) -> torch.device:
-    """Make one GPU per local rank the current device, or take the CPU (local).
-
-    Args:
-        topology: the place of this rank.
-        wish: what it is to take.
-
-    Raises:
-        UsageError: cuda is asked for and not there, or there are fewer GPUs than local ranks.
-    """
-    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wish.kind == "cpu" or (wish.kind == "auto" and visible == 0):
-        return torch.device("cpu")
-    if visible == 0:
-        raise no_gpus("torch", os.environ)
-    device = torch.device("cuda", device_index(topology, visible, wish))
-    torch.cuda.set_device(device)
-    return device

@@ -1,4 +1,4 @@
-"""Names of an optimizer's parameters. Pure."""
+"""The parameters of an optimizer and their names."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-__all__ = ["check_reduced", "name_parameters", "owned"]
+__all__ = ["check_reduced", "name_parameters", "parameters_of"]
 
 
-def owned(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     """Return the parameters of all groups, in order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def check_reduced(optimizer: torch.optim.Optimizer, reduced: Sequence[torch.nn.Parameter]) -> None:
-    """Raise RuntimeError if a parameter needs a gradient and is not one of `reduced`."""
+    """Check that the gradients of all trainable parameters are reduced.
+
+    Args:
+        optimizer: optimizer whose parameters are checked.
+        reduced: parameters whose gradients are reduced.
+
+    Raises:
+        RuntimeError: a parameter requires a gradient and is not one of `reduced`.
+    """
     hooked = {id(parameter) for parameter in reduced}
-    for number, parameter in enumerate(owned(optimizer)):
+    for number, parameter in enumerate(parameters_of(optimizer)):
         if parameter.requires_grad and id(parameter) not in hooked:
             raise RuntimeError(
                 f"parameter {number} of the optimizer (shape {tuple(parameter.shape)}) was "
@@ -31,12 +39,16 @@ def name_parameters(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
 ) -> dict[int, str]:
-    """Return the name of each of the optimizer's parameters by its id.
+    """Return the names of the optimizer's parameters, by id(parameter).
+
+    Args:
+        optimizer: optimizer whose parameters are named.
+        named_parameters: `model.named_parameters()`; None to number the parameters.
 
     Raises:
         ValueError: a name is used twice, or a parameter has none.
     """
-    parameters = owned(optimizer)
+    parameters = parameters_of(optimizer)
     if named_parameters is None:
         return {id(p): f"allreduce.noname.{number}" for number, p in enumerate(parameters)}
     named = list(named_parameters)

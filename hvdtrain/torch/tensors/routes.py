@@ -1,4 +1,4 @@
-"""How PyTorch tensors come to the engine and back: as they are, or through host memory. Local."""
+"""How PyTorch tensors reach the engine: directly, or through host memory (all local)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = ["Route", "StagingRoute", "order", "route_of"]
 
 
 class Route:
-    """The way of tensors to an engine that takes memory of their device.
+    """Passes tensors to an engine that supports memory of their device.
 
     Args:
-        streams: the order of work there.
-        halves: half types are reduced as they are.
+        streams: order of work on the device.
+        halves: whether half types are reduced in their own dtype.
     """
 
     def __init__(self, streams: Streams, halves: bool) -> None:
@@ -38,39 +38,58 @@ class Route:
         self._halves = halves
 
     def wire_type(self, dtype: torch.dtype, op: ReduceOp) -> torch.dtype:
-        """Return the type in which tensors of a type are reduced; Adasum is in float32 at least."""
+        """Return the dtype in which tensors of a dtype are reduced; for Adasum at least float32.
+
+        Args:
+            dtype: dtype of the tensors.
+            op: reduction.
+        """
         if self._halves and dtype.is_floating_point and op is not ReduceOp.ADASUM:
             return dtype
         return wire_type(dtype)
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Return whether the engine can read and write a tensor where it lies."""
+        """Return whether the engine can read and write a tensor in its own memory."""
         return is_plain(tensor)
 
     def reduces(self, tensor: torch.Tensor, op: ReduceOp) -> bool:
-        """Return whether the engine can reduce a tensor where it lies, in its own type."""
+        """Return whether the engine can reduce a tensor in its own memory and dtype.
+
+        Args:
+            tensor: tensor to reduce.
+            op: reduction.
+        """
         dtype = tensor.dtype
         return self.wire_type(dtype, op) is dtype and self.takes(tensor)
 
     def sent(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return what the engine may read: the tensor's own memory, if that will do."""
+        """Return a contiguous tensor for the engine to read, the given one if possible.
+
+        Args:
+            tensor: tensor to send.
+            dtype: required dtype; by default that of the tensor.
+        """
         if (dtype is None or dtype == tensor.dtype) and self.takes(tensor):
             return self.own(tensor)
         return self.copied(tensor, dtype)
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor that the engine takes, for it to read and write."""
+        """Return a tensor that the engine can read and write directly, detached."""
         self.streams.keep(tensor)
         return tensor.detach() if tensor.requires_grad else tensor
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return memory for the result of a tensor that the engine takes."""
+        """Return an uninitialised tensor of the same shape, dtype and device for the result."""
         result = torch.empty_like(tensor)
         self.streams.keep(result)
         return result
 
     def copied(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a contiguous copy for the engine to read and write.
+
+        Args:
+            tensor: dense tensor of any strides.
+            dtype: dtype of the copy; by default that of the tensor.
 
         Raises:
             ValueError: the tensor is sparse.
@@ -80,27 +99,42 @@ class Route:
         return copy
 
     def returned(self, copy: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what was `copied` in the tensor's type and place."""
+        """Return the contents of a copy with the dtype and device of the original.
+
+        Args:
+            copy: result of `copied`.
+            tensor: original.
+        """
         return copy.to(tensor.dtype)
 
     def write_back(self, copy: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Overwrite a tensor with what was copied from it."""
+        """Overwrite a tensor with the copy that was made from it.
+
+        Args:
+            copy: result of `copied`.
+            tensor: original.
+        """
         with torch.no_grad():
             tensor.copy_(copy)
 
     def received(self, buffer: Buffer, tensor: torch.Tensor) -> torch.Tensor:
-        """Return memory that the operation made, as a 1-d tensor of a tensor's type and place."""
+        """Return memory that the operation allocated, as a 1-d tensor.
+
+        Args:
+            buffer: memory on the route's device, or the host's if the route stages.
+            tensor: tensor whose dtype and device the result gets.
+        """
         made = from_buffer(buffer)
         self.streams.hand_over(made)
         return made.to(tensor.dtype)
 
 
 class StagingRoute(Route):
-    """The way of a device's tensors to an engine that takes host memory only.
+    """Copies a device's tensors through host memory, for an engine that supports no other.
 
     Args:
-        streams: the order of copies.
-        pinned: copies go to pinned memory.
+        streams: order of the copies.
+        pinned: whether the host memory is page-locked.
     """
 
     def __init__(self, streams: Streams, pinned: bool) -> None:
@@ -121,13 +155,13 @@ class StagingRoute(Route):
         return host
 
     def returned(self, copy: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy on the tensor's device, in its type."""
+        """Return a copy on the tensor's device, with its dtype."""
         result = torch.empty(copy.shape, dtype=tensor.dtype, device=tensor.device)
         self.streams.read(copy, result)
         return result
 
     def write_back(self, copy: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Overwrite a tensor with what was copied from it."""
+        """Overwrite a tensor with the copy that was made from it."""
         with torch.no_grad():
             self.streams.read(copy, tensor)
 
@@ -140,10 +174,14 @@ _HOST_ROUTE = Route(HOST, halves=False)
 
 
 def route_of(channel: Channel, tensor: torch.Tensor) -> Route:
-    """Return how a tensor travels on a channel.
+    """Return the route of a tensor to a channel's engine.
+
+    Args:
+        channel: channel of the operation.
+        tensor: tensor to send or receive.
 
     Raises:
-        UnsupportedError: its device is recording a graph, of which no operation can be a part.
+        UnsupportedError: the tensor's device is capturing a graph.
     """
     if tensor.is_cpu:
         return _HOST_ROUTE
@@ -160,13 +198,18 @@ def _make(channel: Channel, device: torch.device) -> Route:
     capabilities = channel.communicator.capabilities
     streams = streams_of(device, capabilities)
     if device.type in capabilities.devices:
-        return Route(streams, capabilities.halves)
+        return Route(streams, capabilities.half_types)
     note_staging("tensors", str(device))
     return StagingRoute(streams, pinned=device.type == "cuda")
 
 
 def order(submitted: Submission, routes: Sequence[Route]) -> Submission:
-    """Order an operation after what the calling thread has put on its tensors' devices."""
+    """Make an operation wait for the work that the calling thread has enqueued on its devices.
+
+    Args:
+        submitted: operation on tensors of these routes.
+        routes: route of each tensor.
+    """
     found = [route.streams for route in routes if route.streams is not HOST]
     if found:
         streams = list(dict.fromkeys(found))

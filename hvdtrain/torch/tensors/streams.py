@@ -1,4 +1,4 @@
-"""The order of work on devices of PyTorch: CUDA's, and those that have streams and events alike."""
+"""The order of work on PyTorch devices that have streams and events like CUDA's."""
 
 from __future__ import annotations
 
@@ -13,42 +13,47 @@ from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Event, Mark, Place, Streams
 
-__all__ = ["CudaStreams", "Layer", "StagingStreams", "Stream", "TorchLayer", "streams_of"]
+__all__ = ["CudaStreams", "DeviceApi", "StagingStreams", "Stream", "TorchDevice", "streams_of"]
 
 _Result = TypeVar("_Result")
 
 
 class Stream(Hashable, Protocol):
-    """What is used of torch.cuda.Stream."""
+    """The part of torch.cuda.Stream that is used here."""
 
     def record_event(self) -> Event:
-        """Return an event after all that has been put on the stream."""
+        """Return an event after all work enqueued so far."""
 
     def wait_event(self, event: Event) -> None:
-        """Have what is put on the stream from now on come after an event."""
+        """Make work that is enqueued from now on wait for an event."""
 
 
-class Layer(Protocol):
-    """What is used of a device's module in torch, for one device."""
+class DeviceApi(Protocol):
+    """The operations on one device that this module needs."""
 
     def new_stream(self) -> Stream:
-        """Return a stream that runs beside the others."""
+        """Return a stream that runs concurrently with the others."""
 
     def current_stream(self) -> Stream:
         """Return the calling thread's current stream on the device."""
 
     def on(self, stream: Stream) -> AbstractContextManager[object]:
-        """Make a stream (and its device) the calling thread's current one for a while."""
+        """Return a context in which a stream and its device are current in this thread."""
 
     def capturing(self) -> bool:
-        """Return whether the calling thread's current stream records a graph."""
+        """Return whether the calling thread's current stream is capturing a graph."""
 
     def record(self, memory: object, stream: Stream) -> None:
-        """Keep the memory of a tensor from others until a stream is through with it."""
+        """Keep a tensor's memory from being reused until a stream has finished its work so far.
+
+        Args:
+            memory: tensor on the device.
+            stream: stream that uses it.
+        """
 
 
 class _Module(Protocol):
-    """What is used of torch.cuda (which is HIP's too), torch.xpu and others like them."""
+    """The part of torch.cuda (also for HIP), torch.xpu and similar modules that is used here."""
 
     def current_stream(self, device: torch.device) -> Stream: ...
 
@@ -60,11 +65,11 @@ class _Module(Protocol):
     def Stream(self) -> Callable[[torch.device, int], Stream]: ...
 
 
-class TorchLayer:
-    """A device of PyTorch that has streams.
+class TorchDevice:
+    """A PyTorch device that has streams.
 
     Args:
-        device: with its index.
+        device: device with its index.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -72,10 +77,10 @@ class TorchLayer:
         self._module = cast("_Module", getattr(torch, device.type))
 
     def new_stream(self) -> Stream:
-        """Return a stream from PyTorch's pool of those that go first.
+        """Return a stream from PyTorch's pool of high-priority streams.
 
-        NCCL's process groups draw from the other one: two that order each other's work differently
-        on different ranks must not share a stream.
+        NCCL's process groups use the other pool. Sharing a stream with them could deadlock where
+        ranks enqueue work in different orders.
         """
         return self._module.Stream(self._device, -1)
 
@@ -85,37 +90,38 @@ class TorchLayer:
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        """Make a stream (and its device) the calling thread's current one for a while."""
-        # A thread of a channel begins on device 0. To go back there, a stream of another device
-        # would set it, for which CUDA takes memory on it for this process; a device does not.
+        """Return a context in which a stream and its device are current in this thread."""
+        # A channel's thread starts with device 0 current. When the context of a stream on another
+        # device ends, it sets device 0 again, which makes CUDA allocate a context there; that of
+        # a device does not.
         with self._module.device(self._device), self._module.stream(stream):
             yield
 
     def capturing(self) -> bool:
-        """Return whether the calling thread's current stream records a graph."""
+        """Return whether the calling thread's current stream is capturing a graph."""
         ask: Callable[[], bool] = getattr(self._module, "is_current_stream_capturing", _never)
         return ask()
 
     def record(self, memory: object, stream: Stream) -> None:
-        """Tell the caching allocator."""
+        """Record the use of a tensor's memory with the caching allocator."""
         tensor = cast("torch.Tensor", memory)
         tensor.record_stream(cast("torch.Stream", stream))
 
 
 class _DeviceStreams(Streams):
-    """What both kinds share: events on the streams of the program.
+    """What both subclasses share: events on the program's streams.
 
     Args:
-        layer: of the device.
+        api: operations on the device.
     """
 
-    def __init__(self, layer: Layer) -> None:
-        self._layer = layer
-        self._side = layer.new_stream()
+    def __init__(self, api: DeviceApi) -> None:
+        self._api = api
+        self._side = api.new_stream()
         self._readers: set[Stream] = set()
 
     def refuse_capture(self, what: str) -> None:
-        if self._layer.capturing():
+        if self._api.capturing():
             raise UnsupportedError(
                 f"{context.current().topology.title} {what} cannot be part of a CUDA graph, which "
                 "is being captured: ranks agree on the host before each. Capture what lies between "
@@ -123,22 +129,22 @@ class _DeviceStreams(Streams):
             )
 
     def place(self) -> Place:
-        return self._layer.current_stream()
+        return self._api.current_stream()
 
     def mark(self, places: Iterable[Place] | None = None) -> Mark:
         if places is None:
-            return (self._layer.current_stream().record_event(),)
+            return (self._api.current_stream().record_event(),)
         return tuple(cast("Stream", place).record_event() for place in places)
 
     def read(self, source: torch.Tensor, target: torch.Tensor) -> None:  # type: ignore[override]
-        current = self._layer.current_stream()
+        current = self._api.current_stream()
         self._readers.add(current)
         target.copy_(source, non_blocking=True)
-        self._layer.record(target, current)
+        self._api.record(target, current)
 
     def wait(self, mark: Mark) -> None:
         if mark:
-            _follow(self._layer.current_stream(), mark)
+            _follow(self._api.current_stream(), mark)
 
     def done(self, mark: Mark) -> bool:
         return all(event.query() for event in mark or ())
@@ -149,11 +155,10 @@ class _DeviceStreams(Streams):
 
 
 class CudaStreams(_DeviceStreams):
-    """Where the engine takes the device's memory: operations run on a side stream.
+    """For an engine that supports the device's memory: operations run on a side stream.
 
-    The host never waits, but in `settle`. The side stream belongs to one channel: operations of
-    two channels come in different orders on different ranks, and on one stream would wait for
-    each other.
+    The host waits in `settle` only. The side stream belongs to one channel: operations of two
+    channels run in different orders on different ranks, and would deadlock on one stream.
     """
 
     def fill(self, source: torch.Tensor, target: torch.Tensor) -> None:  # type: ignore[override]
@@ -165,38 +170,38 @@ class CudaStreams(_DeviceStreams):
         target.zero_()
 
     def _follow_readers(self) -> None:
-        current = self._layer.current_stream()
+        current = self._api.current_stream()
         _follow(current, self.mark(self._readers - {current}))
 
     def run_after(self, mark: Mark, work: Callable[[], _Result]) -> tuple[_Result, Mark]:
         _follow(self._side, mark)
-        with self._layer.on(self._side):
+        with self._api.on(self._side):
             result = work()
         return result, (self._side.record_event(),)
 
     def keep(self, memory: object) -> None:
-        self._layer.record(memory, self._side)
+        self._api.record(memory, self._side)
 
     def hand_over(self, memory: object) -> None:
-        self._layer.record(memory, self._layer.current_stream())
+        self._api.record(memory, self._api.current_stream())
 
 
 class StagingStreams(_DeviceStreams):
-    """Where the engine takes host memory only: copies to pinned memory go on a side stream.
+    """For an engine that supports host memory only: copies run on a side stream.
 
-    Operations read that memory on the host, so the channel's thread waits for the copies.
+    Operations read page-locked memory on the host, so the channel's thread waits for the copies.
     """
 
     def mark(self, places: Iterable[Place] | None = None) -> Mark:
-        """Return what comes after these streams, and after all copies."""
+        """Return a mark after the work on these streams and after all copies."""
         _follow(self._side, super().mark(places))
         return (self._side.record_event(),)
 
     def fill(self, source: torch.Tensor, target: torch.Tensor) -> None:  # type: ignore[override]
-        _follow(self._side, super().mark(self._readers | {self._layer.current_stream()}))
-        with self._layer.on(self._side):
+        _follow(self._side, super().mark(self._readers | {self._api.current_stream()}))
+        with self._api.on(self._side):
             target.copy_(source, non_blocking=True)
-        self._layer.record(source, self._side)
+        self._api.record(source, self._side)
 
     def clear(self, target: torch.Tensor) -> None:  # type: ignore[override]
         self.settle(self.mark(self._readers))  # the host writes at once
@@ -210,12 +215,12 @@ class StagingStreams(_DeviceStreams):
 def streams_of(device: torch.device | str, capabilities: Capabilities) -> Streams:
     """Return the order of work between a device and one channel's operations.
 
-    A device without streams does everything before a call returns, or before its memory is copied
+    A device without streams completes work before a call returns, or before its memory is copied
     to the host.
 
     Args:
-        device: where the program's tensors are.
-        capabilities: of the channel's communicator.
+        device: device of the program's tensors.
+        capabilities: capabilities of the channel's communicator.
     """
     device = torch.device(device)
     module = getattr(torch, device.type, None)
@@ -223,8 +228,8 @@ def streams_of(device: torch.device | str, capabilities: Capabilities) -> Stream
         hasattr(module, name) for name in ("Stream", "current_stream", "stream", "device")
     ):
         return HOST
-    layer = TorchLayer(device)
-    return CudaStreams(layer) if device.type in capabilities.devices else StagingStreams(layer)
+    api = TorchDevice(device)
+    return CudaStreams(api) if device.type in capabilities.devices else StagingStreams(api)
 
 
 def _never() -> bool:

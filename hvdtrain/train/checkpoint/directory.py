@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which there are, the newest good one, and which are kept."""
+"""The checkpoints in the directory of a run: finding, marking and removing them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """What newest_good() found.
+    """A checkpoint and its content.
 
     Attributes:
-        path: of the newest good checkpoint; None where there is none.
-        content: of it.
-        bad: a message for each newer one that is damaged; it names the file.
+        path: file of the newest good checkpoint; None if there is none.
+        content: its content.
+        bad: message about each newer file that is damaged.
     """
 
     path: Path | None = None
@@ -40,28 +40,32 @@ class LoadedCheckpoint:
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """Return the checkpoints of a run but the best, newest first; none where no directory is.
+    """Return the checkpoints of a run except the best, newest first; none if there is no directory.
 
     Raises:
-        OSError: the directory cannot be looked at.
+        OSError: the directory cannot be read.
     """
     return [path for path, name in _files(directory) if name.kind == CHECKPOINT]
 
 
 def best_file(directory: Path) -> Path | None:
-    """Return the best checkpoint of a run, if there is one.
+    """Return the best checkpoint of a run, or None.
 
     Raises:
-        OSError: the directory cannot be looked at.
+        OSError: the directory cannot be read.
     """
     return next((path for path, name in _files(directory) if name.kind == BEST), None)
 
 
 def newest_good(directory: Path, library: TensorLibrary) -> LoadedCheckpoint:
-    """Read the newest checkpoint that is whole; the best one is one of them (rank 0 only).
+    """Read the newest checkpoint that is not damaged, which may be the best one (rank 0 only).
+
+    Args:
+        directory: directory of the run.
+        library: library that its tensors are read as.
 
     Raises:
-        OSError: the directory cannot be looked at.
+        OSError: the directory cannot be read.
     """
     found = LoadedCheckpoint()
     for path, _ in _files(directory):
@@ -73,7 +77,7 @@ def newest_good(directory: Path, library: TensorLibrary) -> LoadedCheckpoint:
 
 
 def mark_best(path: Path) -> Path:
-    """Give a checkpoint the name of the best one, too, in place of the one before.
+    """Give a checkpoint the name of the best one as well, and remove the best one before it.
 
     Raises:
         OSError: it cannot be written.
@@ -85,7 +89,7 @@ def mark_best(path: Path) -> Path:
         os.link(path, best)
     except FileExistsError:
         pass
-    except OSError:  # not every file system has links
+    except OSError:  # not every file system has hard links
         with unfinished_file(path.parent) as copy, open(path, "rb") as source:
             shutil.copyfileobj(source, copy)
             publish(copy, best)
@@ -98,12 +102,12 @@ def mark_best(path: Path) -> Path:
 def remove_old(written: Path, keep: int) -> None:
     """Remove all but the last checkpoints, once a new one is on the disk.
 
-    What is later than the new one goes as well: the run has gone on from before it, because it
-    was damaged.
+    Checkpoints later than the new one are removed as well: they were damaged, and the run was
+    resumed from one before them.
 
     Args:
-        written: the new one, which stays.
-        keep: how many stay, the new one included; the best one stays beside them.
+        written: the new checkpoint, which stays.
+        keep: number of checkpoints that stay, including the new one; the best one also stays.
 
     Raises:
         OSError: one cannot be removed.
@@ -121,7 +125,7 @@ def remove_old(written: Path, keep: int) -> None:
 
 
 def _files(directory: Path) -> list[tuple[Path, CheckpointName]]:
-    """Return all checkpoints, newest first, and the best behind one of the same place."""
+    """Return all checkpoints, newest first; the best one follows one at the same position."""
     try:
         named = [(path, CheckpointName.of(path)) for path in directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError):

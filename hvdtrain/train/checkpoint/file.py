@@ -1,4 +1,4 @@
-"""One checkpoint: written whole or not at all, and proved whole before it is used."""
+"""One checkpoint file: written completely or not at all, and verified before it is used."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from hvdtrain.train.records.files import publish, unfinished_file
 
 __all__ = ["load_checkpoint", "write_checkpoint"]
 
-# In the metadata of the file: what is not a tensor.
+# Metadata of the file: everything that is not a tensor.
 _ABOUT, _VERSION = "hvdtrain", 1
 
 
 def write_checkpoint(
     directory: Path, epoch: int, samples: int, content: Mapping[str, Any], library: TensorLibrary
 ) -> Path:
-    """Write a checkpoint and bring it to the disk; whatever ends this, no part of it stays.
+    """Write a checkpoint and flush it to the disk; if it fails, no part of it stays (local).
 
     Args:
-        directory: of the run.
+        directory: directory of the run.
         epoch: epochs done.
-        samples: done of the next one.
-        content: tensors, numbers, strings, and lists and dicts of them; "model" has tensors by
+        samples: samples done of the next epoch.
+        content: tensors, numbers, strings, and lists and dicts of them; "model" holds tensors by
             name, and "epoch" is a number.
-        framework: whose tensors they are.
+        library: library of the tensors.
+
+    Returns:
+        The path of the file.
 
     Raises:
         OSError: it cannot be written.
-        TypeError: there is something else in it.
+        TypeError: the content holds something else.
     """
     tensors, skeleton = flatten(content)
     about = json.dumps({"version": _VERSION, "content": skeleton}, allow_nan=False)
@@ -50,11 +53,12 @@ def load_checkpoint(path: Path, library: TensorLibrary) -> dict[str, Any]:
     """Read a checkpoint into CPU memory; no code in it is run (rank 0 only).
 
     Args:
-        path: of the file; under another name its digest is not known, only its form is proved.
-        framework: whose tensors are wanted.
+        path: file of the checkpoint; if it was renamed, only its structure is verified, because
+            its name no longer holds the digest.
+        library: library that the tensors are read as.
 
     Raises:
-        UsageError: it is missing, unreadable, damaged, or no checkpoint; the message names it.
+        UsageError: it is missing, unreadable, damaged, or not a checkpoint; the message names it.
     """
     try:
         if not path.is_file():
@@ -72,7 +76,7 @@ def load_checkpoint(path: Path, library: TensorLibrary) -> dict[str, Any]:
             f"checkpoint {path} cannot be read ({error.strerror or error}): name another with "
             "--resume"
         ) from error
-    except Exception as error:  # reading raises a dozen types for damaged files
+    except Exception as error:  # damaged files raise a dozen types of errors
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UsageError(f"checkpoint {path} is damaged: {reason}") from error
     if not _is_checkpoint(content):

@@ -1,4 +1,4 @@
-"""The names of checkpoint files: which place of the run is in one, and what its bytes must be.
+"""The names of checkpoint files: the position in the run, and a digest of the file.
 
 checkpoint-EPOCH-DIGEST.safetensors, and checkpoint-EPOCH+SAMPLES-DIGEST.safetensors within an
 epoch, where DIGEST is the start of the SHA-256 of the file; best-... for the best one so far.
@@ -23,13 +23,13 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class CheckpointName:
-    """What the name of a checkpoint says.
+    """The name of a checkpoint file, parsed.
 
     Attributes:
         kind: CHECKPOINT or BEST.
         epoch: epochs done.
-        samples: done of the next one.
-        digest: the start of the SHA-256 of the file.
+        samples: samples done of the next epoch.
+        digest: start of the SHA-256 of the file.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class CheckpointName:
 
     @classmethod
     def of(cls, path: Path) -> Self | None:
-        """Read a path's name; None where it is not a checkpoint's."""
+        """Parse the name of a path; return None if it is not that of a checkpoint."""
         found = _PATTERN.fullmatch(path.name)
         if found is None:
             return None
@@ -47,7 +47,7 @@ class CheckpointName:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Epochs and samples, by which checkpoints are ordered."""
+        """Epochs and samples done, which order checkpoints."""
         return self.epoch, self.samples
 
     def __str__(self) -> str:
@@ -56,6 +56,6 @@ class CheckpointName:
 
 
 def position_of(path: Path) -> tuple[int, int]:
-    """Return the epochs and samples in a checkpoint's name; -1 epochs where it has no such name."""
+    """Return the epochs and samples in a checkpoint's name; -1 epochs if it has another name."""
     name = CheckpointName.of(path)
     return (-1, 0) if name is None else name.position

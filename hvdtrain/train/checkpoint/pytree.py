@@ -1,9 +1,9 @@
-"""A nested content, taken apart into tensors by name and what JSON can hold of the rest. Pure.
+"""Nested content flattened into named tensors and a JSON skeleton, and back. Pure functions.
 
-The skeleton is the content with `{"$tensor": NAME}` where a tensor was. Lists, dicts with strings
-for keys, strings, numbers, booleans and None stand as themselves; `{"$tuple": [...]}`,
-`{"$dict": [[key, value], ...]}` (with other keys) and `{"$float": "nan"}` (or inf, -inf) for what
-JSON does not know.
+The skeleton is the content with `{"$tensor": NAME}` in place of each tensor. Lists, dicts with
+string keys, strings, numbers, booleans and None represent themselves; `{"$tuple": [...]}`,
+`{"$dict": [[key, value], ...]}` (with other keys) and `{"$float": "nan"}` (or inf, -inf) represent
+what JSON lacks.
 """
 
 from __future__ import annotations
@@ -17,33 +17,37 @@ import numpy as np
 __all__ = ["flatten", "unflatten"]
 
 _TENSOR, _TUPLE, _DICT, _FLOAT = "$tensor", "$tuple", "$dict", "$float"
-# What the header of a safetensors file keeps for itself.
-_TAKEN = "__metadata__"
+# Reserved by the header of safetensors files.
+_RESERVED = "__metadata__"
 
 
 def flatten(content: Any) -> tuple[dict[str, Any], Any]:
-    """Take a content apart.
+    """Separate content into its tensors and a skeleton.
 
     Args:
-        content: dicts with strings or integers for keys, lists, tuples, numbers, strings, None,
-            and tensors of torch or numpy. Scalars of numpy become Python's.
+        content: dicts with strings or integers as keys, lists, tuples, numbers, strings, None, and
+            tensors of torch or numpy. Scalars of numpy become Python's.
 
     Returns:
         The tensors, by names made of the keys that lead to them ("model/0.weight"), and the
         skeleton.
 
     Raises:
-        TypeError: there is something else in it; the message says where.
+        TypeError: the content holds something else; the message says where.
     """
     tensors: dict[str, Any] = {}
-    return tensors, _taken_apart(content, (), tensors)
+    return tensors, _flatten(content, (), tensors)
 
 
 def unflatten(skeleton: Any, tensors: Mapping[str, Any]) -> Any:
-    """Put together again what split() took apart.
+    """Rebuild the content that flatten() has separated.
+
+    Args:
+        skeleton: skeleton of the content.
+        tensors: its tensors by name.
 
     Raises:
-        ValueError, KeyError, TypeError: these do not belong together.
+        ValueError, KeyError, TypeError: they do not belong together.
     """
     if isinstance(skeleton, list):
         return [unflatten(item, tensors) for item in skeleton]
@@ -61,10 +65,10 @@ def unflatten(skeleton: Any, tensors: Mapping[str, Any]) -> Any:
         return {key: unflatten(item, tensors) for key, item in value}
     if tag == _FLOAT:
         return float(value)
-    raise ValueError(f"nobody knows {tag!r}")
+    raise ValueError(f"unknown tag {tag!r}")
 
 
-def _taken_apart(value: Any, path: tuple[str, ...], tensors: dict[str, Any]) -> Any:
+def _flatten(value: Any, path: tuple[str, ...], tensors: dict[str, Any]) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, int, str)):
@@ -72,9 +76,9 @@ def _taken_apart(value: Any, path: tuple[str, ...], tensors: dict[str, Any]) -> 
     if isinstance(value, float):
         return value if math.isfinite(value) else {_FLOAT: repr(value)}
     if isinstance(value, Mapping):
-        return _dict_taken_apart(value, path, tensors)
+        return _flatten_dict(value, path, tensors)
     if isinstance(value, (list, tuple)):
-        items = [_taken_apart(v, (*path, str(i)), tensors) for i, v in enumerate(value)]
+        items = [_flatten(v, (*path, str(i)), tensors) for i, v in enumerate(value)]
         return {_TUPLE: items} if isinstance(value, tuple) else items
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         name = _unused_name(path, tensors)
@@ -86,25 +90,23 @@ def _taken_apart(value: Any, path: tuple[str, ...], tensors: dict[str, Any]) -> 
     )
 
 
-def _dict_taken_apart(
-    value: Mapping[Any, Any], path: tuple[str, ...], tensors: dict[str, Any]
-) -> Any:
+def _flatten_dict(value: Mapping[Any, Any], path: tuple[str, ...], tensors: dict[str, Any]) -> Any:
     for key in value:
         if not isinstance(key, (str, int)):
             raise TypeError(
                 f"{'/'.join(path)} has the key {key!r}: a checkpoint holds strings and integers"
             )
-    items = [(key, _taken_apart(v, (*path, str(key)), tensors)) for key, v in value.items()]
+    items = [(key, _flatten(v, (*path, str(key)), tensors)) for key, v in value.items()]
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return dict(items)
     return {_DICT: [[key, item] for key, item in items]}
 
 
 def _unused_name(path: tuple[str, ...], tensors: Mapping[str, Any]) -> str:
-    # Half of a surrogate pair, which Python's strings may hold, is no text to others.
+    # Half of a surrogate pair, which Python's strings may hold, cannot be encoded.
     name = plain = "/".join(path).encode("utf-8", "backslashreplace").decode()
     number = 1
-    while name in tensors or name == _TAKEN:
+    while name in tensors or name == _RESERVED:
         number += 1
         name = f"{plain}#{number}"
     return name

@@ -1,4 +1,4 @@
-"""Writes checkpoints in a thread while training goes on."""
+"""Writing checkpoints in a background thread while training continues."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 
 __all__ = ["Checkpointable", "Saver", "Snapshot"]
 
-# Training comes first, and writing takes what it leaves: a tenth of a core that is busy.
+# Training has priority: at this niceness, writing gets a tenth of a busy core.
 _NICENESS = 10
 
 
 class Snapshot(Protocol):
-    """What a state was at one moment."""
+    """The state at one moment."""
 
     def content(self) -> dict[str, Any]:
-        """Return it; waits until it is complete."""
+        """Return the content; waits until it is complete."""
 
 
 class Checkpointable(Protocol):
-    """What can be saved.
+    """State that can be saved.
 
     Attributes:
         tensor_library: library of its tensors.
@@ -37,20 +37,23 @@ class Checkpointable(Protocol):
     tensor_library: TensorLibrary
 
     def snapshot(self) -> Snapshot:
-        """Return what the state is now; it may change before the snapshot is complete."""
+        """Return the current state, which may change before the snapshot is complete."""
 
 
 class Saver:
     """Writes checkpoints in the background, one after the other (rank 0 only).
 
-    As a context manager it waits at the end for what is being written.
+    As a context manager it waits at the end for the checkpoint being written.
 
     Args:
-        directory: of the run; it exists.
-        keep: how many checkpoints stay, beside the best one.
+        directory: existing directory of the run.
+        keep: number of checkpoints that stay, besides the best one.
 
     Attributes:
-        newest: the last checkpoint that was written whole; None before.
+        newest: last checkpoint that was written completely; None before the first.
+
+    Raises:
+        ValueError: keep is less than 1.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
@@ -77,41 +80,41 @@ class Saver:
         about: Mapping[str, Any],
         best: bool = False,
     ) -> None:
-        """Begin to write a checkpoint of the state as it is now (local).
+        """Start writing a checkpoint of the current state (local).
 
-        An earlier one that is still being written is waited for, since its memory is used again.
+        It first waits for an earlier one that is still being written, because it reuses its memory.
 
         Args:
             epoch: epochs done.
-            samples: done of the next one.
-            state: what a snapshot is taken of.
-            about: what else is to be in the checkpoint; "epoch" is.
+            samples: samples done of the next epoch.
+            state: state to take a snapshot of.
+            about: further content of the checkpoint, including "epoch".
             best: whether it is the best one so far.
 
         Raises:
-            TypeError: an earlier one had something in it that a checkpoint does not hold.
+            TypeError: an earlier one held something that a checkpoint cannot hold.
         """
         self.wait()
         content, snapshot = copy.deepcopy(dict(about)), state.snapshot()
 
         def write() -> None:
             content.update(snapshot.content())
-            _give_way()
+            _lower_priority()
             path = write_checkpoint(self._directory, epoch, samples, content, state.tensor_library)
             self.newest = path
             if best:
                 mark_best(path)
             remove_old(path, self._keep)
 
-        # Not a daemon: a rank that exits writes to the end.
-        self._thread = threading.Thread(target=self._try, args=(write,), name="hvdtrain-saver")
+        # Not a daemon: a rank that exits still completes the file.
+        self._thread = threading.Thread(target=self._run, args=(write,), name="hvdtrain-saver")
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for what is being written (local); a failure is kept for problems().
+        """Wait for the checkpoint being written (local); problems() returns a failure.
 
         Raises:
-            TypeError: there was something in it that a checkpoint does not hold.
+            TypeError: it held something that a checkpoint cannot hold.
         """
         self._join()
         fault, self._fault = self._fault, None
@@ -120,7 +123,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being written."""
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def problems(self) -> list[str]:
@@ -129,7 +132,7 @@ class Saver:
         return found
 
     def finish(self) -> Path | None:
-        """Wait for what is being written, and return the newest checkpoint (local).
+        """Wait for the checkpoint being written, and return the newest one (local).
 
         Raises:
             UsageError: the last one could not be written.
@@ -144,24 +147,26 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def _try(self, write: Any) -> None:
+    def _run(self, write: Any) -> None:
         self._problem = ""
         try:
             write()
         except OSError as error:
             where = error.filename or self._directory
-            left = f"the newest is {self.newest.name}" if self.newest else "there is none before it"
+            state = (
+                f"the newest is {self.newest.name}" if self.newest else "there is none before it"
+            )
             self._problem = (
-                f"a checkpoint of {where} could not be written ({error.strerror or error}): {left}"
+                f"a checkpoint of {where} could not be written ({error.strerror or error}): {state}"
             )
             self._problems.append(self._problem)
         except BaseException as error:
             self._fault = error
 
 
-def _give_way() -> None:
-    """Let other threads go first; this one ends soon."""
+def _lower_priority() -> None:
+    """Lower the priority of this thread, which ends soon."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-    except OSError:  # it has been given a limit
+    except OSError:  # a limit forbids it
         pass

@@ -1,4 +1,4 @@
-"""Tensors of torch or numpy in a safetensors file: no code is in it, and none runs to read it.
+"""Tensors of torch or numpy in a safetensors file, which holds no code.
 
 The format: the length of the header in 8 bytes, the header in JSON, and the tensors' bytes.
 """
@@ -16,10 +16,10 @@ import numpy as np
 
 __all__ = ["TensorLibrary", "read", "write"]
 
-# Of which library tensors are: torch or numpy.
+# The library of tensors, as safetensors names them: torch or numpy.
 TensorLibrary = Literal["pt", "np"]
 
-# What the format calls the types of torch and numpy.
+# The format's names of the types of torch and numpy.
 _TYPES = {
     "float64": "F64",
     "float32": "F32",
@@ -38,23 +38,28 @@ _TYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-# safetensors makes no arrays of these, so they could not be read again.
+# safetensors cannot read these as arrays of numpy.
 _NOT_OF_NUMPY = {"float8_e4m3fn", "float8_e5m2"}
 _ALIGNMENT_BYTES = 8
-# Few enough pieces that the thread which trains is seldom asked for Python's lock.
+# Large pieces, so that writing seldom takes the GIL from the thread that trains.
 _PIECE_BYTES = 16 << 20
 
 
 def write(file: BinaryIO, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
-    """Write tensors by name, and texts by theirs; return the SHA-256 of all bytes.
+    """Write tensors and metadata, and return the SHA-256 of all bytes.
 
-    safetensors' own writer (0.8) releases Python's lock and copies nothing, as this does. But it
-    takes no open file and tells no digest: what it has written had to be read again for that.
+    safetensors' own writer (0.8) releases the GIL and copies nothing, as this does, but it takes no
+    open file and returns no digest: what it has written would have to be read again.
+
+    Args:
+        file: open file to write to.
+        tensors: tensors by name.
+        metadata: texts by name.
 
     Raises:
-        TypeError: a tensor has a type that the format does not know.
+        TypeError: a tensor has a type that the format does not support.
     """
-    # Larger elements first, so that each tensor begins where its type wants to.
+    # Larger elements first, so that each tensor is aligned for its type.
     names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     header = _header(names, tensors, metadata)
     digest = hashlib.sha256()
@@ -72,17 +77,21 @@ def write(file: BinaryIO, tensors: Mapping[str, Any], metadata: Mapping[str, str
 
 
 def read(path: Path, library: TensorLibrary) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the tensors, in CPU memory of their own, and the texts.
+    """Return the tensors, in CPU memory of their own, and the metadata.
+
+    Args:
+        path: file to read.
+        library: library that the tensors are read as.
 
     Raises:
-        OSError, SafetensorError: it cannot be read, or is malformed.
+        OSError, SafetensorError: the file cannot be read, or is malformed.
         ModuleNotFoundError: safetensors is not installed.
     """
     from safetensors import safe_open
 
     with safe_open(path, framework=library) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        # Those of torch show the file, which may be removed while an optimizer still has them.
+        # torch's tensors map the file, which may be removed while an optimizer still uses them.
         own = {name: t.clone() if library == "pt" else t for name, t in tensors.items()}
         return own, file.metadata() or {}
 
@@ -104,7 +113,7 @@ def _header(names: list[str], tensors: Mapping[str, Any], metadata: Mapping[str,
 
 
 def _bytes_of(tensor: Any) -> memoryview:
-    """Return a view of a tensor's bytes, of a copy where it does not lie in one piece here."""
+    """Return a view of a tensor's bytes, copied to host memory if it is not contiguous there."""
     if not isinstance(tensor, np.ndarray):
         import torch
 

@@ -1,4 +1,4 @@
-"""Values from text that a person wrote, the same in files and on the command line. Pure."""
+"""Values parsed from text that a user wrote, in files or on the command line. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["did_you_mean", "read_text", "shorten"]
 
-# Numbers with leading zeros are octal to some and decimal to others.
+# Some parsers read numbers with leading zeros as octal, others as decimal.
 _INTEGER = re.compile(r"[+-]?(0|[1-9](_?[0-9])*)")
 _FLOAT = re.compile(
     r"[+-]?(((0|[1-9](_?[0-9])*)(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|\.?inf|\.?nan)", re.IGNORECASE
@@ -47,21 +47,30 @@ _READERS: Mapping[Any, Callable[[str], Any]] = {
 
 
 def read_text(kind: Any, text: str) -> Any:
-    """Return the value of a type (bool, int, float, str or Path) that a text says.
+    """Return the value of a type that a text represents.
+
+    Args:
+        kind: bool, int, float, str or Path.
+        text: text to parse.
 
     Raises:
-        ValueError: it says none.
+        ValueError: the text represents no such value.
     """
     return _READERS[kind](text)
 
 
 def shorten(value: Any) -> str:
-    """Return a value as errors show it: in quotes, and not longer than a line bears."""
+    """Return the repr of a value for error messages, cut to a length that fits a line."""
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 4]} ..."
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ": did you mean NAME?" for the nearest of the known names; empty if none is near."""
+    """Return ": did you mean NAME?" for the nearest known name; "" if none is near.
+
+    Args:
+        name: unknown name.
+        known: known names.
+    """
     near = difflib.get_close_matches(name, list(known), 1)
     return f": did you mean {near[0]}?" if near else ""

@@ -1,6 +1,6 @@
-"""Options from a YAML file, read by what each option takes and not by what YAML guesses.
+"""Options from a YAML file, each value read as its option's type and not as YAML guesses.
 
-So `no` is a name where a name is wanted, and 1e-3 is a number where a number is wanted.
+`no` is a name where a name is expected, and 1e-3 a number where a number is expected.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ __all__ = ["read_config", "resolve"]
 _BY_NAME = {option.name: option for option in OPTIONS}
 _HINT = "(train --print-config writes all)"
 _NULLS = ("", "~", "null", "Null", "NULL")
-# Of what YAML knows by itself; any other is asked for by name, as !!python/object.
+# YAML's own types; any other needs a tag, such as !!python/object.
 _NAMES = ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
 _TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in _NAMES)
 
 
 def resolve(given: Mapping[str, Any], config: Path | None) -> TrainOptions:
-    """Return the options: those that are given win over the file, and the file over defaults.
+    """Return the options: given ones override the file, and the file overrides the defaults.
 
     Args:
-        given: by name, what the command line says; arguments of the recipe win one by one.
-        config: the file, if there is one.
+        given: options of the command line by name; recipe arguments override one by one.
+        config: file with options, or None.
 
     Raises:
-        UsageError: the file cannot be used, or an option makes no sense.
+        UsageError: the file cannot be used, or an option is invalid.
     """
     values = {} if config is None else read_config(config)
     arguments = {**values.get("set", {}), **given.get("set", {})}
@@ -40,11 +40,11 @@ def resolve(given: Mapping[str, Any], config: Path | None) -> TrainOptions:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return what a file says, by name of the option.
+    """Return the options in a file by name.
 
     Raises:
-        UsageError: it is not there, no YAML, or has what is no option or no value of it; with the
-            number of the line.
+        UsageError: the file is missing or not YAML, or holds an unknown option or an invalid value;
+            the message names the line.
     """
     values: dict[str, Any] = {}
     for name, entry in _entries(_root(path), str(path)):
@@ -62,8 +62,8 @@ class _Entry:
     """One `key: value`.
 
     Attributes:
-        where: the file and the line.
-        node: the value, of PyYAML.
+        where: file and line.
+        node: PyYAML's node of the value.
     """
 
     where: str
@@ -71,7 +71,7 @@ class _Entry:
 
 
 def _root(path: Path) -> Any:
-    """Return the mapping that the file is, as nodes of PyYAML: nothing in it is made or run."""
+    """Return the mapping in the file as PyYAML nodes: nothing in it is constructed or run."""
     try:
         import yaml
     except ModuleNotFoundError as error:
@@ -104,7 +104,7 @@ def _entries(mapping: Any, path: str) -> Iterator[tuple[str, _Entry]]:
     """Yield the entries of a mapping by name, with `_` for `-`.
 
     Raises:
-        UsageError: a key is no word, or stands there twice.
+        UsageError: a key is not a word, or occurs twice.
     """
     seen: dict[str, int] = {}
     for key, node in mapping.value:
@@ -146,7 +146,7 @@ def _scalar(option: Option, label: str, node: Any) -> Any:
 
 
 def _argument(entry: _Entry) -> Any:
-    """Return the text of an argument of the recipe, or those of a list: the recipe says more."""
+    """Return an argument of the recipe as text or a list of texts; the recipe checks its type."""
     is_list = entry.node.id == "sequence" and entry.node.tag in _TAGS
     parts = entry.node.value if is_list else [entry.node]
     for node in parts:
@@ -168,7 +168,7 @@ def _is_null(node: Any) -> bool:
 
 
 def _described(node: Any) -> str:
-    """Say what a value is."""
+    """Describe a value for an error message."""
     if node.tag not in _TAGS:
         return f"the tag {shorten(node.tag)}"
     if node.id != "scalar":

@@ -1,4 +1,4 @@
-"""Options as YAML, with a comment for each, which config_file.py reads again. Pure."""
+"""Options as YAML with a comment for each, which config/read.py can read again. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hvdtrain.train.options import OPTIONS, Option, TrainOptions
 
 __all__ = ["config_text"]
 
-# What no reader of YAML takes for anything but text.
+# Text that every YAML reader takes for text.
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*( [A-Za-z0-9_./+-]+)*|\d+ [a-z]+")
 _NOT_TEXT = re.compile(r"(y|n|yes|no|on|off|true|false|null|\.?inf|\.?nan|\.[\d_.e+-]*)", re.I)
 _COLUMN = 32
 
 
 def config_text(options: TrainOptions) -> str:
-    """Return all options in the form that --config reads."""
+    """Return all options in the format that --config reads."""
     return "".join(f"{line}\n" for line in _lines(options))
 
 
@@ -36,9 +36,9 @@ def _lines(options: TrainOptions) -> Iterator[str]:
 
 
 def _comment(option: Option) -> str:
-    default = f"by default: {option.told.unset}" if option.told.unset else ""
-    choices = option.told.metavar if option.told.choices else ""
-    return "; ".join(filter(None, [option.told.text.removesuffix("."), choices, default]))
+    default = f"by default: {option.declaration.unset}" if option.declaration.unset else ""
+    choices = option.declaration.metavar if option.declaration.choices else ""
+    return "; ".join(filter(None, [option.declaration.text.removesuffix("."), choices, default]))
 
 
 def _value(value: Any) -> str:
@@ -62,7 +62,7 @@ def _scalar(value: Any) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a number that every YAML takes for one: 1.0e-05, not 1e-05."""
+    """Return a number that every YAML reader takes for a number: 1.0e-05, not 1e-05."""
     text = repr(value)
     mantissa, exponent, power = text.partition("e")
     return f"{mantissa}.0e{power}" if exponent and "." not in mantissa else text

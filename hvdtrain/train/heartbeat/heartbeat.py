@@ -1,4 +1,4 @@
-"""What ranks tell each other while they train: who is to stop, what is due, how they fare."""
+"""The heartbeat: a small regular exchange of stop requests, timers and times between the ranks."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from hvdtrain.types import ReduceOp
 
 __all__ = ["RESOURCE_FIELDS", "Heartbeat", "HeartbeatReport"]
 
-# How often ranks exchange this: a scheduler gives at least some seconds.
+# Interval of the exchange; a scheduler leaves at least some seconds after its signal.
 _EVERY_SECONDS = 0.5
 
 RESOURCE_FIELDS = tuple(field.name for field in fields(ResourceUsage))
-# Of a row: steps to the next exchange, whether asked to stop, seconds stood still.
-_STEPS, _ASKED, _BLOCKED = range(3)
+# Columns of a row: steps to the next exchange, stop requested, seconds waited for communication.
+_STEPS, _STOP, _BLOCKED = range(3)
 
 
 @dataclass(frozen=True)
 class HeartbeatReport:
-    """What one exchange told.
+    """The result of one exchange.
 
     Attributes:
-        seconds: since the one before, on this rank.
-        steps: so many were taken.
-        blocked: for each rank the seconds in which it stood still for communication, [N].
-        figures: for each rank what SystemFigures holds, in its order, [N, ...].
+        seconds: seconds since the exchange before, on this rank.
+        steps: number of steps since then.
+        blocked: seconds in which each rank waited for communication, [N].
+        resources: ResourceUsage of each rank, in the order of its fields, [N, fields].
     """
 
     seconds: float
     steps: int
     blocked: npt.NDArray[np.float64]
-    figures: npt.NDArray[np.float64]
+    resources: npt.NDArray[np.float64]
 
 
 class Heartbeat:
-    """Has ranks exchange a few numbers after the same steps, about twice a second.
+    """Exchanges a few numbers between ranks after the same steps, about twice a second.
 
     Args:
         world: the ranks.
-        signals: those to this rank.
-        timers: by name, after how many seconds of rank 0's clock something is due.
+        signals: signals to this rank.
+        timers: seconds of rank 0's clock after which something is due, by name.
 
     Attributes:
-        stop_rank: the first rank that was asked to stop; None as long as no rank knows of one.
-        due: the timers that have run out, on all ranks the same, until done() is called.
-        beat: what the last exchange told; None before the first.
+        stop_rank: first rank that was asked to stop; None as long as no rank was.
+        due: timers that have expired, the same on all ranks, until done() is called.
+        report: result of the last exchange; None before the first.
     """
 
     def __init__(self, world: Context, signals: StopSignals, timers: Mapping[str, float]) -> None:
@@ -67,7 +67,7 @@ class Heartbeat:
         self._reset = dict.fromkeys(timers, self._since)
         self._steps = self._left = 1
         self._blocked = world.blocked.seconds
-        self._system = ResourceMonitor()
+        self._monitor = ResourceMonitor()
 
     def after_step(self) -> bool:
         """Count a step; return whether the ranks have exchanged (collective, the same on all)."""
@@ -78,7 +78,7 @@ class Heartbeat:
         return True
 
     def done(self, timer: str) -> None:
-        """Begin a timer anew."""
+        """Restart a timer (local)."""
         self.due.discard(timer)
         if timer in self._timers:
             self._reset[timer] = time.perf_counter()
@@ -93,8 +93,8 @@ class Heartbeat:
         ).run()
         first = 3 + len(self._timers)
         self.report = HeartbeatReport(seconds, self._steps, rows[:, _BLOCKED], rows[:, first:])
-        asked = np.flatnonzero(rows[:, _ASKED])
-        self.stop_rank = int(asked[0]) if len(asked) else None
+        stopping = np.flatnonzero(rows[:, _STOP])
+        self.stop_rank = int(stopping[0]) if len(stopping) else None
         self.due |= {
             name for name, flag in zip(self._timers, rows[0, 3:first], strict=True) if flag
         }
@@ -103,12 +103,12 @@ class Heartbeat:
         self._blocked = self._world.blocked.seconds
 
     def _row(self, seconds: float) -> list[float]:
-        """Return what this rank tells."""
+        """Return the numbers of this rank."""
         now = time.perf_counter()
         steps = max(1, int(self._steps * _EVERY_SECONDS / seconds))
         flags = [float(now - self._reset[name] >= after) for name, after in self._timers.items()]
-        figures = self._system.read()
-        told = [getattr(figures, name) for name in RESOURCE_FIELDS]
-        shown = [float("nan") if figure is None else float(figure) for figure in told]
+        usage = self._monitor.read()
+        values = [getattr(usage, name) for name in RESOURCE_FIELDS]
+        resources = [float("nan") if value is None else float(value) for value in values]
         blocked = self._world.blocked.seconds - self._blocked
-        return [steps, float(self._signals.asked), blocked, *flags, *shown]
+        return [steps, float(self._signals.asked), blocked, *flags, *resources]

@@ -1,4 +1,4 @@
-"""Where the time of each rank went: ranks.jsonl."""
+"""Where the time of each rank went: the lines of ranks.jsonl."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _EVERY_SECONDS = 2.0
 
 
 class RankStatistics:
-    """Adds up what exchanges told, for a line now and then (rank 0 only).
+    """Adds up heartbeat reports and makes a line of ranks.jsonl every few seconds (rank 0 only).
 
-    In the time between two exchanges, the rank that stood still least waited for nobody: so long
-    was data on its way, for all ranks. What another stood still beyond that, it waited.
+    Between two exchanges, the rank that was blocked least waited for nobody: so long was data being
+    moved, on all ranks. The time that another rank was blocked beyond that, it waited.
 
     Args:
-        sent_bytes_per_step: that each rank hands to the others.
+        sent_bytes_per_step: bytes that each rank sends per step.
 
     Attributes:
-        slowest: the rank that computed longest since the last line, and its share of the time.
+        slowest: rank that computed longest since the last line, and its share of the time.
     """
 
     def __init__(self, sent_bytes_per_step: int) -> None:
@@ -40,7 +40,7 @@ class RankStatistics:
         self._last: HeartbeatReport | None = None
 
     def add(self, report: HeartbeatReport) -> None:
-        """Count an exchange."""
+        """Add the report of an exchange."""
         self._seconds += report.seconds
         self._steps += report.steps
         self._blocked = self._blocked + report.blocked
@@ -51,7 +51,13 @@ class RankStatistics:
         self.slowest = (rank, float(compute[rank]) / self._seconds)
 
     def line(self, step: int, seconds: float, at_once: bool = False) -> dict[str, Any] | None:
-        """Return a line of ranks.jsonl, if there is enough for one, and begin the next."""
+        """Return a line of ranks.jsonl and start the next one; None if too little time has passed.
+
+        Args:
+            step: number of steps done.
+            seconds: seconds since the very first start of the run.
+            at_once: whether to return a line however little time has passed.
+        """
         if self._last is None or (self._seconds < _EVERY_SECONDS and not at_once):
             return None
         blocked = np.asarray(self._blocked)
@@ -65,7 +71,7 @@ class RankStatistics:
             "sent_bytes": [self._sent * self._steps] * len(blocked),
         }
         for number, name in enumerate(RESOURCE_FIELDS):
-            column = self._last.figures[:, number].tolist()
+            column = self._last.resources[:, number].tolist()
             line[name] = [None if math.isnan(value) else value for value in column]
         self._reset()
         return line

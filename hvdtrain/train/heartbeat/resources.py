@@ -1,4 +1,4 @@
-"""What this process takes of the machine."""
+"""Resources that this process uses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class ResourceUsage:
-    """Of one process.
+    """Resources used by one process.
 
     Attributes:
-        cpu_percent: of one core, over the time since the figures before; 200 is two cores.
-        memory_bytes: resident, shared memory included.
-        gpu_memory_bytes: what torch holds of its GPU; None where it uses none.
+        cpu_percent: percent of one core since the last reading; 200 is two cores.
+        memory_bytes: resident memory, shared memory included.
+        gpu_memory_bytes: memory that torch has reserved on its GPU; None if it uses none.
     """
 
     cpu_percent: float
@@ -28,13 +28,13 @@ class ResourceUsage:
 
 
 class ResourceMonitor:
-    """Reads the figures of this process; cheap enough for every step (local)."""
+    """Reads the resource usage of this process; cheap enough for every step (local)."""
 
     def __init__(self) -> None:
         self._time, self._cpu = time.perf_counter(), time.process_time()
 
     def read(self) -> ResourceUsage:
-        """Return the figures since the last call, or since the watch was made (local)."""
+        """Return the usage since the last call, or since the monitor was made (local)."""
         now, cpu = time.perf_counter(), time.process_time()
         percent = 100 * (cpu - self._cpu) / max(now - self._time, 1e-9)
         self._time, self._cpu = now, cpu

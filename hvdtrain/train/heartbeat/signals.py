@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -13,11 +13,17 @@ from hvdtrain.world import OPEN_MPI, promised_world
 
 __all__ = ["StopSignals", "stop_signals"]
 
+# What signal.signal() takes and returns.
+_Handler = Callable[[int, FrameType | None], Any] | int | None
+
 
 def stop_signals(environ: Mapping[str, str]) -> tuple[signal.Signals, ...]:
-    """Return the signals that ask a rank to stop: SIGUSR1, and SIGTERM where there is time.
+    """Return the signals that ask a rank to stop: SIGUSR1, and SIGTERM if there is time.
 
     Open MPI's mpirun leaves its ranks a second, or a quarter of one, between SIGTERM and SIGKILL.
+
+    Args:
+        environ: environment variables of the rank.
     """
     promised = promised_world(environ)
     if promised is not None and promised.launcher == OPEN_MPI:
@@ -26,15 +32,15 @@ def stop_signals(environ: Mapping[str, str]) -> tuple[signal.Signals, ...]:
 
 
 class StopSignals:
-    """Notes signals to this process while a `with` block runs; does nothing in other threads.
+    """Records stop signals to this process during a `with` block; does nothing in other threads.
 
     Attributes:
-        asked: whether one has come.
+        asked: whether a signal has arrived.
     """
 
     def __init__(self) -> None:
         self.asked = False
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, _Handler] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -50,16 +56,16 @@ class StopSignals:
         trace: TracebackType | None,
     ) -> None:
         for number in list(self._before):
-            self._give_back(number)
+            self._restore(number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
         if number == signal.SIGTERM:
-            self._give_back(number)  # a second one means at once
+            self._restore(number)  # a second one ends the process at once
 
-    def _give_back(self, number: int) -> None:
+    def _restore(self, number: int) -> None:
         try:
             before = self._before.pop(number)
-        except KeyError:  # a signal in the middle of __exit__ has given it back
+        except KeyError:  # restored by a signal in the middle of __exit__
             return
         signal.signal(number, signal.SIG_DFL if before is None else before)

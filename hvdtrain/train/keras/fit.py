@@ -17,7 +17,7 @@ from hvdtrain.train.loop.step_plan import StepPlan
 __all__ = ["BatchDataset", "StepCallback", "StepPlanSchedule"]
 
 
-class BatchDataset(keras.utils.PyDataset):
+class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
     """The batches of this rank in one epoch, padded to one length and read one by one.
 
     Args:
@@ -58,7 +58,7 @@ class BatchDataset(keras.utils.PyDataset):
         return {"x": inputs, "y": targets, "sample_weight": weights, "batch_size": self._rows}
 
 
-class StepCallback(keras.callbacks.Callback):
+class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Seeds the random generators before each step, and asks after it whether to continue.
 
     Args:
@@ -97,7 +97,9 @@ class StepCallback(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class StepPlanSchedule(keras.optimizers.schedules.LearningRateSchedule):
+class StepPlanSchedule(
+    keras.optimizers.schedules.LearningRateSchedule  # type: ignore[misc]
+):
     """The learning rates of a step plan, as part of the compiled step.
 
     Args:

@@ -1,4 +1,4 @@
-"""The main job with Keras, on its backends tensorflow, torch and jax."""
+"""Training with Keras on its backends tensorflow, torch and jax."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["KerasFramework", "build_recipe"]
 
 
 class _DeviceModule(Protocol):
-    """Where a rank computes, on one of Keras's backends; a module."""
+    """A module that chooses the device of a rank for one backend of Keras."""
 
     def prepare(self, topology: Topology, options: TrainOptions) -> Device:
-        """Pin a device or take a share of the cores; tell which device (local)."""
+        """Pin a device or take a share of the cores, and return the device (local)."""
 
 
 def _device_module(backend: str) -> _DeviceModule:
@@ -44,13 +44,13 @@ def _device_module(backend: str) -> _DeviceModule:
 
 
 class KerasFramework:
-    """Trains with `compile` and `fit`.
+    """Trains with `compile` and `fit` of Keras.
 
     Args:
-        options: of the run.
+        options: options of the run.
 
     Raises:
-        UsageError: Keras runs on another backend already.
+        UsageError: Keras already runs on another backend.
     """
 
     tensor_library: Literal["np"] = "np"
@@ -67,7 +67,10 @@ class KerasFramework:
         self.title = f"keras on {self._backend}"
 
     def prepare(self, topology: Topology) -> None:
-        """Pin one GPU per local rank or take a share of the cores (local).
+        """Pin one GPU per local rank, or take a share of the cores (local).
+
+        Args:
+            topology: ranks and hosts of the job.
 
         Raises:
             UsageError: there is no such device.
@@ -77,13 +80,17 @@ class KerasFramework:
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
         """Call a recipe with this rank's random generators seeded, and check it (local).
 
+        Args:
+            make_recipe: returns the recipe.
+            topology: ranks and hosts of the job.
+
         Raises:
-            UsageError: its model or its loss is none of Keras.
+            UsageError: its model or its loss is not a Keras one.
         """
         return build_recipe(make_recipe, self._options, topology)
 
     def device(self) -> Device:
-        """Tell what this rank computes on (local)."""
+        """Return the device that this rank computes on (local)."""
         return self._device
 
     def threads(self) -> int | None:
@@ -91,10 +98,15 @@ class KerasFramework:
         return None
 
     def use_threads(self, threads: int) -> None:
-        """Do nothing: the backend has decided (local)."""
+        """Ignore the number of threads: the backend has decided (local)."""
 
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> KerasLoop:
-        """Prepare the optimizer (local)."""
+        """Prepare the optimizer and return the loop (local).
+
+        Args:
+            recipe: recipe of this rank.
+            step_plan: steps of the run.
+        """
         return KerasLoop(recipe, step_plan)
 
 
@@ -106,13 +118,19 @@ def build_recipe(
 ) -> Recipe:
     """Call a recipe with this rank's random generators seeded, and check it (local).
 
-    Rank 0's weights are the ones that count: others start elsewhere, so that a broadcast that went
-    wrong shows in the digests.
+    Rank 0's weights are broadcast. The others start from different ones, so that a broadcast that
+    failed shows in the digests.
+
+    Args:
+        make_recipe: returns the recipe.
+        options: options of the run.
+        topology: ranks and hosts of the job.
 
     Raises:
-        UsageError: its model or its loss is none of Keras, or a metric does not add up.
+        UsageError: its model or its loss is not a Keras one, or a metric cannot be summed over
+            ranks.
     """
-    # Checkpoints know variables by their paths, which count the layers of a process.
+    # Checkpoints identify variables by paths, which contain a count of the process's layers.
     keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx(options.dtype)
     policy = "mixed_bfloat16" if options.amp == "bf16" else options.dtype

@@ -1,11 +1,11 @@
-"""Where a rank computes with JAX."""
+"""The device that a rank computes on with JAX."""
 
 from __future__ import annotations
 
 import jax
 
 from hvdtrain.devices import Device
-from hvdtrain.keras.jax_device import pin_device
+from hvdtrain.keras.tensors.device import pin_device
 from hvdtrain.topology import Topology
 from hvdtrain.train.options import TrainOptions
 
@@ -13,7 +13,12 @@ __all__ = ["prepare"]
 
 
 def prepare(topology: Topology, options: TrainOptions) -> Device:
-    """Pin a device and tell which; JAX takes no share of the cores (local)."""
+    """Pin a device and return it; JAX cannot be limited to a share of the cores (local).
+
+    Args:
+        topology: ranks and hosts of the job.
+        options: options of the run.
+    """
     index = pin_device(topology, options.device_wish)
     if options.dtype == "float64":
         jax.config.update("jax_enable_x64", True)

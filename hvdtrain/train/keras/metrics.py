@@ -14,9 +14,9 @@ from hvdtrain.train.metrics.totals import Counts, Totals
 
 __all__ = ["KerasMetricSums", "KerasMetricValue", "require_adding_metrics", "sum_over_samples"]
 
-# Each update adds sums over the batch to the variables of these, which start at zero.
-_ADDING = (
-    keras.metrics.Mean,  # and with it the accuracies, errors, losses and similarities
+# Each update of these adds sums over the batch to their variables, which start at zero.
+_SUMMABLE = (
+    keras.metrics.Mean,  # the base of accuracies, errors, losses and similarities
     keras.metrics.Sum,
     keras.metrics.TruePositives,
     keras.metrics.TrueNegatives,
@@ -35,17 +35,17 @@ _ADDING = (
 
 
 def require_adding_metrics(metrics: Mapping[str, Any]) -> None:
-    """Check that the variables of metrics add up over ranks (local).
+    """Check that the variables of metrics can be summed over ranks (local).
 
     Args:
-        metrics: of keras.metrics, by name. One of the user's own says `adds_up = True`, an
-            attribute, where each update adds sums over the batch to variables that start at 0.
+        metrics: Keras metrics by name. A metric of the user's own declares with the attribute
+            `adds_up = True` that each update adds sums over the batch to variables that start at 0.
 
     Raises:
-        UsageError: one of them does not, as far as is known.
+        UsageError: the variables of a metric are not known to add up.
     """
     for name, metric in metrics.items():
-        if not isinstance(metric, _ADDING) and not getattr(metric, "adds_up", False):
+        if not isinstance(metric, _SUMMABLE) and not getattr(metric, "adds_up", False):
             raise UsageError(
                 f"metric {name!r} is a {type(metric).__name__}, whose variables are not known to "
                 "add up over ranks: derive it from keras.metrics.Mean, or, if each update only "
@@ -58,14 +58,14 @@ def sum_over_samples(loss: Any) -> Any:
     return type(loss).from_config({**loss.get_config(), "reduction": "sum"})
 
 
-class KerasMetricSums(keras.metrics.Metric):
+class KerasMetricSums(keras.metrics.Metric):  # type: ignore[misc]
     """Adds up the losses of samples with a weight, their number, and metrics of them.
 
-    A sample counts once if it has a weight, whatever the weight is.
+    A sample with a weight counts once, whatever the weight is.
 
     Args:
-        loss: a sum over samples.
-        metrics: of Keras, by name.
+        loss: loss that sums over samples.
+        metrics: Keras metrics by name.
 
     Raises:
         UsageError: the variables of a metric are not known to add up.
@@ -80,21 +80,27 @@ class KerasMetricSums(keras.metrics.Metric):
         self._sums = self.add_weight(shape=(2,), initializer="zeros", name="sums")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Add a batch."""
+        """Add a batch.
+
+        Args:
+            y_true: targets, [n, ...].
+            y_pred: outputs, [n, ...].
+            sample_weight: weights, [n]; samples of weight 0 are padding.
+        """
         ops = keras.ops
-        # float32 at least, so that sums of half types keep their digits.
-        taken = ops.cast(ops.reshape(sample_weight, [-1]) > 0, self._sums.dtype)
-        losses = self._loss(y_true, y_pred, sample_weight=taken)
+        # At least float32, so that sums of half types keep their precision.
+        counted = ops.cast(ops.reshape(sample_weight, [-1]) > 0, self._sums.dtype)
+        losses = self._loss(y_true, y_pred, sample_weight=counted)
         for metric in self._inner:
-            metric.update_state(y_true, y_pred, sample_weight=taken)
-        self._sums.assign_add(ops.stack([ops.cast(losses, self._sums.dtype), ops.sum(taken)]))
+            metric.update_state(y_true, y_pred, sample_weight=counted)
+        self._sums.assign_add(ops.stack([ops.cast(losses, self._sums.dtype), ops.sum(counted)]))
 
     def result(self) -> Any:
         """Return the number of samples."""
         return self._sums[1]
 
     def reset_state(self) -> None:
-        """Begin anew."""
+        """Reset all sums to zero."""
         self._sums.assign(keras.ops.zeros(self._sums.shape, self._sums.dtype))
         for metric in self._inner:
             metric.reset_state()
@@ -108,10 +114,13 @@ class KerasMetricSums(keras.metrics.Metric):
 
 
 class KerasMetricValue:
-    """What a metric of Keras makes of the sums of its variables.
+    """Computes a Keras metric from the sums of its variables.
 
     Args:
-        metric: whose variables add up, as those of means and of counts do.
+        metric: metric whose variables add up.
+
+    Attributes:
+        higher_is_better: whether higher values are better.
     """
 
     def __init__(self, metric: Any) -> None:
@@ -119,8 +128,8 @@ class KerasMetricValue:
         self.higher_is_better = getattr(metric, "_direction", "up") != "down"
 
     def value(self, counts: Counts) -> Any:
-        """Return the metric, a number or a nested list."""
-        if type(self._metric).result is keras.metrics.Mean.result:  # others take a root of it
+        """Return the metric for sums of its variables, a number or a nested list."""
+        if type(self._metric).result is keras.metrics.Mean.result:  # subclasses may take its root
             total, count = counts
             return float(total / count) if count else 0.0
         before = [keras.ops.convert_to_numpy(v) for v in self._metric.variables]

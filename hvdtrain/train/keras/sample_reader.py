@@ -1,4 +1,4 @@
-"""Samples by number as arrays, for Keras and TensorFlow."""
+"""Reading samples by number as arrays, for Keras."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["SampleReader"]
 
 
 class SampleReader:
-    """Reads samples of arrays or of map-style data.
+    """Reads samples from arrays or from a map-style data set.
 
     Args:
-        data: Samples, or has len() and [index].
-        dtype: of real numbers.
-        seed: of the run.
-        augment: changes the input of a sample; None: nothing.
+        data: Samples, or a data set with len() and [index].
+        dtype: element type of floating-point values.
+        seed: seed of the run.
+        augment: changes the input of a sample; None: inputs stay as they are.
 
     Raises:
-        UsageError: it has no [index].
+        UsageError: the data set has no [index].
     """
 
     def __init__(self, data: Any, dtype: str, seed: int, augment: Any = None) -> None:
         if is_stream(data):
             raise UsageError(
-                "with TensorFlow and Keras the samples of a recipe must have len() and [index], "
+                "with Keras the samples of a recipe must have len() and [index], "
                 f"and {type(data).__name__} has not: take --framework torch for streams"
             )
         self._data, self._dtype, self._seed, self._augment = data, dtype, seed, augment
@@ -39,7 +39,12 @@ class SampleReader:
         return len(self._data)
 
     def read(self, rows: Indices, epoch: int = 0) -> tuple[Any, Any]:
-        """Return inputs [n, ...] and targets [n, ...]."""
+        """Return the inputs [n, ...] and the targets [n, ...] of samples (local).
+
+        Args:
+            rows: int64 numbers of the samples, [n].
+            epoch: epoch, counted from 0; random changes depend on it.
+        """
         if isinstance(self._data, Samples) and self._augment is None:
             inputs, targets = self._data.inputs[rows], self._data.labels[rows]
         else:

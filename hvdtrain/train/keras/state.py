@@ -1,4 +1,4 @@
-"""The weights and the optimizer of a run with Keras or TensorFlow."""
+"""The training state with Keras: weights, optimizer and random generators."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _GENERATOR = "seed_generator_state"
 
 @dataclass(frozen=True)
 class KerasSnapshot:
-    """What a state was at one moment.
+    """The state at one moment.
 
     Attributes:
-        saved: arrays of its own, by name.
+        saved: copies of its arrays, by name.
     """
 
     saved: dict[str, Any]
 
     def content(self) -> dict[str, Any]:
-        """Return it."""
+        """Return the content."""
         return self.saved
 
 
 class KerasTrainingState:
-    """A model of Keras and its optimizer, which is built.
+    """A Keras model and its optimizer, which is built.
 
     Args:
-        model: whose weights count.
-        optimizer: of its trainable ones.
+        model: model whose weights are saved.
+        optimizer: optimizer of its trainable weights.
     """
 
     tensor_library: TensorLibrary = "np"
@@ -49,18 +49,18 @@ class KerasTrainingState:
 
     @property
     def variables(self) -> list[Any]:
-        """All that is equal on all ranks."""
+        """All variables that are equal on all ranks."""
         return [*self._model.weights, *self._optimizer.variables]
 
     def weights(self) -> dict[str, Array]:
-        """Return the weights by their paths."""
+        """Return the weights by their paths (local)."""
         return _arrays(self._model.weights)
 
     def reserve(self) -> None:
-        """Do nothing: frameworks other than torch hand out new arrays."""
+        """Do nothing: Keras returns new arrays for each snapshot."""
 
     def snapshot(self) -> KerasSnapshot:
-        """Return what the state is now (local)."""
+        """Return the current state (local)."""
         arrays = {
             "model": self.weights(),
             "optimizer": _arrays(self._optimizer.variables),
@@ -69,7 +69,7 @@ class KerasTrainingState:
         return KerasSnapshot({**own, "counters": self.counters()})
 
     def settle(self) -> None:
-        """Do nothing: a snapshot is complete from the beginning."""
+        """Do nothing: a snapshot is complete when it is made."""
 
     def average_statistics(self) -> None:
         """Average the weights that are not trained, such as running means (collective)."""
@@ -81,7 +81,7 @@ class KerasTrainingState:
     def checksums(self) -> dict[str, int]:
         """Return the checksums of trained weights and optimizer variables by name (local).
 
-        Others, such as the statistics of batch normalisation, are a rank's own.
+        Others, such as the statistics of batch normalization, differ between ranks.
         """
         parts = {"weight": self._model.trainable_variables, "optimizer": self._optimizer.variables}
         return {
@@ -91,18 +91,21 @@ class KerasTrainingState:
         }
 
     def counters(self) -> list[int]:
-        """Return how often each SeedGenerator of the model, as of Dropout, was used."""
+        """Return the count of each SeedGenerator of the model, as Dropout has one (local)."""
         return [int(keras.ops.convert_to_numpy(state)[1]) for state in self._generators()]
 
     def broadcast_counters(self) -> None:
-        """Give every rank the counters of rank 0 (collective); their seeds stay its own."""
-        self._count_from(broadcast_object(self.counters(), name="counters"))
+        """Copy the counters of rank 0 to every rank (collective); each keeps its own seeds."""
+        self._set_counters(broadcast_object(self.counters(), name="counters"))
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Take over what the content of a snapshot was.
+        """Restore the state from the content of a snapshot (local).
+
+        Args:
+            content: content of a snapshot.
 
         Raises:
-            ValueError, KeyError: it lacks a variable of the optimizer, or has another shape of it.
+            ValueError, KeyError: a variable of the optimizer is missing, or has another shape.
         """
         saved, counters = content["optimizer"], content["counters"]
         if len(counters) != len(self._generators()):
@@ -117,13 +120,13 @@ class KerasTrainingState:
         ):
             for variable in variables:
                 variable.assign(arrays[variable.path])
-        self._count_from(counters)
+        self._set_counters(counters)
 
     def _generators(self) -> list[Any]:
-        """Return the states [seed, counter] of the model's SeedGenerators, in its own order."""
+        """Return the states [seed, counter] of the model's SeedGenerators, in the model's order."""
         return [v for v in self._model.variables if v.name == _GENERATOR]
 
-    def _count_from(self, counters: Sequence[int]) -> None:
+    def _set_counters(self, counters: Sequence[int]) -> None:
         for state, counter in zip(self._generators(), counters, strict=True):
             array = keras.ops.convert_to_numpy(state).copy()
             array[1] = counter

@@ -1,4 +1,4 @@
-"""Where a rank computes with TensorFlow."""
+"""The device that a rank computes on with TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import tensorflow as tf
 
 from hvdtrain.devices import Device
-from hvdtrain.tensorflow.graph.tensors import pin_device
+from hvdtrain.tensorflow.tensors.device import pin_device
 from hvdtrain.topology import Topology
 from hvdtrain.train.loop.threads import thread_share, threads_text
 from hvdtrain.train.options import TrainOptions
@@ -16,12 +16,17 @@ __all__ = ["prepare"]
 
 
 def prepare(topology: Topology, options: TrainOptions) -> Device:
-    """Pin a device or take a share of the cores; tell which device (local)."""
+    """Pin a device or take a share of the cores, and return the device (local).
+
+    Args:
+        topology: ranks and hosts of the job.
+        options: options of the run.
+    """
     index = pin_device(topology, options.device_wish)
     threads = thread_share(topology)
-    if threads is None:  # the user has set it for libraries that know the variable
-        given = os.environ["OMP_NUM_THREADS"]
-        threads = int(given) if given.isdecimal() else 0
+    if threads is None:  # TensorFlow itself ignores the variable that the user has set
+        text = os.environ["OMP_NUM_THREADS"]
+        threads = int(text) if text.isdecimal() else 0
     threading = tf.config.threading
     if threads and threads != threading.get_intra_op_parallelism_threads():
         threading.set_intra_op_parallelism_threads(threads)

@@ -1,14 +1,14 @@
-"""Checksums of tensors, in which the place of an element counts. Pure functions.
+"""Checksums of tensors that depend on the position of each element. Pure functions.
 
 The bytes of a tensor are words x_0, x_1 ... of 64 bits, cut into rows of ROW_WORDS. With fixed odd
 numbers m_0, m_1 ..., modulo 2^64,
 
     sum_i((x_i xor (x_i >> 29)) * m_i)
 
-is the checksum of a row; that of several rows is the checksum of theirs. A product modulo 2^64
-carries differences upwards only, so two that lie at the top, as the signs of floats do, would often
-cancel: the shift brings them down. A change of one word always shows, unless all its bits change;
-others go unseen about once in 2^32 or less often.
+is the checksum of a row; the checksum of several rows is the checksum of their checksums. A product
+modulo 2^64 carries differences upwards only, so that two differences in the highest bits, such as
+the signs of floats, would often cancel: the shift moves them down. A change of one word is always
+detected, unless all its bits change; other changes are missed about once in 2^32 or less often.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["ROW_WORDS", "SHIFT", "Words", "array_checksum", "multipliers", "numb
 
 Words = npt.NDArray[np.int64]
 
-# Row, products and numbers together lie in a cache of the second level.
+# A row, its products and the multipliers together fit into a second-level cache.
 ROW_WORDS = 1 << 15
 SHIFT = 29
 
 
 @cache
 def multipliers() -> Words:
-    """Return m, [ROW_WORDS]: the first results of splitmix64, made odd."""
+    """Return the multipliers m, int64 [ROW_WORDS]: the first results of splitmix64, made odd."""
     state = np.arange(1, ROW_WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

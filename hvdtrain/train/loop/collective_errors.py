@@ -1,4 +1,4 @@
-"""What ranks must find out together, so that all of them go on or none does."""
+"""Errors that all ranks raise together, so that all of them continue or none does."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ _OPTIONS = "options"
 
 
 def call_everywhere(function: Callable[[], T]) -> T:
-    """Call `function` on every rank and return each rank's own result (collective).
+    """Call a function on every rank and return each rank's own result (collective).
+
+    Args:
+        function: function to call.
 
     Raises:
-        UsageError: on every rank, what the call raised on the first rank where it did.
+        UsageError: on every rank, the error of the first rank whose call raised one.
     """
     results: list[T] = []
     problem: str | None = None
@@ -39,10 +42,11 @@ def call_everywhere(function: Callable[[], T]) -> T:
 
 @contextmanager
 def on_this_rank() -> Iterator[None]:
-    """Take a refusal in the block for this rank's own, of which the others do not know.
+    """Treat a UsageError raised in the block as this rank's alone (local).
 
     Raises:
-        OneRankError: on this rank; it ends the job where nobody catches it.
+        OneRankError: in place of the UsageError, if there are several ranks; uncaught, it ends the
+            job.
     """
     try:
         yield
@@ -52,20 +56,23 @@ def on_this_rank() -> Iterator[None]:
         raise OneRankError(str(error)) from error
 
 
-def require_same_options(mine: TrainOptions) -> None:
-    """Compare the options of all ranks (collective).
+def require_same_options(options: TrainOptions) -> None:
+    """Check that all ranks were given the same options (collective).
+
+    Args:
+        options: options of this rank.
 
     Raises:
-        UsageError: on every rank, they differ, or a rank has called tell_refusal() instead.
+        UsageError: on every rank, they differ, or a rank has called refuse_options() instead.
     """
-    answers: list[TrainOptions | str] = allgather_object(mine, _OPTIONS)
-    asked: list[TrainOptions] = []
-    for rank, answer in enumerate(answers):
-        if isinstance(answer, str):
-            raise UsageError(f"rank {rank}: {answer}")
-        asked.append(answer)
+    gathered: list[TrainOptions | str] = allgather_object(options, _OPTIONS)
+    options_by_rank: list[TrainOptions] = []
+    for rank, options_or_error in enumerate(gathered):
+        if isinstance(options_or_error, str):
+            raise UsageError(f"rank {rank}: {options_or_error}")
+        options_by_rank.append(options_or_error)
     for option in OPTIONS:
-        values = [str(getattr(options, option.name)) for options in asked]
+        values = [str(getattr(one, option.name)) for one in options_by_rank]
         if len(set(values)) > 1:
             raise UsageError(
                 f"{option.label} differs between ranks ({by_rank(values)}): give all ranks the "
@@ -74,12 +81,18 @@ def require_same_options(mine: TrainOptions) -> None:
 
 
 def refuse_options(message: str) -> None:
-    """Tell the ranks in require_same_options() that this one refuses its own (collective)."""
+    """Make require_same_options() raise on the other ranks, because this one's options are invalid.
+
+    Collective, together with require_same_options() on the other ranks.
+
+    Args:
+        message: what is wrong with the options of this rank.
+    """
     allgather_object(message, _OPTIONS)
 
 
 def by_rank(values: Sequence[str]) -> str:
-    """Say which ranks have which value: "ranks 0-1: cuda:0, rank 2: cpu"."""
+    """Return which ranks have which value: "ranks 0-1: cuda:0, rank 2: cpu"."""
     parts = []
     for value, group in groupby(enumerate(values), key=lambda pair: pair[1]):
         ranks = [rank for rank, _ in group]

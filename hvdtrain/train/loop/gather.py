@@ -1,4 +1,4 @@
-"""Rows that ranks computed separately, gathered in the order of the data set."""
+"""Rows that ranks have computed separately, gathered in the order of the data set."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def gather_rows(indices: Indices, arrays: Sequence[Array]) -> list[Array]:
     The same rows give the same bits on every rank and on any number of ranks.
 
     Args:
-        indices: numbers of the samples that this rank's rows belong to, [rows]; it may be none.
-        arrays: of [rows, ...], as many on every rank, with rows of one shape and type.
+        indices: int64 numbers of the samples that this rank's rows belong to, [rows]; may be empty.
+        arrays: arrays of [rows, ...], as many on every rank, with rows of one shape and type.
 
     Returns:
         For each of `arrays` the rows of all ranks, [all rows, ...].
 
     Raises:
-        HvdtrainError: on every rank, two rows belong to one sample.
+        HvdtrainError: on every rank, two rows belong to the same sample.
     """
     parts = allgather_object((indices, list(arrays)), "rows")
     numbers = np.concatenate([theirs for theirs, _ in parts])
@@ -44,19 +44,19 @@ def gather_rows(indices: Indices, arrays: Sequence[Array]) -> list[Array]:
 
 
 def gathered_value(metric: Gathered, indices: Indices, outputs: Array, targets: Array) -> float:
-    """Return the metric of all ranks' rows, computed by rank 0 (collective).
+    """Return a metric of the rows of all ranks, computed by rank 0 (collective).
 
     Args:
-        metric: what to compute.
-        indices: as for gather_rows().
-        outputs: of this rank's samples, [rows, ...].
-        targets: of this rank's samples, [rows, ...].
+        metric: metric to compute.
+        indices: numbers of this rank's samples, as for gather_rows().
+        outputs: outputs for this rank's samples, [rows, ...].
+        targets: targets of this rank's samples, [rows, ...].
 
     Raises:
-        HvdtrainError: on every rank, two rows belong to one sample.
+        HvdtrainError: on every rank, two rows belong to the same sample.
     """
     everything = gather_rows(indices, [outputs, targets])
-    # One rank decides: another processor may round otherwise.
+    # One rank computes it: another processor may round differently.
     return call_on_root(lambda: metric.value(*everything))
 
 
@@ -76,14 +76,14 @@ def _require_once(numbers: Indices, counts: Sequence[int]) -> None:
 def predict_on_all_ranks(
     chunks: Sequence[Indices], outputs_of: Callable[[Indices], Array]
 ) -> Array:
-    """Return the outputs of all samples, in order, on every rank (collective).
+    """Return the outputs for all samples, in order, on every rank (collective).
 
     Args:
-        chunks: the samples of this rank, by number; together the ranks have each once.
-        outputs_of: computes the outputs of a chunk, [samples, ...].
+        chunks: int64 numbers of this rank's samples in chunks; each sample is on one rank only.
+        outputs_of: returns the outputs for a chunk, [samples, ...].
 
     Raises:
-        UsageError: on every rank, the model does not take such inputs.
+        UsageError: on every rank, the model does not accept the inputs.
     """
     parts = call_everywhere(partial(_compute, chunks, outputs_of))
     indices = np.concatenate([np.zeros(0, np.int64), *chunks])
@@ -92,9 +92,14 @@ def predict_on_all_ranks(
     return outputs
 
 
-def split_samples(samples: Indices, most: int) -> list[Indices]:
-    """Cut samples into pieces of so many at most."""
-    return [samples[start : start + most] for start in range(0, len(samples), most)]
+def split_samples(samples: Indices, size: int) -> list[Indices]:
+    """Split samples into chunks.
+
+    Args:
+        samples: int64 numbers of the samples, [n].
+        size: maximum number of samples in a chunk.
+    """
+    return [samples[start : start + size] for start in range(0, len(samples), size)]
 
 
 def _compute(chunks: Sequence[Indices], outputs_of: Callable[[Indices], Array]) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Whether all ranks still train the same model."""
+"""Checks that all ranks still train the same model, and that its loss is finite."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ __all__ = ["difference_text", "ranks_text", "replica_difference", "require_finit
 
 
 def replica_difference(checksums: Mapping[str, int]) -> str | None:
-    """Return what differs between the ranks' checksums, None where all are equal (collective).
+    """Return the difference between the ranks' checksums, None if all are equal (collective).
 
-    Where all are equal it costs one reduction of 16 bytes.
+    If all are equal, it costs one reduction of 16 bytes.
 
     Args:
-        checksums: by name, in the order in which a difference is looked for; the same names on
-            every rank, unless the ranks differ in them.
+        checksums: checksums by name, in the order in which differences are looked for; the names
+            are the same on every rank, unless the ranks differ in them.
 
     Returns:
-        The same text on every rank, without the step: "weight 'fc.weight' on rank 1 is not that
-        of the other 3 ranks (2 of 9 checksums differ)".
+        The same text on every rank, without the step: "weight 'fc.weight' on rank 1 is not that of
+        the other 3 ranks (2 of 9 checksums differ)".
     """
     own = _combined(checksums)
-    extremes = np.array([own, ~own], np.int64)  # ~x falls as x grows: both minima in one go
+    extremes = np.array(
+        [own, ~own], np.int64
+    )  # ~x decreases as x grows: one MIN reduction finds both extremes
     operations.allreduce(
         context.current().world,
         [Buffer.from_array(extremes)],
@@ -47,15 +49,15 @@ def replica_difference(checksums: Mapping[str, int]) -> str | None:
 
 
 def require_finite(learned: Totals, steps: int, last: int) -> None:
-    """Check the loss of some steps; torch's loop checks each step, and says more.
+    """Check the loss of some steps; torch's loop checks each step itself and reports more.
 
     Args:
-        learned: in these steps, on all ranks.
-        steps: how many they were.
-        last: the number of the last one.
+        learned: sums of these steps, over all ranks.
+        steps: number of steps.
+        last: number of the last step.
 
     Raises:
-        TrainingError: it is not finite; on every rank the same.
+        TrainingError: on every rank, the loss is not finite.
     """
     if not math.isfinite(learned.loss):
         raise TrainingError(
@@ -65,10 +67,10 @@ def require_finite(learned: Totals, steps: int, last: int) -> None:
 
 
 def difference_text(checksums: Sequence[Mapping[str, int]]) -> str:
-    """Say which is the first name whose checksums differ, and on which ranks.
+    """Describe the first name whose checksums differ, and the ranks where they do.
 
     Args:
-        checksums: by rank; not all are equal.
+        checksums: checksums of each rank, by rank; not all are equal.
     """
     names = list(dict.fromkeys(name for of_rank in checksums for name in of_rank))
     values = {name: [of_rank.get(name) for of_rank in checksums] for name in names}

@@ -1,4 +1,4 @@
-"""Which samples each step of a run takes, in which parts, and at what learning rate."""
+"""The steps of a run: the samples of each step, its microbatches and its learning rate."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Microbatch:
     """Samples of this rank that go through the model together.
 
     Attributes:
-        key: its number among all ranks' parts of the step, of which random numbers depend.
-        samples: by number; there may be none.
+        key: number among all ranks' microbatches of the step, which random numbers depend on.
+        samples: int64 numbers of the samples; may be empty.
     """
 
     key: int
@@ -38,13 +38,13 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The steps of a run, for every framework alike.
+    """The steps of a run, the same for every framework.
 
     Attributes:
-        options: what was asked for.
-        topology: the place of this rank.
-        samples: to train on.
-        shuffled: whether each epoch has an order of its own; a stream has not.
+        options: options of the run.
+        topology: ranks and hosts of the job.
+        samples: number of training samples.
+        shuffled: whether each epoch has an order of its own; not for streams.
     """
 
     options: TrainOptions
@@ -59,24 +59,24 @@ class StepPlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many steps use every sample once."""
+        """Number of steps that use every sample once."""
         return steps_per_epoch(self.samples, self.global_batch_size)
 
     @property
     def target_lr(self) -> float:
-        """The learning rate after the warm-up."""
+        """Learning rate after the warm-up."""
         return self.options.scaled_lr(self.topology.size)
 
     @cached_property
     def schedule(self) -> ScheduleSettings:
-        """What the learning rates of all steps depend on."""
+        """Everything that the learning rates of the steps depend on."""
         options = self.options
         return ScheduleSettings(
             steps_per_epoch=self.steps_per_epoch,
             steps=self.steps_per_epoch * options.epochs,
             base_lr=options.base_lr,
             target_lr=self.target_lr,
-            # Where there is nothing to warm up to, the warm-up does not hold a schedule back.
+            # Without a rate to warm up to, the warm-up does not delay the schedule.
             warmup_epochs=options.warmup_epochs if self.target_lr != options.base_lr else 0.0,
             schedule=options.schedule,
             milestones=parse_milestones(options.milestones),
@@ -90,15 +90,20 @@ class StepPlan:
         return learning_rate(step, self.schedule)
 
     def position(self, epoch: int, done: int) -> int:
-        """Return the number over all epochs of the step that comes after `done` samples."""
+        """Return the number, over all epochs, of the step after `done` samples of an epoch.
+
+        Args:
+            epoch: epoch, counted from 0.
+            done: number of its samples that are done.
+        """
         return epoch * self.steps_per_epoch + done // self.global_batch_size
 
     def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[int, Indices]]:
-        """Yield the steps of an epoch: each one's number over all epochs, and its global batch.
+        """Yield the steps of an epoch: the number of each over all epochs, and its global batch.
 
         Args:
-            epoch: counted from 0.
-            done: so many samples of it were used before.
+            epoch: epoch, counted from 0.
+            done: number of its samples that were used before.
         """
         batch_size = self.global_batch_size
         order = self._order(epoch)[done:]
@@ -112,31 +117,36 @@ class StepPlan:
         return epoch_permutation(self.samples, self.options.seed, epoch)
 
     def own_slice(self, count: int) -> slice:
-        """Return this rank's contiguous part of so many samples; it may be empty."""
+        """Return this rank's contiguous part of `count` samples; it may be empty."""
         return rank_slice(count, self.topology.rank, self.topology.size)
 
-    def parts(self, batch: Indices) -> list[Microbatch]:
-        """Cut this rank's share of a global batch into its passes, or its virtual shards."""
+    def microbatches(self, batch: Indices) -> list[Microbatch]:
+        """Split this rank's part of a global batch into backward passes, or into virtual shards."""
         shards, rank, size = self.options.virtual_shards, self.topology.rank, self.topology.size
         if shards is not None:
-            own = range(rank * shards // size, (rank + 1) * shards // size)
-            return [Microbatch(key, batch[rank_slice(len(batch), key, shards)]) for key in own]
-        mine, passes = batch[self.own_slice(len(batch))], self.options.accumulate
-        cut = [mine[rank_slice(len(mine), number, passes)] for number in range(passes)]
+            keys = range(rank * shards // size, (rank + 1) * shards // size)
+            return [Microbatch(key, batch[rank_slice(len(batch), key, shards)]) for key in keys]
+        own, passes = batch[self.own_slice(len(batch))], self.options.accumulate
+        parts = [own[rank_slice(len(own), number, passes)] for number in range(passes)]
         return [
-            Microbatch(rank * passes + number, part) for number, part in enumerate(cut) if len(part)
+            Microbatch(rank * passes + number, part)
+            for number, part in enumerate(parts)
+            if len(part)
         ]
 
     def padded(self, samples: Indices, rows: int) -> tuple[Indices, npt.NDArray[np.bool_]]:
-        """Return this rank's part of samples in one length, and which of them count.
+        """Return this rank's part of samples padded to one length, and which of them count.
 
-        A step that a framework compiles for the shape of its batch is so compiled once.
+        Padding lets a framework that compiles a step for the shape of its batch compile it once.
 
         Args:
-            samples: of all ranks.
-            rows: the length, not less than this rank's part.
+            samples: int64 numbers of the samples of all ranks, [n].
+            rows: length, at least that of this rank's part.
+
+        Returns:
+            Numbers of samples, int64 [rows], and whether each counts, bool [rows].
         """
-        mine = samples[self.own_slice(len(samples))]
+        own = samples[self.own_slice(len(samples))]
         filled = np.zeros(rows, np.int64)
-        filled[: len(mine)] = mine
-        return filled, np.arange(rows) < len(mine)
+        filled[: len(own)] = own
+        return filled, np.arange(rows) < len(own)

@@ -1,4 +1,4 @@
-"""How many threads a rank computes with."""
+"""The number of threads that a rank computes with."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["thread_share", "threads_set_by_user", "threads_text"]
 
 
 def threads_set_by_user() -> bool:
-    """Return whether the user has set how many there are (local)."""
+    """Return whether the user has set the number of threads (local)."""
     return "OMP_NUM_THREADS" in os.environ
 
 
 def thread_share(topology: Topology) -> int | None:
-    """Return this rank's share of the cores; None: the user has set OMP_NUM_THREADS (local)."""
+    """Return this rank's share of the cores; None if the user has set OMP_NUM_THREADS (local)."""
     if threads_set_by_user():
         return None
     affinity, machine = len(os.sched_getaffinity(0)), os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""Metrics that are the same on any number of ranks, for torch.
+"""Metrics for torch that are the same on any number of ranks.
 
-A `Metric` adds up: each batch gives counts, whose sum over batches and ranks is what one rank alone
-would have counted. What does not add up is `Gathered`.
+A `Metric` is a sum: each batch gives counts, whose sum over batches and ranks equals what one rank
+alone would count. `Gathered` is for metrics that are not sums.
 """
 
 from __future__ import annotations
@@ -23,33 +23,38 @@ Counts = npt.NDArray[np.float64]
 
 
 class Metric(Protocol):
-    """Something that adds up over the samples of all batches and ranks.
+    """A metric computed from sums over the samples of all batches and ranks.
 
     Attributes:
-        higher_is_better: which way is up; None where the value does not say which model is best.
+        higher_is_better: whether higher values are better; None if the value does not rank models.
     """
 
     higher_is_better: bool | None
 
     def counts(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return what a batch counts, [n] of float64, always as many (local).
+        """Return the counts of a batch, float64 [n] with the same n for every batch (local).
 
         Args:
-            outputs: of the model, [samples, ...].
-            targets: [samples, ...].
+            outputs: outputs of the model, [samples, ...].
+            targets: targets, [samples, ...].
         """
 
     def value(self, counts: Counts) -> float | list[Any]:
-        """Return the value that the sum of counts() over all samples stands for; NaN for none."""
+        """Return the value for the sum of counts() over all samples; NaN for no samples."""
 
 
 class Accuracy:
-    """The part of the targets whose class has the highest score."""
+    """The fraction of targets whose class has the highest score."""
 
     higher_is_better: bool | None = True
 
     def counts(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return [hits, targets] for scores [n, classes, ...] and targets [n, ...]."""
+        """Return [hits, targets].
+
+        Args:
+            outputs: scores, [n, classes, ...].
+            targets: int64 classes, [n, ...].
+        """
         hits = outputs.argmax(dim=1) == targets
         return _sum_and_number(hits)
 
@@ -59,13 +64,13 @@ class Accuracy:
 
 
 class TopK:
-    """The part of the targets whose class is among those with the k highest scores.
+    """The fraction of targets whose class is among those with the k highest scores.
 
-    Of equal scores those of the first classes count as higher, so that a model which gives all
-    classes one score is no better than chance. A score that is not a number is never a hit.
+    Among equal scores, those of lower classes rank higher, so that a model which gives all classes
+    the same score is no better than chance. A score of NaN is never a hit.
 
     Args:
-        k: how many, at least 1 and fewer than there are classes.
+        k: number of classes, at least 1 and less than all.
 
     Raises:
         UsageError: k is less than 1.
@@ -79,7 +84,11 @@ class TopK:
         self.k = k
 
     def counts(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return [hits, targets] for scores [n, classes, ...] and targets [n, ...].
+        """Return [hits, targets].
+
+        Args:
+            outputs: scores, [n, classes, ...].
+            targets: int64 classes, [n, ...].
 
         Raises:
             UsageError: there are not more than k classes.
@@ -101,10 +110,10 @@ class TopK:
 
 
 class ConfusionMatrix:
-    """How many targets of each class were taken for which.
+    """The number of targets of each class that were predicted as each class.
 
     Args:
-        classes: how many there are.
+        classes: number of classes.
 
     Raises:
         UsageError: classes is less than 1.
@@ -118,10 +127,14 @@ class ConfusionMatrix:
         self.classes = classes
 
     def counts(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the matrix, flat, for scores [n, classes, ...] and targets [n, ...].
+        """Return the matrix, flattened.
+
+        Args:
+            outputs: scores, [n, classes, ...].
+            targets: int64 classes, [n, ...].
 
         Raises:
-            UsageError: there are other classes.
+            UsageError: outputs or targets have other classes.
         """
         import torch
 
@@ -134,22 +147,22 @@ class ConfusionMatrix:
                 f"ConfusionMatrix({self.classes}): targets from {int(targets.min())} to "
                 f"{int(targets.max())}, expected 0 to {self.classes - 1}"
             )
-        places = targets * self.classes + outputs.argmax(dim=1)
-        return torch.bincount(places.flatten(), minlength=self.classes**2).double()
+        cells = targets * self.classes + outputs.argmax(dim=1)
+        return torch.bincount(cells.flatten(), minlength=self.classes**2).double()
 
     def value(self, counts: Counts) -> list[list[int]]:
-        """Return the matrix, [targets, taken for]."""
+        """Return the matrix, [targets, predictions]."""
         matrix: list[list[int]] = counts.reshape(self.classes, -1).astype(np.int64).tolist()
         return matrix
 
 
 class MeanOf:
-    """The mean over samples of a function of the user's.
+    """The mean over samples of a user's function.
 
     Args:
         function: returns one number for each sample, [samples], from outputs [samples, ...] and
             targets [samples, ...].
-        higher_is_better: which way is up.
+        higher_is_better: whether higher values are better; None if the value does not rank models.
     """
 
     def __init__(
@@ -162,6 +175,10 @@ class MeanOf:
 
     def counts(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return [sum, samples].
+
+        Args:
+            outputs: outputs of the model, [samples, ...].
+            targets: targets, [samples, ...].
 
         Raises:
             UsageError: the function did not return one number for each sample.
@@ -182,12 +199,12 @@ class MeanOf:
 class Gathered:
     """A function of all outputs and targets at once, such as the area under a curve.
 
-    Every rank holds the outputs and targets of all ranks while it is computed.
+    While it is computed, every rank holds the outputs and targets of all ranks.
 
     Args:
         function: returns the value from outputs [samples, ...] and targets [samples, ...] of all
-            samples, in the order of the data set, as arrays of numpy.
-        higher_is_better: which way is up; None where the value does not say which model is best.
+            samples, as numpy arrays in the order of the data set.
+        higher_is_better: whether higher values are better; None if the value does not rank models.
     """
 
     def __init__(
@@ -199,12 +216,17 @@ class Gathered:
         self.higher_is_better = higher_is_better
 
     def value(self, outputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> float:
-        """Return the value for all samples (local)."""
+        """Return the value for all samples (local).
+
+        Args:
+            outputs: outputs of the model, [samples, ...].
+            targets: targets, [samples, ...].
+        """
         return float(self._function(outputs, targets))
 
 
 def _sum_and_number(values: torch.Tensor) -> torch.Tensor:
-    """Return [sum, how many] of values, float64."""
+    """Return the sum of values and their number, float64 [2]."""
     total = values.detach().double().sum()
     counts = total.new_full((2,), values.numel())
     counts[0] = total

@@ -1,4 +1,4 @@
-"""Checksums of all that must be equal on every rank, computed where the tensors are."""
+"""Checksums of everything that must be equal on every rank, computed on the tensors' devices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hvdtrain.train.loop.checksum import ROW_WORDS, SHIFT, multipliers, number_c
 
 __all__ = ["tensor_checksums", "torch_checksums"]
 
-# Of which temporary copies are made at a time: on a host what its caches hold, elsewhere what
-# keeps the device busy.
+# Rows copied temporarily at a time: on a CPU as many as fit into its caches, elsewhere as many as
+# keep the device busy.
 _ROWS_AT_A_TIME = {"cpu": 1}
 _MANY_ROWS = 128
 
@@ -24,13 +24,13 @@ def torch_checksums(
 ) -> dict[str, int]:
     """Return the checksums of weights, optimizer state and learning rates by name (local).
 
-    Buffers are left out: the running statistics of batch normalisation are those of a rank's own
+    Buffers are excluded: the running statistics of batch normalization depend on a rank's own
     samples, and differ.
 
     Args:
-        model: for the names, too.
-        optimizer: of its parameters, distributed or not.
-        numbers: others that must be equal, such as the step, by name.
+        model: model, which also names the parameters.
+        optimizer: optimizer of its parameters, distributed or not.
+        numbers: other numbers that must be equal, such as the step, by name.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors: dict[str, torch.Tensor] = {
@@ -51,7 +51,7 @@ def torch_checksums(
 
 
 def tensor_checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return array_checksum() of each tensor, with one wait for each device (local)."""
+    """Return array_checksum() of each tensor, waiting once for each device (local)."""
     by_device: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
         by_device.setdefault(tensor.device, []).append(index)
@@ -65,7 +65,7 @@ def tensor_checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor as whole words of 64 bits, zeros at their end, [words]."""
+    """Return the bytes of a tensor as 64-bit words, padded with zeros, int64 [words]."""
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
@@ -78,7 +78,7 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _checksum(words: torch.Tensor) -> torch.Tensor:
-    """Return checksum.py's sum of words, []."""
+    """Return the checksum of words, int64 []."""
     sums = list(_row_sums(words))
     if not sums:
         return torch.zeros((), dtype=torch.int64, device=words.device)
@@ -91,7 +91,7 @@ def _row_sums(words: torch.Tensor) -> Iterator[torch.Tensor]:
     whole = words.numel() // ROW_WORDS * ROW_WORDS
     if whole:
         at_a_time = _ROWS_AT_A_TIME.get(words.device.type, _MANY_ROWS)
-        for rows in words[:whole].view(-1, ROW_WORDS).split(at_a_time):
+        for rows in torch.split(words[:whole].view(-1, ROW_WORDS), at_a_time):
             yield _sums(rows, factors)
     if whole < words.numel():
         rest = words[whole:]

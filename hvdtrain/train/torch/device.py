@@ -1,4 +1,4 @@
-"""Where a rank computes with torch."""
+"""The device that a rank computes on with torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
-from hvdtrain.torch.tensors.buffers import pin_device
+from hvdtrain.torch.tensors.device import pin_device
 from hvdtrain.train.loop.threads import thread_share, threads_set_by_user, threads_text
 from hvdtrain.train.options import TrainOptions
 
@@ -17,12 +17,24 @@ __all__ = ["describe_device", "limit_threads", "move_to", "prepare", "select_dev
 
 
 def prepare(topology: Topology, options: TrainOptions) -> Device:
-    """Pin a device or take a share of the cores; tell which device (local)."""
+    """Pin a device or take a share of the cores, and return the device (local).
+
+    Args:
+        topology: ranks and hosts of the job.
+        options: options of the run.
+
+    Raises:
+        UsageError: there is no such device.
+    """
     return describe_device(select_device(topology, options))
 
 
 def select_device(topology: Topology, options: TrainOptions) -> torch.device:
-    """Pin a device or take a share of the cores; return the device (local).
+    """Pin a device or take a share of the cores, and return the torch device (local).
+
+    Args:
+        topology: ranks and hosts of the job.
+        options: options of the run.
 
     Raises:
         UsageError: there is no such device.
@@ -35,13 +47,13 @@ def select_device(topology: Topology, options: TrainOptions) -> torch.device:
 
 
 def limit_threads(most: int) -> None:
-    """Compute with no more threads than these, unless the user has set how many (local)."""
+    """Limit the number of threads, unless the user has set it (local)."""
     if not threads_set_by_user() and torch.get_num_threads() > most:
         torch.set_num_threads(most)
 
 
 def describe_device(device: torch.device) -> Device:
-    """Tell what a device is (local)."""
+    """Return the name and the identity of a device (local)."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Device(f"{device} ({properties.name})", str(properties.uuid))
@@ -49,7 +61,13 @@ def describe_device(device: torch.device) -> Device:
 
 
 def move_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Bring tensors, in whatever holds them, to a device, those of real numbers in one type."""
+    """Move tensors in nested containers to a device, floating-point ones converted to one type.
+
+    Args:
+        value: tensor, or mappings, lists and tuples that may hold tensors.
+        device: device to move to.
+        dtype: element type of floating-point tensors.
+    """
     if isinstance(value, torch.Tensor):
         kind = dtype if value.is_floating_point() else value.dtype
         return value.to(device, kind, non_blocking=True)

@@ -12,6 +12,7 @@ import torch
 import hvdtrain.torch as hvd
 from hvdtrain.topology import Topology
 from hvdtrain.train.loop.gather import gathered_value
+from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import Microbatch
 from hvdtrain.train.metrics.exact import Gathered
 from hvdtrain.train.metrics.totals import Totals, Values
@@ -20,15 +21,20 @@ from hvdtrain.train.torch.sources import Batch, Source, Step
 
 __all__ = ["TorchEvaluation", "as_array", "call_model", "own_chunks"]
 
-# Samples go through the model in chunks that do not depend on the number of ranks, and so have
-# the same outputs, to the bit, on any.
+# Samples go through the model in chunks that do not depend on the number of ranks, so that their
+# outputs are bitwise the same on any number.
 _CHUNK = 128
 
 Forward = Callable[[Any], Any]
 
 
 def call_model(model: Any, inputs: Any) -> Any:
-    """Call a model with inputs: one tensor, a tuple of arguments, or a dict of named ones."""
+    """Call a model with one tensor, a tuple of arguments, or a mapping of keyword arguments.
+
+    Args:
+        model: model to call.
+        inputs: its arguments.
+    """
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, (tuple, list)):
@@ -37,12 +43,17 @@ def call_model(model: Any, inputs: Any) -> Any:
 
 
 def chunk_count(samples: int) -> int:
-    """Return how many chunks there are."""
+    """Return the number of chunks that samples are cut into."""
     return -(-samples // _CHUNK)
 
 
 def own_chunks(samples: int, topology: Topology) -> list[Step]:
-    """Return the chunks of this rank: each is one rank's."""
+    """Return the chunks of this rank; each chunk is on one rank.
+
+    Args:
+        samples: number of samples of all ranks.
+        topology: ranks and hosts of the job.
+    """
     own = range(topology.rank, chunk_count(samples), topology.size)
     rows = [np.arange(n * _CHUNK, min((n + 1) * _CHUNK, samples)) for n in own]
     return [Step(n, part, [Microbatch(n, part)]) for n, part in zip(own, rows, strict=True)]
@@ -53,12 +64,12 @@ class TorchEvaluation:
     """The test samples and what is measured on them.
 
     Attributes:
-        source: reads them.
-        samples: how many there are.
-        topology: the place of this rank.
-        loss: of outputs and targets, their mean.
-        metrics: by name.
-        device: of the model.
+        source: reads the test samples.
+        samples: number of test samples.
+        topology: ranks and hosts of the job.
+        loss: returns the mean loss of outputs and targets.
+        metrics: metrics by name.
+        device: device of the model.
     """
 
     source: Source
@@ -72,26 +83,28 @@ class TorchEvaluation:
         """Return the mean loss and the metrics of all samples, each seen by one rank (collective).
 
         Args:
-            forward: the model in evaluation mode, of inputs.
+            forward: returns the outputs of the model in evaluation mode for inputs.
         """
         additive = {n: m for n, m in self.metrics.items() if not isinstance(m, Gathered)}
-        tally = TorchMetricSums(additive, self.device)
+        sums = TorchMetricSums(additive, self.device)
         losses = torch.zeros(self._chunks, dtype=torch.float64)
         kept: list[tuple[Any, Any, Any]] = []
         with torch.no_grad():
             for number, batch in self._own_chunks():
                 outputs = forward(batch.inputs)
-                count = len(batch.part.samples)
+                count = len(batch.microbatch.samples)
                 mean_loss = self.loss(outputs, batch.targets)
-                tally.add(outputs, batch.targets, mean_loss, count)
+                sums.add(outputs, batch.targets, mean_loss, count)
                 losses[number] = float(mean_loss) * count
                 if len(additive) < len(self.metrics):
-                    kept.append((batch.part.samples, as_array(outputs), as_array(batch.targets)))
-        totals = tally.reduce()
-        # Each chunk is one rank's: added in the order of the chunks, the sum has the same bits.
+                    kept.append(
+                        (batch.microbatch.samples, as_array(outputs), as_array(batch.targets))
+                    )
+        totals = sums.reduce()
+        # Each chunk is on one rank only: added in order, their losses give the same bits.
         in_order = hvd.allreduce(losses, name="losses", op=hvd.Sum).tolist()
         totals = Totals(totals.samples, sum(in_order), totals.counts)
-        return {**totals.values(self.metrics), **self._gathered(kept)}
+        return {**totals.values(additive), **self._gathered(kept)}
 
     @property
     def _chunks(self) -> int:
@@ -111,7 +124,9 @@ class TorchEvaluation:
         return {name: gathered_value(metric, *columns) for name, metric in wanted.items()}
 
 
-def as_array(tensor: torch.Tensor) -> Any:
-    """Return a tensor as an array of numpy, which has no bfloat16."""
+def as_array(tensor: torch.Tensor) -> Array:
+    """Return a tensor as a numpy array; half types become float32 (local)."""
     kept = tensor.detach().cpu()
-    return (kept.float() if kept.dtype in (torch.bfloat16, torch.float16) else kept).numpy()
+    wide = kept.float() if kept.dtype in (torch.bfloat16, torch.float16) else kept
+    array: Array = wide.numpy()
+    return array

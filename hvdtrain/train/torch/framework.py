@@ -1,4 +1,4 @@
-"""The main job with torch."""
+"""Training with torch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["TorchFramework"]
 
 
 class TorchFramework:
-    """Trains with torch; gradients are reduced beside the backward pass.
+    """Trains with torch; gradients are reduced during the backward pass.
 
     Args:
-        options: of the run.
+        options: options of the run.
     """
 
     title = "torch"
@@ -37,26 +37,33 @@ class TorchFramework:
         self._device = torch.device("cpu")
 
     def prepare(self, topology: Topology) -> None:
-        """Pin one GPU per local rank or take a share of the cores (local).
+        """Pin one GPU per local rank, or take a share of the cores (local).
+
+        Args:
+            topology: ranks and hosts of the job.
 
         Raises:
-            UsageError: there is no such device, or virtual shards do not fit the world.
+            UsageError: there is no such device, or virtual shards do not fit the number of ranks.
         """
         shards = self._options.virtual_shards
         if shards is not None:
             own_shards(shards)
         self._device = select_device(topology, self._options)
-        if shards is not None:  # the gradient of a shard depends on the number of threads
+        if shards is not None:  # a shard's gradient depends on the number of threads
             limit_threads(1)
 
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
         """Call a recipe with this rank's random generators seeded, and check it (local).
 
+        Args:
+            make_recipe: returns the recipe.
+            topology: ranks and hosts of the job.
+
         Raises:
-            UsageError: its model is none of torch's.
+            UsageError: its model is not a torch.nn.Module.
         """
-        # Rank 0's weights are the ones that count: others start elsewhere, so that a broadcast
-        # that went wrong shows in the digests.
+        # Rank 0's weights are broadcast. The others start from different ones, so that a broadcast
+        # that failed shows in the digests.
         seed_generators(self._options.seed + topology.rank)
         recipe = make_recipe()
         if not isinstance(recipe.model, torch.nn.Module):
@@ -69,18 +76,23 @@ class TorchFramework:
         return recipe
 
     def device(self) -> Device:
-        """Tell what this rank computes on, after build() (local)."""
+        """Return the device that this rank computes on; call it after build() (local)."""
         return describe_device(self._device)
 
     def threads(self) -> int | None:
-        """Return how many threads this rank computes with (local)."""
+        """Return the number of threads that this rank computes with (local)."""
         return torch.get_num_threads()
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many threads, unless the user has set how many (local)."""
+        """Set the number of threads, unless the user has set it (local)."""
         if not threads_set_by_user():
             torch.set_num_threads(threads)
 
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> TorchLoop:
-        """Prepare the optimizer (collective)."""
+        """Prepare the optimizer and return the loop (collective).
+
+        Args:
+            recipe: recipe of this rank.
+            step_plan: steps of the run.
+        """
         return TorchLoop(recipe, step_plan, self._device)

@@ -1,4 +1,4 @@
-"""Training and evaluation with torch, exact on any number of ranks."""
+"""Training with torch, exact on any number of ranks."""
 
 from __future__ import annotations
 
@@ -38,14 +38,20 @@ __all__ = ["TorchLoop"]
 
 
 class TorchLoop:
-    """A model in training: its weights, its optimizer and its share of the data.
+    """A torch model in training: its weights, its optimizer and this rank's share of the data.
 
     Making one is local, up to the DistributedOptimizer's agreement on the model (collective).
 
     Args:
-        recipe: model, data, loss and optimizer.
-        step_plan: the steps.
-        device: where the model and the batches live.
+        recipe: model, data, loss, optimizer and metrics.
+        step_plan: steps of the run.
+        device: device of the model and the batches.
+
+    Attributes:
+        state: weights, optimizer and averaged weights, as checkpoints hold them.
+        metrics: metrics that are summed while training, by name.
+        test_metrics: metrics of evaluations, by name.
+        gradient_bytes: bytes of gradients that a step reduces.
     """
 
     def __init__(self, recipe: Recipe, step_plan: StepPlan, device: torch.device) -> None:
@@ -58,9 +64,9 @@ class TorchLoop:
         if options.compile is not None:
             self._forward = compile_model(self._model, options.compile)
         self._optimizer = self._distributed()
-        # Groups that a recipe gives rates of their own keep them in proportion to the first one's.
+        # Groups with learning rates of their own keep them in proportion to the first group's.
         rates = [group["lr"] for group in self._optimizer.param_groups]
-        self._shares = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
+        self._lr_ratios = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
         precision = Precision(options.amp, device)
         self._updater = Updater(
             self._model, self._optimizer, precision, options.clip_norm, options.ema
@@ -99,9 +105,9 @@ class TorchLoop:
         source = make_source(
             recipe.test, self._move, options.seed, options.workers, None, recipe.collate
         )
-        here = self._step_plan.topology
+        topology = self._step_plan.topology
         return TorchEvaluation(
-            source, len(recipe.test), here, self._mean_loss, recipe.metrics, self._device
+            source, len(recipe.test), topology, self._mean_loss, recipe.metrics, self._device
         )
 
     @property
@@ -111,32 +117,35 @@ class TorchLoop:
         return rate
 
     def broadcast(self) -> None:
-        """Give every rank the weights and the optimizer state of rank 0 (collective)."""
+        """Copy the weights and the optimizer state of rank 0 to every rank (collective)."""
         hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(self._optimizer, root_rank=0)
         self._updater.broadcast()
 
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Use the training samples that are left of an epoch; return sums (collective).
+        """Train on the samples that are left of an epoch (collective).
 
         Args:
-            epoch: counted from 0.
-            done: how many of its samples were used before.
-            go_on: called after each optimizer step; where it returns False, on all ranks at the
-                same step, that was the last one.
+            epoch: epoch, counted from 0.
+            done: number of its samples that were used before.
+            go_on: called after each optimizer step; False, on all ranks at the same step, ends the
+                call after that step.
+
+        Returns:
+            The sums over the samples that were used, on all ranks.
         """
         self._model.train()
         if self._position != (epoch, done):
             steps = (
-                Step(number, batch, self._step_plan.parts(batch))
+                Step(number, batch, self._step_plan.microbatches(batch))
                 for number, batch in self._step_plan.batches(epoch, done)
             )
             self._feed = self._train.batches(steps, epoch)
         for step, batches in self._feed:
             rate = self._step_plan.lr(step.number)
             groups = self._optimizer.param_groups
-            for group, share in zip(groups, self._shares, strict=True):
-                group["lr"] = rate * share
+            for group, ratio in zip(groups, self._lr_ratios, strict=True):
+                group["lr"] = rate * ratio
             self._step(step, batches)
             done += len(step.samples)
             self._position = (epoch, done)
@@ -145,21 +154,21 @@ class TorchLoop:
         return self._sums.reduce()
 
     def average_buffers(self) -> None:
-        """Average what a forward pass has changed on each rank, as statistics (collective)."""
+        """Average the statistics that forward passes have changed on each rank (collective)."""
         for model in filter(None, [self._model, self._updater.averaged]):
             average_model_buffers(model)
 
     def bucket_plan(self) -> Any:
-        """Return how gradients are cut into buckets; None before that was found out."""
+        """Return how gradients are cut into buckets; None before that is known (local)."""
         return self._optimizer.bucket_plan()
 
     def use_bucket_plan(self, plan: Any) -> None:
-        """Cut gradients into buckets as a checkpoint's run did (collective, before a step)."""
+        """Cut gradients into buckets as in a checkpoint (collective, before the first step)."""
         self._optimizer.use_bucket_plan(plan)
 
     def checksums(self) -> Mapping[str, int]:
-        """Return a checksum of all that must be equal on all ranks, by name (local)."""
-        # Random numbers are drawn from seed and step alone: where these are equal, they are.
+        """Return a checksum of everything that must be equal on all ranks, by name (local)."""
+        # Random numbers depend on seed and step alone: if these are equal, so are they.
         numbers = {"seed": float(self._step_plan.options.seed), "step": float(self._step_number)}
         return torch_checksums(self._model, self._optimizer, numbers)
 
@@ -167,15 +176,18 @@ class TorchLoop:
         """Return loss and metrics of all test samples, each seen by one rank (collective)."""
         if self._evaluation is None:
             return {}
-        return self._evaluation.values(self._evaluated())
+        return self._evaluation.values(self._evaluation_forward())
 
     def predict(self, inputs: Array) -> Array:
-        """Return the outputs for inputs [n, ...], the same on every rank (collective).
+        """Return the outputs of the model, the same on every rank (collective).
+
+        Args:
+            inputs: samples, [n, ...].
 
         Raises:
-            UsageError: the model does not take them.
+            UsageError: the model does not accept them.
         """
-        tensor, forward = self._move(torch.from_numpy(inputs)), self._evaluated()
+        tensor, forward = self._move(torch.from_numpy(inputs)), self._evaluation_forward()
         chunks = own_chunks(len(tensor), self._step_plan.topology)
 
         def outputs_of(rows: Array) -> Array:
@@ -185,8 +197,8 @@ class TorchLoop:
 
         return predict_on_all_ranks([step.samples for step in chunks], outputs_of)
 
-    def _evaluated(self) -> Callable[[Any], Any]:
-        """Return the model that is evaluated, averaged where weights are, as a function."""
+    def _evaluation_forward(self) -> Callable[[Any], Any]:
+        """Return the forward pass in evaluation mode, of the averaged model if there is one."""
         averaged = self._updater.averaged
         model = self._model if averaged is None else averaged
         model.eval()
@@ -204,7 +216,7 @@ class TorchLoop:
         return loss
 
     def _step(self, step: Step, batches: list[Batch]) -> None:
-        """Take one optimizer step."""
+        """Take one optimizer step (collective)."""
         if self._step_plan.options.virtual_shards is None:
             self._backward(step, batches)
         else:
@@ -213,45 +225,45 @@ class TorchLoop:
         self.state.settle()
         update = self._updater.step()
         if update.fault:
-            self._blame(step, batches)
+            self._handle_non_finite(step, batches)
 
     def _backward(self, step: Step, batches: list[Batch]) -> None:
-        self._updater.begin([len(batch.part.samples) for batch in batches])
+        self._updater.begin([len(batch.microbatch.samples) for batch in batches])
         for batch in batches:
-            self._updater.backward(self._loss(step, batch), len(batch.part.samples))
+            self._updater.backward(self._loss(step, batch), len(batch.microbatch.samples))
 
     def _backward_by_shards(self, step: Step, batches: list[Batch]) -> None:
         self._optimizer.zero_grad()
         shards = self._step_plan.options.virtual_shards or 1
-        by_key = {batch.part.key: batch for batch in batches}
+        by_key = {batch.microbatch.key: batch for batch in batches}
 
         def loss_of(shard: int) -> torch.Tensor:
             batch = by_key[shard]
             if batch.inputs is None:
                 nothing: torch.Tensor = 0.0 * next(self._model.parameters()).sum()
                 return nothing
-            share = len(batch.part.samples) / len(step.samples)
+            share = len(batch.microbatch.samples) / len(step.samples)
             return self._updater.precision.scaled(self._loss(step, batch) * share)
 
         hvd.backward_by_shards(self._model.parameters(), shards, loss_of)
 
     def _loss(self, step: Step, batch: Batch, counted: bool = True) -> torch.Tensor:
-        """Return the mean loss of a batch, and count it."""
-        seed_generators(step_seed(self._step_plan.options.seed, step.number, batch.part.key))
+        """Return the mean loss of a batch, and add it to the sums."""
+        seed_generators(step_seed(self._step_plan.options.seed, step.number, batch.microbatch.key))
         outputs = self._outputs(self._forward, batch.inputs)
         loss = self._mean_loss(outputs, batch.targets)
         if counted:
-            self._sums.add(outputs.detach(), batch.targets, loss, len(batch.part.samples))
+            self._sums.add(outputs.detach(), batch.targets, loss, len(batch.microbatch.samples))
         return loss
 
-    def _blame(self, step: Step, batches: list[Batch]) -> None:
-        """Say where what is not finite came from, and go on if that was asked for (collective).
+    def _handle_non_finite(self, step: Step, batches: list[Batch]) -> None:
+        """Find what is not finite, and raise or warn as --non-finite asks for (collective).
 
         Raises:
-            TrainingError: on every rank, it was not.
+            TrainingError: on every rank, --non-finite is "stop".
         """
-        given = [batch for batch in batches if batch.inputs is not None]
-        losses = [partial(self._loss, step, batch, counted=False) for batch in given]
+        present = [batch for batch in batches if batch.inputs is not None]
+        losses = [partial(self._loss, step, batch, counted=False) for batch in present]
         cause = non_finite_cause(step.number + 1, self._model, losses)
         if self._step_plan.options.non_finite == "stop":
             raise TrainingError(f"{cause}. {ADVICE}")

@@ -15,11 +15,11 @@ __all__ = ["TorchMetricSums"]
 
 
 class TorchMetricSums:
-    """Adds up the samples, losses and metrics of this rank.
+    """Adds up the samples, losses and metric counts of this rank.
 
     Args:
-        metrics: by name; they have counts() and add up.
-        device: where the sums are.
+        metrics: metrics by name, whose counts() add up.
+        device: device of the sums.
     """
 
     def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
@@ -33,7 +33,14 @@ class TorchMetricSums:
         self._counts: dict[str, torch.Tensor] = {}
 
     def add(self, outputs: Any, targets: Any, mean_loss: torch.Tensor, samples: int) -> None:
-        """Count a batch (local)."""
+        """Add a batch (local).
+
+        Args:
+            outputs: outputs of the model, [samples, ...].
+            targets: targets, [samples, ...].
+            mean_loss: mean loss of the batch, [].
+            samples: number of samples in the batch.
+        """
         self._samples += samples
         self._loss.add_(mean_loss.detach(), alpha=samples)
         for name, metric in self._metrics.items():
@@ -42,7 +49,7 @@ class TorchMetricSums:
             self._counts[name] = counts if known is None else known + counts
 
     def reduce(self) -> Totals:
-        """Return the sums over all ranks, and begin new ones (collective)."""
+        """Return the sums over all ranks, and start new ones (collective)."""
         shapes = self._agreed_shapes()
         parts = [torch.tensor([float(self._samples)], dtype=torch.float64), self._loss.cpu()[None]]
         for name, shape in shapes.items():
@@ -59,7 +66,7 @@ class TorchMetricSums:
         return Totals(int(sums[0]), float(sums[1]), counts_of)
 
     def _agreed_shapes(self) -> dict[str, list[int]]:
-        """Return the shapes of counts, which a rank that had no sample does not know."""
+        """Return the shapes of counts, which a rank without samples does not know (collective)."""
         if self._shapes is None:
             own = {name: list(counts.shape) for name, counts in self._counts.items()}
             known = allgather_object(own, "shapes of metrics")

@@ -1,4 +1,4 @@
-"""The model and the loss of a torch recipe: compiled, called, checked, buffers averaged."""
+"""The model and the loss of a torch recipe: compiled, checked, buffers averaged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ __all__ = ["average_model_buffers", "compile_model", "require_scalar"]
 
 
 def compile_model(model: torch.nn.Module, backend: str) -> Any:
-    """Return a model that is compiled when it is first called.
+    """Return the model compiled by torch.compile when it is first called (local).
+
+    Args:
+        model: model to compile.
+        backend: name of the backend of torch.compile.
 
     Raises:
         UsageError: torch has no such backend.
@@ -29,10 +33,10 @@ def compile_model(model: torch.nn.Module, backend: str) -> Any:
 
 
 def require_scalar(loss: Any) -> None:
-    """Check what the loss of a recipe returned.
+    """Check that the loss of a recipe is one number.
 
     Raises:
-        UsageError: it is not one number.
+        UsageError: it is not.
     """
     if isinstance(loss, torch.Tensor) and not loss.ndim:
         return
@@ -44,15 +48,16 @@ def require_scalar(loss: Any) -> None:
 
 
 def average_model_buffers(model: torch.nn.Module) -> None:
-    """Make buffers equal on all ranks: real numbers averaged, others as rank 0's (collective).
+    """Make a model's buffers equal on all ranks (collective).
 
-    Batch normalisation keeps running means and variances of the samples that a rank has seen. They
-    do not change what is learned, but what an evaluation finds.
+    Floating-point buffers are averaged; others are copied from rank 0. Batch normalization keeps
+    running means and variances of the samples that a rank has seen; they do not change what is
+    learned, but they change the results of an evaluation.
     """
     buffers = list(model.buffers())
-    real = [buffer for buffer in buffers if buffer.is_floating_point()]
-    if real:
-        hvd.grouped_allreduce_(real, name="buffers")
+    floating = [buffer for buffer in buffers if buffer.is_floating_point()]
+    if floating:
+        hvd.grouped_allreduce_(floating, name="buffers")
     rest = [(str(n), b) for n, b in enumerate(buffers) if not b.is_floating_point()]
     if rest:
         hvd.broadcast_parameters(rest, root_rank=0)

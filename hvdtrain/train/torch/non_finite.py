@@ -1,4 +1,4 @@
-"""Where a gradient that is not finite came from, with torch."""
+"""Finding the origin of a gradient that is not finite, with torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Loss = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True)
 class NonFiniteValue:
-    """What is not finite on one rank.
+    """The first value that is not finite on one rank.
 
     Attributes:
-        what: "weight", "loss" or "gradient"; "" where all is finite.
-        name: of the parameter; "" for a loss.
-        value: the loss.
+        what: "weight", "loss" or "gradient"; "" if everything is finite.
+        name: name of the parameter; "" for a loss.
+        value: value of the loss.
     """
 
     what: str = ""
@@ -36,25 +36,30 @@ class NonFiniteValue:
 
 
 def non_finite_cause(step: int, model: torch.nn.Module, losses: Iterable[Loss]) -> str:
-    """Say on which ranks, in which parameter, this step's gradient is not finite (collective).
+    """Describe which ranks and parameters made this step's gradient not finite (collective).
 
-    The gradients are computed once more, each rank's own, before they are reduced; they go
-    nowhere, and buffers are left as they were.
+    The gradients are computed again, each rank's own, before they are reduced. They are discarded,
+    and buffers are left unchanged.
 
     Args:
-        step: the number that people are told.
-        model: with the weights that the step began with.
-        losses: for each part of this rank, returns its loss again: of the same samples, with the
-            same random numbers, in the same types.
+        step: number of the step for people.
+        model: model with the weights from the start of the step.
+        losses: for each microbatch of this rank a function that returns its loss again: for the
+            same samples, with the same random numbers, in the same types.
 
     Returns:
-        The same text on every rank; ADVICE says what to do.
+        The same text on every rank; ADVICE says what to do about it.
     """
     return non_finite_text(step, allgather_object(_find(model, losses), "not finite"))
 
 
 def non_finite_text(step: int, findings: Sequence[NonFiniteValue]) -> str:
-    """Return the message about findings, by rank."""
+    """Return the message about the values that are not finite.
+
+    Args:
+        step: number of the step for people.
+        findings: finding of each rank, by rank.
+    """
     ranks: dict[str, list[int]] = {}
     for rank, finding in enumerate(findings):
         if finding.what:
@@ -75,9 +80,9 @@ def _description(finding: NonFiniteValue) -> str:
 
 
 def _find(model: torch.nn.Module, losses: Iterable[Loss]) -> NonFiniteValue:
-    """Return the first thing that is not finite: a weight, or a part's loss or gradient.
+    """Return the first value that is not finite: a weight, or a microbatch's loss or gradient.
 
-    All parts are computed whatever is found: models may communicate in both passes.
+    All losses are computed in any case: models may communicate in both passes.
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     name = _first_non_finite(named)

@@ -1,4 +1,4 @@
-"""Where batches of torch tensors come from: arrays, map-style data sets, or streams."""
+"""Sources of batches of torch tensors: arrays, map-style data sets, or streams."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class Step:
     """What the ranks do in one step.
 
     Attributes:
-        number: over all epochs, from 0 on.
-        samples: of all ranks.
-        parts: of this rank.
+        number: number of the step over all epochs, from 0.
+        samples: int64 numbers of the samples of all ranks, [n].
+        microbatches: microbatches of this rank.
     """
 
     number: int
     samples: npt.NDArray[np.int64]
-    parts: list[Microbatch]
+    microbatches: list[Microbatch]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples of a part, on the device; inputs and targets of a part without any are None."""
+    """A microbatch on the device; inputs and targets are None if it has no samples."""
 
-    part: Microbatch
+    microbatch: Microbatch
     inputs: Any
     targets: Any
 
@@ -52,48 +52,48 @@ class Source(Protocol):
     """Reads the samples of this rank."""
 
     def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
-        """Yield each step with the batches of its parts.
+        """Yield each step with the batches of its microbatches.
 
         Args:
-            steps: in order; they may begin in the middle of an epoch.
-            epoch: counted from 0; random changes of samples depend on it.
+            steps: steps in order; they may start in the middle of an epoch.
+            epoch: epoch, counted from 0; random changes of samples depend on it.
         """
 
 
 @dataclass(frozen=True)
 class ArraySource:
-    """Samples that lie on the device as a whole."""
+    """Samples that are on the device as a whole."""
 
     inputs: Any
     targets: Any
 
     def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
-        """Yield each step with the batches of its parts."""
+        """Yield each step with its batches; see Source.batches."""
         for step in steps:
-            yield step, [self._batch(part) for part in step.parts]
+            yield step, [self._batch(microbatch) for microbatch in step.microbatches]
 
-    def _batch(self, part: Microbatch) -> Batch:
-        if not len(part.samples):
-            return Batch(part, None, None)
-        chosen = torch.from_numpy(part.samples).to(self.inputs.device)
-        return Batch(part, self.inputs[chosen], self.targets[chosen])
+    def _batch(self, microbatch: Microbatch) -> Batch:
+        if not len(microbatch.samples):
+            return Batch(microbatch, None, None)
+        chosen = torch.from_numpy(microbatch.samples).to(self.inputs.device)
+        return Batch(microbatch, self.inputs[chosen], self.targets[chosen])
 
 
 class SeededRows:
     """A map-style data set whose random changes depend on seed, epoch and sample alone.
 
     Args:
-        dataset: has [index].
-        augment: changes an input; None: nothing.
-        seed: of the run.
-        epoch: counted from 0.
+        dataset: data set with [index].
+        augment: changes an input; None: inputs stay as they are.
+        seed: seed of the run.
+        epoch: epoch, counted from 0.
     """
 
     def __init__(self, dataset: Any, augment: Augment | None, seed: int, epoch: int) -> None:
         self._dataset, self._augment, self._seed, self._epoch = dataset, augment, seed, epoch
 
     def __getitem__(self, index: int) -> Any:
-        """Return a sample; generators of python, numpy and torch are seeded for it."""
+        """Return a sample, with the generators of Python, numpy and torch seeded for it."""
         seed_generators(sample_seed(self._seed, self._epoch, index))
         sample = self._dataset[index]
         if self._augment is None:
@@ -104,15 +104,15 @@ class SeededRows:
 
 @dataclass(frozen=True)
 class LoaderSource:
-    """A map-style data set, read by torch's DataLoader.
+    """A map-style data set read by torch's DataLoader.
 
     Attributes:
-        dataset: has [index].
-        augment: changes an input; None: nothing.
-        collate: makes a batch of a list of samples; None: torch's default.
-        workers: processes that read ahead; 0: none.
-        seed: of the run.
-        move: brings a batch to the device.
+        dataset: data set with [index].
+        augment: changes an input; None: inputs stay as they are.
+        collate: makes a batch from a list of samples; None: torch's default.
+        workers: number of processes that read ahead; 0: none.
+        seed: seed of the run.
+        move: moves a batch to the device.
     """
 
     dataset: Any
@@ -123,9 +123,9 @@ class LoaderSource:
     move: Move
 
     def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
-        """Yield each step with the batches of its parts."""
+        """Yield each step with its batches; see Source.batches."""
         steps = list(steps)
-        wanted = [part.samples.tolist() for step in steps for part in step.parts]
+        wanted = [microbatch.samples.tolist() for step in steps for microbatch in step.microbatches]
         rows: Any = SeededRows(self.dataset, self.augment, self.seed, epoch)
         loader: Any = DataLoader(
             rows,
@@ -136,36 +136,36 @@ class LoaderSource:
         read = iter(loader)
         try:
             for step in steps:
-                yield step, [self._batch(part, read) for part in step.parts]
-        finally:  # at the exit of Python it would be too late for its processes
+                yield step, [self._batch(microbatch, read) for microbatch in step.microbatches]
+        finally:  # when Python exits it would be too late for its processes
             if self.workers:
-                with suppress(RuntimeError):  # one of them was ended with the job
+                with suppress(RuntimeError):  # a process was killed with the job
                     read._shutdown_workers()
 
-    def _batch(self, part: Microbatch, read: Iterator[Any]) -> Batch:
-        if not len(part.samples):
-            return Batch(part, None, None)
-        with _in_one_line():
+    def _batch(self, microbatch: Microbatch, read: Iterator[Any]) -> Batch:
+        if not len(microbatch.samples):
+            return Batch(microbatch, None, None)
+        with _last_line_of_errors():
             inputs, targets = next(read)
-        return Batch(part, self.move(inputs), self.move(targets))
+        return Batch(microbatch, self.move(inputs), self.move(targets))
 
 
 @dataclass(frozen=True)
 class StreamSource:
-    """An iterable, which every rank reads as a whole to keep its parts of each global batch.
+    """An iterable that every rank reads as a whole to keep its part of each global batch.
 
-    So each sample is used once, and in the same step, on any number of ranks; the price is that
-    every rank reads all of it. Samples come in the iterable's own order.
+    Each sample is therefore used once, and in the same step, on any number of ranks; the price is
+    that every rank reads everything. Samples come in the iterable's own order.
 
-    Generators of python, numpy and torch are seeded before each sample is read, as for map-style
-    data, so that what is drawn for it is the same on every rank.
+    The generators of Python, numpy and torch are seeded before each sample is read, as for
+    map-style data, so that what is drawn for it is the same on every rank.
 
     Attributes:
-        stream: of samples; iter() begins an epoch, set_epoch(), if there is one, comes before.
-        augment: changes an input; None: nothing.
-        collate: makes a batch of a list of samples.
-        seed: of the run.
-        move: brings a batch to the device.
+        stream: iterable of samples; iter() starts an epoch, after set_epoch() if it has that.
+        augment: changes an input; None: inputs stay as they are.
+        collate: makes a batch from a list of samples.
+        seed: seed of the run.
+        move: moves a batch to the device.
     """
 
     stream: Any
@@ -175,7 +175,11 @@ class StreamSource:
     move: Move
 
     def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
-        """Yield each step with the batches of its parts."""
+        """Yield each step with its batches; see Source.batches.
+
+        Raises:
+            UsageError: the stream ends before the epoch does.
+        """
         if hasattr(self.stream, "set_epoch"):
             self.stream.set_epoch(epoch)
         stream, at = self._seeded(epoch), 0
@@ -188,7 +192,10 @@ class StreamSource:
                     f"the training data ended before sample {at} of epoch {epoch + 1}: "
                     "samples_per_epoch of the recipe must be no more than it yields"
                 )
-            yield step, [self._batch(part, items, first, epoch) for part in step.parts]
+            yield (
+                step,
+                [self._batch(microbatch, items, first, epoch) for microbatch in step.microbatches],
+            )
 
     def _seeded(self, epoch: int) -> Iterator[Any]:
         """Yield the samples of an epoch."""
@@ -202,12 +209,12 @@ class StreamSource:
                 return
             yield sample
 
-    def _batch(self, part: Microbatch, items: list[Any], first: int, epoch: int) -> Batch:
-        if not len(part.samples):
-            return Batch(part, None, None)
-        chosen = [self._augmented(items[i - first], i, epoch) for i in part.samples.tolist()]
+    def _batch(self, microbatch: Microbatch, items: list[Any], first: int, epoch: int) -> Batch:
+        if not len(microbatch.samples):
+            return Batch(microbatch, None, None)
+        chosen = [self._augmented(items[i - first], i, epoch) for i in microbatch.samples.tolist()]
         inputs, targets = self.collate(chosen)
-        return Batch(part, self.move(inputs), self.move(targets))
+        return Batch(microbatch, self.move(inputs), self.move(targets))
 
     def _augmented(self, sample: Any, index: int, epoch: int) -> Any:
         if self.augment is None:
@@ -224,7 +231,16 @@ def make_source(
     augment: Augment | None = None,
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> Source:
-    """Return what reads these samples: Samples, map-style data, or an iterable."""
+    """Return a source that reads Samples, map-style data, or an iterable.
+
+    Args:
+        data: the samples.
+        move: moves a batch to the device.
+        seed: seed of the run.
+        workers: number of processes that read ahead; 0: none.
+        augment: changes an input; None: inputs stay as they are.
+        collate: makes a batch from a list of samples; None: torch's default.
+    """
     if isinstance(data, Samples) and augment is None:
         inputs, targets = (torch.from_numpy(array) for array in (data.inputs, data.labels))
         return ArraySource(move(inputs), move(targets))
@@ -245,8 +261,8 @@ class _Rows:
 
 
 @contextmanager
-def _in_one_line() -> Iterator[None]:
-    """Take the last line of a refusal: a loading process hands over its whole traceback."""
+def _last_line_of_errors() -> Iterator[None]:
+    """Shorten an error to its last line: a worker process passes on its whole traceback."""
     try:
         yield
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""The checkpointed state of a run with torch: weights, optimizer, loss scaler, averaged weights."""
+"""The training state with torch: weights, optimizer, loss scaler and averaged weights."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class TorchTrainingState:
     """A model, its optimizer, and what else belongs to the state of a run.
 
     Args:
-        model: whose parameters and buffers count.
-        optimizer: of its parameters.
-        extras: by name, what has state_dict() and load_state_dict(): a GradScaler, an
+        model: model whose parameters and buffers are saved.
+        optimizer: optimizer of its parameters.
+        extras: further objects with state_dict() and load_state_dict() by name: a GradScaler, an
             AveragedModel.
     """
 
@@ -40,26 +40,26 @@ class TorchTrainingState:
         self._snapshot: TorchSnapshot | None = None
 
     def weights(self) -> dict[str, Array]:
-        """Return all parameters and buffers by name; types that numpy lacks as integers."""
+        """Return all parameters and buffers by name; types that numpy lacks as integers (local)."""
         return {name: _array(tensor) for name, tensor in self._model.state_dict().items()}
 
     def reserve(self) -> None:
-        """Take the memory of snapshots now, so that the first one is as quick as the others.
+        """Allocate the memory of snapshots now, so that the first is as fast as the others (local).
 
-        As much as weights, optimizer state and extras have; to be called on the rank that saves,
-        once the optimizer has taken a step.
+        It needs as much memory as weights, optimizer state and extras. Call it on the rank that
+        saves, once the optimizer has taken a step.
         """
         tensors, _ = flatten(self._content())
         for memory in self._memory_for(tensors).values():
-            memory.zero_()  # the system gives pages when they are written to
+            memory.zero_()  # the system allocates pages when they are written
 
     def snapshot(self) -> TorchSnapshot:
-        """Return what the state is now (local).
+        """Return the current state (local).
 
-        What a forward pass may change is copied at once. The weights that are trained, what the
-        optimizer has for each of them, and averages of weights are copied by whoever asks for the
-        content, in a thread while the next gradients are computed: call settle() before they
-        change. The memory is that of the snapshot before, which must not be needed any more.
+        What a forward pass may change is copied at once. Trained weights, the optimizer's state for
+        each of them, and averaged weights are copied by the caller of content(), in a thread while
+        the next gradients are computed: call settle() before they change. The memory is that of the
+        snapshot before, which must not be needed any more.
         """
         self.settle()
         tensors, skeleton = flatten(self._content())
@@ -74,16 +74,19 @@ class TorchTrainingState:
         return self._snapshot
 
     def settle(self) -> None:
-        """Wait until weights, optimizer state and averages may change (local)."""
+        """Wait until weights, optimizer state and averaged weights may change (local)."""
         if self._snapshot is not None:
             self._snapshot.complete()
             self._snapshot = None
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Take over what the content of a snapshot was.
+        """Restore the state from the content of a snapshot (local).
+
+        Args:
+            content: content of a snapshot.
 
         Raises:
-            ValueError, KeyError, TypeError, AttributeError, RuntimeError: it lacks something.
+            ValueError, KeyError, TypeError, AttributeError, RuntimeError: something is missing.
         """
         _require_optimizer(content["optimizer"], self._optimizer)
         saved = content["extras"]
@@ -106,7 +109,7 @@ class TorchTrainingState:
         }
 
     def _memory_for(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return memory for copies of tensors, that of before as far as it fits."""
+        """Return memory for copies of tensors, reusing the memory of before if it fits."""
         known, self._memory = self._memory, {}
         for name, tensor in tensors.items():
             memory = known.get(name)
@@ -118,12 +121,12 @@ class TorchTrainingState:
         return self._memory
 
     def _unchanged_until_step(self) -> set[int]:
-        """Return where the tensors in host memory begin that only optimizer steps change."""
+        """Return the addresses of tensors in host memory that only optimizer steps change."""
         averages = [e for e in self._extras.values() if isinstance(e, AveragedModel)]
         tensors = chain(
             (p for p in self._model.parameters() if p.requires_grad),
             *(average.parameters() for average in averages),
-            _moments(self._optimizer),
+            _elementwise_state(self._optimizer),
         )
         return {tensor.data_ptr() for tensor in tensors if tensor.device.type == "cpu"}
 
@@ -136,8 +139,8 @@ def _array(tensor: torch.Tensor) -> Array:
     return array
 
 
-def _moments(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield what an optimizer has for each element of its parameters."""
+def _elementwise_state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the optimizer's state tensors that have an element for each element of a parameter."""
     for state in optimizer.state.values():
         for value in state.values():
             if isinstance(value, torch.Tensor) and value.ndim:
@@ -145,11 +148,11 @@ def _moments(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _require_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Check what load_state_dict() does not, and the next step needs.
+    """Check what load_state_dict() does not check, and the next step needs.
 
     Raises:
         ValueError: a group lacks a setting, or has one of another type.
-        KeyError, TypeError: the state has another form.
+        KeyError, TypeError: the state has another structure.
     """
     own = optimizer.state_dict()["param_groups"]
     for group, expected in zip(saved["param_groups"], own, strict=True):
@@ -165,19 +168,19 @@ def _require_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimize
 
 
 def _is_like(value: object, expected: object) -> bool:
-    """Return whether a setting may stand where this one stood; None stands for a choice."""
+    """Return whether a setting may replace another; None stands for an optional setting."""
     if isinstance(expected, float):
         return isinstance(value, (int, float))
     return expected is None or isinstance(value, type(expected))
 
 
 class TorchSnapshot:
-    """What a state was at one moment.
+    """The state at one moment.
 
     Args:
-        skeleton: of tree.split().
-        copies: its tensors, by name.
-        waiting: those that are to be copied yet, and from where.
+        skeleton: skeleton returned by pytree.flatten().
+        copies: copies of its tensors, by name.
+        waiting: pairs of copy and tensor that are still to be copied.
     """
 
     def __init__(
@@ -190,23 +193,28 @@ class TorchSnapshot:
         self._lock = threading.Lock()
 
     def complete(self) -> None:
-        """Copy what is missing, or wait for the thread that does."""
+        """Copy the tensors that are not copied yet, or wait for the thread that does."""
         with self._lock:
             while self._waiting:
                 copy_tensor(*self._waiting[-1])
                 self._waiting.pop()
 
     def content(self) -> dict[str, Any]:
-        """Return it; blocks until it is complete."""
+        """Return the content; blocks until it is complete."""
         self.complete()
         content: dict[str, Any] = unflatten(self._skeleton, self._copies)
         return content
 
 
 def copy_tensor(copy: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy a tensor into memory in one piece (local); waits for a device."""
+    """Copy a tensor into contiguous memory; waits for the device (local).
+
+    Args:
+        copy: destination, of the same shape and type.
+        tensor: tensor to copy.
+    """
     if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel():
-        # torch would start threads of its own for a thread that it does not know.
+        # torch would start a thread pool for each new thread that calls it.
         flat = tensor.detach().reshape(-1).view(torch.uint8)
         copy.reshape(-1).view(torch.uint8).numpy()[:] = flat.numpy()
     else:

@@ -14,18 +14,18 @@ import hvdtrain.torch as hvd
 
 __all__ = ["AMP", "Precision", "StepResult", "Updater", "clip_gradients", "total_norm"]
 
-# Below, gradients that overflow do so without a factor as well.
+# Below this scale, gradients that overflow would overflow without scaling as well.
 _SMALLEST_SCALE = 1.0
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What became of a step; the same on every rank.
+    """The result of a step, the same on every rank.
 
     Attributes:
-        norm: of the reduced gradient before it is clipped; inf or nan where it is not finite.
-        skipped: the weights are as before, since the gradient was not finite.
-        fault: it was not because the loss was scaled too much, which fp16 does now and then.
+        norm: norm of the reduced gradient before clipping; inf or nan if it is not finite.
+        skipped: whether the weights are unchanged because the gradient was not finite.
+        fault: whether that was not because of a too large loss scale, which fp16 causes at times.
     """
 
     norm: float
@@ -34,29 +34,30 @@ class StepResult:
 
 
 class Updater:
-    """Takes the steps of one model.
+    """Takes the optimizer steps of one model.
 
-        updater.begin([len(part) for part in parts])
-        for part in parts:
+        updater.begin([len(batch) for batch in microbatches])
+        for batch in microbatches:
             with updater.precision.autocast():
-                loss = ...                           # the mean over the part
-            updater.backward(loss, len(part))
+                loss = ...                           # the mean over the microbatch
+            updater.backward(loss, len(batch))
         update = updater.step()
 
-    The gradient is that of the mean loss over the samples of all parts and ranks, however many
-    parts, of however many samples, each rank has. Gradients that were computed by other means,
-    such as hvd.backward_by_shards(), of losses that went through precision.scaled(), take
-    optimizer.zero_grad() for begin(), and no backward().
+    The gradient is that of the mean loss over the samples of all microbatches and ranks, whatever
+    the number and the sizes of each rank's microbatches. For gradients computed otherwise, such as
+    by hvd.backward_by_shards(), of losses from precision.scaled(), call optimizer.zero_grad()
+    instead of begin(), and no backward().
 
     Args:
-        model: whose parameters the optimizer has, as it was before torch.compile().
-        optimizer: with op=Average, or with any op where gradients come from elsewhere.
-        precision: the types of operations.
-        clip_norm: the largest norm of the reduced gradient; None: any.
-        ema: the decay of an exponential moving average of the weights; None: there is none.
+        model: model whose parameters the optimizer has, as it was before torch.compile().
+        optimizer: with op=Average, or with any op if gradients are computed otherwise.
+        precision: types of operations.
+        clip_norm: maximum norm of the reduced gradient; None: no clipping.
+        ema: decay of an exponential moving average of the weights; None: no average.
 
     Attributes:
-        averaged: the model with averaged weights and the newest buffers, where there is one.
+        precision: types of operations.
+        averaged: model with averaged weights and the newest buffers; None without `ema`.
     """
 
     def __init__(
@@ -71,35 +72,36 @@ class Updater:
         self._clip_norm = clip_norm
         self.averaged: AveragedModel | None = None
         if ema is not None:
-            self.averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema))
+            average = get_ema_multi_avg_fn(ema)
+            self.averaged = AveragedModel(model, multi_avg_fn=average)
         self._samples = 0
 
-    def begin(self, parts: Sequence[int]) -> None:
+    def begin(self, sizes: Sequence[int]) -> None:
         """Begin a step (local).
 
         Args:
-            parts: how many samples each of this rank's parts has; backward() is called for those
-                that have any, of which there may be none.
+            sizes: number of samples of each of this rank's microbatches, of which there may be
+                none; backward() is called for those that have samples.
         """
         self._optimizer.zero_grad()
-        self._samples = sum(parts)
+        self._samples = sum(sizes)
         self._optimizer.sample_weight = self._samples
-        passes = max(1, sum(1 for samples in parts if samples))
+        passes = max(1, sum(1 for samples in sizes if samples))
         if self._optimizer.backward_passes_per_step != passes:
             self._optimizer.set_backward_passes_per_step(passes)
 
     def backward(self, loss: torch.Tensor, samples: int) -> None:
-        """Add the gradient of one part; the last one's is reduced on the way (collective).
+        """Add the gradient of one microbatch; the last one starts the reduction (collective).
 
         Args:
-            loss: the mean over the part, [].
-            samples: how many the part has, at least 1.
+            loss: mean loss over the microbatch, [].
+            samples: number of its samples, at least 1.
         """
         weighted = loss if samples == self._samples else loss * (samples / self._samples)
         self.precision.scaled(weighted).backward()
 
     def step(self) -> StepResult:
-        """Reduce what is left, then step, unless the gradient is not finite (collective)."""
+        """Reduce what is left, then step unless the gradient is not finite (collective)."""
         scaler = self.precision.scaler
         self._optimizer.synchronize()
         if scaler is not None:
@@ -119,12 +121,12 @@ class Updater:
                 self.averaged.update_parameters(self._model)
         if scaler is not None:
             scaler.update()
-        update = StepResult(norm) if finite else StepResult(norm, True, self._is_fault())
+        update = StepResult(norm) if finite else StepResult(norm, True, self._is_real_overflow())
         self.precision.losses.clear()
         return update
 
     def broadcast(self) -> None:
-        """Give every rank what rank 0 has beside weights and optimizer (collective)."""
+        """Copy the loss scale and the averaged weights of rank 0 to every rank (collective)."""
         scaler = self.precision.scaler
         if scaler is not None:
             scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict(), name="loss scale"))
@@ -135,8 +137,8 @@ class Updater:
         groups = self._optimizer.param_groups
         return [p.grad for group in groups for p in group["params"] if p.grad is not None]
 
-    def _is_fault(self) -> bool:
-        """Return whether a smaller scale would not have helped (collective)."""
+    def _is_real_overflow(self) -> bool:
+        """Return whether a smaller loss scale would not have helped (collective)."""
         scaler = self.precision.scaler
         if scaler is None or scaler.get_scale() < _SMALLEST_SCALE:
             return True
@@ -150,15 +152,15 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """The types of one rank's operations; weights, gradients and optimizer keep theirs.
+    """Mixed precision: the types of operations; weights, gradients and optimizer state keep theirs.
 
     Args:
-        amp: one of AMP.
-        device: where the model is.
+        amp: "none", "bf16" or "fp16".
+        device: device of the model.
 
     Attributes:
-        scaler: multiplies losses, so that gradients do not vanish in float16; None but for fp16.
-        losses: that it has multiplied since clear() was called on them.
+        scaler: scales losses, so that gradients do not underflow in float16; None except for fp16.
+        losses: losses that were scaled since the list was last cleared.
     """
 
     def __init__(self, amp: str, device: torch.device) -> None:
@@ -182,30 +184,31 @@ class Precision:
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return the 2-norm of all gradients together, [], in float32 at least (local).
+    """Return the 2-norm of all gradients together, float32 or float64 [] (local).
 
-    It is finite only where every element is, and 0 for no gradients.
+    It is finite only if every element is, and 0 without gradients.
     """
     if not gradients:
         return torch.tensor(0.0)
     types = {gradient.dtype for gradient in gradients}
     if types <= {torch.float32, torch.float64}:
         norms = torch._foreach_norm(gradients)
-    else:  # the norm of a float16 would be a float16, which ends at 65504
+    else:  # the norm of float16 would be float16, whose largest number is 65504
         wide = torch.float64 if torch.float64 in types else torch.float32
         norms = torch._foreach_norm(gradients, 2, dtype=wide)
     if len({(norm.device, norm.dtype) for norm in norms}) > 1:
         norms = tuple(norm.to(norms[0].device, torch.float64) for norm in norms)
-    return torch.linalg.vector_norm(torch.stack(norms))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
 
 
 def clip_gradients(gradients: list[torch.Tensor], norm: float, largest: float) -> None:
-    """Multiply gradients by largest / norm where that is below 1, in place (local).
+    """Scale gradients in place so that their norm does not exceed a maximum (local).
 
     Args:
-        gradients: of all parameters.
+        gradients: gradients of all parameters.
         norm: their total_norm().
-        largest: what it may be.
+        largest: maximum norm.
     """
     if norm > largest:
         torch._foreach_mul_(gradients, largest / norm)

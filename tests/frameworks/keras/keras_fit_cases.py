@@ -18,7 +18,7 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.backends.wrapping import Distributed, state_of
+from hvdtrain.keras.backends.distributed import DistributedMixin, training_state
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "keras.md"
 ROWS = 4  # of each rank in a step
@@ -54,13 +54,13 @@ def _shared() -> tuple[Any, list[Any]]:
     model = dense_model(seed=5)
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
-    return model, [keras.ops.convert_to_numpy(variable) for variable in state_of(model)]
+    return model, [keras.ops.convert_to_numpy(variable) for variable in training_state(model)]
 
 
 def shared_model() -> Any:
     """Return a model as it was at first, but for its traces, which many cases share."""
     model, state = _shared()
-    for variable, value in zip(state_of(model), state, strict=True):
+    for variable, value in zip(training_state(model), state, strict=True):
         variable.assign(value)
     model._initial_epoch = None
     return model
@@ -83,7 +83,7 @@ def fit(model: Any, rank: int | None, arrays: Any = None, **how: Any) -> Any:
 
 
 def is_distributed(optimizer: Any) -> bool:
-    return isinstance(optimizer, Distributed)
+    return isinstance(optimizer, DistributedMixin)
 
 
 def start() -> list[Any]:

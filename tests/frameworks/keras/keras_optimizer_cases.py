@@ -19,7 +19,7 @@ from raising import raising
 import hvdtrain.keras as hvd
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.errors import UsageError
-from hvdtrain.keras.backends.choose import require_backend, require_keras
+from hvdtrain.keras.backends.backend import require_backend, require_keras
 from hvdtrain.types import DType
 
 Array = np.ndarray[Any, Any]

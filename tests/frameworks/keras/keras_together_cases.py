@@ -16,7 +16,7 @@ from raising import raising
 import hvdtrain.keras as hvd
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError, UnsupportedError
-from hvdtrain.keras.backends.wrapping import state_of
+from hvdtrain.keras.backends.distributed import training_state
 
 # Rows of each batch of an epoch, by rank.
 UNEVEN = [[ROWS, ROWS, 3], [ROWS, 1], [1]]
@@ -170,7 +170,7 @@ def backups_are_restored_on_all_ranks() -> str:
     assert_close(model.weights, want, rtol=1e-6)
     if hvd.rank() == 0:  # which alone writes and removes it
         assert not Path("backup").exists()
-    ends = [keras.ops.convert_to_numpy(v) for v in state_of(model)]
+    ends = [keras.ops.convert_to_numpy(v) for v in training_state(model)]
 
     def of_batches(model: Any) -> Any:
         kept = hvd.callbacks.RankZero(keras.callbacks.BackupAndRestore("backup", save_freq=1))
@@ -181,8 +181,8 @@ def backups_are_restored_on_all_ranks() -> str:
     of_batches(model).on_train_batch_end(1)
     model = shared_model()
     of_batches(model).on_train_end()
-    assert_close(state_of(model), ends, rtol=0)
-    return digest(state_of(model))
+    assert_close(training_state(model), ends, rtol=0)
+    return digest(training_state(model))
 
 
 def files_of_one_rank() -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow_training_cases import STEPS, assert_close, batch, digest, initial, loss_of, train
 
 import hvdtrain.tensorflow as hvd
-from hvdtrain.tensorflow.graph.background import _Runs
+from hvdtrain.tensorflow.graph.threaded_calls import _Runs
 
 v1 = tf.compat.v1
 
@@ -205,14 +205,14 @@ def results_of_failed_sessions_are_dropped() -> None:
     numbers = [runs.start(None, tf.constant(number)) for number in range(1500)]
     for _ in numbers[1:]:
         ended.acquire()
-    while not all(done.done() for number, done in runs._under_way.items() if number):
+    while not all(done.done() for number, done in runs._pending.items() if number):
         time.sleep(0.001)
     last = runs.start(None, tf.constant(1500))
     # The first run is not complete.
-    assert sorted(runs._under_way) == [0, *range(500, 1501)]
+    assert sorted(runs._pending) == [0, *range(500, 1501)]
     may_end.set()
     for number in (0, 500, 1499, int(last)):
-        while not runs._under_way[number].done():
+        while not runs._pending[number].done():
             time.sleep(0.001)
         assert runs.finish(number) == [2 * number]
 

@@ -237,9 +237,9 @@ def models_come_and_go() -> None:
         (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [w])
         np.testing.assert_array_equal(gradient, [np.float32(number * (size - 1) / 2)] * number)
     for kept in context.current().kept.values():
-        for gradients in kept.values():
-            assert len(gradients.fused) < 40
-            assert gradients.in_engine <= 16
+        for cache in kept.values():
+            assert len(cache.plans) < 40
+            assert cache.in_engine_memory <= 16
 
 
 def sparse_gradients() -> str:

@@ -16,7 +16,7 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.streams import HOST
-from hvdtrain.torch.gradients import planned
+from hvdtrain.torch.gradients import buckets
 from hvdtrain.torch.tensors import routes as torch_routes
 
 # torch has no sparse tensors on such a device, loses the sign of an imaginary part, does not
@@ -75,7 +75,7 @@ FOUND = {"operations": operations, "optimizers": optimizers, "exchanges": exchan
 def stage() -> None:
     """Have hvdtrain copy to the host what the engine takes as it is: the fault to be caught."""
     vars(torch_routes)["_make"] = lambda *_: torch_routes.StagingRoute(HOST, pinned=False)
-    vars(planned)["places_of"] = lambda *_: {DEVICE: "cpu"}
+    vars(buckets)["_bucket_devices"] = lambda *_: {DEVICE: "cpu"}
 
 
 def main(names: str, fault: str) -> None:

@@ -145,7 +145,7 @@ def lie_in_engine_memory(
     On the host that is shared memory, if there are peers.
     """
     assert optimizer._gradients is not None
-    ((device, memory),) = optimizer._gradients._planned.memory.items()
+    ((device, memory),) = optimizer._gradients._buckets.memory.items()
     begin, nbytes = _extent(memory)
     if device == "cpu":
         lines = Path("/proc/self/maps").read_text().splitlines()

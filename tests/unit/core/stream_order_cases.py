@@ -197,7 +197,7 @@ def _nothing(*_: object) -> None:
 
 
 def _run_at_once(self: CudaStreams, mark: object, work: Callable[[], object]) -> object:
-    with self._layer.on(self._side):
+    with self._api.on(self._side):
         result = work()
     return result, (self._side.record_event(),)
 
@@ -205,7 +205,7 @@ def _run_at_once(self: CudaStreams, mark: object, work: Callable[[], object]) ->
 def _mark_before(self: CudaStreams, mark: object, work: Callable[[], object]) -> object:
     torch_streams._follow(self._side, mark)  # type: ignore[arg-type]
     before = self._side.record_event()
-    with self._layer.on(self._side):
+    with self._api.on(self._side):
         return work(), (before,)
 
 
@@ -214,23 +214,23 @@ def _read_at_once(self: StagingStreams, mark: object, work: Callable[[], object]
 
 
 def _fill_at_once(self: StagingStreams, source: torch.Tensor, target: torch.Tensor) -> None:
-    with self._layer.on(self._side):
+    with self._api.on(self._side):
         target.copy_(source, non_blocking=True)
-    self._layer.record(source, self._side)
+    self._api.record(source, self._side)
 
 
 def _fill_unkept(self: StagingStreams, source: torch.Tensor, target: torch.Tensor) -> None:
-    torch_streams._follow(self._side, (self._layer.current_stream().record_event(),))
+    torch_streams._follow(self._side, (self._api.current_stream().record_event(),))
     _fill_at_once_unkept(self, source, target)
 
 
 def _fill_at_once_unkept(self: StagingStreams, source: torch.Tensor, target: torch.Tensor) -> None:
-    with self._layer.on(self._side):
+    with self._api.on(self._side):
         target.copy_(source, non_blocking=True)
 
 
 def _mark_one(self: CudaStreams, places: set[object] | None = None) -> object:
-    return (self._layer.current_stream().record_event(),)
+    return (self._api.current_stream().record_event(),)
 
 
 def _clear_at_once(self: StagingStreams, target: torch.Tensor) -> None:

@@ -12,9 +12,9 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import unpacked
 from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.collectives.devices import device_types
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Broadcast
 from hvdtrain.core.collectives.memory import AllocateMemory
-from hvdtrain.core.collectives.places import device_types
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
 from hvdtrain.core.gradients.allreduce import AllreduceExchange as Average
 from hvdtrain.core.gradients.step import GradientStep

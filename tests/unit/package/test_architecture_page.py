@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-STOPS = re.findall(r"^\| (\d) \| `([^`]+)` \| `([^`]+)` \|", PAGE, re.MULTILINE)
+STOPS = re.findall(r"^\| (\d+) \| `([^`]+)` \| `([^`]+)` \|", PAGE, re.MULTILINE)
 
 
 def defined(path: Path) -> set[str]:
@@ -30,8 +30,18 @@ def test_each_stop_is_there(_number: str, file: str, function: str) -> None:
     assert function in defined(ROOT / file)
 
 
-def test_a_gradient_passes_through_six_files() -> None:
-    assert [int(number) for number, _, _ in STOPS] == [1, 2, 3, 4, 5, 6, 1, 2, 3]
+@pytest.mark.parametrize(
+    ("walk", "lengths"),
+    [("A gradient", [6, 3]), ("A named operation", [9]), ("A training run", [11])],
+)
+def test_the_stops_of_each_walk_are_numbered(walk: str, lengths: list[int]) -> None:
+    section = PAGE.partition(f"\n## {walk}\n")[2].partition("\n## ")[0]
+    numbers = [int(number) for number in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)]
+    assert numbers == [number for length in lengths for number in range(1, length + 1)]
+
+
+def test_every_stop_names_a_file_and_a_function() -> None:
+    assert len(STOPS) == len(re.findall(r"^\| \d+ \|", PAGE, re.MULTILINE))
 
 
 def test_all_files_are_there() -> None:

@@ -112,7 +112,7 @@ def test_only_the_rank_that_speaks_prints(capsys: pytest.CaptureFixture[str]) ->
         with Terminal(speaks, bar=False) as terminal:
             terminal.begin("epoch 1/1", 2)
             terminal.advance()
-            terminal.say([f"speaks {speaks}"])
+            terminal.print([f"speaks {speaks}"])
     assert capsys.readouterr().out == "speaks True\n"
 
 
@@ -123,7 +123,7 @@ def test_bar_is_shown_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     with Terminal(True, bar=True) as terminal:
         terminal.begin("epoch 1/1", 2)
         terminal.advance()
-        terminal.say(["a line with [brackets]"])
+        terminal.print(["a line with [brackets]"])
     assert "epoch 1/1" in shown.getvalue()
     assert "\x1b[?25l" not in shown.getvalue()  # never hides the cursor
     assert "a line with [brackets]" in shown.getvalue()

@@ -1,0 +1,195 @@
+"""Blocking collective operations on numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hvdtrain.arrays import HostArray
+from hvdtrain.core import operations
+from hvdtrain.core.arguments import op_on_wire
+from hvdtrain.core.arrays.memory import as_buffer, empty, from_buffer, wire_type
+from hvdtrain.core.collectives.reducescatter import rows_of_rank
+from hvdtrain.core.process_set import ProcessSet, channel_of
+from hvdtrain.types import ReduceOp
+
+__all__ = ["allgather", "allreduce", "alltoall", "broadcast", "reducescatter"]
+
+
+def allreduce(
+    arrays: Sequence[HostArray],
+    op: ReduceOp,
+    name: str | None,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> list[HostArray]:
+    """Reduce a group of arrays into new memory (collective, blocking).
+
+    Args:
+        arrays: contiguous arrays of any shape, with equal shapes and dtypes on all ranks.
+        op: the reduction.
+        name: operation name; None numbers the operation.
+        prescale_factor: factor before the reduction.
+        postscale_factor: factor after the reduction.
+        process_set: ranks that take part.
+
+    Returns:
+        The results, with the shapes and dtypes of `arrays`.
+    """
+    factors = (prescale_factor, postscale_factor)
+    wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
+    wire = [_to_wire(array) for array in arrays]
+    # An array that is sent without conversion belongs to TensorFlow and is not written to.
+    results = [
+        empty(sent.shape, sent.dtype) if np.may_share_memory(sent, array) else sent
+        for array, sent in zip(arrays, wire, strict=True)
+    ]
+    sources, buffers = [as_buffer(a) for a in wire], [as_buffer(a) for a in results]
+    operations.allreduce(
+        channel_of(process_set),
+        buffers,
+        [array.shape for array in arrays],
+        wire_op,
+        name,
+        *factors,
+        kinds,
+        [
+            buffer if sent is result else source
+            for sent, result, source, buffer in zip(wire, results, sources, buffers, strict=True)
+        ],
+    ).run()
+    return [_from_wire(result, array) for result, array in zip(results, arrays, strict=True)]
+
+
+def reducescatter(
+    arrays: Sequence[HostArray],
+    op: ReduceOp,
+    name: str | None,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> list[HostArray]:
+    """Reduce a group of arrays and return this rank's rows of the results (collective, blocking).
+
+    Args:
+        arrays: contiguous arrays [rows, ...], with equal shapes and dtypes on all ranks.
+        op: the reduction.
+        name: operation name; None numbers the operation.
+        prescale_factor: factor before the reduction.
+        postscale_factor: factor after the reduction.
+        process_set: ranks that take part.
+
+    Returns:
+        For each array its rows of this rank, with the dtype of the array.
+    """
+    factors = (prescale_factor, postscale_factor)
+    wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
+    wire = [_to_wire(array) for array in arrays]
+    buffers = operations.reducescatter(
+        channel_of(process_set),
+        [as_buffer(sent) for sent in wire],
+        [array.shape for array in arrays],
+        wire_op,
+        name,
+        *factors,
+        kinds,
+    ).run()
+    size, rank = process_set.size() or 1, process_set.rank() or 0
+    results = []
+    for array, sent, buffer in zip(arrays, wire, buffers, strict=True):
+        shape = (rows_of_rank(array.shape[0], rank, size), *array.shape[1:])
+        results.append(_from_wire(from_buffer(buffer, sent.dtype, shape), array))
+    return results
+
+
+def allgather(
+    arrays: Sequence[HostArray], name: str | None, process_set: ProcessSet
+) -> list[tuple[HostArray, list[int]]]:
+    """Concatenate each array of a group over the ranks (collective, blocking).
+
+    Args:
+        arrays: contiguous arrays [rows, ...], of which only `rows` may differ between ranks; a 0-d
+            array counts as one row.
+        name: operation name; None numbers the operation.
+        process_set: ranks that take part.
+
+    Returns:
+        For each array the rows of all ranks, and the number of rows of each rank.
+    """
+    rows = [np.atleast_1d(array) for array in arrays]
+    gathered = operations.allgather(
+        channel_of(process_set), [as_buffer(array) for array in rows], [a.shape for a in rows], name
+    ).run()
+    return [
+        (from_buffer(buffer, array.dtype, (sum(counts), *array.shape[1:])), counts)
+        for array, (buffer, counts) in zip(rows, gathered, strict=True)
+    ]
+
+
+def broadcast(
+    arrays: Sequence[HostArray],
+    root_rank: int,
+    names: Sequence[str | None],
+    process_set: ProcessSet,
+) -> list[HostArray]:
+    """Return the arrays of one rank on every rank, in new memory (collective, blocking).
+
+    Args:
+        arrays: contiguous arrays of any shape, with equal shapes and dtypes on all ranks.
+        root_rank: world rank that sends its arrays.
+        names: operation name for each array; None numbers its operation.
+        process_set: ranks that take part.
+    """
+    results = [empty(array.shape, array.dtype) for array in arrays]
+    channel, waits = channel_of(process_set), []
+    for array, result, name in zip(arrays, results, names, strict=True):
+        result[...] = array
+        buffer = as_buffer(result)
+        waits.append(operations.broadcast(channel, buffer, array.shape, root_rank, name).start())
+    for wait in waits:
+        wait.wait()
+    return results
+
+
+def alltoall(
+    array: HostArray, splits: HostArray | None, name: str | None, process_set: ProcessSet
+) -> tuple[HostArray, HostArray]:
+    """Send rows of an array to every rank (collective, blocking).
+
+    Args:
+        array: contiguous array [rows, ...], of which only `rows` may differ between ranks.
+        splits: number of rows for each rank, any integer type [size]; None for equal numbers.
+        name: operation name; None numbers the operation.
+        process_set: ranks that take part.
+
+    Returns:
+        The rows received, ordered by rank, and the number received from each rank, int32 [size].
+
+    Raises:
+        ValueError: `splits` has another shape or type.
+    """
+    counts = None
+    if splits is not None:
+        if splits.ndim != 1 or splits.dtype.kind not in "iu":
+            raise ValueError(f"splits must be 1-d and whole numbers, got {splits}")
+        counts = [int(count) for count in splits]
+    buffer, received = operations.alltoall(
+        channel_of(process_set), as_buffer(array), array.shape, counts, name
+    ).run()
+    rows = from_buffer(buffer, array.dtype, (sum(received), *array.shape[1:]))
+    return rows, np.array(received, np.int32)
+
+
+def _to_wire(array: HostArray) -> HostArray:
+    if array.dtype == np.bool_:
+        return array.view(np.uint8)
+    wire = wire_type(array.dtype)
+    return array if wire == array.dtype else array.astype(wire)
+
+
+def _from_wire(result: HostArray, array: HostArray) -> HostArray:
+    if array.dtype == np.bool_:
+        return result.view(np.bool_)
+    return result.astype(array.dtype, copy=False)

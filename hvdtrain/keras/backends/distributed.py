@@ -1,0 +1,163 @@
+"""Distributed optimizers: of a subclass that reduces gradients before it applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+
+from hvdtrain.keras.backends.backend import current_backend
+from hvdtrain.keras.backends.reduction import Reduction
+from hvdtrain.keras.tensors.types import Model, Tensor, Variable
+
+__all__ = [
+    "DistributedMixin",
+    "distribute",
+    "distributed_optimizers",
+    "training_state",
+    "undistribute",
+]
+
+
+class DistributedMixin:
+    """Base class of distributed optimizers, before the class of the optimizer.
+
+    Attributes:
+        hvdtrain_reduction: reduces the gradients.
+        hvdtrain_class: class of the optimizer.
+    """
+
+    hvdtrain_reduction: Reduction
+    hvdtrain_class: type
+    learning_rate: Tensor | float
+    variables: list[Variable]
+    _trainable_variables: Sequence[Variable]
+
+    def register_local_var(self, var: Variable) -> None:
+        """Do not reduce the gradient of a variable (local)."""
+        self.hvdtrain_reduction.add_local(var)
+
+    def apply(
+        self,
+        grads: Sequence[Tensor | None],
+        trainable_variables: Iterable[Variable] | None = None,
+    ) -> None:
+        """Reduce gradients, outside of any condition, and update the variables (collective).
+
+        Args:
+            grads: gradients with equal shapes and dtypes on all ranks.
+            trainable_variables: the variable of each gradient; None for those of the last call.
+        """
+        given = None if trainable_variables is None else list(trainable_variables)
+        variables = self._trainable_variables if given is None else given
+        if len(grads) == len(variables):  # else Keras raises the error
+            grads = self.hvdtrain_reduction(grads, variables)
+        super().apply(grads, given)  # type: ignore[misc]
+
+
+class _LossScaleMixin(DistributedMixin):
+    """Base class of distributed LossScaleOptimizers: whether gradients are finite is agreed on.
+
+    They reduce gradients before they look for values that are not finite.
+    """
+
+    def stateless_apply(
+        self,
+        optimizer_variables: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        trainable_variables: Sequence[Tensor],
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Reduce gradients and return the updated variables (collective).
+
+        Args:
+            optimizer_variables: values of the optimizer's variables.
+            grads: gradients with equal shapes and dtypes on all ranks.
+            trainable_variables: the value of the variable of each gradient.
+
+        Returns:
+            The new values of `trainable_variables` and of `optimizer_variables`.
+        """
+        reduced = self.hvdtrain_reduction(grads, self._trainable_variables)
+        updated: tuple[list[Tensor], list[Tensor]] = super().stateless_apply(  # type: ignore[misc]
+            optimizer_variables, reduced, trainable_variables
+        )
+        return updated
+
+
+def distribute(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> DistributedMixin:
+    """Return an optimizer with the state of another that reduces gradients (local).
+
+    Args:
+        optimizer: optimizer that does not reduce gradients; both share their variables.
+        reduction: reduces the gradients.
+
+    Raises:
+        ValueError: it reduces gradients already, or is not an optimizer of Keras 3.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin):
+        raise ValueError("the optimizer is a DistributedOptimizer already")
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        got = type(optimizer)
+        legacy = got.__module__.startswith("tf_keras.")
+        instead = ": hvdtrain.tensorflow.DistributedOptimizer takes those of tf_keras"
+        raise ValueError(
+            "DistributedOptimizer takes an optimizer of Keras 3, got "
+            + (f"{got.__module__}.{got.__name__}{instead}" if legacy else got.__name__)
+        )
+    kind = type(optimizer)
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    mixin = _LossScaleMixin if scales else DistributedMixin
+    # Keras finds the class by these names, so that a saved model loads without hvdtrain.
+    name = keras.saving.get_registered_name(kind)
+    public = issubclass(kind, getattr(keras.optimizers, kind.__name__, ()))
+    module = "keras.optimizers" if public else kind.__module__
+    # super() in `apply` of the mixin is the optimizer's class, which comes after the mixin.
+    members = {
+        "__module__": module,
+        "apply": current_backend().do_not_compile(mixin.apply),
+        "hvdtrain_class": kind,
+    }
+    distributed: DistributedMixin = _with_state_of(optimizer, type(name, (mixin, kind), members))
+    distributed.hvdtrain_reduction = reduction
+    return distributed
+
+
+def undistribute(optimizer: DistributedMixin) -> keras.optimizers.Optimizer:
+    """Return the optimizer of a distributed one, with its state, without the reduction (local)."""
+    plain = _with_state_of(optimizer, optimizer.hvdtrain_class)
+    del plain.hvdtrain_reduction
+    return plain
+
+
+def _with_state_of(optimizer: keras.optimizers.Optimizer, kind: Any) -> Any:
+    """Return an instance of a class that shares the state of an optimizer."""
+    instance = kind.__new__(kind)
+    instance.__dict__.update(optimizer.__dict__)
+    return instance
+
+
+def distributed_optimizers(model: Model) -> list[DistributedMixin]:
+    """Return the distributed optimizers of a model: its own and those in its attributes (local)."""
+    candidates = [getattr(model, "optimizer", None)]
+    for value in vars(model).values():
+        if isinstance(value, dict):
+            candidates.extend(value.values())
+        elif isinstance(value, list | tuple):
+            candidates.extend(value)
+        else:
+            candidates.append(value)
+    found = {id(each): each for each in candidates if isinstance(each, DistributedMixin)}
+    return list(found.values())
+
+
+def training_state(model: Model) -> list[Variable]:
+    """Return the weights of a model and its optimizers' variables; builds its optimizer (local)."""
+    own = model.optimizer
+    if own is not None and not own.built:
+        own.build(model.trainable_variables)
+    optimizers = {
+        id(each): each for each in (own, *distributed_optimizers(model)) if each is not None
+    }
+    return [*model.weights, *(v for each in optimizers.values() for v in each.variables)]

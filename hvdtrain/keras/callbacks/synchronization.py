@@ -1,0 +1,205 @@
+"""Callbacks around the user's ones, which keep the epochs of all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+
+from hvdtrain.core import context, objects, operations
+from hvdtrain.core.arrays import collectives
+from hvdtrain.core.process_set import global_process_set
+from hvdtrain.errors import MismatchError, UnsupportedError
+from hvdtrain.keras.backends.backend import current_backend
+from hvdtrain.keras.backends.distributed import distributed_optimizers, training_state
+from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from hvdtrain.keras.callbacks.checks import collective_callbacks, find_problem
+from hvdtrain.keras.operations.variables import broadcast_variables, require_equal_variables
+from hvdtrain.keras.tensors.types import Logs, Model
+from hvdtrain.types import ReduceOp
+
+__all__ = ["FirstCallback", "LastCallback"]
+
+
+class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Runs before the user's callbacks: checks them, and waits for ranks that have more data.
+
+    A rank whose data have ended contributes zeros with weight 0 to the steps of other ranks. When
+    all ranks are done, it gets the weights and the optimizers of a rank that did all steps.
+
+    Args:
+        callbacks: the user's callbacks.
+
+    Raises:
+        MismatchError: models or callbacks differ between ranks (at the start of fit).
+        ValueError: the order of callbacks cannot work (at the start of fit, on every rank).
+    """
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        super().__init__()
+        self._callbacks = callbacks
+        self._steps_before, self._ended = 0, False
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Check callbacks, models and numbers of batches (collective).
+
+        Raises:
+            MismatchError: models or callbacks differ between ranks.
+            ValueError: the order of callbacks cannot work.
+        """
+        model: Model = self.model
+        problem = find_problem(self._callbacks)
+        own = (problem, collective_callbacks(self._callbacks), self.params.get("steps"))
+        gathered = objects.allgather_object(own, "callbacks of fit")
+        self._check_callbacks([(names, problem) for problem, names, _ in gathered])
+        require_equal_variables(model.trainable_variables if model.built else [], "fit")
+        uneven = len({steps for _, _, steps in gathered}) > 1 or gathered[0][2] is None
+        for optimizer in distributed_optimizers(model):
+            reduction = optimizer.hvdtrain_reduction
+            if reduction.uneven is not uneven:
+                reduction.uneven = uneven
+                current_backend().retrace(model)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Start to count steps.
+
+        Args:
+            epoch: number of the epoch.
+            logs: metrics.
+        """
+        self._steps_before, self._ended = self._steps(), False
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        """End the epoch before its validation (collective)."""
+        self._end_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """End the epoch unless that was done before its validation (collective).
+
+        Args:
+            epoch: number of the epoch.
+            logs: metrics.
+        """
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        current_backend().wait_for_steps()
+        operations.join()
+        done = objects.allgather_object(self._steps() - self._steps_before, "steps of an epoch")
+        most = max(done)
+        if min(done) < most:
+            self._broadcast_state(done.index(most), done)
+        else:
+            _average_statistics(self.model)
+
+    def _steps(self) -> int:
+        return sum(each.hvdtrain_reduction.steps for each in distributed_optimizers(self.model))
+
+    def _broadcast_state(self, root_rank: int, done: Sequence[int]) -> None:
+        """Broadcast the state of a rank that did all steps (collective)."""
+        model: Model = self.model
+        optimizers = distributed_optimizers(model)
+        title = context.current().topology.title
+        if any(optimizer.hvdtrain_reduction.has_local for optimizer in optimizers):
+            raise UnsupportedError(
+                f"{title} fit: ranks did {done} steps in this epoch, but layers that stay local go "
+                "with equal numbers only: give every rank the same steps_per_epoch"
+            )
+        local = {
+            id(variable)
+            for callback in self._callbacks
+            if isinstance(callback, BroadcastGlobalVariablesCallback)
+            for variable in callback.local_variables
+        }
+        state = [variable for variable in training_state(model) if id(variable) not in local]
+        broadcast_variables(state, root_rank)
+
+    def _check_callbacks(self, gathered: Sequence[tuple[list[str], str | None]]) -> None:
+        size = context.current().topology.size
+        for rank, (names, problem) in enumerate(gathered):
+            if problem is not None:
+                raise ValueError(f"[rank {rank}/{size}] fit: {problem}")
+            if names != gathered[0][0]:
+                raise MismatchError(
+                    f"[rank {rank}/{size}] fit: callbacks {names}, but rank 0 has "
+                    f"{gathered[0][0]}. Give every rank those that ask other ranks, in the same "
+                    "order"
+                )
+
+
+class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Runs after the user's callbacks: applies to all ranks what they decided on one.
+
+    Args:
+        callbacks: the user's callbacks.
+
+    Raises:
+        MismatchError: ranks are to train different epochs (at the start of fit).
+    """
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        super().__init__()
+        self._callbacks = callbacks
+        self._restores = False
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Check that ranks are to train the same epochs, which a callback may set (collective).
+
+        Raises:
+            MismatchError: they are not.
+        """
+        epochs = (getattr(self.model, "_initial_epoch", None) or 0, self.params.get("epochs"))
+        restores = any(
+            getattr(callback, "restore_best_weights", False) for callback in self._callbacks
+        )
+        gathered = objects.allgather_object((epochs, restores), "epochs of fit")
+        self._restores = any(restores for _, restores in gathered)
+        size, expected = context.current().topology.size, gathered[0][0]
+        for rank, (epochs, _) in enumerate(gathered):
+            if epochs != expected:
+                raise MismatchError(
+                    f"[rank {rank}/{size}] fit: epochs {epochs[0]} to {epochs[1]}, but rank 0 has "
+                    f"{expected[0]} to {expected[1]}. Give every rank the same epochs, and restore "
+                    "with RankZero(BackupAndRestore(...))"
+                )
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Stop if any rank stops, and use rank 0's learning rates (collective).
+
+        Args:
+            epoch: number of the epoch.
+            logs: metrics.
+        """
+        model: Model = self.model
+        optimizers = distributed_optimizers(model)
+        rates = [float(optimizer.learning_rate) for optimizer in optimizers]
+        gathered = objects.allgather_object((bool(model.stop_training), rates), "end of an epoch")
+        model.stop_training = any(stop for stop, _ in gathered)
+        if any(theirs != gathered[0][1] for _, theirs in gathered):
+            for optimizer, rate in zip(optimizers, gathered[0][1], strict=True):
+                optimizer.learning_rate = rate
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Broadcast rank 0's weights if EarlyStopping restored the best ones (collective)."""
+        if self._restores:
+            broadcast_variables(self.model.weights, 0)
+
+
+def _average_statistics(model: Model) -> None:
+    """Average the statistics of BatchNormalization over the ranks (collective)."""
+    statistics = [
+        variable
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.built and layer.trainable
+        for variable in (layer.moving_mean, layer.moving_variance)
+    ]
+    if statistics:
+        arrays = [keras.ops.convert_to_numpy(variable) for variable in statistics]
+        averages = collectives.allreduce(
+            arrays, ReduceOp.AVERAGE, "statistics", 1.0, 1.0, global_process_set
+        )
+        for variable, average in zip(statistics, averages, strict=True):
+            variable.assign(average)

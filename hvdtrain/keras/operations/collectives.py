@@ -1,0 +1,98 @@
+"""Operations on values: numbers, lists, arrays and tensors of any backend. All are blocking.
+
+They return numpy arrays, 0-d ones for numbers. `allreduce` also works in traced functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdtrain.arrays import HostArray
+from hvdtrain.core.arguments import choose_op
+from hvdtrain.core.arrays import collectives
+from hvdtrain.core.process_set import global_process_set
+from hvdtrain.keras.backends.backend import current_backend
+from hvdtrain.keras.backends.compression import Compression, Compressor
+from hvdtrain.keras.tensors.arrays import to_array
+from hvdtrain.keras.tensors.types import Value
+from hvdtrain.types import ReduceOp
+
+__all__ = ["allgather", "allreduce", "broadcast", "reducescatter"]
+
+
+def allreduce(
+    value: Value,
+    name: str | None = None,
+    average: bool | None = True,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: ReduceOp | None = None,
+    compression: type[Compressor] = Compression.none,
+) -> Any:
+    """Return postscale * op over ranks of (prescale * value_r) (collective).
+
+    In functions that TensorFlow or JAX traces the result is a tensor of theirs, which has a
+    gradient if `op` is Average or Sum, and `compression` is ignored.
+
+    Args:
+        value: value of any shape, with equal shape and dtype on all ranks.
+        name: operation name.
+        average: deprecated; False is op=Sum.
+        prescale_factor: factor before the reduction.
+        postscale_factor: factor after the reduction.
+        op: Average (the default; truncated towards zero for integers), Sum, Min, Max, Product or
+            Adasum.
+        compression: compressor, which rounds the value before the reduction.
+
+    Returns:
+        The result, an array or traced tensor with the shape and dtype of `value`.
+    """
+    reduction = choose_op(op, False if average is False else None)
+    factors = (float(prescale_factor), float(postscale_factor))
+    traced = current_backend().traced_allreduce(value, reduction, name, *factors)
+    if traced is not None:
+        return traced
+    array = to_array(value)
+    rounds = compression.dtype is not None and array.dtype.kind == "f"
+    sent = array.astype(compression.dtype) if rounds else array
+    (result,) = collectives.allreduce([sent], reduction, name, *factors, global_process_set)
+    return result.astype(array.dtype, copy=False)
+
+
+def allgather(value: Value, name: str | None = None) -> HostArray:
+    """Return the rows of all ranks, ordered by rank (collective).
+
+    Args:
+        value: value [rows, ...] of any dtype, of which only `rows` may differ between ranks; a
+            number counts as one row.
+        name: operation name.
+    """
+    ((result, _),) = collectives.allgather([to_array(value)], name, global_process_set)
+    return result
+
+
+def broadcast(value: Value, root_rank: int, name: str | None = None) -> HostArray:
+    """Return the value of `root_rank` on every rank (collective).
+
+    Args:
+        value: value of any shape, with equal shape and dtype on all ranks.
+        root_rank: rank that sends its value.
+        name: operation name.
+    """
+    return collectives.broadcast([to_array(value)], root_rank, [name], global_process_set)[0]
+
+
+def reducescatter(
+    value: Value, name: str | None = None, op: ReduceOp = ReduceOp.AVERAGE
+) -> HostArray:
+    """Reduce a value and return this rank's rows of the result (collective).
+
+    Rows are divided as evenly as possible; lower ranks get more.
+
+    Args:
+        value: value [rows, ...], with equal shape and dtype on all ranks.
+        name: operation name.
+        op: Average, Sum, Min, Max or Product.
+    """
+    arrays = [to_array(value)]
+    return collectives.reducescatter(arrays, op, name, 1.0, 1.0, global_process_set)[0]

@@ -1,0 +1,1 @@
+"""Tensors of Keras's backends, and the device of a rank."""

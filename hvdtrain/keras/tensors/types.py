@@ -1,0 +1,75 @@
+"""Types of Keras objects, for annotations: Keras has no type information."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import keras
+
+from hvdtrain.arrays import HostArray
+
+__all__ = ["Logs", "Model", "Tensor", "Value", "Variable"]
+
+# The metrics of an epoch or batch, by name.
+Logs: TypeAlias = dict[str, Any]
+
+
+class Tensor(Protocol):
+    """A tensor of the backend: an array of numbers, or a value of a function that is traced."""
+
+    @property
+    def shape(self) -> Sequence[int | None]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __float__(self) -> float: ...
+
+
+class Variable(Protocol):
+    """A variable of Keras."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def path(self) -> str: ...
+
+    def assign(self, value: Tensor | HostArray) -> object:
+        """Overwrite the variable."""
+
+
+# What the operations take: a number, a list of numbers, an array, a tensor or a variable.
+Value: TypeAlias = "float | Sequence[Value] | HostArray | Tensor | Variable"
+
+
+class Model(Protocol):
+    """A model of Keras."""
+
+    optimizer: Any
+    built: bool
+    stop_training: bool
+    train_step: Any
+    train_function: Any
+    _initial_epoch: Any
+
+    @property
+    def weights(self) -> list[Variable]: ...
+
+    @property
+    def trainable_variables(self) -> list[Variable]: ...
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]: ...
+
+    @property
+    def dtype_policy(self) -> keras.DTypePolicy: ...
+
+    def make_train_function(self, force: bool = False) -> Mapping[str, object]:
+        """Make the function that trains on a batch."""
+
+    def _flatten_layers(self) -> Iterable[keras.layers.Layer]: ...

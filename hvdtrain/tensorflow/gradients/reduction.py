@@ -1,0 +1,178 @@
+"""The reduction of gradients of TensorFlow variables over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from hvdtrain.arrays import HostArray
+from hvdtrain.core.arguments import Groups, check_groups, check_predivide, group_indices
+from hvdtrain.core.arrays.fused import reduce_fused
+from hvdtrain.core.arrays.fused_plan import FusedSettings
+from hvdtrain.core.process_set import ProcessSet, global_process_set, require_process_set
+from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
+from hvdtrain.tensorflow.operations.compression import Compression, Compressor
+from hvdtrain.tensorflow.operations.ops import grouped_allreduce
+from hvdtrain.tensorflow.tensors.types import Gradient, Variable
+from hvdtrain.types import ReduceOp
+
+__all__ = ["GradientSettings", "LocalVariables", "reduce_gradients"]
+
+
+@dataclass(frozen=True)
+class GradientSettings:
+    """Settings of a reduction of gradients.
+
+    Attributes:
+        op: Average or Sum, which are fused, or another reduction.
+        process_set: ranks that take part; other ranks keep their own gradients.
+        compression: compressor, which rounds gradients before the reduction.
+        sparse_as_dense: make tf.IndexedSlices dense instead of gathering the slices.
+        predivide: divisor of gradients before the sum of an average, predivide/size comes after.
+        groups: number of groups that are reduced together, or lists of variables.
+
+    Raises:
+        TypeError: `process_set` is not a process set.
+        ValueError: arguments are invalid or exclude each other.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    process_set: ProcessSet = global_process_set
+    compression: type[Compressor] = Compression.none
+    sparse_as_dense: bool = False
+    predivide: float = 1.0
+    groups: Groups = None
+
+    def __post_init__(self) -> None:
+        require_process_set(self.process_set)
+        if not isinstance(self.op, ReduceOp):
+            raise ValueError(f"op must be a reduction, Average for example, got {self.op!r}")
+        check_predivide(self.predivide, self.op)
+        check_groups(self.groups, object)
+
+
+class LocalVariables:
+    """Variables whose gradients are not reduced.
+
+    Args:
+        scale: divide their gradients by the number of ranks, as the average divides the others.
+    """
+
+    def __init__(self, scale: bool) -> None:
+        self._scale = scale
+        self._by_id: dict[int, Variable] = {}
+
+    def add(self, variable: Variable) -> None:
+        """Do not reduce the gradient of a variable."""
+        self._by_id[id(variable)] = variable  # kept, so that no other object gets its id
+
+    def __contains__(self, variable: object) -> bool:
+        return id(variable) in self._by_id
+
+    def scaled(self, gradient: Gradient, size: int) -> Gradient:
+        """Return the gradient of a local variable, scaled if that was asked for.
+
+        Args:
+            gradient: gradient of any shape, of a floating point dtype.
+            size: number of ranks.
+        """
+        if gradient is None or not self._scale:
+            return gradient
+        if isinstance(gradient, tf.IndexedSlices):
+            values = gradient.values / tf.cast(size, gradient.dtype)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient / tf.cast(size, gradient.dtype)
+
+
+def reduce_gradients(
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
+    settings: GradientSettings,
+    local: LocalVariables,
+    name: str,
+) -> list[Gradient]:
+    """Reduce gradients over the ranks; None stays None (collective).
+
+    Args:
+        gradients: gradients with equal number, shapes and dtypes on all ranks.
+        variables: the variable of each gradient.
+        settings: settings of the reduction, equal on all ranks.
+        local: variables whose gradients are not reduced.
+        name: operation name.
+
+    Returns:
+        The reduced gradients, with the shapes and dtypes of `gradients`.
+    """
+    process_set = settings.process_set
+    if not process_set.included() or process_set.size() == 1:
+        return list(gradients)
+    results = list(gradients)
+    for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+        if variable in local:
+            results[index] = local.scaled(gradient, process_set.size() or 1)
+        elif settings.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+            results[index] = tf.convert_to_tensor(gradient)
+    shared = [i for i, v in enumerate(variables) if v not in local and results[i] is not None]
+    sparse = [i for i in shared if isinstance(results[i], tf.IndexedSlices)]
+    dense = [i for i in shared if i not in sparse]
+    if dense:
+        own, theirs = [results[i] for i in dense], [variables[i] for i in dense]
+        for index, reduced in zip(dense, _reduce_dense(own, theirs, settings, name), strict=True):
+            results[index] = reduced
+    if sparse:
+        slices = [results[i] for i in sparse]
+        gathered = grouped_allreduce(
+            slices, op=settings.op, process_set=process_set, name=f"{name}_slices"
+        )
+        for index, reduced in zip(sparse, gathered, strict=True):
+            results[index] = reduced
+    return results
+
+
+def _reduce_dense(
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
+    settings: GradientSettings,
+    name: str,
+) -> list[tf.Tensor]:
+    pairs = [settings.compression.compress(tf.convert_to_tensor(g)) for g in gradients]
+    inputs = [tensor for tensor, _ in pairs]
+    if settings.op in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        fused = FusedSettings(
+            settings.op,
+            settings.process_set,
+            settings.predivide,
+            group_indices(settings.groups, variables),
+        )
+        reduced = _reduce_fused(inputs, fused, name)
+    else:
+        reduced = grouped_allreduce(
+            inputs, op=settings.op, process_set=settings.process_set, name=name
+        )
+    return [
+        settings.compression.decompress(tensor, ctx)
+        for tensor, (_, ctx) in zip(reduced, pairs, strict=True)
+    ]
+
+
+def _reduce_fused(
+    tensors: Sequence[tf.Tensor], settings: FusedSettings, name: str
+) -> list[tf.Tensor]:
+    """Reduce dense gradients as one operation, which can be differentiated (collective)."""
+
+    def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
+        return reduce_fused(arrays, key or name, settings)
+
+    def operation(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        def gradient(*upstream: tf.Tensor) -> Any:  # of a penalty on gradients, for example
+            reduced = _reduce_fused([tf.convert_to_tensor(u) for u in upstream], settings, name)
+            return reduced if len(reduced) > 1 else reduced[0]
+
+        dtypes, shapes = [t.dtype for t in inputs], [t.shape for t in inputs]
+        return call_on_arrays(function, inputs, dtypes, shapes, name), gradient
+
+    outputs: list[tf.Tensor] = tf.custom_gradient(operation)(*tensors)
+    return outputs

@@ -1,0 +1,139 @@
+"""Functions of numpy arrays as TensorFlow operations, in eager mode and in graphs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from hvdtrain.arrays import HostArray
+from hvdtrain.errors import UnsupportedError
+from hvdtrain.tensorflow.graph.errors import as_eager_error
+from hvdtrain.tensorflow.graph.threaded_calls import call_in_thread
+from hvdtrain.tensorflow.graph.tracing import keeps_trace_order, next_in_trace_order
+from hvdtrain.tensorflow.tensors.arrays import as_array
+
+__all__ = ["ArrayFunction", "automatic_name", "call_on_arrays"]
+
+# Takes the inputs and the operation name, which is None where the core numbers the operation.
+ArrayFunction = Callable[[Sequence[HostArray], str | None], Sequence[HostArray]]
+
+_NOT_IN_NAMES = re.compile("[^A-Za-z0-9_]")
+_NOT_IN_NODE_NAMES = re.compile(r"[^A-Za-z0-9_.\-/]")
+
+
+def automatic_name(kind: str, tensors: Sequence[tf.Tensor]) -> str | None:
+    """Return a name for an operation that the user has not named.
+
+    In a graph it is made from the names of its tensors: a counter would depend on how often a rank
+    has traced a function. Eager tensors have no names, and the core numbers their operations.
+
+    Args:
+        kind: kind of operation, "Allreduce" for example.
+        tensors: arguments of the operation, of any shape and dtype.
+    """
+    if tf.executing_eagerly():
+        return None
+    names = dict.fromkeys(_NOT_IN_NAMES.sub("_", t.name) for t in (*tensors[:1], *tensors[-1:]))
+    return "_".join([f"Horovod{kind}", *names])
+
+
+def call_on_arrays(
+    function: ArrayFunction,
+    tensors: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    shapes: Sequence[tf.TensorShape | Sequence[int | None]],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    collective: bool = True,
+) -> list[tf.Tensor]:
+    """Call a function on tensors as arrays: at once in eager mode, else when the graph runs.
+
+    Args:
+        function: blocks until its operation is complete; must neither write to its arguments nor
+            return them.
+        tensors: arguments of the function, of any shape and dtype.
+        dtypes: element types of the results.
+        shapes: shapes of the results, as far as they are known before the call.
+        name: operation name; in a graph the name scope is prepended.
+        ignore_name_scope: leave the name scope out.
+        collective: whether the function waits for other ranks.
+
+    Returns:
+        The results, with `dtypes` and `shapes`.
+
+    Raises:
+        UnsupportedError: XLA compiles the graph.
+    """
+    if tf.executing_eagerly():
+        return _call_now(function, tensors, name)
+    graph = tf.compat.v1.get_default_graph()
+    _refuse_xla(graph)
+    node = _NOT_IN_NODE_NAMES.sub("_", name or "Horovod")
+    if not node[0].isalnum():  # no other character may begin the name of a node
+        node = f"Horovod{node}"
+    ordered = keeps_trace_order(graph)
+    if ordered:
+        full = graph.unique_name(node, mark_as_used=False)
+    else:
+        full = _naming_graph(graph).unique_name(node)
+    key = full.rpartition("/")[2] if ignore_name_scope else full
+
+    def run(arrays: Sequence[HostArray]) -> Sequence[HostArray]:
+        return function(arrays, key)
+
+    if not collective:
+        outputs = tf.numpy_function(_unpacked(run), list(tensors), list(dtypes), name=node)
+    elif ordered:
+        with tf.control_dependencies([next_in_trace_order()]):
+            outputs = tf.numpy_function(_unpacked(run), list(tensors), list(dtypes), name=node)
+        with tf.control_dependencies(outputs if dtypes else [outputs]):
+            next_in_trace_order()
+    else:
+        outputs = call_in_thread(run, list(tensors), list(dtypes), full)
+    for output, shape in zip(outputs if dtypes else [], shapes, strict=True):
+        output.set_shape(shape)
+    return list(outputs) if dtypes else [outputs]
+
+
+def _unpacked(
+    run: Callable[[Sequence[HostArray]], Sequence[HostArray]],
+) -> Callable[..., list[HostArray]]:
+    # TensorFlow passes some scalars as numbers, not as arrays.
+    return lambda *arrays: list(run([np.asarray(array) for array in arrays]))
+
+
+def _call_now(
+    function: ArrayFunction, tensors: Sequence[tf.Tensor], name: str | None
+) -> list[tf.Tensor]:
+    try:
+        arrays = function([as_array(tensor) for tensor in tensors], name)
+    except Exception as error:
+        eager_error = as_eager_error(error)
+        if eager_error is error:
+            raise
+        raise eager_error from None
+    return [tf.convert_to_tensor(array) for array in arrays]
+
+
+def _refuse_xla(graph: tf.Graph) -> None:
+    if control_flow_util.GraphOrParentsInXlaContext(graph):
+        raise UnsupportedError(
+            "XLA cannot compile operations that call Python, as hvdtrain's do: use "
+            "tf.function(jit_compile=False), in Keras model.compile(jit_compile=False), and call "
+            "what XLA is to compile in a tf.function of its own, without hvdtrain's operations"
+        )
+
+
+def _naming_graph(graph: tf.Graph) -> tf.Graph:
+    """Return the graph in which an operation's name must be unique.
+
+    In a session branches of a graph may run at the same time. Names outside a function would
+    depend on how often a rank has traced it.
+    """
+    while graph.building_function and not tf.compat.v1.executing_eagerly_outside_functions():
+        graph = graph.outer_graph
+    return graph

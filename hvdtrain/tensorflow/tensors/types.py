@@ -1,0 +1,43 @@
+"""Types of TensorFlow and Keras objects, for annotations.
+
+TensorFlow has no type information, so that `tf.Tensor` is Any for a type checker.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+import tensorflow as tf
+
+__all__ = ["Gradient", "Model", "TensorLike", "Variable"]
+
+# A gradient as TensorFlow returns it: dense, sparse, or None where nothing depends on a variable.
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+
+# Anything that tf.convert_to_tensor takes: tensors, variables, arrays, lists and numbers.
+TensorLike: TypeAlias = "tf.types.experimental.TensorLike"
+
+
+class Variable(Protocol):
+    """A variable of TensorFlow, Keras 3 or tf_keras."""
+
+    @property
+    def dtype(self) -> tf.DType: ...
+
+    @property
+    def shape(self) -> tf.TensorShape: ...
+
+    def assign(self, value: TensorLike) -> tf.Tensor | None:
+        """Overwrite the variable; in a graph return the operation that does it."""
+
+
+class Model(Protocol):
+    """A model of Keras 3 or tf_keras."""
+
+    built: bool
+
+    @property
+    def variables(self) -> list[Variable]: ...
+
+    @property
+    def trainable_variables(self) -> list[Variable]: ...

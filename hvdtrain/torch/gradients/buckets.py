@@ -1,0 +1,252 @@
+"""The bucket plan of PyTorch parameters, with the memory, views and reducer that belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvdtrain.buffer import Elements
+from hvdtrain.core import context
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.bucket_plans import agree_on_plan, open_plan_channel
+from hvdtrain.core.gradients.communicators import Communicators, open_communicators
+from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.memory import bucket_memory, cut
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
+from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.core.staging import note_staging
+from hvdtrain.engines.communicator import Capabilities
+from hvdtrain.streams import HOST, Streams
+from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.torch.gradients.usage import usage_length, write_usage
+from hvdtrain.torch.gradients.views import BucketViews
+from hvdtrain.torch.tensors.buffers import dtype_of, wire_type
+from hvdtrain.torch.tensors.device import page_lock
+from hvdtrain.torch.tensors.streams import streams_of
+from hvdtrain.types import DType
+
+__all__ = ["ParameterBuckets", "describe_dtype_change"]
+
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+
+
+@dataclass
+class ParameterBuckets:
+    """A plan that all ranks have agreed on for the current dtypes and devices of parameters.
+
+    Attributes:
+        named: name and parameter, in the order of the plan.
+        channel: channel of this plan alone.
+        exchange: algorithm that reduces a bucket.
+        memory: bucket memory for each device type of the plan.
+        streams: order of work for each device type of the plan.
+        halves: whether gradients of half types are reduced in their own dtype.
+        reducer: reducer of the buckets.
+        views: gradients as views of the buckets.
+        dtypes: dtype of each parameter when the plan was made.
+    """
+
+    named: Named
+    channel: Channel
+    exchange: Exchange
+    memory: Mapping[str, Elements]
+    streams: Mapping[str, Streams]
+    halves: bool
+    reducer: Reducer
+    views: BucketViews
+    dtypes: list[torch.dtype]
+
+    @classmethod
+    def agree(cls, named: Named, settings: GradientSettings) -> ParameterBuckets:
+        """Agree on a plan and allocate its memory (collective).
+
+        Args:
+            named: name and parameter, in the order of the model.
+            settings: settings, equal on all ranks.
+
+        Raises:
+            MismatchError: the ranks have different parameters.
+        """
+        parent, exchange = settings.process_set.channel(), settings.make_exchange()
+        capabilities = parent.communicator.capabilities
+        halves = capabilities.half_types and exchange.half_types
+        plan = agree_on_plan([_spec(*pair, halves) for pair in named], parent, settings.groups)
+        exchange.prepare(plan)
+        channel = open_plan_channel(parent)
+        name = f"plan {context.current().next_number(channel)}"
+        parameters = [parameter for _, parameter in named]
+        streams = _streams_by_type(parameters, capabilities)
+        memory = _allocate(channel, plan, name, parameters, streams)
+        reducer = Reducer(
+            context.current(),
+            channel,
+            plan,
+            cut(plan.buckets, memory),
+            exchange,
+            name,
+            numbers=usage_length(len(parameters)),
+            streams=[streams[bucket.device] for bucket in plan.buckets],
+            counted=True,
+            communicators=_communicators(channel, exchange, name),
+        )
+        views = BucketViews(parameters, reducer, settings.compression)
+        dtypes = [parameter.dtype for parameter in parameters]
+        return cls(named, channel, exchange, memory, streams, halves, reducer, views, dtypes)
+
+    def refuse_capture(self) -> None:
+        """Refuse to become part of a graph that a device of the parameters is capturing.
+
+        Raises:
+            UnsupportedError: a graph is being captured.
+        """
+        for streams in self.streams.values():
+            streams.refuse_capture("an optimizer step")
+
+    @property
+    def plan(self) -> BucketPlan:
+        """The current division of gradients into buckets."""
+        return self.reducer.plan
+
+    def use_plan(self, plan: BucketPlan) -> None:
+        """Switch to another plan for the same parameters, from the next step on."""
+        kept = self.views.kept()
+        self.exchange.prepare(plan)
+        streams = [self.streams[bucket.device] for bucket in plan.buckets]
+        self.reducer.use(plan, cut(plan.buckets, self.memory), streams)
+        self.views.cut()
+        self.views.restore(kept)
+
+    def write_usage(
+        self,
+        absent: Iterable[int],
+        sparse: Iterable[int],
+        arrivals: Sequence[int] | None,
+    ) -> None:
+        """Write what ranks sum beside this rank's gradients.
+
+        Args:
+            absent, sparse, arrivals: as in `usage.write_usage`.
+        """
+        outdated = self.views.has_misfits(self._matches_plan)
+        write_usage(self.reducer.numbers, absent, sparse, arrivals, outdated)
+
+    def _matches_plan(self, index: int) -> bool:
+        spec: ParameterSpec = self.plan.specs[index]
+        return _spec(*self.named[index], self.halves) == spec
+
+
+def describe_dtype_change(named: Named, dtypes: Sequence[torch.dtype]) -> str:
+    """Describe the first parameter whose dtype has changed; "" where none has.
+
+    Args:
+        named: name and parameter.
+        dtypes: earlier dtype of each parameter.
+    """
+    if [parameter.dtype for _, parameter in named] == dtypes:
+        return ""
+    return next(
+        f"{name!r} from {kept} to {parameter.dtype}"
+        for (name, parameter), kept in zip(named, dtypes, strict=True)
+        if parameter.dtype != kept
+    )
+
+
+def _communicators(channel: Channel, exchange: Exchange, name: str) -> Communicators:
+    """Return the communicators of an exchange (collective if it is hierarchical)."""
+    if not exchange.hierarchical:
+        return Communicators.flat(channel.communicator)
+    node = context.current().topology.node
+    return open_communicators(channel, exchange.spec, node, name)
+
+
+def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:
+    """Return what a plan needs to know about a parameter as it is now.
+
+    Args:
+        name: name of the parameter.
+        parameter: parameter whose gradient is reduced.
+        halves: whether the engine reduces half types in their own dtype.
+    """
+    # With a gradient in the parameter's memory format, the optimizer traverses both linearly.
+    dense = parameter if _is_dense(parameter) else parameter.detach().contiguous()
+    own = dtype_of(parameter)
+    return ParameterSpec(
+        name=name,
+        shape=tuple(parameter.shape),
+        strides=tuple(dense.stride()),
+        dtype=own if halves else DType(str(wire_type(parameter.dtype)).removeprefix("torch.")),
+        kind=own.value,
+        device=parameter.device.type,
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a strided tensor has neither gaps nor overlaps in memory."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return True
+
+
+def _allocate(
+    channel: Channel,
+    plan: BucketPlan,
+    name: str,
+    parameters: Sequence[torch.nn.Parameter],
+    streams: Mapping[str, Streams],
+) -> Mapping[str, Elements]:
+    """Allocate the bucket memory for each device type of the plan."""
+    devices = {p.device.type: p.device for p in parameters}
+    bucket_devices = _bucket_devices(parameters, channel.communicator.capabilities)
+    memory = bucket_memory(channel, plan, name, bucket_devices)
+    for kind, device in bucket_devices.items():
+        if device == "cpu" and kind != "cpu":
+            note_staging("gradients", str(devices[kind]))
+            if kind == "cuda":
+                page_lock(memory[kind], channel)
+    for kind, elements in memory.items():
+        if bucket_devices[kind].startswith("cuda"):
+            # Another stream may still use memory that the allocator has just recycled.
+            torch.cuda.synchronize(bucket_devices[kind])
+        streams[kind].keep(elements)
+        streams[kind].hand_over(elements)
+    return memory
+
+
+def _bucket_devices(
+    parameters: Sequence[torch.nn.Parameter], capabilities: Capabilities
+) -> dict[str, str]:
+    """Return the device of the buckets, for each device type of the parameters.
+
+    Host memory is used for a device that the engine does not support, and for several devices of
+    one type, because a bucket is on one device.
+    """
+    return {
+        kind: str(*found) if kind in capabilities.devices and len(found) == 1 else "cpu"
+        for kind, found in _devices(parameters).items()
+    }
+
+
+def _streams_by_type(
+    parameters: Sequence[torch.nn.Parameter], capabilities: Capabilities
+) -> dict[str, Streams]:
+    """Return the order of work between a device and its buckets, for each device type.
+
+    With several devices of one type the host waits for each copy.
+    """
+    return {
+        kind: streams_of(next(iter(found)), capabilities) if len(found) == 1 else HOST
+        for kind, found in _devices(parameters).items()
+    }
+
+
+def _devices(parameters: Sequence[torch.nn.Parameter]) -> dict[str, set[torch.device]]:
+    devices: dict[str, set[torch.device]] = {}
+    for parameter in parameters:
+        devices.setdefault(parameter.device.type, set()).add(parameter.device)
+    return devices

@@ -1,0 +1,74 @@
+"""What ranks sum beside the gradients of a step: which gradients there are, in what order.
+
+The numbers are one int32 array of length 3 P + 2 for P parameters: for each parameter whether this
+rank has a gradient, whether it is sparse, and its position in the order of arrival; then 1 for the
+rank itself, and whether its parameters no longer match the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["StepUsage", "usage_length", "write_usage"]
+
+
+def usage_length(parameters: int) -> int:
+    """Return the length of the array for this number of parameters."""
+    return 3 * parameters + 2
+
+
+def write_usage(
+    numbers: npt.NDArray[np.int32],
+    absent: Iterable[int],
+    sparse: Iterable[int],
+    arrivals: Sequence[int] | None,
+    outdated: bool,
+) -> None:
+    """Write the numbers of this rank.
+
+    Args:
+        numbers: zeros, int32, of length `usage_length(parameters)`.
+        absent: indices of parameters without a gradient on this rank.
+        sparse: indices of parameters with a sparse gradient.
+        arrivals: indices of parameters in the order in which their gradients arrived; None once
+            the plan follows that order.
+        outdated: whether the plan no longer matches the parameters.
+    """
+    used, kinds, positions = np.split(numbers[:-2], 3)
+    used[:] = 1
+    used[list(absent)] = 0
+    kinds[list(sparse)] = 1
+    if arrivals is not None:
+        positions[:] = len(positions)
+        positions[arrivals] = range(len(arrivals))
+    numbers[-2:] = 1, outdated
+
+
+@dataclass(frozen=True)
+class StepUsage:
+    """The sums over ranks; ranks that have joined contribute nothing.
+
+    Attributes:
+        used: number of ranks with a gradient, for each parameter.
+        sparse: number of ranks with a sparse gradient, for each parameter.
+        positions: sum of the ranks' positions in the order of arrival, for each parameter.
+        present: number of ranks that took part.
+        outdated: number of ranks whose parameters no longer match the plan.
+    """
+
+    used: list[int]
+    sparse: list[int]
+    positions: list[int]
+    present: int
+    outdated: int
+
+    @classmethod
+    def from_sums(cls, numbers: list[int]) -> StepUsage:
+        """Split the summed array into its parts."""
+        *lists, present, outdated = numbers
+        count = len(lists) // 3
+        return cls(lists[:count], lists[count : 2 * count], lists[2 * count :], present, outdated)

@@ -1,0 +1,214 @@
+"""Allgather of PyTorch tensors; see `allreduce` for what holds for all operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core import operations
+from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
+from hvdtrain.torch.operations.allreduce import average_gradients
+from hvdtrain.torch.operations.divergence import note_exchanged
+from hvdtrain.torch.operations.handle import Handle, needs_gradient
+from hvdtrain.torch.tensors.buffers import as_buffer, require_tensors
+from hvdtrain.torch.tensors.dynamo import disable_compile
+from hvdtrain.torch.tensors.routes import order, route_of
+from hvdtrain.types import ReduceOp
+
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "allgather_handle",
+    "differentiable_allgather",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "sparse_allreduce_async",
+]
+
+Tensors = Sequence[torch.Tensor]
+
+
+@disable_compile
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return the tensors of all ranks, concatenated along the first dimension in rank order.
+
+    Args:
+        tensor: tensor whose dtype and dimensions after the first are equal on all ranks; a 0-d
+            tensor counts as one element.
+        name: name of the operation.
+        process_set: ranks that take part.
+
+    Returns:
+        A tensor of shape [sum of the ranks' first dimensions, ...], of the input's dtype.
+    """
+    return grouped_allgather([tensor], name, process_set)[0]
+
+
+@disable_compile
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Submit `allgather`, without gradients.
+
+    Args:
+        tensor: tensor to gather; must not change before the operation is complete.
+        name: name of the operation.
+        process_set: ranks that take part.
+    """
+    return allgather_handle([tensor], name, process_set).first().start()
+
+
+@disable_compile
+def grouped_allgather(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[torch.Tensor, ...]:
+    """Return the concatenations of several tensors as one operation.
+
+    Args:
+        tensors: tensors to gather, each as in `allgather`.
+        name: name of the operation.
+        process_set: ranks that take part.
+    """
+    tensors = list(tensors)
+    if needs_gradient(tensors):
+        return differentiable_allgather(process_set, tensors, name)
+    return tuple(allgather_handle(tensors, name, process_set).wait())
+
+
+@disable_compile
+def grouped_allgather_async(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Submit `grouped_allgather`, without gradients.
+
+    Args:
+        tensors: tensors to gather; must not change before the operation is complete.
+        name: name of the operation.
+        process_set: ranks that take part.
+    """
+    return allgather_handle(list(tensors), name, process_set).then(tuple).start()
+
+
+@disable_compile
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str,
+    op: ReduceOp,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Submit the Sum or Average of sparse tensors, computed by gathering their elements.
+
+    Calling the handle waits for the operation too, as in Horovod.
+
+    Args:
+        tensor: sparse COO tensor; shape and dtype are equal on all ranks.
+        name: name of the operation.
+        op: Average or Sum.
+        process_set: ranks that take part.
+
+    Returns:
+        A handle whose result is a sparse tensor of the same shape and dtype, not coalesced.
+
+    Raises:
+        ValueError: `op` is neither Average nor Sum.
+    """
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"sparse tensors are reduced by Average or Sum, got {op}")
+    # Rows of the gathered tensors are elements: [nnz, dimensions] indices and [nnz, ...] values.
+    indices = tensor._indices().t()
+    handle = allgather_handle([indices, tensor._values()], name, process_set)
+    size = process_set.size() or 1
+
+    def finish(gathered: list[torch.Tensor]) -> torch.Tensor:
+        rows, values = gathered
+        if op is ReduceOp.AVERAGE:
+            values = values / size
+        # On a GPU the check would make the host wait for the device.
+        check = tensor.is_cpu
+        return torch.sparse_coo_tensor(
+            rows.t(), values, tensor.shape, device=values.device, check_invariants=check
+        )
+
+    return handle.then(finish).start()
+
+
+class _Allgather(torch.autograd.Function):
+    """Gathering of a group; a rank's gradient is its part of the average over ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, process_set: ProcessSet, name: str | None, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.process_set = process_set
+        ctx.shapes = [tensor.shape for tensor in tensors]
+        return tuple(allgather_handle(tensors, name, process_set).wait())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        averaged = average_gradients(gradients, ctx.process_set)
+        own = [torch.tensor(shape[0] if shape else 1, device="cpu") for shape in ctx.shapes]
+        rows = allgather_handle(own, process_set=ctx.process_set).wait()
+        rank = ctx.process_set.rank()
+        parts = [
+            gradient.narrow(0, int(counts[:rank].sum()), int(counts[rank])).reshape(shape)
+            for gradient, counts, shape in zip(averaged, rows, ctx.shapes, strict=True)
+        ]
+        return (None, None, *parts)
+
+
+def differentiable_allgather(
+    process_set: ProcessSet, tensors: Tensors, name: str | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Gather a group of tensors differentiably (collective).
+
+    Args:
+        process_set: ranks that take part.
+        tensors: tensors to gather, each as in `allgather`.
+        name: name of the operation.
+    """
+    gathered = _Allgather.apply(process_set, name, *tensors)  # type: ignore[no-untyped-call]
+    return tuple(gathered)
+
+
+def allgather_handle(
+    tensors: Tensors,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Prepare the gathering of one tensor or of a group, whose result is a list of tensors.
+
+    Args:
+        tensors: tensors to gather, each as in `allgather`.
+        name: name of the operation.
+        process_set: ranks that take part.
+
+    Raises:
+        ValueError: `tensors` is empty.
+    """
+    if not tensors:
+        raise ValueError("a group needs at least one tensor")
+    require_tensors(tensors)
+    note_exchanged(tensors)
+    channel = channel_of(process_set)
+    routes = [route_of(channel, tensor) for tensor in tensors]
+    sent = [_at_least_1d(route.sent(tensor)) for route, tensor in zip(routes, tensors, strict=True)]
+    submitted = operations.allgather(
+        channel, [as_buffer(tensor) for tensor in sent], [tensor.shape for tensor in sent], name
+    )
+
+    def finish(gathered: list[tuple[Buffer, list[int]]]) -> list[torch.Tensor]:
+        return [
+            route.received(buffer, tensor).reshape(sum(rows), *tensor.shape[1:])
+            for route, tensor, (buffer, rows) in zip(routes, tensors, gathered, strict=True)
+        ]
+
+    return Handle(order(submitted, routes), finish)
+
+
+def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(1) if tensor.dim() == 0 else tensor

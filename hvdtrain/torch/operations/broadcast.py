@@ -1,0 +1,137 @@
+"""Broadcast of PyTorch tensors; see `allreduce` for what holds for all operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvdtrain.core import context, operations
+from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
+from hvdtrain.torch.operations.allreduce import average_gradients
+from hvdtrain.torch.operations.handle import Handle, needs_gradient
+from hvdtrain.torch.tensors.buffers import as_buffer, require_tensors
+from hvdtrain.torch.tensors.dynamo import disable_compile
+from hvdtrain.torch.tensors.routes import order, route_of
+
+__all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
+
+
+@disable_compile
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return the tensor of rank `root_rank` on every rank.
+
+    Args:
+        tensor: tensor of any shape; shape and dtype are equal on all ranks.
+        root_rank: rank in the world, also with a process set.
+        name: name of the operation.
+        process_set: ranks that take part.
+
+    Raises:
+        ValueError: `root_rank` is not in the process set.
+    """
+    output: torch.Tensor
+    if needs_gradient([tensor]):
+        arguments = (tensor, root_rank, name, process_set)
+        output = _Broadcast.apply(*arguments)  # type: ignore[no-untyped-call]
+    else:
+        output = _broadcast_handle(tensor, root_rank, name, process_set).wait()
+    return output
+
+
+@disable_compile
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Submit `broadcast`, without gradients.
+
+    Args:
+        tensor: tensor to send; must not change before the operation is complete.
+        root_rank, name, process_set: as in `broadcast`.
+    """
+    return _broadcast_handle(tensor, root_rank, name, process_set).start()
+
+
+@disable_compile
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Submit `broadcast_`.
+
+    Args:
+        tensor: tensor to overwrite.
+        root_rank, name, process_set: as in `broadcast`.
+    """
+    return _broadcast_handle(tensor, root_rank, name, process_set, in_place=True).start()
+
+
+@disable_compile
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Overwrite the tensor of every rank with that of rank `root_rank` and return it.
+
+    Args:
+        tensor: tensor to overwrite.
+        root_rank, name, process_set: as in `broadcast`.
+    """
+    handle = _broadcast_handle(tensor, root_rank, name, process_set, in_place=True)
+    output: torch.Tensor = handle.wait()
+    return output
+
+
+class _Broadcast(torch.autograd.Function):
+    """Broadcast; the root rank's gradient is the average over ranks, the others' is zero."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        output: torch.Tensor = _broadcast_handle(tensor, root_rank, name, process_set).wait()
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (averaged,) = average_gradients([gradient], ctx.process_set)
+        if context.current().topology.rank != ctx.root_rank:
+            averaged = torch.zeros_like(averaged)
+        return averaged, None, None, None
+
+
+def _broadcast_handle(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    in_place: bool = False,
+) -> Handle:
+    require_tensors([tensor])
+    channel = channel_of(process_set)
+    route = route_of(channel, tensor)
+    direct = in_place and route.takes(tensor)
+    sent = route.own(tensor) if direct else route.copied(tensor)
+    submitted = operations.broadcast(channel, as_buffer(sent), tensor.shape, root_rank, name)
+
+    def finish(_: None) -> torch.Tensor:
+        if not in_place:
+            return route.returned(sent, tensor)
+        if not direct:
+            route.write_back(sent, tensor)
+        return tensor
+
+    return Handle(order(submitted, [route]), finish)

@@ -1,0 +1,116 @@
+"""A warning about parameters that are broadcast and then trained on each rank alone (all local)."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from hvdtrain.core import context
+from hvdtrain.torch.tensors.dynamo import disable_compile
+from hvdtrain.torch.tensors.parameters import parameters_of
+
+__all__ = ["note_broadcast", "note_exchanged", "note_wrapped"]
+
+# Programs that average weights only from time to time do so more often than this.
+_STEPS = 100
+
+
+@dataclass
+class _Progress:
+    """Steps of an optimizer since its parameters were broadcast.
+
+    Attributes:
+        elements: number of elements that the optimizer trains.
+        exchanged: number of elements that ranks had exchanged before its first step.
+        steps: number of steps since.
+    """
+
+    elements: int
+    exchanged: int
+    steps: int = 0
+
+
+class _DivergenceMonitor:
+    def __init__(self) -> None:
+        self.exchanged = 0
+        self._installed = False
+        self._addresses: set[int] = set()
+        self._wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._progress: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Progress]
+        self._progress = weakref.WeakKeyDictionary()
+
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._progress.clear()
+        self._addresses |= _addresses(tensors)
+        for optimizer in self._wrapped:
+            self._addresses -= _addresses(parameters_of(optimizer))
+        if not self._installed:
+            self._installed = True
+            register_optimizer_step_post_hook(self._after_step)
+
+    def wrap(self, optimizer: torch.optim.Optimizer) -> None:
+        self._wrapped.add(optimizer)
+        # A program that has wrapped an optimizer of these parameters may later train them with
+        # another one on a single rank, on purpose.
+        self._addresses -= _addresses(parameters_of(optimizer))
+
+    @disable_compile
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not self._addresses or optimizer in self._wrapped or not context.is_initialized():
+            return
+        progress = self._progress.get(optimizer)
+        if progress is None:
+            progress = self._progress[optimizer] = self._begin(optimizer)
+        progress.steps += 1
+        if progress.steps != _STEPS or _in_torch_distributed():
+            return
+        if self.exchanged - progress.exchanged < progress.elements:
+            self._addresses.clear()  # warn only once
+            warnings.warn(
+                f"{type(optimizer).__name__} took {_STEPS} steps on parameters that were broadcast "
+                "before, and neither gradients nor weights were reduced in these steps: if each "
+                "rank is to train the same model, wrap the optimizer: optimizer = "
+                "hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())",
+                stacklevel=6,  # the optimizer's step(), called through disable_compile()
+            )
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> _Progress:
+        parameters = parameters_of(optimizer)
+        equal = _addresses(parameters) <= self._addresses
+        # With 0 elements the warning is never issued.
+        elements = sum(p.numel() for p in parameters) if equal else 0
+        return _Progress(elements, self.exchanged)
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {tensor.data_ptr() for tensor in tensors if tensor.numel()}
+
+
+def _in_torch_distributed() -> bool:
+    # torch may be built without it.
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+_monitor = _DivergenceMonitor()
+
+
+def note_broadcast(tensors: Iterable[torch.Tensor]) -> None:
+    """Monitor optimizers of these tensors, which are now equal on all ranks."""
+    topology = context.current().topology
+    if topology.size > 1 and topology.rank == 0:
+        _monitor.broadcast(tensors)
+
+
+def note_exchanged(tensors: Iterable[torch.Tensor]) -> None:
+    """Count the elements that ranks reduce or gather, which may be gradients or weights."""
+    _monitor.exchanged += sum(tensor.numel() for tensor in tensors)
+
+
+def note_wrapped(optimizer: torch.optim.Optimizer) -> None:
+    """Stop monitoring an optimizer whose gradients are reduced, and others of its parameters."""
+    _monitor.wrap(optimizer)
