@@ -31,5 +31,5 @@ def standardized(pixels: Pixels, mean: float | Floats, deviation: float | Floats
 
 
 def standardized_colors(pixels: Pixels) -> Floats:
-    """Return RGB pixels, [..., 3, height, width], standardized with ImageNet's statistics, float32."""
+    """Return RGB pixels, [..., 3, height, width], standardized with ImageNet's statistics."""
     return standardized(pixels, _MEAN, _DEVIATION)

@@ -1,4 +1,4 @@
-"""Samplers for your own training loops: which samples a rank takes, exact on any number of ranks."""
+"""Samplers for your own training loops: the samples of a rank, exact on any number of ranks."""
 
 from __future__ import annotations
 

@@ -53,4 +53,4 @@ class Tracker(Protocol):
         """Record a file, which must not change until end() has returned."""
 
     def end(self, status: Status) -> None:
-        """End the run, after which no method may be called; "stopped" means that it will be resumed."""
+        """End the run; call nothing afterwards. "stopped" means that it will be resumed."""
