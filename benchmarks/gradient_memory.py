@@ -25,7 +25,7 @@ from hvdtrain_bench.harness.settings import MODELS as NAMES
 import hvdtrain.torch as hvd
 
 _STEPS = 3
-_SAMPLES = 1  # so that what lies between the layers is small
+_SAMPLES = 1  # keeps activations small
 _ROW = "{:<12}{:>18}{:>18}{:>18}{:>18}{:>18}"
 
 
@@ -37,19 +37,25 @@ def taken_bytes() -> int:
 
 
 def measure(name: str, with_hvdtrain: bool, set_to_none: bool) -> float:
-    """Train a few steps; return the most memory taken for gradients / their bytes."""
+    """Train a few steps; return the peak memory of gradients / the bytes of gradients.
+
+    Args:
+        name: model, one of MODELS.
+        with_hvdtrain: whether hvdtrain reduces the gradients.
+        set_to_none: whether zero_grad() frees gradients.
+    """
     model = MODELS[name]
     module = model.build()
     parameters = list(module.parameters())
     inputs, targets = model.make_batch(_SAMPLES, seed=hvd.rank())
     if name == "resnet50":
-        module.eval()  # one sample has no variance
+        module.eval()  # batch normalization needs more than one sample
     optimizer = torch.optim.SGD(parameters, lr=0.01)
 
     def backward() -> None:
         model.loss(module(inputs), targets).backward()
 
-    backward()  # loads what is loaded late
+    backward()  # triggers lazy initialization
     optimizer.zero_grad()
     gc.collect()
     before = most = taken_bytes()
@@ -71,7 +77,13 @@ def measure(name: str, with_hvdtrain: bool, set_to_none: bool) -> float:
 
 
 def run_rank(name: str, with_hvdtrain: bool, set_to_none: bool) -> None:
-    """Measure on this rank; the first one prints the ranks' mean (collective)."""
+    """Measure on this rank; rank 0 prints the mean of the ranks (collective).
+
+    Args:
+        name: model, one of MODELS.
+        with_hvdtrain: whether hvdtrain reduces the gradients.
+        set_to_none: whether zero_grad() frees gradients.
+    """
     torch.set_num_threads(1)
     hvd.init()
     share = hvd.allreduce(torch.tensor(measure(name, with_hvdtrain, set_to_none)), name="share")
@@ -80,8 +92,13 @@ def run_rank(name: str, with_hvdtrain: bool, set_to_none: bool) -> None:
 
 
 def start(ranks: int, *arguments: object) -> float:
-    """Have ranks measure, in processes of their own; return what they found."""
-    # The allocator gives freed memory back at once, where it would keep it for later.
+    """Start ranks that measure, and return the result of rank 0.
+
+    Args:
+        ranks: number of ranks.
+        *arguments: arguments of run_rank().
+    """
+    # Makes the allocator return freed memory at once.
     environ = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     run = [sys.executable, "-m", "hvdtrain", "run", "-np", str(ranks), "--", __file__]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: starts the ranks, prints, and writes JSON and pictures."""
+"""The suite of benchmarks: starts the ranks, prints results, and writes JSON and plots."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["Paper", "Suite"]
 
 @dataclass(frozen=True)
 class Paper:
-    """What scaling on paper is told; what it is not told, it measures.
+    """Parameters of predicted scaling; what is not given is measured.
 
     Attributes:
-        links: between nodes; None is the link between ranks of this machine.
-        works: steps; empty: those of the models.
-        ranks_per_node: how many ranks share a network card.
-        node: link between the ranks of a node; None is this machine's.
-        jitter_seconds: of every step; None: as measured.
+        links: links between nodes; None is the link between ranks of this machine.
+        works: work of a step; empty for that of the models.
+        ranks_per_node: number of ranks that share a network card.
+        node: link between the ranks of a node; None is that of this machine.
+        jitter_seconds: jitter of every step; None for the measured one.
     """
 
     links: tuple[Link | None, ...] = (None, *PRESETS.values())
@@ -46,20 +46,20 @@ class Paper:
 
     @property
     def needs_ranks(self) -> bool:
-        """Whether something has to be measured."""
+        """Whether something must be measured."""
         return not self.works or None in self.links or (self.ranks_per_node > 1 and not self.node)
 
 
 @dataclass
 class Suite:
-    """Runs benchmarks and collects what they gave.
+    """Runs benchmarks and collects their results.
 
     Attributes:
-        find_launcher: finds how ranks are started; only called when they are.
-        ranks: the most ranks.
-        settings: how much is measured.
+        find_launcher: finds the launcher of ranks; only called when ranks are started.
+        ranks: largest number of ranks.
+        settings: extent of the measurements.
         out: directory for the files.
-        report: for a person.
+        report: printer of the results.
     """
 
     find_launcher: Callable[[], RankLauncher]
@@ -107,16 +107,16 @@ class Suite:
         self._run("checkpoint", self.ranks, self.settings)
 
     def loop(self) -> None:
-        """Compare the built-in loop with one by hand, on one rank and on all."""
+        """Compare the built-in loop with one written by hand, on one rank and on all."""
         for ranks in (1, self.ranks):
             self._run("loop", ranks, self.settings)
 
     def idle(self) -> None:
-        """Watch ranks that wait."""
+        """Measure the CPU usage of ranks that wait."""
         self._run("idle", self.ranks, self.settings)
 
     def scaling(self, paper: Paper) -> None:
-        """Predict 1 to 4,096 ranks, and check what can be checked here."""
+        """Predict 1 to 4,096 ranks, and check the predictions that can be measured here."""
         profiles = []
         if paper.needs_ranks:
             settings = replace(self.settings, models=()) if paper.works else self.settings
@@ -133,7 +133,7 @@ class Suite:
         self._draw("scaling", lambda plots, path: plots.plot_scaling(found, checks, path))
 
     def finish(self) -> None:
-        """Write what all of them gave, and say where."""
+        """Write all results, and print where."""
         path = self.out / "bench.json"
         cases = [case for result in self._results for case in result.cases]
         document = {

@@ -25,19 +25,19 @@ def main(kind: str, settings: str, threads: str, file: str) -> None:
     """Measure together with all other ranks; rank 0 writes the result into `file`.
 
     Args:
-        kind: what: "collectives", "steps", "idle", "profile", "checkpoint", "loop",
-            "tensorflow", "tensorflow-strategy" or "keras-BACKEND".
-        settings: of Settings.to_json().
-        threads: with which torch computes, per rank.
-        file: for the result.
+        kind: "collectives", "steps", "idle", "profile", "checkpoint", "loop", "tensorflow",
+            "tensorflow-strategy" or "keras-BACKEND".
+        settings: output of Settings.to_json().
+        threads: number of threads with which torch computes, per rank.
+        file: file for the result.
     """
     framework, _, backend = kind.partition("-")
     if framework in ("tensorflow", "keras"):
-        _settle_framework(backend if framework == "keras" else framework, int(threads))
-    # Before mpi4py is imported, which would initialise MPI on its own.
+        _configure_framework(backend if framework == "keras" else framework, int(threads))
+    # Before mpi4py is imported, which would initialize MPI itself.
     hvd.init(engine="mpi")
     torch.set_num_threads(int(threads))
-    # Horovod 0.28.1 and torch 2.13 warn of each other.
+    # Horovod 0.28.1 with torch 2.13 causes warnings.
     warnings.simplefilter("ignore")
 
     from hvdtrain_bench.harness.ranks import Ranks
@@ -49,8 +49,8 @@ def main(kind: str, settings: str, threads: str, file: str) -> None:
         write_json(Path(file), result)
 
 
-def _settle_framework(backend: str, threads: int) -> None:
-    """Say what frameworks read when they are imported."""
+def _configure_framework(backend: str, threads: int) -> None:
+    """Set what frameworks read when they are imported."""
     os.environ["KERAS_BACKEND"] = backend
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if backend == "tensorflow":

@@ -1,4 +1,4 @@
-"""`hvdtrain build-horovod`: build and install Horovod for the frameworks that are here."""
+"""`hvdtrain build-horovod`: build and install Horovod for the installed frameworks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hvdtrain check`: say what is installed, what works, and how to mend what does not."""
+"""`hvdtrain check`: report what is installed and what works, and how to fix what does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hvdtrain evaluate`: measure what was trained."""
+"""`hvdtrain evaluate`: measure a trained model."""
 
 from __future__ import annotations
 

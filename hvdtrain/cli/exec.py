@@ -1,4 +1,4 @@
-"""`hvdtrain exec`: run a script that finds its world in variables, under any launcher of MPI."""
+"""`hvdtrain exec`: run a script that finds its ranks in variables, under any MPI launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hvdtrain.launch.cluster_environment import (
 __all__ = ["command"]
 
 
-# What follows the script belongs to it.
+# Arguments after the script belong to it.
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--roles", help="Of the ranks, for TF_CONFIG: chief:1,worker:2 (default: workers).")
 @click.option("--print", "only_print", is_flag=True, help="Print the variables and leave.")
@@ -50,7 +50,7 @@ def command(
 
 def _report_rank() -> RankInfo:
     command = [sys.executable, "-m", "hvdtrain.core.rank_report"]
-    # MPICH's launcher is reached through an open descriptor, which it names in a variable.
+    # MPICH's ranks reach their launcher through an inherited descriptor, named in a variable.
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, close_fds=False)
     if done.returncode != 0:
         sys.exit(done.returncode)

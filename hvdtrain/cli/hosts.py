@@ -1,4 +1,4 @@
-"""`hvdtrain hosts`: read the hosts of a file or a job, check them, write them for a launcher."""
+"""`hvdtrain hosts`: read the hosts of a file or job, check them, and write them for a launcher."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def command(
 
 
 def _warn(hosts: Sequence[Host], to: str, where: str) -> None:
-    """Say on stderr what is doubtful or missing in the text that is written."""
+    """Warn on stderr about doubtful names, and about details that the written text lacks."""
     for line in mixed_names(hosts):
         click.echo(f"{where}: {line}", err=True)
     missing = left_out(hosts, to)
@@ -83,7 +83,7 @@ def _warn(hosts: Sequence[Host], to: str, where: str) -> None:
 
 
 def _find(origin: str, form: str | None) -> tuple[HostText, str]:
-    """Return the text, and the name of its form."""
+    """Return the text, and the name of its format."""
     if origin in _OF_JOBS and not os.path.exists(origin):
         return source_of_job(origin, os.environ), form or origin
     source = read_file(origin)

@@ -1,4 +1,4 @@
-"""`hvdtrain job`: write the script of a job for a scheduler."""
+"""`hvdtrain job`: write a job script for a scheduler."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def command(scheduler: str, arguments: tuple[str, ...], **options: Any) -> None:
 
 
 def _notes(scheduler: str, request: JobRequest) -> Iterator[str]:
-    """Yield what a person has said and the script does not."""
+    """Yield a note for each option that the user has given and the script cannot express."""
     context = click.get_current_context()
     options = {param.name: param.opts[-1] for param in context.command.params}
     unsaid = dict(_KINDS[scheduler].unsaid(request))
@@ -85,7 +85,7 @@ def _request(
     script: str | None,
     **plain: Any,
 ) -> JobRequest:
-    """Fill in what a person has left out."""
+    """Return the request, with defaults for what the user has left out."""
     kind, in_containers = _KINDS[scheduler], scheduler == "k8s"
     launcher = launcher or kind.launchers[0]
     if launcher not in kind.launchers:
@@ -127,11 +127,11 @@ def _request(
 
 
 def _asked(arguments: list[str], out: str, in_containers: bool) -> TrainOptions:
-    """Return what `train` would read; raise what it would raise an hour later."""
+    """Return the options that `train` would read, and raise now what it would raise in the job."""
     said = train.make_context("train", list(arguments)).params
     config = said["config"]
     if in_containers and config is not None and not config.exists():
-        said["config"] = None  # there it may be
+        said["config"] = None  # the container may have it
     asked = read_options({**said, "out": Path(out) if out else None, "resume": "never"})
     recipe_file = asked.recipe_location.path
     if recipe_file is not None and not in_containers and not recipe_file.exists():

@@ -39,7 +39,7 @@ _COMMANDS = {
 
 
 class _LazyGroup(click.Group):
-    """Imports a subcommand's module only when it is called, so that --help stays fast."""
+    """A group that imports a subcommand's module only when it is called, so that --help is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -77,12 +77,20 @@ def _group() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code: 0, 1 crash, 2 bad input, 3 wrong launcher."""
+    """Run the command line and exit with its code: 0, 1 crash, 2 usage error, 3 wrong launcher.
+
+    Args:
+        arguments: arguments; None for those of the process.
+
+    Raises:
+        KeyboardInterrupt: the user pressed Ctrl-C.
+        HvdtrainError: a crash, or an error of this rank that other ranks do not have.
+    """
     failed: BaseException | None = None
     code: object = 0
     try:
         code = _group.main(arguments, prog_name="hvdtrain", standalone_mode=False)
-    except click.Abort as abort:  # click's word for Ctrl-C, and for any EOFError
+    except click.Abort as abort:  # raised by click for Ctrl-C and for any EOFError
         cause = abort.__cause__ or KeyboardInterrupt()
         raise cause from cause.__cause__
     except click.ClickException as error:
@@ -90,12 +98,12 @@ def main(arguments: list[str] | None = None) -> None:
     except RecipeError as error:
         failed = error.__cause__ or error
     except OneRankError:
-        raise  # the others wait for this rank, and none of them would say it
+        raise  # the other ranks wait for this one and cannot report it
     except HvdtrainError as error:
         if error.exit_code != EXIT_USAGE and not isinstance(error, TrainingError):
             raise
         _refuse(str(error), error.exit_code)
-    if failed is not None:  # raised here, its traceback is not that of how hvdtrain came to it
+    if failed is not None:  # raised here so that its traceback does not begin in hvdtrain
         raise failed
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -108,11 +116,11 @@ def _one_line(error: click.ClickException) -> str:
 
 
 def _refuse(message: str, code: int) -> None:
-    """Say on one rank what is wrong, and leave together with the others.
+    """Report an error on one rank, and exit together with the others.
 
-    A rank that left before the others had spoken would have the launcher kill them, and the
-    message could be lost: so every rank of a launched job joins the world first. Those that
-    have found nothing to refuse hear of it where they compare their options.
+    If a rank exited before the others have reported, the launcher would kill them, and the message
+    could be lost: so every rank of a launched job joins the world first. Ranks without an error
+    learn of it when options are compared.
     """
     promised = promised_world(os.environ)
     rank = 0

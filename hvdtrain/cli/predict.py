@@ -1,4 +1,4 @@
-"""`hvdtrain predict`: use what was trained on files."""
+"""`hvdtrain predict`: apply a trained model to files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hvdtrain report`: one HTML page about one run, or about several side by side."""
+"""`hvdtrain report`: write one HTML page about one run, or several side by side."""
 
 from __future__ import annotations
 

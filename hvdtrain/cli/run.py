@@ -27,7 +27,7 @@ from hvdtrain.world import promised_world
 __all__ = ["command"]
 
 
-# What follows the first free-standing argument belongs to the ranks.
+# Everything after the first positional argument belongs to the ranks.
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("ranks", "-np", "-n", "--num-ranks", type=int, help="How many ranks.")
 @click.option("-hostfile", "--hostfile", help="Hosts in the MPI's own grammar; default: here.")

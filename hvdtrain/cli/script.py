@@ -1,4 +1,4 @@
-"""`hvdtrain script`: run a script as Python does, with hvdtrain in the place of Horovod."""
+"""`hvdtrain script`: run a script as Python does, with hvdtrain in place of Horovod."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hvdtrain.world import promised_world
 __all__ = ["command"]
 
 _FOLDER = on_path.__path__[0]
-# How much earlier than the others rank 0 says what they all find; the launcher then ends them.
-_SPOKESMAN_SECONDS = 5.0
+# Head start of rank 0 in reporting an error that all ranks have; the launcher then ends the others.
+_HEAD_START_SECONDS = 5.0
 
 
-# What follows the script belongs to it.
+# Arguments after the script belong to it.
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--as-horovod", is_flag=True, help="hvdtrain answers also for an installed Horovod.")
 @click.argument("script")
@@ -43,28 +43,30 @@ def command(as_horovod: bool, script: str, arguments: tuple[str, ...]) -> None:
 
 
 def _python_path(inherited: str | None) -> str:
-    """Return where Python looks before it looks among what is installed."""
+    """Return a PYTHONPATH on which hvdtrain's `horovod` precedes installed packages."""
     entries = inherited.split(os.pathsep) if inherited else []
     return os.pathsep.join([_FOLDER, *(entry for entry in entries if entry != _FOLDER)])
 
 
 def _horovod_is_installed() -> bool:
-    """Return whether a script finds a Horovod, which it does not in this process's directory."""
+    """Return whether the script would find a Horovod, apart from this process's directory."""
     path = [entry for entry in sys.path if entry not in (_FOLDER, os.getcwd())]
     spec = PathFinder.find_spec("horovod", path)
-    return spec is not None and spec.origin is not None  # any folder of that name has a spec
+    return (
+        spec is not None and spec.origin is not None
+    )  # a namespace package has a spec without an origin
 
 
 def _interpreter_options() -> list[str]:
-    """Return what stands between `python` and `-m hvdtrain`, or the installed command."""
+    """Return the options between `python` and `-m hvdtrain`, or the installed command."""
     options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]
     return options[:-2] if options[-2:-1] == ["-m"] else options[:-1]
 
 
 def _refuse(message: str) -> NoReturn:
-    """Say once what is wrong, and end the job, without waiting for ranks that find it right."""
+    """Report an error once and exit, without waiting for ranks that may not have it."""
     promised = promised_world(os.environ)
     if promised is not None and promised.rank > 0:
-        time.sleep(_SPOKESMAN_SECONDS)
+        time.sleep(_HEAD_START_SECONDS)
     click.echo(f"hvdtrain: {message}", err=True)
     sys.exit(EXIT_USAGE)

@@ -1,4 +1,4 @@
-"""`hvdtrain timeline`: one file from the pieces that a job has left which did not end well."""
+"""`hvdtrain timeline`: merge the pieces of a timeline that a failed job has left."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ __all__ = ["OF_CONFIGURATION", "command", "read_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The options of the command line alone, by flag: what they are for.
+# Help of the options that only the command line has, by flag.
 OF_CONFIGURATION = {
     "--config": "A YAML file with any of these options; the command line wins.",
     "--print-config": "Print all options as such a file and leave.",
@@ -29,10 +29,15 @@ _TYPES: dict[Any, Any] = {int: int, float: float, str: str, Path: Path}
 
 
 class _GroupedCommand(click.Command):
-    """Prints its options topic by topic."""
+    """A command that lists its options by topic."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options of a run by group, then those of the command line alone."""
+        """Write the options of a run by group, then those of the command line alone.
+
+        Args:
+            ctx: context of the command.
+            formatter: receiver of the text.
+        """
         groups = {option.name: option.group for option in OPTIONS}
         rows: dict[str, list[tuple[str, str]]] = {}
         for one in self.get_params(ctx):
@@ -44,7 +49,7 @@ class _GroupedCommand(click.Command):
 
 
 def _with_options(function: F) -> F:
-    """Have a command take all options of a run; None: nobody has said anything."""
+    """Add all options of a run to a command; None means that the user has not given one."""
     for option in reversed(OPTIONS):
         function = _parameter(option)(function)
     return function
@@ -52,14 +57,14 @@ def _with_options(function: F) -> F:
 
 def _parameter(option: Option) -> Callable[[F], F]:
     if option.name == "recipe":
-        return click.argument("recipe", required=False, metavar=f"[{option.told.metavar}]")
+        return click.argument("recipe", required=False, metavar=f"[{option.declaration.metavar}]")
     flag = f"--{option.key}"
-    settings: dict[str, Any] = {"default": None, "help": option.told.text}
+    settings: dict[str, Any] = {"default": None, "help": option.declaration.text}
     if option.default_text:
         settings["help"] += f"  [default: {option.default_text}]"
     if option.kind is bool:
         return click.option(f"{flag}/--no-{option.key}", **settings)
-    settings["metavar"] = option.told.metavar or None
+    settings["metavar"] = option.declaration.metavar or None
     if option.kind in _TYPES:
         return click.option(flag, type=_TYPES[option.kind], **settings)
     return click.option(flag, multiple=True, **settings)
@@ -77,14 +82,14 @@ train my_recipe.py --set width=64.
 @click.option("--config", type=Path, metavar="FILE", help=OF_CONFIGURATION["--config"])
 @click.option("--print-config", is_flag=True, help=OF_CONFIGURATION["--print-config"])
 def command(print_config: bool, **given: Any) -> None:
-    """Train, or print what would be trained."""
+    """Train, or print the options with which training would run."""
     asked = read_options(given)
     if print_config:
         promised = promised_world(os.environ)
         if promised is None or promised.rank == 0:
             click.echo(config_text(asked), nl=False)
         return
-    # It would end a rank that has not come as far as to wait for it: train() lets it through.
+    # It would end a rank that does not handle it yet: train() unblocks it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     from hvdtrain.train.session import train
 
@@ -92,10 +97,10 @@ def command(print_config: bool, **given: Any) -> None:
 
 
 def read_options(given: dict[str, Any]) -> TrainOptions:
-    """Return the options that the command line and the file that it names say.
+    """Return the options on the command line and in the file that it names.
 
     Args:
-        given: the parameters of the command; None for what nobody has said.
+        given: parameters of the command; None for those that the user has not given.
     """
     said = {name: value for name, value in given.items() if value is not None}
     arguments = _arguments(said.pop("set", ()))

@@ -1,4 +1,4 @@
-"""Options of the commands that use what was trained."""
+"""Options of the commands that use a trained model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHANGES = {
 
 
 def with_run_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Have a command take a checkpoint, and the options of a run that may differ now."""
+    """Add options for the checkpoint, and for settings of a run that may have changed."""
 
     @wraps(function)
     def wrapped(**given: object) -> None:

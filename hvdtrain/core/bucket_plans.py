@@ -152,14 +152,14 @@ def _description(plan: BucketPlan, reason: str) -> str:
     )
 
 
-def replan(plan: BucketPlan, places: Sequence[int]) -> BucketPlan:
+def replan(plan: BucketPlan, positions: Sequence[int]) -> BucketPlan:
     """Return a plan for the order in which gradients have arrived.
 
     Args:
         plan: plan of the first step.
-        places: position of each parameter's gradient in that order, summed over the ranks.
+        positions: position of each parameter's gradient in that order, summed over the ranks.
     """
-    order = sorted(range(len(places)), key=lambda index: (places[index], -index))
+    order = sorted(range(len(positions)), key=lambda index: (positions[index], -index))
     return make_plan(plan.specs, plan.bucket_bytes, plan.first_bucket_bytes, plan.groups, order)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 from hvdtrain.core import context
-from hvdtrain.core.process_set import ProcessSet, add_process_set
+from hvdtrain.core.process_set import Mpi4pyCommunicator, ProcessSet, add_process_set
 
 __all__ = [
     "Compressor",
@@ -45,7 +45,7 @@ def on_init(action: Callable[[], None]) -> None:
 
 
 def init(
-    comm: Any = None,
+    comm: object = None,
     process_sets: Sequence[ProcessSet] | str | None = None,
     engine: str | None = None,
 ) -> None:
@@ -77,10 +77,10 @@ def init(
             add_process_set(process_set)
 
 
-def _is_whole(comm: Any, size: int) -> bool:
-    if hasattr(comm, "Get_size"):
-        return bool(comm.Get_size() == size)
-    return sorted(comm) == list(range(size))
+def _is_whole(comm: object, size: int) -> bool:
+    if isinstance(comm, Mpi4pyCommunicator):
+        return comm.Get_size() == size
+    return sorted(cast("Iterable[int]", comm)) == list(range(size))
 
 
 def rank() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -47,7 +46,7 @@ class _OnDevice(Operation):
         super().__init__()
         self.request, self._zeros = request, zeros
 
-    def execute(self, communicator: Communicator) -> Any:
+    def execute(self, communicator: Communicator) -> object:
         kinds = zip(self._zeros.buffers, self._zeros.devices, strict=True)
         buffers = [
             _on_host(count, dtype)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, channel: Channel | None = None
+    obj: object, root_rank: int = 0, name: str | None = None, channel: Channel | None = None
 ) -> Any:
     """Return rank `root_rank`'s object on every rank (collective, blocking).
 
@@ -51,7 +51,7 @@ def broadcast_object(
 
 
 def allgather_object(
-    obj: Any, name: str | None = None, channel: Channel | None = None
+    obj: object, name: str | None = None, channel: Channel | None = None
 ) -> list[Any]:
     """Return the objects of all ranks, by rank, on every rank (collective, blocking).
 
@@ -89,7 +89,7 @@ def call_on_root(function: Callable[[], T]) -> T:
     return cast("T", result)
 
 
-def _pickled(obj: Any) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def _pickled(obj: object) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     try:
         data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -97,7 +97,7 @@ def _pickled(obj: Any) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return np.frombuffer(data, np.uint8).copy()
 
 
-def _pickled_by_value(obj: Any, refusal: Exception) -> bytes:
+def _pickled_by_value(obj: object, refusal: Exception) -> bytes:
     title, what = context.current().topology.title, type(obj).__name__
     try:
         import cloudpickle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Protocol, cast, runtime_checkable
 
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
@@ -12,6 +12,7 @@ from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError, UnsupportedError
 
 __all__ = [
+    "Mpi4pyCommunicator",
     "ProcessSet",
     "add_process_set",
     "channel_of",
@@ -19,6 +20,17 @@ __all__ = [
     "remove_process_set",
     "require_process_set",
 ]
+
+
+@runtime_checkable
+class Mpi4pyCommunicator(Protocol):
+    """The part of mpi4py.MPI.Comm that is used here."""
+
+    def Get_size(self) -> int:
+        """Return the number of ranks."""
+
+    def allgather(self, sendobj: int) -> list[int]:
+        """Return the objects of all ranks."""
 
 
 class ProcessSet:
@@ -31,7 +43,7 @@ class ProcessSet:
         ValueError: it is neither.
     """
 
-    def __init__(self, ranks_or_comm: Any) -> None:
+    def __init__(self, ranks_or_comm: object) -> None:
         self.ranks: list[int] | None = _ranks(ranks_or_comm)
         self.process_set_id: int | None = None
 
@@ -112,7 +124,7 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 
-def require_process_set(process_set: Any) -> ProcessSet:
+def require_process_set(process_set: object) -> ProcessSet:
     """Return an argument of a user's program, after checking its type (local).
 
     Raises:
@@ -126,7 +138,7 @@ def require_process_set(process_set: Any) -> ProcessSet:
     )
 
 
-def channel_of(process_set: Any) -> Channel:
+def channel_of(process_set: object) -> Channel:
     """Return the channel of a process set (local).
 
     Raises:
@@ -186,16 +198,16 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def _ranks(ranks_or_comm: Any) -> list[int]:
-    if hasattr(ranks_or_comm, "Get_group"):
+def _ranks(ranks_or_comm: object) -> list[int]:
+    if isinstance(ranks_or_comm, Mpi4pyCommunicator):
         # Ranks have the same numbers in mpi4py's world.
         return sorted(ranks_or_comm.allgather(context.current().topology.rank))
-    ranks: set[Any] = set(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else {None}
+    ranks: set[object] = set(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else {None}
     if not all(isinstance(rank, int) for rank in ranks):
         raise ValueError(
             f"a process set takes a list of ranks or an mpi4py communicator, got {ranks_or_comm!r}"
         )
-    return sorted(ranks)
+    return sorted(cast("set[int]", ranks))
 
 
 def _refuse_different(ranks: list[int]) -> None:

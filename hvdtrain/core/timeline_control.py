@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from hvdtrain.core import context
 from hvdtrain.core.agreement.operation import Operation
@@ -23,12 +22,12 @@ __all__ = ["start_timeline", "stop_timeline"]
 class _Together(Operation):
     """Call a function with the communicator when all ranks have agreed on it."""
 
-    def __init__(self, request: Request, function: Callable[[Communicator], Any]) -> None:
+    def __init__(self, request: Request, function: Callable[[Communicator], object]) -> None:
         super().__init__()
         self.request = request
         self._function = function
 
-    def execute(self, communicator: Communicator) -> Any:
+    def execute(self, communicator: Communicator) -> object:
         return self._function(communicator)
 
 

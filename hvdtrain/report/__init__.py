@@ -1,1 +1,1 @@
-"""The report: runs of `train`, read from their files, as one HTML page that needs no network."""
+"""The report: the files of `train` runs as one HTML page that needs no network."""

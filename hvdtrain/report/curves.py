@@ -1,4 +1,4 @@
-"""Reads metrics.jsonl and steps.jsonl: curves by split and metric, and confusion matrices."""
+"""Readers of metrics.jsonl and steps.jsonl: curves by split and metric, and confusion matrices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvdtrain.report.lines import JsonObject, Lines, number
 
 __all__ = ["BUCKETS", "Curve", "Matrix", "Measured", "read_curves", "thinned"]
 
-# As many as a wide screen has pixels for a curve.
+# Number of pixels that a wide screen has for a curve.
 BUCKETS = 1000
 
 _PLACE = frozenset({"epoch", "step", "split", "seconds"})
@@ -24,10 +24,14 @@ class Curve:
     """One metric of one split over the run.
 
     Attributes:
-        step: of each point; so epoch, and seconds, which is NaN where the line has none.
-        value: NaN where it was not finite.
-        lines: how many points there were before some were left out.
-        not_finite: the number of points without a finite value among them.
+        step: step of each point.
+        value: value of each point; NaN if it was not finite.
+        lines: number of points before thinning.
+        not_finite: number of points without a finite value among them.
+        split: name of the split.
+        metric: name of the metric.
+        epoch: epoch of each point.
+        seconds: time of each point since the start; NaN if its line has none.
     """
 
     split: str
@@ -42,7 +46,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A confusion matrix: rows are true classes, columns predicted ones."""
+    """A confusion matrix.
+
+    Attributes:
+        split: name of the split.
+        metric: name of the metric.
+        epoch: epoch in which it was measured.
+        rows: counts, [true class][predicted class].
+    """
 
     split: str
     metric: str
@@ -52,7 +63,14 @@ class Matrix:
 
 @dataclass
 class Measured:
-    """What these files hold, and what there is to say about it."""
+    """The content of these files.
+
+    Attributes:
+        curves: one curve for each split and metric.
+        matrices: last confusion matrix of each split and metric.
+        last: last value by split and metric.
+        notes: remarks for the reader, one sentence each.
+    """
 
     curves: list[Curve] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
@@ -61,7 +79,7 @@ class Measured:
 
 
 class _Split:
-    """The columns of one split while lines come in."""
+    """The columns of one split while lines are read."""
 
     def __init__(self) -> None:
         self.step, self.epoch, self.seconds = array("q"), array("d"), array("d")
@@ -69,7 +87,12 @@ class _Split:
         self.values: dict[str, array[float]] = {}
 
     def add(self, metric: str, values: Sequence[float]) -> None:
-        """Add the values of the rows that came last."""
+        """Add the values of the last rows.
+
+        Args:
+            metric: name of the metric.
+            values: its values.
+        """
         if metric not in self.values:
             self.rows[metric], self.values[metric] = array("q"), array("d")
         count = len(self.step)
@@ -79,7 +102,7 @@ class _Split:
 
 @dataclass
 class _Found:
-    """What has come in so far."""
+    """What has been read so far."""
 
     splits: dict[str, _Split] = field(default_factory=dict)
     matrices: dict[tuple[str, str], Matrix] = field(default_factory=dict)
@@ -87,7 +110,7 @@ class _Found:
 
 
 def read_curves(paths: Iterable[Path]) -> Measured:
-    """Read files of metrics, of a million lines if need be.
+    """Read files of metrics, which may have a million lines.
 
     Raises:
         UsageError: a file is damaged, or cannot be read.
@@ -109,7 +132,7 @@ def read_curves(paths: Iterable[Path]) -> Measured:
 
 
 def _take_chunk(chunk: Sequence[JsonObject], lines: Lines, found: _Found) -> None:
-    """Sort lines into columns; neighbours with the same split and fields go together."""
+    """Sort lines into columns; adjacent lines with the same split and fields are added at once."""
     for place, line in enumerate(chunk):
         step, epoch = line.get("step"), number(line.get("epoch"))
         if type(line.get("split")) is not str or type(step) is not int or not 0 <= step < 2**53:
@@ -146,7 +169,7 @@ def _finite(value: float | None) -> float:
 
 
 def _square(value: object) -> list[list[float]] | None:
-    """Return a matrix of numbers; None for anything else."""
+    """Return a square matrix of numbers, or None for anything else."""
     if not isinstance(value, list) or not value:
         return None
     for row in value:
@@ -158,12 +181,12 @@ def _square(value: object) -> list[list[float]] | None:
 
 
 def _curve(split: str, metric: str, columns: _Split, measured: Measured) -> Curve:
-    """Put the points of a curve in order, and leave out what its picture does not need."""
+    """Sort the points of a curve, and leave out those that its plot does not need."""
     rows, values = columns.rows[metric], columns.values[metric]
     steps = [columns.step[row] for row in rows]
     order: Sequence[int] = range(len(rows))
     if any(after <= before for before, after in pairwise(steps)):
-        # A dictionary keeps the later of two lines of one step.
+        # The dictionary keeps the later of two lines of a step.
         last = {step: place for place, step in enumerate(steps)}
         order = [last[step] for step in sorted(last)]
         if len(order) < len(rows):
@@ -198,14 +221,14 @@ def _thinning_note(curves: Sequence[Curve]) -> list[str]:
 
 
 def thinned(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
-    """Return the places of the values that a picture needs, in order.
+    """Return the indices of the values that a plot needs, in order.
 
-    These are the first and the last value, and the lowest and the highest of each of `buckets`
-    equal stretches, with the first NaN of each. All, where they are no more than that anyway.
+    These are the first and the last value, and the minimum, the maximum and the first NaN of each
+    of `buckets` equal intervals. All indices are returned if they are no more than that.
 
     Args:
-        values: of one curve, in order.
-        buckets: stretches, >= 1.
+        values: values of one curve, in order.
+        buckets: number of intervals, >= 1.
     """
     count = len(values)
     if count <= 2 * buckets:
@@ -214,7 +237,7 @@ def thinned(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
     for bucket in range(buckets):
         low, high = bucket * count // buckets, (bucket + 1) * count // buckets
         part = values[low:high]
-        # Not so where the sum overflows, too: then it takes longer.
+        # If only the sum overflows, the slower path gives the same result.
         if math.isfinite(sum(part)):
             places.update((low + part.index(min(part)), low + part.index(max(part))))
         else:
@@ -223,7 +246,7 @@ def thinned(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
 
 
 def _extremes(part: Sequence[float]) -> set[int]:
-    """Return the places of the lowest and the highest number, and of the first NaN."""
+    """Return the indices of the minimum, the maximum and the first NaN."""
     finite = [place for place, value in enumerate(part) if math.isfinite(value)]
     first = next(place for place, value in enumerate(part) if not math.isfinite(value))
     if not finite:

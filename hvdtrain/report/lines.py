@@ -1,4 +1,4 @@
-"""Reads the files of a run: JSON objects, one or one a line, and says in one line what is wrong."""
+"""Readers of the JSON files of a run, with errors of one line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ _CHUNK_BYTES = 1 << 18
 
 
 class Lines:
-    """The objects of a file with one JSON object a line, many at a time, for speed.
+    """Iterates over the objects of a file with one JSON object per line, in chunks for speed.
 
-    A last line that is torn, as a killed run leaves it, is left out.
+    An incomplete last line, as a killed run leaves it, is skipped. Iteration raises UsageError if
+    the file cannot be read or another line is not a JSON object.
 
     Attributes:
-        torn: whether the last line was; known when the lines have been gone through.
-
-    Raises, while they are gone through:
-        UsageError: the file cannot be read, or another line is no JSON object.
+        torn: whether the last line was incomplete; known after the iteration.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +43,12 @@ class Lines:
             raise UsageError(f"{self._path}: {error.strerror}") from error
 
     def wrong(self, place: int, what: str) -> UsageError:
-        """Return an error about an object, by its place in the list that came last."""
+        """Return an error about an object of the last chunk.
+
+        Args:
+            place: index of the object in the chunk.
+            what: fault.
+        """
         line = self._before + place + 1
         return UsageError(f"{self._path}, line {line}: {what}: the file is damaged")
 
@@ -63,10 +66,10 @@ class Lines:
 
 
 def read_object(path: Path) -> JsonObject:
-    """Return the JSON object that a file holds.
+    """Return the JSON object in a file.
 
     Raises:
-        UsageError: the file cannot be read, or holds something else.
+        UsageError: the file cannot be read, or contains something else.
     """
     try:
         found = _parsed(path.read_bytes())
@@ -78,7 +81,7 @@ def read_object(path: Path) -> JsonObject:
 
 
 def number(value: object) -> float | None:
-    """Return a value of JSON as a number: NaN for null; None for what is no number."""
+    """Return a JSON value as a number: NaN for null, None if it is not a number."""
     if value is None:
         return float("nan")
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -90,7 +93,7 @@ def number(value: object) -> float | None:
 
 
 def _together(lines: list[bytes]) -> list[JsonObject]:
-    """Parse all lines in one go; return an empty list where one of them is no object."""
+    """Parse all lines at once; return an empty list if one of them is not an object."""
     try:
         found: list[JsonObject] = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Puts runs into one HTML page: text and tables by Jinja, the numbers as JSON for its script."""
+"""Rendering of runs as one HTML page: text and tables by Jinja, the numbers as JSON."""
 
 from __future__ import annotations
 
@@ -31,15 +31,19 @@ _SCRIPTS = (
     *("format.js", "theme.js", "reading.js", "plot.js", "curves.js", "controls.js", "ranks.js"),
     *("system.js", "matrix.js"),
 )
-# Characters that could end the element which holds the data, as the escapes of JSON.
+# JSON escapes of characters that could end the element with the data.
 _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 
 def write_page(runs: Sequence[RunFiles], path: Path) -> int:
-    """Write the page, whole or not at all, and return its size in bytes.
+    """Write the page atomically, and return its size in bytes.
+
+    Args:
+        runs: runs to show.
+        path: file to write.
 
     Raises:
-        UsageError: it cannot be written, or Jinja is not installed.
+        UsageError: the file cannot be written, or Jinja is not installed.
     """
     page = render(runs).encode()
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -82,7 +86,7 @@ def render(runs: Sequence[RunFiles]) -> str:
         tables={
             "Configuration": side_by_side([run.config for run in runs]),
             "Environment": side_by_side([run.environment for run in runs]),
-            # Results always differ, which is no news.
+            # Results always differ.
             "Summary": side_by_side([run.summary for run in runs], mark=False),
         },
         style=Markup(style),
@@ -99,7 +103,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
-    """Return a Content-Security-Policy: these styles and scripts, and no request at all."""
+    """Return a Content-Security-Policy that allows these styles and scripts, and no requests."""
 
     def hashes(texts: Sequence[str]) -> str:
         digests = (hashlib.sha256(text.encode()).digest() for text in texts)
@@ -112,7 +116,7 @@ def _policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
 
 
 def _embedded(data: object) -> Markup:
-    """Return JSON that no name in it can break out of."""
+    """Return JSON, escaped so that no name in it can end its element."""
     from markupsafe import Markup
 
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
@@ -141,7 +145,7 @@ def _curve(curve: Curve) -> dict[str, object]:
 
 
 def _ranks(times: TimeBreakdown) -> dict[str, object]:
-    """Return whole milliseconds: their digits would else be most of the page."""
+    """Return the times in whole milliseconds: their digits would otherwise be most of the page."""
     intervals = times.intervals
     return {
         "step": [interval.step for interval in intervals],

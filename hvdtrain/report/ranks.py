@@ -1,4 +1,4 @@
-"""Reads ranks.jsonl: where the time of each rank went, in total and over time."""
+"""Reader of ranks.jsonl: where the time of each rank went, in total and over time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hvdtrain.report.lines import JsonObject, Lines, number
 __all__ = ["PARTS", "Interval", "System", "TimeBreakdown", "read_ranks"]
 
 PARTS = ("compute", "waiting", "moving")
-# A picture of all ranks over time has at most twice so many cells.
+# A plot of all ranks over time has at most twice as many cells.
 _CELLS = 100_000
 _INTERVALS = 400
-# Seconds or bytes that no machine has: sums of less cannot overflow.
+# More seconds or bytes than any machine has; sums of smaller values cannot overflow.
 _TOO_MUCH = 1e18
 
 
 @dataclass(frozen=True)
 class System:
-    """The system's figures of some seconds; None where there are none.
+    """System metrics of an interval; None if there are none.
 
     Attributes:
         cpu_percent: mean over the ranks.
-        memory_bytes: of the rank with the most.
-        gpu_memory_bytes: of the rank with the most.
+        memory_bytes: largest memory of a rank.
+        gpu_memory_bytes: largest GPU memory of a rank.
     """
 
     cpu_percent: float | None
@@ -37,14 +37,14 @@ class System:
 
 @dataclass
 class Interval:
-    """Some seconds of training.
+    """An interval of training.
 
     Attributes:
-        step: steps done at its end.
-        seconds: since the start of the run, at its end.
-        length: seconds that it covers.
-        parts: for each of PARTS the seconds of each rank, [3][N].
-        system: what the machines did in it.
+        step: number of steps done at its end.
+        seconds: time of its end since the start of the run.
+        length: length in seconds.
+        parts: seconds of each rank for each of PARTS, [3][N].
+        system: system metrics.
     """
 
     step: int
@@ -56,14 +56,14 @@ class Interval:
 
 @dataclass
 class TimeBreakdown:
-    """What ranks.jsonl holds.
+    """The content of ranks.jsonl.
 
     Attributes:
-        intervals: in order; neighbours are put together where there are too many.
-        last_to_arrive: for each rank the seconds in which no rank waited less than it.
-        lines: lines of the file.
-        latest_ranks: how many ranks its last line is about.
-        notes: what there is to say about it.
+        intervals: intervals in order; adjacent ones are merged if there are too many.
+        last_to_arrive: seconds of each rank in which it waited less than all others.
+        lines: number of lines of the file.
+        latest_ranks: number of ranks in its last line.
+        notes: remarks for the reader, one sentence each.
     """
 
     intervals: list[Interval] = field(default_factory=list)
@@ -74,12 +74,12 @@ class TimeBreakdown:
 
     @property
     def ranks(self) -> int:
-        """The largest number of ranks that the run had."""
+        """Largest number of ranks that the run had."""
         return len(self.last_to_arrive)
 
     @property
     def totals(self) -> list[list[float]]:
-        """For each of PARTS the seconds of each rank over all intervals, [3][N]."""
+        """Seconds of each rank over all intervals for each of PARTS, [3][N]."""
         return [
             [
                 math.fsum(times)
@@ -130,7 +130,7 @@ def _take(interval: Interval, times: TimeBreakdown) -> None:
 
 
 def _interval(line: JsonObject) -> Interval | None:
-    """Return what a line says; None where it is damaged."""
+    """Return the interval of a line, or None if the line is damaged."""
     step, seconds, length = line.get("step"), number(line.get("seconds")), number(line.get("span"))
     if type(step) is not int or not seconds or not length or not seconds + length < _TOO_MUCH:
         return None
@@ -154,7 +154,7 @@ def _interval(line: JsonObject) -> Interval | None:
 
 
 def _numbers(value: object) -> list[float]:
-    """Return a list of numbers as machines have them; an empty one for anything else."""
+    """Return a list of plausible numbers, or an empty one for anything else."""
     if not isinstance(value, list):
         return []
     try:
@@ -171,7 +171,7 @@ def _last(interval: Interval, size: int) -> int:
 
 
 def _widen(times: TimeBreakdown, interval: Interval) -> None:
-    """Give all intervals, and the totals, the same number of ranks."""
+    """Extend all intervals and totals to the same number of ranks."""
     size = max(times.ranks, len(interval.parts[0]))
     if size == times.ranks == len(interval.parts[0]):
         return
@@ -181,7 +181,7 @@ def _widen(times: TimeBreakdown, interval: Interval) -> None:
 
 
 def _joined(intervals: Sequence[Interval]) -> list[Interval]:
-    """Put each two neighbours together."""
+    """Merge adjacent pairs."""
     pairs = zip(intervals[::2], intervals[1::2], strict=False)
     joined = [_together(first, second) for first, second in pairs]
     return joined + ([intervals[-1]] if len(intervals) % 2 else [])

@@ -1,4 +1,4 @@
-"""Reads the directory of a run."""
+"""Reader of the directory of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvdtrain.report.ranks import TimeBreakdown, read_ranks
 
 __all__ = ["RunFiles", "distinct_names", "read_run"]
 
-# Named here and not taken from the training loop: the page shall read runs of other versions.
+# Named here and not imported from the training loop: the page reads runs of other versions.
 _METRICS = ("metrics.jsonl", "steps.jsonl")
 _RANKS = "ranks.jsonl"
 _CONFIG = "config.yaml"
@@ -24,12 +24,16 @@ _SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What one run has left.
+    """The content of the files of a run.
 
     Attributes:
-        path: its directory.
-        ranks: None where the run has no such file; config, environment and summary likewise.
-        notes: what is missing or left out, one sentence each.
+        path: directory of the run.
+        ranks: times of its ranks; None without that file.
+        notes: remarks on missing or skipped data, one sentence each.
+        measured: its metrics.
+        config: its options; None without that file.
+        environment: versions and hosts; None without that file.
+        summary: its results; None without that file.
     """
 
     path: Path
@@ -42,16 +46,16 @@ class RunFiles:
 
     @property
     def hosts(self) -> list[str]:
-        """The host of each rank, by rank; empty where it is not known."""
+        """Host of each rank, by rank; empty if unknown."""
         found = (self.environment or {}).get("hosts")
         return [str(host) for host in found] if isinstance(found, list) else []
 
 
 def read_run(path: Path) -> RunFiles:
-    """Read a run.
+    """Read the files of a run.
 
     Raises:
-        UsageError: the directory is no run, or a file in it is damaged or cannot be read.
+        UsageError: the directory is not a run, or a file in it is damaged or cannot be read.
     """
     metrics = [path / name for name in _METRICS if (path / name).exists()]
     if not metrics:
@@ -83,7 +87,7 @@ def read_run(path: Path) -> RunFiles:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each run: its directory's, with as many parents as tell runs apart."""
+    """Return a distinct name for each run: its directory, with as many parents as needed."""
     full = [path.absolute().parts for path in paths]
     longest = max(len(parts) for parts in full)
     for count in range(1, longest + 1):
@@ -95,7 +99,7 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         if seen[name] > 1:
             names[place] = f"{name} ({seen[name]})"
-    # A name that is no UTF-8 could not be written.
+    # A name that is not UTF-8 could not be written.
     return [os.fsencode(name).decode(errors="replace") for name in names]
 
 

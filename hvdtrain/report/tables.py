@@ -1,4 +1,4 @@
-"""The tables of the page: what came out of each run, and its settings side by side."""
+"""The tables of the page: the results of each run, and their settings side by side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST = 240
 
 
 def facts(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
-    """Return by label one text for each run; labels that no run knows are left out."""
+    """Return one text per run for each label; labels without any value are left out."""
     rows: dict[str, list[str]] = {}
     for metric in _metrics(runs):
         rows[metric] = [_final(run, metric) for run in runs]
@@ -60,7 +60,7 @@ def _final(run: RunFiles, metric: str) -> str:
 
 
 def _rate(run: RunFiles) -> str:
-    """Return the whole run's rate; of a run without a summary, the last training epoch's."""
+    """Return the rate of the whole run; without a summary, that of the last training epoch."""
     known = _of(run, "samples_per_second")
     last = run.measured.last
     found = known or next(
@@ -89,7 +89,7 @@ def _epochs(run: RunFiles) -> float:
 
 
 def _of(run: RunFiles, key: str) -> object:
-    """Return what the summary says; where it says nothing, the environment or the options."""
+    """Return a value of the summary, else of the environment or the options."""
     for found in (run.summary, run.environment, run.config):
         if found and not isinstance(found.get(key), dict | list | None):
             return found[key]
@@ -117,7 +117,13 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True)
 class SettingRow:
-    """One setting: its dotted name, its text for each run, and whether the runs differ in it."""
+    """One setting of all runs.
+
+    Attributes:
+        name: name with dots.
+        texts: text for each run.
+        differs: whether the runs differ in it.
+    """
 
     name: str
     texts: list[str]
@@ -127,16 +133,16 @@ class SettingRow:
 def side_by_side(
     settings: Sequence[Mapping[str, object] | None], mark: bool = True
 ) -> list[SettingRow]:
-    """Return one row for each setting that any run has.
+    """Return one row for each setting of any run.
 
     Args:
-        settings: of each run; None where it has none.
-        mark: whether rows say that the runs differ in them.
+        settings: settings of each run; None for a run without any.
+        mark: whether rows are marked in which the runs differ.
     """
     flat = [dict(_flat("", found)) if found else {} for found in settings]
-    # A dictionary keeps the order in which names are first met.
+    # The dictionary keeps the order of first occurrence.
     names = {name: None for found in flat for name in found}
-    # A run without the file differs in nothing that can be told.
+    # Nothing is known of a run without the file.
     known = [found for found in flat if found]
     return [
         SettingRow(

@@ -1,4 +1,4 @@
-"""Says in sentences what pictures show: where the time of the ranks went, what is confused."""
+"""Sentences that summarize the plots: where ranks spent their time, which classes are confused."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hvdtrain.report.ranks import TimeBreakdown
 
 __all__ = ["confusions", "verdict"]
 
-# Of the median rank's time: less than that is noise.
+# Share of the median rank's time below which a difference is noise.
 _STANDS_OUT = 0.05
 
 
 def verdict(times: TimeBreakdown, hosts: Sequence[str] = ()) -> str:
-    """Return what a person should know first, as a few sentences.
+    """Return the most important facts about the time of the ranks, in a few sentences.
 
     Args:
-        times: of a run.
-        hosts: of its ranks, by rank; empty where they are not known.
+        times: times of the ranks.
+        hosts: host of each rank, by rank; empty if unknown.
     """
     compute, waiting, moving = times.totals
     total = sum(compute) + sum(waiting) + sum(moving)
@@ -40,7 +40,12 @@ def verdict(times: TimeBreakdown, hosts: Sequence[str] = ()) -> str:
 
 
 def confusions(matrix: Matrix, count: int = 3) -> str:
-    """Return the `count` pairs of classes that are confused most often, as a sentence."""
+    """Return the pairs of classes that are confused most often, as a sentence.
+
+    Args:
+        matrix: confusion matrix.
+        count: number of pairs.
+    """
     wrong = [
         (times, true, predicted)
         for true, row in enumerate(matrix.rows)
@@ -57,7 +62,7 @@ def confusions(matrix: Matrix, count: int = 3) -> str:
 def _slowest(
     times: TimeBreakdown, compute: list[float], waiting: list[float], hosts: Sequence[str]
 ) -> str:
-    """Name the rank that computed longest, by its share of the time that it was there."""
+    """Return a sentence about the rank that computed longest, by its share of its own time."""
     there = [sum(parts) for parts in zip(*times.totals, strict=True)]
     share = [c / t if t > 0 else 0.0 for c, t in zip(compute, there, strict=True)]
     rank = max(range(times.ranks), key=share.__getitem__)
@@ -82,5 +87,5 @@ def _slowest(
 
 
 def _percent(share: float) -> str:
-    # A line must not break before the sign.
+    # No line break before the sign.
     return f"{100 * share:.{1 if share < 0.1 else 0}f}\u00a0%"

@@ -52,6 +52,15 @@ def test_links_lead_somewhere() -> None:
     assert not broken
 
 
+def test_contributing_names_what_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:hvdtrain|tests|docs|hostfiles)/[\w/.-]+)`", text)
+    assert len(paths) > 20
+    assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
+    for name, path in re.findall(r"`(\w+)` of\s+`([\w/]+\.py)`", text):
+        assert name in (ROOT / path).read_text(encoding="utf-8"), f"{name} of {path}"
+
+
 @pytest.mark.parametrize("page", [README, DOCS / "torch.md"], ids=lambda page: str(page.name))
 def test_the_loop(page: Path, tmp_path: Path) -> None:
     code, *_ = blocks("python", page)

@@ -1,1 +1,1 @@
-"""What measurements say: statistics, models of scaling, reports and plots."""
+"""Analysis of the measurements: statistics, models of scaling, reports and plots."""

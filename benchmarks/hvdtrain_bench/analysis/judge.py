@@ -1,4 +1,4 @@
-"""What measurements say: each contender against its base, and the figures that have a target.
+"""Conclusions from the measurements: comparisons with a base, and the figures that have a target.
 
 Pure: everything follows from the results.
 """
@@ -33,7 +33,7 @@ _IDLE_PERCENT = 3.0
 _STALL_MILLISECONDS = 50.0
 _LOOP_RATIO = 1.03
 _NAMED_BYTES, _MEDIUM_BYTES, _LARGE_BYTES = 1 << 10, 4 << 20, 64 << 20
-# The usual step without a checkpoint, the longest of some, and those while one is written.
+# The median and the longest step without a checkpoint, and those while one is written.
 USUAL, LONGEST_WITHOUT = "no checkpoint", "no checkpoint, longest"
 MEAN, LONGEST = "checkpoint, mean", "checkpoint, longest"
 BY_HAND, BUILT_IN = "by hand", "hvdtrain train"
@@ -42,13 +42,13 @@ _LIMIT, _ALONE, _WHOLE = "no communication", "one rank alone", "one rank, whole 
 
 @dataclass(frozen=True)
 class ComparedContender:
-    """A contender of a case.
+    """A contender of a case, compared with the base.
 
     Attributes:
-        name: of the contender.
-        median: of its values.
-        comparison: with the base; None for the base itself.
-        verdict: the comparison in words.
+        name: name of the contender.
+        median: median of its values.
+        comparison: comparison with the base; None for the base itself.
+        verdict: comparison in words.
     """
 
     name: str
@@ -59,15 +59,15 @@ class ComparedContender:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that people ask for.
+    """A figure of interest.
 
     Attributes:
-        label: what it is.
-        number: the median.
+        label: description.
+        number: median.
         low: lower quartile.
         high: upper quartile.
         unit: "us", "ms", "x" or "%".
-        verdict: what it means; empty where that is plain.
+        verdict: its meaning; empty if obvious.
         met: whether the target is met; None without a target.
     """
 
@@ -82,7 +82,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What a step makes of n ranks: medians over the repeats, 1 is the best.
+    """How efficiently a step uses n ranks: medians over the repeats, 1 is ideal.
 
     Attributes:
         weak: time of one rank alone / time, with the same batch on every rank.
@@ -117,7 +117,12 @@ def is_trustworthy(case: Case) -> bool:
 
 
 def efficiencies(case: Case, ranks: int) -> dict[str, Efficiency]:
-    """Return what each contender that ran on all ranks makes of them; empty without steps."""
+    """Return the efficiency of each contender that ran on all ranks; empty if they take no steps.
+
+    Args:
+        case: measured case.
+        ranks: number of ranks.
+    """
     if _WHOLE not in case.values:
         return {}
     together = [name for name in case.values if name not in (_ALONE, _WHOLE, _LIMIT)]
@@ -125,7 +130,7 @@ def efficiencies(case: Case, ranks: int) -> dict[str, Efficiency]:
 
 
 def figures(result: Result) -> list[Figure]:
-    """Return the figures that a result answers."""
+    """Return the figures that follow from a result."""
     kinds = {
         "collectives": _of_collectives,
         "idle": _of_idle,
@@ -218,7 +223,7 @@ def _named(case: Case) -> Figure:
 
 
 def _ratios(case: Case, base: str, others: Sequence[str]) -> Iterator[Figure]:
-    """Compare others with a base, as far as they are there."""
+    """Compare contenders with a base, if both were measured."""
     for other in others:
         if base in case.values and other in case.values:
             found = compare(case.values[base], case.values[other], _noise(case))

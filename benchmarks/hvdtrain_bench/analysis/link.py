@@ -1,4 +1,4 @@
-"""What connects ranks, and what an all-reduce over it costs on paper. Pure."""
+"""Links between ranks, and models of the cost of an all-reduce. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["PRESETS", "Link", "allreduce_seconds", "fit_link", "hierarchical_sec
 
 @dataclass(frozen=True)
 class Link:
-    """What connects ranks.
+    """A link between ranks.
 
     Attributes:
-        name: for people.
-        latency_seconds: of one message.
-        bytes_per_second: in each direction.
-        core_share: of the core that computes, taken away while bytes move: 1 where the same core
-            adds the gradients, 0 where a network card or a copy engine does the work.
+        name: name for people.
+        latency_seconds: latency of one message.
+        bytes_per_second: bandwidth in each direction.
+        core_share: share of the computing core that communication takes: 1 if the same core adds
+            the gradients, 0 if a network card or a copy engine does the work.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Link:
     core_share: float = 0.0
 
 
-# Wire rates, and latencies of a message as MPI or NCCL see it.
+# Wire rates, and message latencies as MPI or NCCL see them.
 PRESETS = {
     "25gbe": Link("25 GbE", 15e-6, 25e9 / 8),
     "hdr": Link("HDR InfiniBand", 1.5e-6, 200e9 / 8),
@@ -45,6 +45,11 @@ def allreduce_seconds(ranks: int, nbytes: float, link: Link) -> float:
                       and 3 a + 2 S b more
 
     Additions are part of the measured b, and hidden behind the wire in the presets.
+
+    Args:
+        ranks: number of ranks.
+        nbytes: size of the buffer in bytes.
+        link: link between the ranks.
     """
     if ranks == 1:
         return 0.0
@@ -60,10 +65,17 @@ def allreduce_seconds(ranks: int, nbytes: float, link: Link) -> float:
 def hierarchical_seconds(
     ranks: int, ranks_per_node: int, nbytes: float, node: Link, network: Link
 ) -> float:
-    """Return how long an all-reduce takes that crosses the network once per node.
+    """Return the time of an all-reduce that crosses the network once per node.
 
     The ranks of a node reduce-scatter and gather over `node`; between nodes each reduces its own
     slice, and all of them share the node's `network` card.
+
+    Args:
+        ranks: number of ranks.
+        ranks_per_node: number of ranks on each node.
+        nbytes: size of the buffer in bytes.
+        node: link between the ranks of a node.
+        network: link between nodes.
     """
     local = min(ranks, ranks_per_node)
     nodes = -(-ranks // local)
@@ -80,8 +92,8 @@ def fit_link(
     See `fit_cost`, which does it for all ranks together.
 
     Args:
-        name: of the link.
-        ranks: how many took part; at least 2.
+        name: name of the link.
+        ranks: number of ranks that took part; at least 2.
         points: bytes and seconds; at least two sizes.
         core_share: see Link.
 

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Description of the machine on which benchmarks run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES = (
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return facts for people and programs."""
+    """Return facts about the machine and the installed packages."""
     cores = find_cores()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -39,7 +39,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def busy_warning(machine: dict[str, Any]) -> str:
-    """Say that the machine is busy with something else; empty where it is not."""
+    """Return a warning if the machine is busy with something else, or ""."""
     if machine["load"] < 0.3 * machine["cores"]:
         return ""
     return (

@@ -24,17 +24,17 @@ __all__ = ["Prediction", "Work", "even_work", "jitter_seconds", "predict", "step
 
 @dataclass(frozen=True)
 class Work:
-    """What one rank does in a step.
+    """The work of one rank in a step.
 
     Attributes:
-        name: of the model.
-        forward_seconds: until the loss is there.
-        backward_seconds: without communication.
-        optimizer_seconds: of the optimizer's step.
-        buckets: for each, in the order in which they are reduced, its bytes and when it is ready,
-            in seconds after the start of backward.
-        jitter_seconds: standard deviation of a rank's step from those of the others.
-        copy_seconds: to bring all gradients into their buckets, in the thread that computes.
+        name: name of the model.
+        forward_seconds: time until the loss is computed.
+        backward_seconds: time of the backward pass without communication.
+        optimizer_seconds: time of the optimizer's step.
+        buckets: size in bytes of each bucket, in the order of reduction, and when it is ready in
+            seconds after the start of backward.
+        jitter_seconds: standard deviation of the step time between ranks.
+        copy_seconds: time to copy all gradients into their buckets, in the computing thread.
     """
 
     name: str
@@ -47,19 +47,19 @@ class Work:
 
     @property
     def compute_seconds(self) -> float:
-        """A step of one rank alone."""
+        """Step time of one rank alone."""
         return self.forward_seconds + self.backward_seconds + self.optimizer_seconds
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step on `ranks` ranks with the same batch each.
+    """A predicted step on `ranks` ranks with the same batch each.
 
     Attributes:
-        ranks: how many.
-        seconds: of a step.
-        efficiency: seconds on one rank / seconds.
-        exposed_seconds: how long ranks wait for communication alone.
+        ranks: number of ranks.
+        seconds: step time.
+        efficiency: step time on one rank / seconds.
+        exposed_seconds: time in which ranks only wait for communication.
     """
 
     ranks: int
@@ -75,14 +75,14 @@ def even_work(
     bucket_bytes: int,
     first_bucket_bytes: int,
 ) -> Work:
-    """Describe a model whose gradients come at an even pace through the backward pass.
+    """Return the work of a model whose gradients become ready evenly through the backward pass.
 
     Args:
-        name: of the model.
+        name: name of the model.
         phases: seconds of forward, backward and optimizer.
-        nbytes: of all gradients.
-        bucket_bytes: of a bucket.
-        first_bucket_bytes: of the first one.
+        nbytes: size of all gradients.
+        bucket_bytes: size of a bucket.
+        first_bucket_bytes: size of the first bucket.
     """
     forward, backward, optimizer = phases
     buckets: list[tuple[int, float]] = []
@@ -95,10 +95,10 @@ def even_work(
 
 
 def jitter_seconds(times: Sequence[Sequence[float]]) -> float:
-    """Return the standard deviation of a rank's step from the steps that ranks began together.
+    """Return the standard deviation of a rank's step time, over steps that ranks began together.
 
-    What slows all ranks alike does not count: the slowest of n is on average sigma e_n above
-    their mean. The median over the steps leaves out what happened once.
+    Delays of all ranks alike do not count: the slowest of n is on average sigma e_n above their
+    mean. The median over the steps ignores outliers.
 
     Args:
         times: seconds of each step, for each rank.
@@ -113,9 +113,9 @@ def step_seconds(
     """Return the time of a step on `ranks` ranks (see the module).
 
     Args:
-        work: of one rank.
-        ranks: how many.
-        allreduce: seconds for so many bytes.
+        work: work of one rank.
+        ranks: number of ranks.
+        allreduce: returns the seconds of an all-reduce of so many bytes.
         core_share: see Link.
     """
     taken = finished = backward = 0.0
@@ -142,11 +142,11 @@ def predict(
     """Predict weak scaling: every rank keeps its batch.
 
     Args:
-        work: of one rank.
-        ranks: how many, in any order.
-        network: between nodes.
-        node: within them; needed with more than one rank per node.
-        ranks_per_node: how many share a network card.
+        work: work of one rank.
+        ranks: numbers of ranks, in any order.
+        network: link between nodes.
+        node: link within a node; needed with more than one rank per node.
+        ranks_per_node: number of ranks that share a network card.
     """
     alone = step_seconds(work, 1, lambda _: 0.0)
     predictions = []

@@ -1,4 +1,4 @@
-"""The same as pictures, where matplotlib is installed."""
+"""Plots of the results, if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ _INCHES = (9.0, 5.5)
 
 
 def plot_collectives(result: Result, path: Path) -> None:
-    """Draw time against size, a line for each contender."""
+    """Plot time against size, one line per contender.
+
+    Args:
+        result: result of "collectives".
+        path: PNG file to write.
+    """
     figure, axes = _one_plot()
     cases = [case for case in result.cases if "mpi4py Allreduce" in case.values]
     for name in cases[0].values:
@@ -38,7 +43,12 @@ def plot_collectives(result: Result, path: Path) -> None:
 
 
 def plot_steps(results: Sequence[Result], path: Path) -> None:
-    """Draw step times as multiples of a step without communication, a group for each case."""
+    """Plot step times as multiples of a step without communication, one group per case.
+
+    Args:
+        results: results of "steps".
+        path: PNG file to write.
+    """
     figure, axes = _one_plot()
     cases = [(result.ranks, case) for result in results for case in result.cases]
     names = list(dict.fromkeys(name for _, case in cases for name in case.values))
@@ -63,12 +73,12 @@ def plot_scaling(
     checks: Sequence[Check],
     path: Path,
 ) -> None:
-    """Draw predicted efficiency against ranks, a picture for each model, a line for each link.
+    """Plot predicted efficiency against ranks, one plot per model, one line per link.
 
     Args:
-        predictions: by model and link.
-        checks: what could be run.
-        path: of the PNG.
+        predictions: predictions by model and link.
+        checks: predictions that were measured here.
+        path: PNG file to write.
     """
     figure = Figure(figsize=(_INCHES[0], 3.2 * len(predictions)), layout="constrained")
     for number, (model, links) in enumerate(predictions.items(), start=1):
@@ -88,7 +98,7 @@ def plot_scaling(
 def _one_plot() -> tuple[Figure, Any]:
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.add_subplot()
-    palette = colormaps["tab20"]  # with more colours than there are contenders
+    palette = colormaps["tab20"]  # has more colors than there are contenders
     axes.set_prop_cycle(color=[palette(number) for number in range(palette.N)])
     return figure, axes
 

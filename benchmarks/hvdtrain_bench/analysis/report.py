@@ -1,4 +1,4 @@
-"""What a person reads at the end: tables of medians, ratios and their spread."""
+"""Tables of medians, ratios and their spread, printed for people."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _BYTES_PER_GIGABYTE = 1e9
 
 
 class ConsoleReport:
-    """Prints on stdout."""
+    """Prints results on stdout."""
 
     def __init__(self) -> None:
-        # Where nobody watches, tables are not squeezed into the width of no terminal.
+        # Without a terminal, tables have a fixed width.
         width = None if sys.stdout.isatty() else _WIDTH
         self._console = Console(width=width, highlight=False)
 
@@ -45,7 +45,7 @@ class ConsoleReport:
         self._console.print(text, markup=False, soft_wrap=True)
 
     def machine(self, machine: dict[str, Any]) -> None:
-        """Say what the figures were measured on."""
+        """Print the description of the machine."""
         packages = ", ".join(f"{name} {found}" for name, found in machine["packages"].items())
         gibibytes = machine["memory_bytes"] / 2**30
         self.line(
@@ -70,7 +70,14 @@ class ConsoleReport:
         predictions: Mapping[str, Mapping[str, Sequence[Prediction]]],
         checks: Sequence[Check],
     ) -> None:
-        """Print links, predictions by the number of ranks, and what was measured of them."""
+        """Print links, predictions by the number of ranks, and their comparison with measurements.
+
+        Args:
+            links: links between ranks.
+            works: work of each model.
+            predictions: predictions by model and link.
+            checks: predictions that were measured here.
+        """
         for link in links:
             self._link(link)
         for work in works:

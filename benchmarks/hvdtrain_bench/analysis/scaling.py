@@ -1,4 +1,4 @@
-"""Scaling on paper, with the figures of this machine or with given ones. Pure."""
+"""Predicted scaling, with the measurements of this machine or with given ones. Pure."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ RANKS = tuple(1 << power for power in range(13))
 
 @dataclass(frozen=True)
 class Check:
-    """A prediction beside what was measured.
+    """A prediction and its measurement.
 
     Attributes:
-        model: which.
-        ranks: how many.
-        predicted_seconds: of a step.
-        measured_seconds: of a step.
-        efficiency: measured: the step's computation / the step.
+        model: name of the model.
+        ranks: number of ranks.
+        predicted_seconds: predicted step time.
+        measured_seconds: measured step time.
+        efficiency: computation of a step / measured step time.
     """
 
     model: str
@@ -44,7 +44,7 @@ class Check:
 
     @property
     def error(self) -> float:
-        """By how much the prediction is too long, as a part of what was measured."""
+        """Relative error of the prediction; positive if it is too long."""
         return self.predicted_seconds / self.measured_seconds - 1
 
 
@@ -55,14 +55,14 @@ def link_of(profile: Result) -> Link:
 
 
 def works_of(profile: Result) -> list[Work]:
-    """Return a step of each model, as it was on this machine."""
+    """Return the work of each model, as measured on this machine."""
     return [_work(found) for found in profile.extra["works"].values()]
 
 
 def check_predictions(profiles: Sequence[Result]) -> list[Check]:
     """Predict every step that was measured, with the link of the first profile.
 
-    For the first profile this tests the model of the step, for the others that of the link too.
+    For the first profile this tests the model of the step, for the others that of the link as well.
     """
     link = link_of(profiles[0])
     checks = []
@@ -78,7 +78,14 @@ def check_predictions(profiles: Sequence[Result]) -> list[Check]:
 def predictions(
     works: Sequence[Work], links: Sequence[Link], node: Link | None, ranks_per_node: int
 ) -> dict[str, dict[str, list[Prediction]]]:
-    """Predict 1 to 4,096 ranks for each model and each link."""
+    """Predict 1 to 4,096 ranks for each model and each link.
+
+    Args:
+        works: work of each model.
+        links: links between nodes.
+        node: link within a node, or None.
+        ranks_per_node: number of ranks that share a network card.
+    """
     return {
         work.name: {link.name: predict(work, RANKS, link, node, ranks_per_node) for link in links}
         for work in works
@@ -91,7 +98,14 @@ def scaling_document(
     found: Mapping[str, Mapping[str, Sequence[Prediction]]],
     checks: Sequence[Check],
 ) -> dict[str, Any]:
-    """Return all of it as JSON can hold it."""
+    """Return all of it as JSON can hold it.
+
+    Args:
+        links: links between ranks.
+        works: work of each model.
+        found: predictions by model and link.
+        checks: predictions that were measured here.
+    """
     return {
         "links": [asdict(link) for link in links],
         "works": [asdict(work) for work in works],

@@ -10,7 +10,7 @@ from statistics import median, quantiles
 __all__ = ["SMALLEST_RATIO", "Comparison", "compare", "median_interval", "paired_ratios", "spread"]
 
 CONFIDENCE = 0.99
-# A smaller difference is not reported, however certain it is: nobody could make use of it.
+# A smaller difference is not reported, however certain it is, because it does not matter.
 SMALLEST_RATIO = 1.02
 
 
@@ -19,11 +19,11 @@ class Comparison:
     """How one measurement compares with another that took turns with it.
 
     Attributes:
-        ratio: median of the ratios of the repeats.
-        low: their lower quartile.
-        high: their upper quartile.
-        interval: where the true median lies with a confidence of 99 %; None when there are too
-            few repeats (fewer than 8) to say.
+        ratio: median of the repeats' ratios.
+        low: lower quartile of the ratios.
+        high: upper quartile of the ratios.
+        interval: interval that contains the true median with a confidence of 99 %; None with too
+            few repeats (fewer than 8).
         differs: whether there is a difference beyond the noise.
     """
 
@@ -35,7 +35,7 @@ class Comparison:
 
     @property
     def size(self) -> float:
-        """How large the difference is, whatever its sign; 1 is none."""
+        """Size of the difference, whatever its sign; 1 is none."""
         return max(self.ratio, 1 / self.ratio)
 
 
@@ -49,12 +49,12 @@ def compare(
 
     Args:
         base: one positive number for each repeat.
-        other: the same of the other contender.
-        noise: the largest ratio that means nothing, for example that of the same code with
-            itself; at least SMALLEST_RATIO.
+        other: values of the other contender.
+        noise: largest ratio without a meaning, for example that of the same code with itself; at
+            least SMALLEST_RATIO.
 
     Raises:
-        ValueError: the repeats are not the same, or there are none.
+        ValueError: the numbers of repeats differ, or there are none.
     """
     ratios = paired_ratios(base, other)
     low, high = spread(ratios)
@@ -65,7 +65,15 @@ def compare(
 
 
 def paired_ratios(base: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Return other / base of each repeat."""
+    """Return other / base of each repeat.
+
+    Args:
+        base: one positive number for each repeat.
+        other: values of the other contender.
+
+    Raises:
+        ValueError: the numbers of repeats differ, or there are none.
+    """
     if len(base) != len(other) or not base:
         raise ValueError(f"repeats come in pairs, got {len(base)} and {len(other)}")
     return [b / a for a, b in zip(base, other, strict=True)]

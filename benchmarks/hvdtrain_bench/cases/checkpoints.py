@@ -1,4 +1,4 @@
-"""What a checkpoint takes of training: steps while one is written, and steps without."""
+"""The time that checkpoints take of training: steps while one is written, and steps without."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def measure_checkpoints(
     """Time steps of models while rank 0 writes a checkpoint, and without one (collective).
 
     Args:
-        ranks: all of them.
-        peers: tell the version of this library.
-        settings: models and repeats.
-        say: tells a person what is done now.
+        ranks: all ranks.
+        peers: source of the version of this library.
+        settings: models and number of repeats.
+        say: prints what is measured now.
     """
     found: list[PeerFacts] = []
     cases = []
@@ -78,7 +78,7 @@ class _Training:
         return self._slowest([self._step() for _ in range(count)])
 
     def steps_of_a_checkpoint(self) -> list[float]:
-        """Begin a checkpoint and take steps until it is written; return as steps() does."""
+        """Start a checkpoint and take steps until it is written; return the same as steps()."""
         times: list[float] = []
         began = time.perf_counter()
         if self._ranks.rank == 0:

@@ -40,13 +40,13 @@ class _Asynchronous:
 def measure_collectives(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Time every way to sum, for all sizes (collective).
+    """Time every contender for all sizes (collective).
 
     Args:
-        ranks: all of them.
-        peers: what is compared.
-        settings: sizes and repeats.
-        say: tells a person what is done now.
+        ranks: all ranks.
+        peers: libraries to compare.
+        settings: sizes and number of repeats.
+        say: prints what is measured now.
     """
     memory = torch.empty(max(settings.sizes_bytes) // _ITEM_BYTES)
     ways = peers.all_of_them(max(settings.sizes_bytes))
@@ -67,7 +67,7 @@ def measure_collectives(
 
 
 def size_text(nbytes: int) -> str:
-    """Return a size for people: 4 MiB."""
+    """Return a size for people, such as 4 MiB."""
     for unit, name in _UNITS:
         if nbytes >= unit and nbytes % unit == 0:
             return f"{nbytes // unit} {name}"

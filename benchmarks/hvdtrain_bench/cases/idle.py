@@ -1,4 +1,4 @@
-"""How much of a core a rank takes that has nothing to do, has joined, or waits for a late rank."""
+"""The CPU usage of a rank that is idle, has joined, or waits for a late rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PERCENT = 100.0
 
 @dataclass(frozen=True)
 class _State:
-    """What all ranks wait in until the last one enters it, too late; None: they only sleep."""
+    """What ranks wait in until the last one, which is late, enters it; None if they only sleep."""
 
     name: str
     library: str
@@ -39,13 +39,13 @@ class _State:
 def measure_idle(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Watch the processor time of ranks that wait (collective).
+    """Measure the CPU time of ranks that wait (collective).
 
     Args:
-        ranks: all of them.
-        peers: what is compared.
-        settings: how long.
-        say: tells a person what is done now.
+        ranks: all ranks.
+        peers: libraries to compare.
+        settings: seconds to wait.
+        say: prints what is measured now.
     """
     values, found = {}, []
     for state in _states(peers):

@@ -1,4 +1,4 @@
-"""`fit` of Keras with all ranks and without communication, on the backend that Keras runs on."""
+"""`fit` of Keras on all ranks, with and without communication, on the current backend."""
 
 from __future__ import annotations
 
@@ -20,12 +20,18 @@ from hvdtrain_bench.harness.turns import Contender, take_turns
 __all__ = ["measure_fits"]
 
 _BASE, _AGAIN, _OURS = "no communication", "no communication again", "hvdtrain"
-# A fit has this many steps for each step of a turn, so that what begins and ends it weighs little.
+# Steps of a fit for each step of a turn, so that its start and end matter little.
 _STEPS = 8
 
 
 def measure_fits(ranks: Ranks, settings: Settings, say: Callable[[str], None]) -> Result:
-    """Time `fit` of a CNN and of an MLP, as far as the settings name them (collective)."""
+    """Time `fit` of a CNN and of an MLP, if the settings include them (collective).
+
+    Args:
+        ranks: all ranks.
+        settings: models and number of repeats.
+        say: prints what is measured now.
+    """
     backend = keras.backend.backend()
     peers: dict[str, PeerFacts] = {}
     cases = []

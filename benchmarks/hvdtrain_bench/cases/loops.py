@@ -1,4 +1,4 @@
-"""What the built-in loop takes beside one that is written by hand with hvdtrain.torch."""
+"""The overhead of the built-in loop over one written by hand with hvdtrain.torch."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from hvdtrain_bench.harness.turns import facts
 __all__ = ["measure_loops"]
 
 _AGAIN = "by hand again"
-# Of an epoch; the built-in loop compares its ranks once in as many.
+# Steps of an epoch; the built-in loop compares its ranks once in as many.
 _STEPS = 100
 _CLASSES = 10
-# After one epoch: steps round differently, and training makes more and more of that.
+# Relative difference after one epoch: rounding differs, and training amplifies it.
 _AGREEMENT = 1e-2
 _LR, _MOMENTUM = 0.01, 0.9
 
@@ -93,13 +93,13 @@ _TASKS = {
 def measure_loops(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Time steps of the built-in loop and of one by hand (collective).
+    """Time steps of the built-in loop and of one written by hand (collective).
 
     Args:
-        ranks: all of them.
-        peers: tell the version of this library.
-        settings: models and repeats.
-        say: tells a person what is done now.
+        ranks: all ranks.
+        peers: source of the version of this library.
+        settings: models and number of repeats.
+        say: prints what is measured now.
     """
     cases = []
     for task in map(_TASKS.__getitem__, settings.loops):
@@ -113,7 +113,7 @@ def measure_loops(
 
 
 class _ByHand:
-    """A loop as people write it: it adds up loss and accuracy, and gives both after an epoch."""
+    """A typical handwritten loop: it sums loss and accuracy, and returns both after an epoch."""
 
     def __init__(self, task: _Task, data: Samples, ranks: int) -> None:
         self._inputs, self._targets = map(torch.from_numpy, (data.inputs, data.labels))
@@ -125,7 +125,7 @@ class _ByHand:
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
 
     def epoch(self, number: int) -> torch.Tensor:
-        """Train; return samples, loss and accuracy of all ranks."""
+        """Train one epoch; return samples, loss and accuracy summed over all ranks, float64 [3]."""
         self._sampler.set_epoch(number)
         seen, loss_sum, right = 0, 0.0, 0
         self.model.train()
@@ -144,7 +144,7 @@ class _ByHand:
 
 
 class _Turns(Terminal):
-    """Stands where a run prints: before each of its epochs, the loops by hand have a turn."""
+    """A terminal for the built-in loop that runs the other loops before each of its epochs."""
 
     def __init__(
         self, ranks: Ranks, contenders: dict[str, _ByHand], check: Callable[[], None]
@@ -156,7 +156,14 @@ class _Turns(Terminal):
         self._began = 0.0
 
     def begin(self, title: str, steps: int, done: int = 0, later: int = 0) -> None:
-        """Begin an epoch of the built-in loop, after one of each of the others."""
+        """Begin an epoch of the built-in loop, after one of each of the others.
+
+        Args:
+            title: ignored.
+            steps: ignored.
+            done: ignored.
+            later: ignored.
+        """
         if self._epoch:
             self._note(BUILT_IN)
         if self._epoch == 1:
@@ -180,7 +187,7 @@ class _Turns(Terminal):
 def _case(ranks: Ranks, task: _Task, repeats: int, folder: Path) -> dict[str, list[float]]:
     data = task.samples(ranks.size)
     by_hand = {name: _ByHand(task, data, ranks.size) for name in (BY_HAND, _AGAIN)}
-    # The first epoch warms up, and the last is not followed by the beginning of another.
+    # The first epoch warms up, and the last one is not timed, as no other begins after it.
     options = TrainOptions(
         epochs=repeats + 2,
         batch_size=task.batch,

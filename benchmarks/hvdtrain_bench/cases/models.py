@@ -22,14 +22,14 @@ class Model:
     """A model and its data.
 
     Attributes:
-        title: for people, with the number of parameters.
-        build: makes it, with random weights.
-        inputs: makes inputs for so many samples.
-        classes: how many there are; each target is one of them.
-        targets_per_sample: tokens of a sequence; 1 otherwise.
+        title: name for people, with the number of parameters.
+        build: returns it with random weights.
+        inputs: returns inputs for so many samples.
+        classes: number of classes.
+        targets_per_sample: number of tokens of a sequence; 1 otherwise.
         batch: samples per rank.
-        exact: whether n ranks step as one rank with the whole batch does: not with batch
-            normalisation, which sees a rank's own samples, nor with dropout.
+        exact: whether n ranks take the same step as one rank with the whole batch; not with batch
+            normalization, which sees a rank's own samples, or with dropout.
     """
 
     title: str
@@ -41,14 +41,24 @@ class Model:
     exact: bool = True
 
     def make_batch(self, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return inputs [samples, ...] and targets [samples * targets_per_sample]."""
+        """Return inputs [samples, ...] and targets [samples * targets_per_sample].
+
+        Args:
+            samples: number of samples.
+            seed: seed of the random data.
+        """
         generator = torch.Generator().manual_seed(seed)
         inputs = self.inputs(samples, generator)
         count = samples * self.targets_per_sample
         return inputs, torch.randint(self.classes, (count,), generator=generator)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy of outputs [..., classes]."""
+        """Return the mean cross-entropy, a scalar.
+
+        Args:
+            outputs: scores, float32 [..., classes].
+            targets: classes, int64 [samples * targets_per_sample].
+        """
         return F.cross_entropy(outputs.reshape(-1, self.classes), targets)
 
 

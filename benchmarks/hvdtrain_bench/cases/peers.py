@@ -37,11 +37,11 @@ class Peer:
     """A way to sum a float32 tensor over all ranks.
 
     Attributes:
-        name: for people.
-        library: name and version of what does it.
+        name: name for people.
+        library: name and version of the library.
         reduce: sums, in place or not, and returns the sum.
-        memory: memory that the library asks for, to sum in; None takes any.
-        turn: opens and closes what must not run while others have their turn.
+        memory: memory of the library to sum in; None for any memory.
+        turn: starts and stops what must not run while others have their turn.
     """
 
     name: str
@@ -68,18 +68,18 @@ class Horovod:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Initialise Horovod, and shut it down again (collective); an error ends the job anyway."""
+        """Initialize Horovod, and shut it down again (collective); an error ends the job anyway."""
         self.hvd.init()
         yield
         self.hvd.shutdown()
 
 
 class Peers:
-    """All that can be compared here (collective; hvdtrain.torch is initialised already).
+    """All libraries that can be compared here (collective; hvdtrain.torch is already initialized).
 
     Attributes:
-        horovod: Horovod, or None where it is not installed.
-        skipped: what is not here, and why.
+        horovod: Horovod, or None if it is not installed.
+        skipped: libraries that are not available, and why.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -93,19 +93,19 @@ class Peers:
         self._leave = _start_gloo(here.config)
 
     def close(self) -> None:
-        """Leave all libraries but hvdtrain's own world (collective)."""
+        """Shut down all libraries but hvdtrain (collective)."""
         self._leave()
         for world in (self._shared, self._plain, self._numpy):
             world.communicator.close()
 
     @property
     def nodes(self) -> int:
-        """How many groups of ranks share memory."""
+        """Number of groups of ranks that share memory."""
         return len(set(self._shared.nodes))
 
     @property
     def library(self) -> str:
-        """hvdtrain's version, and what is beneath it."""
+        """Version of hvdtrain, and the libraries beneath it."""
         if self.nodes == len(self._shared.nodes):
             return f"{self._version} and no shared memory"
         return f"{self._version} and shared memory" + ("" if load_kernel() else " with numpy")
@@ -121,20 +121,20 @@ class Peers:
 
     @property
     def gloo_library(self) -> str:
-        """Name and version of what DDP runs on."""
+        """Name and version of the library beneath DDP."""
         return f"torch {torch.__version__}, gloo"
 
     @property
     def communicator(self) -> Communicator:
-        """The engine mpi, with a communicator of its own."""
+        """A communicator of engine mpi of its own."""
         return self._shared.communicator
 
     def engine(self, name: str) -> Peer:
-        """Return the engine mpi beneath hvdtrain.torch, on any memory."""
+        """Return the engine mpi beneath hvdtrain.torch, for any memory."""
         return Peer(name, self.library, _engine_reduce(self._shared.communicator))
 
     def all_of_them(self, most_bytes: int) -> list[Peer]:
-        """Return every way to sum up to `most_bytes` (collective)."""
+        """Return all contenders for sums of up to `most_bytes` (collective)."""
         memory = self._shared.communicator.empty(most_bytes)
         numpys = self._numpy.communicator.empty(most_bytes)
         own = [
@@ -205,7 +205,7 @@ class Peers:
 
 
 def _start_gloo(config: Config) -> Callable[[], None]:
-    """Make the default process group of torch.distributed; return how to give it back."""
+    """Create the default process group of torch.distributed; return what destroys it."""
     found = find_ranks(config, os.environ)
     if len(set(found.nodes)) == 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -1,4 +1,4 @@
-"""What scaling on paper needs to know of this machine: its link, and a step without it."""
+"""The measurements that predictions of scaling need: the link, and a step without communication."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def measure_profile(
     """Measure all-reduces, the phases of bare steps, and hvdtrain's steps (collective).
 
     Args:
-        ranks: all of them.
-        peers: the engine.
-        settings: models and repeats.
-        say: tells a person what is done now.
+        ranks: all ranks.
+        peers: source of the engine.
+        settings: models and number of repeats.
+        say: prints what is measured now.
 
     Returns:
         A result whose extra has `link`: [bytes, seconds] of all-reduces; `core_share`: what they
@@ -79,7 +79,7 @@ def _measure_link(ranks: Ranks, peers: Peers, settings: Settings) -> list[tuple[
 
 
 def _core_share(ranks: Ranks) -> float:
-    """Return 1 if ranks add on the cores that they compute on, and 0 if there are spare ones."""
+    """Return 1 if ranks add on the cores on which they compute, and 0 if there are spare cores."""
     busy = context.current().topology.local_size * torch.get_num_threads()
     return ranks.largest(float(2 * busy > len(os.sched_getaffinity(0))))
 
@@ -107,12 +107,12 @@ def _measure_model(
 
 
 class _Phases:
-    """Trains without communication, and notes when what is done.
+    """Trains without communication, and records when each phase ends.
 
     Args:
-        trainer: the steps.
-        memory: gradients are copied there, as into their buckets.
-        communicator: copies them.
+        trainer: training steps.
+        memory: target of the gradients' copies, as of buckets.
+        communicator: communicator that copies them.
     """
 
     def __init__(self, trainer: Trainer, memory: torch.Tensor, communicator: Communicator) -> None:
@@ -123,7 +123,7 @@ class _Phases:
         self._backward_started = self._copying = 0.0
 
     def restart(self) -> None:
-        """Begin with the first weights."""
+        """Restore the first weights."""
         self._trainer.restart()
         if not self._ready:
             parameters = self._trainer.parameters

@@ -1,4 +1,4 @@
-"""Training steps under each library, and what they cost above a step without communication."""
+"""Training steps with each library, and their overhead over a step without communication."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = ["measure_steps", "with_hvdtrain"]
 
 _ALONE, _WHOLE, _LIMIT = "one rank alone", "one rank, whole batch", "no communication"
 _BASE, _AGAIN = "hvdtrain", "hvdtrain again"
-# Libraries add in different orders, and a few steps make little of that.
+# Libraries add in different orders, which makes little difference after a few steps.
 _AGREEMENT = 1e-4
 
 
 def measure_steps(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Time a step of each model under every library (collective).
+    """Time a step of each model with every library (collective).
 
     Args:
-        ranks: all of them.
-        peers: what is compared.
-        settings: models, batches and repeats.
-        say: tells a person what is done now.
+        ranks: all ranks.
+        peers: libraries to compare.
+        settings: models, batches and number of repeats.
+        say: prints what is measured now.
     """
     facts: dict[str, PeerFacts] = {}
     cases = []
@@ -55,7 +55,7 @@ def measure_steps(
                 seconds_per_turn=0.0,
                 fewest_calls=settings.steps_per_turn,
             )
-            gc.collect()  # of models, their hooks and their process groups' buffers
+            gc.collect()  # models, their hooks and their process groups' buffers
             facts |= {peer.name: peer for peer in turns.peers}
             about = {"model": key, "title": model.title, "samples": samples}
             cases.append(Case(name, about, "seconds", turns.seconds, _BASE, _AGAIN))
@@ -63,7 +63,7 @@ def measure_steps(
 
 
 def with_hvdtrain(module: nn.Module) -> tuple[nn.Module, Optimizer]:
-    """Train with hvdtrain.torch (collective)."""
+    """Return the model and its optimizer for training with hvdtrain.torch (collective)."""
     optimizer = bare(module)[1]
     return module, hvd.DistributedOptimizer(optimizer, named_parameters=module.named_parameters())
 
@@ -78,7 +78,7 @@ def _with_horovod(horovod: Horovod) -> Wrap:
 
 
 def _with_ddp(module: nn.Module) -> tuple[nn.Module, Optimizer]:
-    # Its default also broadcasts the buffers of batch normalisation, which the others do not.
+    # Its default also broadcasts the buffers of batch normalization, which the others do not.
     parallel = DistributedDataParallel(
         module, gradient_as_bucket_view=True, broadcast_buffers=False
     )
@@ -116,11 +116,11 @@ def _contenders(ranks: Ranks, peers: Peers, model: Model, samples: int) -> list[
 
 
 class _Judge:
-    """Makes contenders of trainers, and compares where their weights end.
+    """Turns trainers into contenders, and compares their final weights.
 
     Args:
-        ranks: all of them.
-        exact: whether all ranks together go where one rank with the whole batch goes.
+        ranks: all ranks.
+        exact: whether all ranks together take the same steps as one rank with the whole batch.
     """
 
     def __init__(self, ranks: Ranks, exact: bool) -> None:
@@ -128,7 +128,13 @@ class _Judge:
         self._expected: dict[int, tuple[str, float]] = {}
 
     def together(self, name: str, library: str, trainer: Trainer) -> Contender:
-        """All ranks train, and average their gradients."""
+        """Return a contender in which all ranks train and average their gradients.
+
+        Args:
+            name: name of the contender.
+            library: name and version of the library.
+            trainer: training steps.
+        """
 
         def check(calls: int) -> None:
             self._compare(name, calls, self._ranks.all_of(trainer.moved()))
@@ -136,7 +142,13 @@ class _Judge:
         return Contender(name, library, trainer.restart, trainer.step, check, meets=True)
 
     def without_communication(self, name: str, library: str, trainer: Trainer) -> Contender:
-        """All ranks train at once, each for itself."""
+        """Return a contender in which all ranks train at once, each on its own.
+
+        Args:
+            name: name of the contender.
+            library: name and version of the library.
+            trainer: training steps.
+        """
 
         def check(_: int) -> None:
             self._require_movement(name, trainer.moved())
@@ -144,7 +156,13 @@ class _Judge:
         return Contender(name, library, trainer.restart, trainer.step, check, meets=True)
 
     def on_root(self, name: str, library: str, trainer: Trainer) -> Contender:
-        """Rank 0 trains; the others rest."""
+        """Return a contender in which rank 0 trains and the others sleep.
+
+        Args:
+            name: name of the contender.
+            library: name and version of the library.
+            trainer: training steps.
+        """
         is_root = self._ranks.rank == 0
 
         def check(calls: int) -> None:

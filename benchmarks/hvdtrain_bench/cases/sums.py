@@ -1,4 +1,4 @@
-"""Sums of tensors whose result is known, and the check that it came out."""
+"""Sums of tensors whose result is known, and their check."""
 
 from __future__ import annotations
 
@@ -23,26 +23,36 @@ __all__ = [
     "sum_factor",
 ]
 
-# Checked piece by piece, so that the check needs no memory of the size of what it checks.
+# Elements are checked in pieces, so that the check does not need as much memory as the tensor.
 _PIECE = 1 << 16
 _PATTERN = 1.0 + torch.arange(_PIECE, dtype=torch.float32) % 8
-# Sums of sums grow by the number of ranks with each call, and must stay within a float32.
+# Repeated sums grow by the number of ranks with each call, and must stay within a float32.
 _LARGEST = 1e30
 
 
 class WrongResultError(HvdtrainError):
-    """What was timed did not do what it should have done."""
+    """A library returned a wrong result."""
 
 
 def fill(tensor: torch.Tensor, factor: float) -> None:
-    """Write factor * (1 + i mod 8) into element i of a flat float32 tensor."""
+    """Write factor * (1 + i mod 8) into element i.
+
+    Args:
+        tensor: flat float32 tensor, overwritten.
+        factor: factor of all elements.
+    """
     for start in range(0, tensor.numel(), _PIECE):
         piece = tensor[start : start + _PIECE]
         torch.mul(_PATTERN[: piece.numel()], factor, out=piece)
 
 
 def require_factor(tensor: torch.Tensor, factor: float, what: str) -> None:
-    """Check that element i is factor * (1 + i mod 8), but for rounding.
+    """Check that element i is factor * (1 + i mod 8), up to rounding.
+
+    Args:
+        tensor: flat float32 tensor.
+        factor: expected factor.
+        what: name of the tensor, for messages.
 
     Raises:
         WrongResultError: it is not; the message begins with `what`.
@@ -62,22 +72,26 @@ def sum_factor(ranks: int, calls: int) -> float:
     """Return the factor after `calls` in-place sums when rank r began with the factor r + 1.
 
     The first gives sum_r (r + 1) = n(n+1)/2 on every rank, and each further one n times that.
+
+    Args:
+        ranks: number of ranks.
+        calls: number of sums.
     """
     return ranks * (ranks + 1) / 2 * float(ranks) ** (calls - 1)
 
 
 def most_calls(ranks: int) -> int:
-    """Return how many in-place sums a float32 stands."""
+    """Return how many in-place sums fit into the range of a float32."""
     return int(log(_LARGEST / (8 * sum_factor(ranks, 1))) / log(max(ranks, 2)))
 
 
 def sum_contender(ranks: Ranks, peer: Peer, tensor: torch.Tensor) -> Contender:
-    """Have a peer sum a tensor again and again, so that one look at the end checks every call.
+    """Return a contender that sums a tensor repeatedly; one check at the end covers all calls.
 
     Args:
-        ranks: all of them.
-        peer: what sums.
-        tensor: flat, float32; it is overwritten.
+        ranks: all ranks.
+        peer: library that sums.
+        tensor: flat float32 tensor, overwritten.
     """
     latest = [tensor]
 

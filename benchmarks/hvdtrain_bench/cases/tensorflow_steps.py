@@ -1,4 +1,4 @@
-"""A step of TensorFlow in tf.function, under each library and without communication."""
+"""A step of TensorFlow in tf.function, with each library and without communication."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["measure_tensorflow"]
 _BASE, _AGAIN, _LIMIT = "hvdtrain", "hvdtrain again", "no communication"
 _STRATEGY = "MultiWorkerMirroredStrategy"
 _INPUTS, _CLASSES = 1024, 1024
-# The MLP of the other benchmarks, and a small one to be quick.
+# The MLP of the other benchmarks, and a small one for --quick.
 _HIDDEN, _QUICK_HIDDEN = (2048,) * 6, (64,)
 _BATCH, _LR = 16, 0.01
 _AGREEMENT = 1e-4
@@ -42,16 +42,16 @@ Wrap = Callable[[list[Any]], Step]
 def measure_tensorflow(
     ranks: Ranks, settings: Settings, say: Callable[[str], None], distributed: bool
 ) -> Result:
-    """Time a step of an MLP under every library (collective).
+    """Time a step of an MLP with every library (collective).
 
     Args:
-        ranks: all of them.
-        settings: how much.
-        say: tells a person what is done now.
-        distributed: compare with tf.distribute, whose servers may slow all that runs beside them;
-            else with Horovod.
+        ranks: all ranks.
+        settings: number of repeats and of steps.
+        say: prints what is measured now.
+        distributed: whether to compare with tf.distribute, whose servers may slow everything beside
+            them, instead of Horovod.
     """
-    strategy = _strategy(ranks) if distributed else None  # before TensorFlow does anything else
+    strategy = _strategy(ranks) if distributed else None  # must be first in TensorFlow
     widths = (_INPUTS, *(_HIDDEN if "mlp" in settings.models else _QUICK_HIDDEN), _CLASSES)
     millions = sum((width + 1) * following for width, following in pairwise(widths)) / 1e6
     name = f"TensorFlow MLP, {millions:.1f} M, {_BATCH} samples per rank"
@@ -108,7 +108,7 @@ def _contenders(
 
         @contextmanager
         def turn() -> Any:
-            horovod.init()  # its thread polls as long as it is initialised
+            horovod.init()  # its thread polls while it is initialized
             yield
             horovod.shutdown()
 

@@ -1,4 +1,4 @@
-"""A training step under one library, which starts again from the same weights for every turn."""
+"""A training step with one library, which starts from the same weights in every turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdtrain_bench.cases.models import Model
 
 __all__ = ["Trainer", "Wrap", "bare", "first_weights"]
 
-# Makes what is called forward, and what steps, from a model.
+# Returns the module to call and the optimizer to step, for a model.
 Wrap = Callable[[nn.Module], tuple[nn.Module, Optimizer]]
 
 _SEED = 1
@@ -26,7 +26,7 @@ def first_weights(model: Model) -> list[torch.Tensor]:
 
 
 def bare(module: nn.Module) -> tuple[nn.Module, Optimizer]:
-    """Train without communication."""
+    """Return the model and its optimizer for training without communication."""
     return module, SGD(module.parameters(), lr=0.01, momentum=0.9)
 
 
@@ -61,7 +61,7 @@ class Trainer:
         self.parameters: list[nn.Parameter] = []
 
     def restart(self) -> None:
-        """Go back to the first weights, with an optimizer that remembers nothing."""
+        """Restore the first weights, with a new optimizer."""
         if not self.parameters:
             module = self._model.build()
             self.parameters = list(module.parameters())
@@ -83,7 +83,7 @@ class Trainer:
         self.optimizer.step()
 
     def moved(self) -> float:
-        """Return sum |w - w_0| over all weights: how far training has taken them."""
+        """Return sum |w - w_0| over all weights: the distance that training has moved them."""
         total = 0.0
         for parameter, weight in zip(self.parameters, self._weights, strict=True):
             now, then = parameter.detach().view(-1), weight.view(-1)

@@ -1,4 +1,4 @@
-"""Starts the ranks of a benchmark and reads what they measured."""
+"""Starts the ranks of a benchmark and reads their measurements."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from hvdtrain_bench.harness.settings import Settings
 __all__ = ["RankLauncher", "run_job"]
 
 _GRACE_SECONDS = 10.0
-# However slow the machine is, no job takes as long as this unless it hangs.
+# No job takes this long, even on a slow machine, unless it hangs.
 _LIMIT_SECONDS = 2 * 3600.0
 
 
 @dataclass(frozen=True)
 class RankLauncher:
-    """How ranks are started.
+    """Starts ranks.
 
     Attributes:
-        library: the MPI.
-        mpirun: its launcher.
-        hostfile: where the ranks run; None is here.
-        threads: with which each rank computes.
+        library: MPI library.
+        mpirun: launcher of the MPI library.
+        hostfile: hosts of the ranks; None for this host.
+        threads: number of threads with which each rank computes.
     """
 
     library: MpiLibrary
@@ -41,6 +41,10 @@ class RankLauncher:
     def find(cls, hostfile: str | None, threads: int) -> RankLauncher:
         """Find the installed MPI and its mpirun.
 
+        Args:
+            hostfile: hosts of the ranks; None for this host.
+            threads: number of threads with which each rank computes.
+
         Raises:
             UsageError: there is none.
         """
@@ -51,17 +55,17 @@ class RankLauncher:
 def run_job(
     launcher: RankLauncher, kind: str, ranks: int, settings: Settings, folder: Path
 ) -> Result:
-    """Measure on so many ranks and return what rank 0 wrote.
+    """Run one benchmark and return the result that rank 0 wrote.
 
     Args:
-        launcher: how ranks are started.
-        kind: what is measured; see worker.py.
-        ranks: how many.
-        settings: how much.
-        folder: where rank 0 writes, and this process reads.
+        launcher: launcher of the ranks.
+        kind: kind of benchmark; see worker.py.
+        ranks: number of ranks.
+        settings: extent of the measurement.
+        folder: directory in which rank 0 writes and this process reads.
 
     Raises:
-        HvdtrainError: the ranks failed; they have said why.
+        HvdtrainError: the ranks failed; they have printed why.
     """
     file = (folder / f"{kind}-{ranks}.part").resolve()
     environ = {**os.environ, "OMP_NUM_THREADS": str(launcher.threads)}
@@ -94,7 +98,7 @@ def _run(argv: tuple[str, ...], environ: dict[str, str]) -> int:
         raise HvdtrainError(f"the ranks did not end within {_LIMIT_SECONDS:.0f} s") from None
     finally:
         if process.poll() is None:
-            process.terminate()  # mpirun takes its ranks along
+            process.terminate()  # mpirun ends its ranks
             try:
                 process.wait(_GRACE_SECONDS)
             except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The ranks of a benchmark: how they meet, and how they tell one another what they measured."""
+"""The ranks of a benchmark: how they synchronize, and how they exchange measurements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from hvdtrain.patience import wait_patiently
+from hvdtrain.polling import poll_until
 
 __all__ = ["Ranks"]
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """All ranks of the job, on an MPI communicator of their own (collective).
+    """All ranks of the job, with their own MPI communicator (collective).
 
-    Every method is collective. Nothing of what is measured is used here.
+    Every method is collective. The libraries that are measured are not used here.
 
     Attributes:
-        rank: number of this rank.
-        size: how many there are.
+        rank: rank of this process.
+        size: number of ranks.
     """
 
     def __init__(self) -> None:
@@ -31,16 +31,16 @@ class Ranks:
 
     @property
     def title(self) -> str:
-        """Names this rank in messages."""
+        """Prefix of messages of this rank."""
         return f"[rank {self.rank}/{self.size}]"
 
     def meet(self) -> None:
-        """Return when all ranks have come, at nearly the same moment; waiting burns a core."""
+        """Wait for all ranks, and return at nearly the same moment; waiting uses a whole core."""
         self._comm.Barrier()
 
     def rest(self) -> None:
-        """Return when all ranks have come; waiting leaves the machine to the others."""
-        wait_patiently(self._comm.Ibarrier().Test)
+        """Wait for all ranks, with sleeps that leave the cores to others."""
+        poll_until(self._comm.Ibarrier().Test)
 
     def largest(self, value: float) -> float:
         """Return the largest value of all ranks."""
@@ -57,11 +57,11 @@ class Ranks:
         return values
 
     def reason(self, problem: str) -> str:
-        """Return the first rank's problem that is not empty, so that all do without or none."""
+        """Return the first problem of a rank that is not empty, on all ranks."""
         return next(filter(None, self.all_of(problem)), "")
 
     def cores(self) -> str:
-        """Say on which cores the ranks may run, and whether that is all there are."""
+        """Return the cores on which the ranks may run, and whether these are all."""
         mine: list[int] = sorted(os.sched_getaffinity(0))
         of_ranks: list[Any] = self.all_of((mine, os.cpu_count()))
         if all(len(cores) == count for cores, count in of_ranks):

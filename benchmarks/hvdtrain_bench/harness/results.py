@@ -1,4 +1,4 @@
-"""What ranks measured, as it is written to JSON and read back."""
+"""The measurements of the ranks, as they are written to JSON and read back."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Case", "PeerFacts", "Result", "read_result", "write_json"]
 
 @dataclass(frozen=True)
 class PeerFacts:
-    """A contender, as it was when it had its turn.
+    """A contender, as it was in its turn.
 
     Attributes:
-        name: of the contender.
-        library: name and version of what it measures.
-        torch_threads: threads that torch computes with, per rank.
-        threads: all threads of a rank's process during its turn.
-        cores: the cores that rank 0 may run on, and whether it is bound to less than all.
+        name: name of the contender.
+        library: name and version of the library.
+        torch_threads: number of threads with which torch computes, per rank.
+        threads: number of all threads of a rank during its turn.
+        cores: cores of rank 0, and whether it is bound to some of them.
     """
 
     name: str
@@ -31,15 +31,15 @@ class PeerFacts:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that all contenders did, in turns.
+    """One measurement of all contenders, in turns.
 
     Attributes:
-        name: for people.
-        about: what it was: numbers and names by their names.
-        unit: of the values: "seconds", or "percent" of a core.
-        values: of each contender, one for each repeat.
-        base: the contender that the others are compared with; "" where nothing is compared.
-        again: the same code as the base under another name; "" where there is none.
+        name: name for people.
+        about: parameters by name.
+        unit: unit of the values: "seconds", or "percent" of a core.
+        values: one value per repeat for each contender.
+        base: contender with which the others are compared; "" for none.
+        again: same code as the base under another name; "" if there is none.
     """
 
     name: str
@@ -52,16 +52,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """What one job of ranks measured.
+    """The measurements of one job.
 
     Attributes:
         kind: "collectives", "steps", "idle", "checkpoint", "loop" or "profile".
-        ranks: how many ranks.
-        nodes: how many groups of them share memory.
-        peers: the contenders.
-        skipped: contenders that are not here, and why.
-        cases: the measurements.
-        extra: what else a kind found out.
+        ranks: number of ranks.
+        nodes: number of groups of ranks that share memory.
+        peers: contenders.
+        skipped: contenders that are not available, and why.
+        cases: measurements.
+        extra: other data of the kind.
     """
 
     kind: str
@@ -74,7 +74,7 @@ class Result:
 
 
 def read_result(path: Path) -> Result:
-    """Read what write_json() wrote of a Result."""
+    """Read a Result that write_json() wrote."""
     found = json.loads(path.read_text(encoding="utf-8"))
     found["peers"] = [PeerFacts(**peer) for peer in found["peers"]]
     found["cases"] = [Case(**case) for case in found["cases"]]
@@ -82,6 +82,11 @@ def read_result(path: Path) -> Result:
 
 
 def write_json(path: Path, result: Any) -> None:
-    """Write a dataclass, or what JSON can hold."""
+    """Write a dataclass, or a JSON value.
+
+    Args:
+        path: file to write.
+        result: dataclass or JSON value.
+    """
     document = asdict(result) if hasattr(result, "__dataclass_fields__") else result
     path.write_text(json.dumps(document, indent=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How much is measured: the usual amount, and a quick one."""
+"""The extent of the measurements: the default, and a quick one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Self
 __all__ = ["DEFAULT", "FITTED", "MODELS", "QUICK", "Settings", "estimated_seconds"]
 
 MODELS = ("mlp", "transformer", "resnet50", "mnist-cnn")
-# Those that are there for Keras.
+# Models that exist for Keras.
 FITTED = ("mlp", "mnist-cnn")
 
-# What things took on two cores; only to tell a person how long to wait.
+# Durations on two cores, for the estimate that is printed.
 _START_SECONDS = 6.0
 _WAYS, _STATES = 15, 10
 _SECONDS_PER_BYTE = 3e-9
 _STEP_SECONDS = {"mlp": 0.15, "transformer": 0.3, "resnet50": 0.25, "mnist-cnn": 0.08}
-_TENSORFLOW_SECONDS, _FITS_SECONDS = 0.7, 8.0  # of one step, or fit, of all contenders
-_CHECKPOINT_STEPS = 20  # while one is written, and without
+_TENSORFLOW_SECONDS, _FITS_SECONDS = 0.7, 8.0  # one step, or fit, of all contenders
+_CHECKPOINT_STEPS = 20  # while a checkpoint is written, and without
 _LOOP_SECONDS = {"digits": 1.0, "mlp": 4.0, "resnet": 8.0}  # an epoch of all contenders
 _STEP_CONTENDERS = {"steps": 7, "profile": 2}
 
@@ -27,16 +27,17 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """What a job of ranks measures.
+    """The extent of a job's measurements.
 
     Attributes:
-        repeats: turns of each contender; fewer than 8 cannot tell a difference from noise.
-        seconds_per_turn: about how long a turn of a collective takes.
-        sizes_bytes: of the tensors.
-        models: of MODELS; models.py describes them.
-        batches: samples per rank, as a factor of each model's own, for each case.
-        steps_per_turn: training steps.
-        idle_seconds: how long ranks are watched that have nothing to do.
+        repeats: number of turns of each contender; fewer than 8 cannot distinguish a difference
+            from noise.
+        seconds_per_turn: approximate duration of a turn of a collective.
+        sizes_bytes: sizes of the tensors.
+        models: subset of MODELS, see models.py.
+        batches: samples per rank of each case, as a factor of each model's own.
+        steps_per_turn: number of training steps.
+        idle_seconds: time for which idle ranks are observed.
         loops: models of loops.py.
     """
 
@@ -50,18 +51,18 @@ class Settings:
     loops: tuple[str, ...] = ("digits", "mlp", "resnet")
 
     def to_json(self) -> str:
-        """Write it on one line."""
+        """Return the settings as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what to_json() wrote."""
+        """Return the settings that to_json() wrote."""
         found = json.loads(text)
         lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
         return cls(**{**found, **lists})
 
 
-# From 12 repeats on one outlier among them does not hide a difference (see statistics.py).
+# With 12 repeats or more one outlier does not hide a difference (see statistics.py).
 DEFAULT = Settings(
     repeats=12,
     seconds_per_turn=0.05,
@@ -85,7 +86,12 @@ QUICK = replace(
 
 
 def estimated_seconds(kind: str, settings: Settings) -> float:
-    """Return about how long a job takes on two cores."""
+    """Return the approximate duration of a job on two cores.
+
+    Args:
+        kind: kind of benchmark; see worker.py.
+        settings: extent of the measurement.
+    """
     repeats = settings.repeats + 1
     if kind == "collectives":
         turns = (settings.seconds_per_turn + _SECONDS_PER_BYTE * n for n in settings.sizes_bytes)

@@ -1,4 +1,4 @@
-"""Contenders that take turns, so that whatever slows the machine slows all of them."""
+"""Contenders that take turns, so that whatever slows the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _MOST_CALLS = 2000
 
 @dataclass
 class Contender:
-    """Something that is timed, and checked.
+    """Something that is timed and checked.
 
     Attributes:
-        name: of it.
-        library: name and version of what it measures.
-        prepare: puts values in place whose result is known.
-        call: what is timed.
+        name: name of the contender.
+        library: name and version of the library.
+        prepare: sets values whose result is known.
+        call: timed function.
         check: raises WrongResultError unless the result is that of so many calls since prepare.
-        most_calls: after so many calls the result must be checked.
-        turn: opens and closes what must not run while the others have their turn.
-        meets: whether ranks meet before each call, because the call itself does not make them.
+        most_calls: number of calls after which the result must be checked.
+        turn: starts and stops what must not run while the others have their turn.
+        meets: whether ranks synchronize before each call, because the call itself does not.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Contender:
 
 @dataclass
 class Turns:
-    """What contenders needed.
+    """The measurements of all contenders.
 
     Attributes:
-        seconds: of one call, for each repeat: the slowest rank's median.
-        peers: what they were.
+        seconds: time of one call for each repeat: median of the slowest rank.
+        peers: description of the contenders.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -71,11 +71,11 @@ def take_turns(
     """Time all contenders once in each repeat, in an order that changes (collective).
 
     Args:
-        ranks: all of them.
-        contenders: the same on all ranks.
-        repeats: how many turns each of them has, after one to warm up.
-        seconds_per_turn: about how long a turn is.
-        fewest_calls: in a turn, however long they take.
+        ranks: all ranks.
+        contenders: contenders, the same on all ranks.
+        repeats: number of turns of each contender, after one to warm up.
+        seconds_per_turn: approximate duration of a turn.
+        fewest_calls: minimum number of calls in a turn, however long they take.
 
     Raises:
         WrongResultError: a result is wrong.
@@ -105,7 +105,7 @@ def _one_turn(ranks: Ranks, contender: Contender, calls: int) -> float:
 
 
 def _batch(ranks: Ranks, contender: Contender, calls: int) -> list[float]:
-    """Time that many calls, after one that brings ranks into step; check what came out."""
+    """Time that many calls, after one that synchronizes the ranks; check the result."""
     contender.prepare()
     ranks.rest()
     ranks.meet()
@@ -123,6 +123,12 @@ def _batch(ranks: Ranks, contender: Contender, calls: int) -> list[float]:
 
 
 def facts(ranks: Ranks, name: str, library: str) -> PeerFacts:
-    """Say what a contender is at this moment (collective)."""
+    """Return the description of a contender at this moment (collective).
+
+    Args:
+        ranks: all ranks.
+        name: name of the contender.
+        library: name and version of the library.
+    """
     threads = int(ranks.largest(len(os.listdir("/proc/self/task"))))
     return PeerFacts(name, library, torch.get_num_threads(), threads, ranks.cores())

@@ -71,10 +71,10 @@ class Operation(ABC):
         self.submitted = 0.0
         self.waiters = 0
         self._polls_since = self._polled = -_POLL_SECONDS
-        self._result: Any = None
+        self._result: object = None
         self._error: BaseException | None = None
 
-    def end(self, result: Any, error: BaseException | None) -> None:
+    def end(self, result: object, error: BaseException | None) -> None:
         """Set the outcome.
 
         Args:
@@ -173,5 +173,5 @@ class Marker(Operation):
         super().__init__()
         self.request = request
 
-    def execute(self, communicator: Communicator) -> Any:
-        return None
+    def execute(self, communicator: Communicator) -> None:
+        pass

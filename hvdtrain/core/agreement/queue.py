@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.events import (
@@ -161,7 +160,7 @@ class Queue:
         )
 
     def end(
-        self, operation: Operation, error: BaseException | None = None, result: Any = None
+        self, operation: Operation, error: BaseException | None = None, result: object = None
     ) -> None:
         """Set the outcome of an operation, and wake the threads that wait for it.
 

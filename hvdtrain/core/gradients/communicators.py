@@ -62,7 +62,7 @@ class Communicators:
             groups.setdefault(number, []).append(rank)
         owners = min(len(ranks) for ranks in groups.values())
         node = _split(all_ranks, list(groups.values()))
-        slices = [[ranks[place] for ranks in groups.values()] for place in range(owners)]
+        slices = [[ranks[index] for ranks in groups.values()] for index in range(owners)]
         return cls(all_ranks, node, _split(all_ranks, slices), owners)
 
     def over_network(

@@ -25,7 +25,7 @@ def memory_bytes(plan: BucketPlan) -> dict[str, int]:
 
 
 def bucket_memory(
-    channel: Channel, plan: BucketPlan, name: str, places: Mapping[str, str]
+    channel: Channel, plan: BucketPlan, name: str, devices: Mapping[str, str]
 ) -> dict[str, Elements]:
     """Allocate memory that the engine reduces fastest, for each device of a plan (collective).
 
@@ -33,10 +33,10 @@ def bucket_memory(
         channel: channel of the ranks.
         plan: plan of the gradients.
         name: purpose of the memory, for messages.
-        places: device of the buckets on this rank, for each device of the plan.
+        devices: device of the buckets on this rank, for each device of the plan.
     """
     return {
-        device: channel.run(AllocateMemory(nbytes, f"of {name} on {device}", places[device]))
+        device: channel.run(AllocateMemory(nbytes, f"of {name} on {device}", devices[device]))
         for device, nbytes in sorted(memory_bytes(plan).items())
     }
 

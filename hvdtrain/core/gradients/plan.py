@@ -147,8 +147,8 @@ def make_plan(
             by default the reverse of the model's order, which is roughly the same.
     """
     order = list(order or reversed(range(len(specs))))
-    place = {index: number for number, index in enumerate(order)}
-    grouped = [sorted(members, key=place.__getitem__) for members in groups]
+    position = {index: number for number, index in enumerate(order)}
+    grouped = [sorted(members, key=position.__getitem__) for members in groups]
     taken = {index for members in grouped for index in members}
     closed: list[list[int]] = []
     open_buckets: dict[tuple[DType, str], list[int]] = {}
@@ -167,7 +167,7 @@ def make_plan(
     closed += [bucket for members in grouped for bucket in _by_kind(specs, members)]
     closed += open_buckets.values()
     if len(closed) > 1:
-        closed.sort(key=lambda bucket: place[bucket[-1]])
+        closed.sort(key=lambda bucket: position[bucket[-1]])
     buckets = tuple(_bucket(specs, members) for members in closed)
     kept = tuple(tuple(members) for members in groups)
     return BucketPlan(tuple(specs), buckets, bucket_bytes, first_bucket_bytes, kept)

@@ -191,7 +191,7 @@ class GradientStep(Operation):
         self._exchange.end(info)
         communicator.allreduce(self._numbers, ReduceOp.SUM)
 
-    def end(self, result: Any, error: BaseException | None) -> None:
+    def end(self, result: object, error: BaseException | None) -> None:
         super().end(result, error)
         # Only now, because a thread that waits for these may submit the next step at once.
         if error is None:
@@ -224,7 +224,7 @@ class GradientStep(Operation):
 
     def _fail_futures(self, error: BaseException) -> None:
         """Set an error for the threads that wait for a bucket."""
-        futures: list[Future[Any]] = [*self.reduced, self.added]
+        futures: list[Future[Mark] | Future[None]] = [*self.reduced, self.added]
         for future in futures:
             if not future.done():
                 future.set_exception(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from hvdtrain.core.timeline.clock import root_clock
 from hvdtrain.core.timeline.items import Item
@@ -11,7 +10,7 @@ from hvdtrain.core.timeline.times import RankRecords
 
 __all__ = ["Event", "Events"]
 
-Event = dict[str, Any]
+Event = dict[str, object]
 
 
 class Events:

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from hvdtrain.core.timeline.events import Event
 from hvdtrain.core.timeline.times import RankRecords
@@ -64,7 +63,7 @@ def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> No
     write_events(path, events(), notes)
 
 
-def write_events(path: str, events: Iterable[Event], notes: Mapping[str, Any]) -> None:
+def write_events(path: str, events: Iterable[Event], notes: Mapping[str, object]) -> None:
     """Write a trace file atomically (local).
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 __all__ = ["GrowingFile", "earlier_path", "is_growing_file", "read_events"]
 
@@ -32,7 +31,7 @@ class GrowingFile:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: str, notes: dict[str, Any], most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, path: str, notes: dict[str, object], most_bytes: int = _MOST_BYTES) -> None:
         self.path = path
         self._most_bytes = most_bytes
         self._head = f'{_BEGINNING}{json.dumps(notes)[1:]}, "traceEvents": [\n'
@@ -42,7 +41,9 @@ class GrowingFile:
         self._file = open(self.path, "wb")  # noqa: SIM115  # until close()
         self._place = self._size = self._file.write(self._head.encode())
 
-    def write(self, lasting: Iterable[dict[str, Any]], passing: Iterable[dict[str, Any]]) -> None:
+    def write(
+        self, lasting: Iterable[dict[str, object]], passing: Iterable[dict[str, object]]
+    ) -> None:
         """Append events (local).
 
         Args:
@@ -69,7 +70,7 @@ class GrowingFile:
         self._file.close()
 
 
-def read_events(lines: Iterable[str], all_of_them: bool = True) -> Iterator[dict[str, Any]]:
+def read_events(lines: Iterable[str], all_of_them: bool = True) -> Iterator[dict[str, object]]:
     """Yield the events of a file, whose last write may have been interrupted (local).
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.agreement.request import Request
@@ -27,7 +26,7 @@ class Item:
 
     subject: str
     phases: Sequence[Phase]
-    args: dict[str, Any]
+    args: dict[str, object]
 
     @property
     def start(self) -> float:

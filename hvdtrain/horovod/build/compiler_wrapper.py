@@ -1,8 +1,4 @@
-"""The C++ compiler that Horovod's build is given, run as a program of its own.
-
-Horovod 0.28.1 asks for C++14, and the headers of today's PyTorch and TensorFlow for more. The
-sources that do not include them compile faster with C++17, whose own headers are shorter.
-"""
+"""The C++ compiler that is given to Horovod's build, run as a program of its own."""
 
 from __future__ import annotations
 
@@ -19,8 +15,8 @@ _FRAMEWORKS = ("torch", "tensorflow")  # the folders of the sources that include
 _RUNPATH = "-Wl,-rpath"
 # XLA's operations need a header that TensorFlow's wheel does not ship; they are optional.
 _LEFT_OUT = "xla_mpi_ops.cc"
-# Symbols for a debugger cost half of the time and nine tenths of the size; warnings are for
-# Horovod's developers, and cost a tenth.
+# Debug symbols take half of the time and nine tenths of the size; warnings are for Horovod's
+# developers, and take a tenth.
 _DROPPED = (_RUNPATH, "-g", "-Wall")
 
 
@@ -28,8 +24,8 @@ def rewrite(arguments: Sequence[str], runpath: str) -> list[str]:
     """Return the arguments for the real compiler.
 
     Args:
-        arguments: what CMake says.
-        runpath: where the built library looks for MPI; CMake's own choice is of use to the
+        arguments: arguments that CMake passes.
+        runpath: directory in which the built library looks for MPI; CMake's own choice serves the
             linker only.
     """
     compiles = "-c" in arguments
@@ -57,7 +53,12 @@ def _standard(arguments: Sequence[str]) -> str:
 
 
 def script(compiler: Sequence[str], runpath: str) -> str:
-    """Return a shell script that stands for `compiler`."""
+    """Return a shell script that replaces a compiler.
+
+    Args:
+        compiler: command of the real compiler.
+        runpath: directory in which the built library looks for MPI.
+    """
     words = [sys.executable, "-I", "-S", os.path.abspath(__file__), runpath, shlex.join(compiler)]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 

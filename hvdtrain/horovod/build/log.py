@@ -1,4 +1,4 @@
-"""Commands whose whole output goes to one file."""
+"""Commands whose output goes to one log file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdtrain.errors import HvdtrainError
 
 __all__ = ["BuildFailedError", "Log"]
 
-# The most telling kind of line first: what follows an error of the compiler is mostly noise.
+# The most relevant kind of line first: what follows a compiler error is mostly noise.
 _TELLING = (
     re.compile(
         r": (fatal )?error:|undefined reference|CMake Error|Could NOT find|No space left|Killed"
@@ -25,15 +25,15 @@ _SHOWN_CHARACTERS = 300
 
 
 class BuildFailedError(HvdtrainError):
-    """A command of the build failed; the message shows its last telling lines and the log."""
+    """A command of the build failed; the message has its last relevant lines and names the log."""
 
 
 class Log:
-    """A file that all commands of a build write to.
+    """A file to which all commands of a build write.
 
     Args:
-        file: open for writing.
-        path: its name, for messages.
+        file: file, open for writing.
+        path: its path, for messages.
     """
 
     def __init__(self, file: IO[str], path: Path) -> None:
@@ -49,12 +49,12 @@ class Log:
         """Run a command to its end.
 
         Args:
-            command: what to run.
-            variables: its whole environment.
-            on_line: sees each line of its output.
+            command: command line.
+            variables: all environment variables of the command.
+            on_line: called with each line of output.
 
         Raises:
-            BuildFailedError: its exit code is not 0.
+            BuildFailedError: the exit code is not 0.
         """
         self._file.write(f"\n$ {' '.join(command)}\n")
         lines: list[str] = []

@@ -1,4 +1,4 @@
-"""What is to be done, decided before anything is: the target, the cache, the tools."""
+"""The plan of a build, decided before anything is built: the target, the cache and the tools."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FRAMEWORKS = ("torch", "tensorflow")
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """One run of the command.
+    """The plan of one run of `build-horovod`.
 
     Attributes:
-        target: what Horovod is built for.
-        folder: where its wheel is kept.
-        source: the wheel where the cache has it, else what builds it.
-        mpi: the MPI library.
-        mpirun: the launcher that tries the result.
+        target: versions and settings that Horovod is built for.
+        folder: directory in which its wheel is kept.
+        source: wheel, if the cache has it, else the toolchain that builds it.
+        mpi: MPI library.
+        mpirun: launcher that tests the result.
     """
 
     target: Target
@@ -42,20 +42,20 @@ class BuildPlan:
 
     @property
     def log(self) -> Path:
-        """Where the output of all commands goes."""
+        """File to which all commands write."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
 
 def make_plan(environ: Mapping[str, str], without: Collection[str], force: bool) -> BuildPlan:
-    """Look at this environment and at the cache.
+    """Return the plan for this environment and the cache.
 
     Args:
-        environ: the environment variables.
-        without: frameworks to leave out although they are installed.
-        force: build even where the cache has a wheel.
+        environ: environment variables.
+        without: frameworks to ignore although they are installed.
+        force: whether to build even if the cache has a wheel.
 
     Raises:
-        UsageError: something is missing; one line for each.
+        UsageError: something is missing; the message has one line for each.
     """
     faults: list[str] = []
     versions = installed_versions([name for name in FRAMEWORKS if name not in without])
@@ -80,7 +80,7 @@ def make_plan(environ: Mapping[str, str], without: Collection[str], force: bool)
 
 
 def installed_versions(modules: Collection[str]) -> dict[str, str]:
-    """Return the version of each of these modules that is installed, without importing it."""
+    """Return the versions of those modules that are installed, without importing them."""
     there = [name for name in modules if importlib.util.find_spec(name) is not None]
     providers = packages_distributions() if there else {}
     return {name: version(providers[name][0]) for name in there if name in providers}

@@ -13,10 +13,10 @@ from pathlib import Path
 __all__ = ["HOROVOD_VERSION", "Target", "cache_folder", "choices", "runpath", "tools", "variables"]
 
 HOROVOD_VERSION = "0.28.1"
-# Counts changes of this recipe that change what it builds.
+# Incremented when a change of this recipe changes the wheel.
 _RECIPE = 2
 
-# setup.py asks for Horovod's own requirements even where it only builds.
+# setup.py needs Horovod's own requirements even if it only builds.
 _TOOLS = (
     "setuptools==84.2.1",
     "wheel==0.48.0",
@@ -34,19 +34,19 @@ _CHOICES = re.compile(r"HOROVOD_(GPU|CPU_OPERATIONS|CUDA|NCCL|ROCM|BUILD|DEBUG|A
 
 @dataclass(frozen=True)
 class Target:
-    """All that decides about the wheel.
+    """Everything that determines the wheel.
 
     Attributes:
-        torch: its version, "" where Horovod is built without it.
-        tensorflow: its version, "" where Horovod is built without it.
+        torch: version of torch, "" if Horovod is built without it.
+        tensorflow: version of TensorFlow, "" if Horovod is built without it.
         mpi: vendor and major version, e.g. "openmpi5".
-        runpath: where the library looks for MPI.
-        python: e.g. "cpython-311".
-        platform: e.g. "linux-x86_64".
-        cuda: whether there is a CUDA compiler, which torch's CUDA build makes Horovod use.
-        choices: the user's settings of Horovod's build.
-        horovod: its version.
-        recipe: that of this file.
+        runpath: directory in which the library looks for MPI.
+        python: interpreter, such as "cpython-311".
+        platform: platform, such as "linux-x86_64".
+        cuda: whether there is a CUDA compiler, in which case Horovod uses CUDA through torch.
+        choices: user's settings for Horovod's build.
+        horovod: version of Horovod.
+        recipe: version of this file.
     """
 
     torch: str
@@ -62,13 +62,13 @@ class Target:
 
     @property
     def frameworks(self) -> str:
-        """The frameworks, for people."""
+        """The frameworks with their versions, for people."""
         versions = {"torch": self.torch, "tensorflow": self.tensorflow}
         return " and ".join(f"{name} {version}" for name, version in versions.items() if version)
 
     @property
     def key(self) -> str:
-        """Name that is equal exactly for equal targets, and tells people most of it."""
+        """Unique name of the target, readable for people."""
         facts = json.dumps(asdict(self), sort_keys=True).encode()
         parts = [self.horovod, f"torch{self.torch}" if self.torch else ""]
         parts += [f"tensorflow{self.tensorflow}" if self.tensorflow else "", self.mpi, self.python]
@@ -76,27 +76,27 @@ class Target:
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return where wheels and logs are kept for this user."""
+    """Return the directory of this user's wheels and logs."""
     base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache"
     return Path(base) / "hvdtrain" / "horovod"
 
 
 def choices(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's settings of Horovod's build."""
+    """Return the user's settings for Horovod's build."""
     return {name: text for name, text in environ.items() if _CHOICES.match(name)}
 
 
 def runpath(library: Path, packages: Path, prefix: Path, writable: bool) -> str:
-    """Return where the built library looks for MPI.
+    """Return the directory in which the built library looks for MPI.
 
-    Where MPI lies in the environment or beside it, relative to the library's own place: so a
-    wheel serves environments that look alike. Else the folder of MPI.
+    If MPI is in the environment or beside it, the path is relative to the library, so that one
+    wheel serves environments with the same layout. Otherwise it is the directory of MPI.
 
     Args:
-        library: the file of MPI's library.
-        packages: the environment's site-packages.
-        prefix: the environment.
-        writable: whether pip will install into `packages` at all.
+        library: file of the MPI library.
+        packages: site-packages of the environment.
+        prefix: environment.
+        writable: whether pip can install into `packages`.
     """
     beside = prefix.parent != Path(prefix.anchor) and library.is_relative_to(prefix.parent)
     if not (beside and writable):
@@ -113,16 +113,16 @@ def variables(target: Target, compiler: Path, cmake: Path, jobs: int) -> dict[st
     """Return the environment variables that Horovod's build reads.
 
     Args:
-        target: what to build.
-        compiler: the wrapper.
+        target: versions and settings to build for.
+        compiler: compiler wrapper.
         cmake: CMake 3.13 or newer.
-        jobs: how many compilers to run at once.
+        jobs: number of compilers to run at once.
     """
     frameworks = {"PYTORCH": target.torch, "TENSORFLOW": target.tensorflow, "MXNET": ""}
     return {
         "CXX": str(compiler),
         "HOROVOD_CMAKE": str(cmake),
-        # CMake 4 refuses the age that the copy of gloo inside claims.
+        # CMake 4 refuses the old version that the bundled gloo requires.
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "MAKEFLAGS": f"-j{jobs}",
         "HOROVOD_WITH_MPI": "1",

@@ -1,4 +1,4 @@
-"""What a person sees of a piece of work that takes minutes: one line per stage, with its time."""
+"""Progress of work that takes minutes: one line per stage, with its time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _Detail = Callable[[str], None]
 
 
 class Stages:
-    """Reports stages on stdout: a spinner while one lasts on a terminal, else plain lines."""
+    """Reports stages on stdout: with a spinner on a terminal, otherwise as plain lines."""
 
     def __init__(self) -> None:
         self._on_terminal = sys.stdout.isatty()
 
     @contextmanager
     def stage(self, title: str) -> Iterator[_Detail]:
-        """Time a stage; give a function that shows a few words on how far it is.
+        """Time a stage; yield a function that shows a short text on its progress.
 
         A stage that raises is reported as failed.
         """

@@ -1,4 +1,4 @@
-"""What a build of Horovod needs of this machine, found or named before anything is built."""
+"""The tools that a build of Horovod needs, checked before anything is built."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Toolchain:
     """The tools of a build.
 
     Attributes:
-        compiler: the words that call the C++ compiler.
-        cmake: None where PyPI's is to be used.
-        mpicxx: the compiler driver of the MPI library; CMake asks it where MPI is.
+        compiler: command of the C++ compiler.
+        cmake: CMake, or None to use the one on PyPI.
+        mpicxx: compiler driver of the MPI library, from which CMake learns where MPI is.
     """
 
     compiler: tuple[str, ...]
@@ -48,15 +48,15 @@ class Toolchain:
 def find_toolchain(
     mpi: MpiLibrary | None, environ: Mapping[str, str], known_faults: Sequence[str]
 ) -> Toolchain:
-    """Look for all that a build needs.
+    """Find all tools of a build.
 
     Args:
-        mpi: the library that mpi4py loads, or None where that is one of the faults.
-        environ: the environment variables.
-        known_faults: what is already known to be missing, to be named together with the rest.
+        mpi: library that mpi4py loads, or None if it is one of the faults.
+        environ: environment variables.
+        known_faults: faults that are already known, to be reported together with the others.
 
     Raises:
-        UsageError: something is missing; one line for each.
+        UsageError: something is missing; the message has one line for each.
     """
     faults = list(known_faults)
     compiler = _attempt(faults, lambda: _find_compiler(environ))
@@ -114,7 +114,7 @@ def _require_parts(environ: Mapping[str, str]) -> None:
 def _find_mpicxx(
     mpi: MpiLibrary, compiler: tuple[str, ...] | None, environ: Mapping[str, str]
 ) -> Path:
-    """Find the driver whose mpi.h is that of `mpi`; without a compiler it cannot be asked."""
+    """Return the driver whose mpi.h belongs to `mpi`; without a compiler it cannot be checked."""
     others = []
     for path in programs(mpi, _MPI_COMPILERS):
         found = None if compiler is None else _header_of(path, compiler, environ)
@@ -131,7 +131,7 @@ def _find_mpicxx(
 def _header_of(
     mpicxx: Path, compiler: tuple[str, ...], environ: Mapping[str, str]
 ) -> tuple[str, str] | None:
-    """Return vendor and major version of the mpi.h that a driver finds."""
+    """Return the vendor and the major version of the mpi.h that a driver finds."""
     names = ("OMPI_CXX", "MPICH_CXX", "I_MPI_CXX")
     own = {name: shlex.join(compiler) for name in names}
     asked = _run([str(mpicxx), "-E", "-P", "-x", "c++", "-"], {**environ, **own}, _MPI_HEADER)

@@ -1,4 +1,4 @@
-"""The stages: build the wheel, install it, try it on two ranks."""
+"""The stages of a build: build the wheel, install it, test it on two ranks."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ __all__ = ["Workshop", "open_workshop"]
 
 _REQUIREMENT = f"horovod=={HOROVOD_VERSION}"
 _MOST_JOBS = 8
-_JOB_BYTES = 2 << 30  # what the compiler takes for a file that includes all of torch
+_JOB_BYTES = 2 << 30  # memory of the compiler for a file that includes all of torch
 _PERCENT = re.compile(r"\[ *(\d+)%\]")
-# What the installation must leave as it is.
+# Packages that the installation must not change.
 _KEPT = ("torch", "tensorflow", "keras", "numpy", "mpi4py")
 
 
 class Workshop:
-    """A temporary folder with tools of its own; the user's environment is not touched by them.
+    """A temporary directory with its own tools, which leave the user's environment untouched.
 
     Args:
-        folder: the folder, which somebody else removes.
-        log: where all output goes.
-        stages: where people see it.
-        plan: what to do.
+        folder: directory, which the caller removes.
+        log: log of all output.
+        stages: progress that the user sees.
+        plan: build to carry out.
     """
 
     def __init__(self, folder: Path, log: Log, stages: Stages, plan: BuildPlan) -> None:
@@ -55,7 +55,7 @@ class Workshop:
         self._python = folder / "tools" / "bin" / "python"
 
     def prepare(self) -> None:
-        """Make the environment of the tools."""
+        """Create the environment of the tools."""
         with self._stages.stage("preparing build tools"):
             venv = [sys.executable, "-m", "venv", str(self._folder / "tools")]
             self._log.run(venv, self._variables)
@@ -64,7 +64,7 @@ class Workshop:
                 self._get_tools(self._plan.source)
 
     def _show_frameworks(self) -> None:
-        """Let the tools see what is installed here: Horovod's build asks torch where it is."""
+        """Make the installed packages visible to the tools: Horovod's build imports torch."""
         names = ("site-packages", "dist-packages")
         seen = [path for path in sys.path if os.path.basename(path) in names]
         (own,) = (self._folder / "tools" / "lib").glob("python*/site-packages")
@@ -73,7 +73,7 @@ class Workshop:
 
     def _get_tools(self, toolchain: Toolchain) -> None:
         wanted = tools(with_cmake=toolchain.cmake is None)
-        # A constraint of the user's is for their environment.
+        # The user's constraints are for their environment.
         own = {name: text for name, text in self._variables.items() if name != "PIP_CONSTRAINT"}
         try:
             self._log.run([str(self._python), "-m", "pip", "install", *wanted], own)
@@ -83,7 +83,7 @@ class Workshop:
             ) from error
 
     def build(self, toolchain: Toolchain) -> Path:
-        """Compile Horovod and put the wheel into the cache; return its path there."""
+        """Compile Horovod, put the wheel into the cache and return its path there."""
         plan = self._plan
         wrapper = self._folder / "c++"
         wrapper.write_text(script(toolchain.compiler, plan.target.runpath))
@@ -104,7 +104,7 @@ class Workshop:
         return _keep(wheel, plan.folder)
 
     def install(self, wheel: Path) -> None:
-        """Install the wheel and what it needs, and nothing else, into this environment."""
+        """Install the wheel and its dependencies, and nothing else, into this environment."""
         constraints = self._folder / "constraints.txt"
         kept = installed_versions(_KEPT)
         constraints.write_text("".join(f"{name}=={kept[name]}\n" for name in kept))
@@ -145,7 +145,12 @@ class Workshop:
 
 @contextmanager
 def open_workshop(plan: BuildPlan, stages: Stages) -> Iterator[Workshop]:
-    """Make a workshop and remove it at the end, whatever happens; the log stays."""
+    """Create a workshop, and remove it at the end in any case; the log stays.
+
+    Args:
+        plan: build to carry out.
+        stages: progress that the user sees.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="hvdtrain-horovod-") as folder,
         open(plan.log, "w", encoding="utf-8") as file,
@@ -159,7 +164,7 @@ def _jobs() -> int:
 
 
 def _keep(wheel: Path, folder: Path) -> Path:
-    """Put a file into the cache so that nobody ever sees a part of it."""
+    """Move a file into the cache atomically, so that no process sees a part of it."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as part:
         shutil.copyfile(wheel, part.name)

@@ -1,5 +1,5 @@
-"""Horovod's module names, answered with hvdtrain's modules.
+"""Horovod's module names, mapped to hvdtrain's modules.
 
-`finder` knows which module answers which name. The folder `on_path` goes on the path of a script
-that imports Horovod: `import horovod` then finds what installs the finder.
+`finder` maps the names to modules. The directory `on_path` is put on the path of a script that
+imports Horovod: `import horovod` then finds the package that installs the finder.
 """

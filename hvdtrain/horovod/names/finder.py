@@ -1,4 +1,4 @@
-"""Finds modules by Horovod's names: each is one of hvdtrain's, under both names the same."""
+"""Import hook for Horovod's module names: each is a second name of one of hvdtrain's modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdtrain.errors import UsageError
 
 __all__ = ["MODULES", "HorovodFinder"]
 
-# Which module answers a name.
+# The module for each name.
 MODULES = {
     "horovod.common": "hvdtrain.horovod.names.common",
     "horovod.common.elastic": "hvdtrain.core.elastic",
@@ -33,7 +33,7 @@ MODULES = {
     # tf.keras is Keras.
     "horovod.tensorflow.keras": "hvdtrain.keras",
     "horovod.tensorflow.keras.callbacks": "hvdtrain.keras.callbacks",
-    # Scripts take anything from there: operations, rank(), Average.
+    # Scripts import anything from there: operations, rank(), Average.
     "horovod.tensorflow.mpi_ops": "hvdtrain.tensorflow",
     "horovod.tensorflow.sync_batch_norm": "hvdtrain.tensorflow.sync_batch_norm",
     "horovod.torch": "hvdtrain.torch",
@@ -48,17 +48,17 @@ MODULES = {
 }
 
 _LAUNCH = "start ranks with mpirun or `python -m hvdtrain run`"
-# What to say of a name that nothing answers, by one of its parts.
+# Advice for a name without a module, by one of its parts.
 _INSTEAD = {"run": _LAUNCH, "runner": _LAUNCH}
 
 
 class HorovodFinder(MetaPathFinder):
-    """Answers `import horovod.<name>`; must come before the finder that looks into folders.
+    """Finder for `import horovod.<name>`; must precede the finder that searches directories.
 
-    That one would load a module of hvdtrain a second time, under its other name.
+    That finder would load a module of hvdtrain a second time, under its other name.
 
     Args:
-        package: the module `horovod`; without it under that name, an installed Horovod answers.
+        package: module `horovod`; if another module has that name, an installed Horovod is used.
     """
 
     def __init__(self, package: ModuleType) -> None:
@@ -70,17 +70,22 @@ class HorovodFinder(MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Return how to load a module of that name.
+        """Return the spec of a module with that name.
+
+        Args:
+            fullname: name of the module.
+            path: search path of its package.
+            target: module that is reloaded, or None.
 
         Raises:
-            ModuleNotFoundError: hvdtrain has nothing of that name; says what it has.
-            UsageError: it has it for Keras 3 only, and tf.keras is Keras 2.
+            ModuleNotFoundError: hvdtrain has no such module; the message lists those it has.
+            UsageError: the module is for Keras 3 only, and tf.keras is Keras 2.
         """
         name = self._package.__name__
         if not fullname.startswith(f"{name}.") or sys.modules.get(name) is not self._package:
             return None
         if fullname not in MODULES:
-            # Without the name of the module: else Python hides this behind words of its own.
+            # Without the name of the module, because Python would replace the message.
             raise ModuleNotFoundError(_refusal(fullname))
         if fullname.startswith("horovod.tensorflow.keras"):
             _require_keras_3(fullname)
@@ -88,18 +93,18 @@ class HorovodFinder(MetaPathFinder):
 
 
 class _SameModule(Loader):
-    """Loads a module that has another name, and leaves it as it is."""
+    """Loads an existing module under another name, and does not change it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the other module into the place of the new, empty one."""
+        """Replace the new, empty module by the existing one."""
         sys.modules[module.__name__] = importlib.import_module(self._name)
 
 
 def _require_keras_3(fullname: str) -> None:
-    # As TensorFlow reads it.
+    # As TensorFlow parses it.
     legacy = os.environ.get("TF_USE_LEGACY_KERAS", "")
     if legacy not in ("1", "true", "True"):
         return

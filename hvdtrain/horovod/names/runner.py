@@ -14,7 +14,7 @@ __all__ = ["run"]
 
 Result = TypeVar("Result")
 
-# Horovod's arguments that would start other ranks than there are; the others make no difference.
+# Horovod's arguments that would start other ranks; the others have no effect.
 _ELSEWHERE = (
     *("hostfile", "host_discovery_script", "min_num_proc", "max_num_proc", "min_np", "max_np"),
     *("mpi_args", "output_filename", "executable"),
@@ -37,17 +37,17 @@ def run(
     """Call a function on every rank of a new job on this host, and return what each one returned.
 
     Args:
-        func: calls init() itself.
-        args: its arguments.
-        kwargs: its named arguments.
-        num_proc: how many ranks.
-        hosts: "localhost:2", or this host by its name.
-        np: deprecated; the same as num_proc.
-        settings: Horovod's others, of which those about launching make no difference.
+        func: function to call; it calls init() itself.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        num_proc: number of ranks.
+        hosts: "localhost:2", or the name of this host.
+        np: deprecated alias of num_proc.
+        settings: other arguments of Horovod's run; those about launching have no effect.
 
     Raises:
-        UsageError: other hosts, elastic training or arguments of mpirun are asked for; else as
-            `hvdtrain.run`.
+        UsageError: other hosts, elastic training or arguments of mpirun are requested; or an error
+            of `hvdtrain.run`.
         TypeError: Horovod has no such argument.
     """
     unknown = sorted(set(settings) - {*_ELSEWHERE, *_WITHOUT_MEANING})

@@ -36,9 +36,9 @@ def _lines(options: TrainOptions) -> Iterator[str]:
 
 
 def _comment(option: Option) -> str:
-    default = f"by default: {option.told.unset}" if option.told.unset else ""
-    choices = option.told.metavar if option.told.choices else ""
-    return "; ".join(filter(None, [option.told.text.removesuffix("."), choices, default]))
+    default = f"by default: {option.declaration.unset}" if option.declaration.unset else ""
+    choices = option.declaration.metavar if option.declaration.choices else ""
+    return "; ".join(filter(None, [option.declaration.text.removesuffix("."), choices, default]))
 
 
 def _value(value: Any) -> str:

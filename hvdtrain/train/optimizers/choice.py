@@ -1,4 +1,4 @@
-"""What options say about an optimizer, for every framework alike."""
+"""The options of an optimizer, the same for every framework."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class OptimizerOptions(Protocol):
 
     @property
     def momentum(self) -> float:
-        """Of sgd and lars."""
+        """The momentum of sgd and lars."""
 
     @property
     def weight_decay(self) -> float | None:
-        """None: that of the optimizer."""
+        """The weight decay; None: the optimizer's default."""
 
     @property
     def clip_norm(self) -> float | None:
-        """The largest norm of a reduced gradient; None: any."""
+        """The maximum norm of a reduced gradient; None: no clipping."""
 
 
 def weight_decay_of(options: OptimizerOptions) -> float:
-    """Return the weight decay that was asked for; without one 0.01 for adamw, else 0."""
+    """Return the weight decay of the options; by default 0.01 for adamw, else 0."""
     if options.weight_decay is not None:
         return options.weight_decay
     return 0.01 if options.optimizer == "adamw" else 0.0

@@ -1,4 +1,4 @@
-"""LAMB: Adam whose step, layer by layer, is as long as the weights' norm."""
+"""LAMB: Adam whose step for each layer is scaled to the norm of its weights."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ class Lamb(LayerwiseOptimizer):
         u = (m / (1 - beta1^t)) / (sqrt(s / (1 - beta2^t)) + eps) + weight_decay * w
         w = w - lr * (|w| / |u|) * u
 
-    The ratio |w| / |u| is 1 where one of them is 0. Parameters of one dimension or none (biases,
-    normalisations) take plain steps of Adam: ratio 1, no weight decay. Norms are of float32 at
-    least.
+    The ratio |w| / |u| is 1 if one of them is 0. Parameters of at most one dimension (biases,
+    normalization) take plain Adam steps: ratio 1, no weight decay. Norms are at least float32.
 
     Args:
         params: parameters, or groups of them.
-        lr: the global learning rate.
-        betas: of the mean and of the mean square of gradients.
-        eps: added to the denominator.
-        weight_decay: of layers; it stands inside the ratio.
+        lr: global learning rate.
+        betas: decay of the mean and of the mean square of gradients.
+        eps: number added to the denominator.
+        weight_decay: weight decay of layers, inside the ratio.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -62,8 +61,8 @@ class Lamb(LayerwiseOptimizer):
         if is_layer:
             if group["weight_decay"]:
                 torch._foreach_add_(steps, parameters, alpha=group["weight_decay"])
-            of_weights, of_steps = norms(parameters), norms(steps)
-            ratios = trust_ratios(of_weights, of_steps, of_weights / of_steps)
+            weight_norms, step_norms = norms(parameters), norms(steps)
+            ratios = trust_ratios(weight_norms, step_norms, weight_norms / step_norms)
             torch._foreach_mul_(steps, ratios)
         torch._foreach_add_(parameters, steps, alpha=-group["lr"])
 
@@ -82,17 +81,17 @@ class Lamb(LayerwiseOptimizer):
         torch._foreach_lerp_(means, gradients, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        below = list(torch._foreach_sqrt(squares))
-        torch._foreach_div_(below, [(1 - beta2**step) ** 0.5 for step in taken])
-        torch._foreach_add_(below, group["eps"])
+        denominators = list(torch._foreach_sqrt(squares))
+        torch._foreach_div_(denominators, [(1 - beta2**step) ** 0.5 for step in taken])
+        torch._foreach_add_(denominators, group["eps"])
         steps = list(torch._foreach_div(means, [1 - beta1**step for step in taken]))
-        torch._foreach_div_(steps, below)
+        torch._foreach_div_(steps, denominators)
         return steps
 
     def _moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.tensor(0.0)  # on the host, as torch's Adam has it
+            state["step"] = torch.tensor(0.0)  # on the host, as in torch's Adam
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         return state

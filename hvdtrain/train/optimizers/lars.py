@@ -1,4 +1,4 @@
-"""LARS: momentum whose step, layer by layer, is a set part of the weights' norm."""
+"""LARS: momentum whose step for each layer is a fixed fraction of the norm of its weights."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["Lars"]
 class Lars(LayerwiseOptimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg, arXiv:1708.03888).
 
-    For each layer w with gradient g, the rate standing inside the momentum as in the paper:
+    For each layer w with gradient g, with the learning rate inside the momentum as in the paper:
 
         ratio = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)
         v = momentum * v + lr * ratio * (g + weight_decay * w)
         w = w - v
 
-    ratio is 1 where |w| or |g| is 0. Parameters of one dimension or none (biases, normalisations)
-    take plain momentum steps: ratio 1, no weight decay. Norms are of float32 at least.
+    The ratio is 1 if |w| or |g| is 0. Parameters of at most one dimension (biases, normalization)
+    take plain momentum steps: ratio 1, no weight decay. Norms are at least float32.
 
     Args:
         params: parameters, or groups of them.
-        lr: the global learning rate.
-        momentum: of the steps.
-        weight_decay: of layers.
-        trust_coefficient: the length of a step, relative to the weights, at lr 1.
-        eps: added to the denominator.
+        lr: global learning rate.
+        momentum: momentum of the steps.
+        weight_decay: weight decay of layers.
+        trust_coefficient: length of a step relative to the weights at lr 1.
+        eps: number added to the denominator.
 
     Raises:
         ValueError: an argument is negative.
@@ -80,12 +80,12 @@ class Lars(LayerwiseOptimizer):
 def _scaled(
     weights: list[torch.Tensor], gradients: list[torch.Tensor], group: Mapping[str, Any]
 ) -> list[torch.Tensor]:
-    """Return ratio * (g + weight_decay * w) of each layer."""
+    """Return ratio * (g + weight_decay * w) for each layer."""
     decay = group["weight_decay"]
-    of_weights, of_gradients = norms(weights), norms(gradients)
-    below = of_gradients + decay * of_weights + group["eps"]
-    ratios = group["trust_coefficient"] * of_weights / below
-    # The decay is added to a copy, never to what the optimizer is given.
+    weight_norms, gradient_norms = norms(weights), norms(gradients)
+    denominators = gradient_norms + decay * weight_norms + group["eps"]
+    ratios = group["trust_coefficient"] * weight_norms / denominators
+    # The decay is added to a copy, never to the gradients themselves.
     steps = list(torch._foreach_add(gradients, weights, alpha=decay))
-    torch._foreach_mul_(steps, trust_ratios(of_weights, of_gradients, ratios))
+    torch._foreach_mul_(steps, trust_ratios(weight_norms, gradient_norms, ratios))
     return steps

@@ -1,4 +1,4 @@
-"""Make an optimizer of torch from its name."""
+"""Makes torch optimizers by name."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ def torch_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer that the options name (local).
 
-    sgd and adam add the weight decay to the gradient of every parameter, adamw takes it off every
-    parameter, as in torch; lars and lamb decay layers alone.
+    As in torch, sgd and adam add the weight decay to the gradient of every parameter, and adamw
+    subtracts it from every parameter; lars and lamb decay layers only.
 
     Args:
-        options: of the run; their clip_norm is none of an optimizer's business with torch.
-        parameters: of the model.
-        lr: the first learning rate.
+        options: options of the run; clip_norm is ignored, because torch's loop clips gradients.
+        parameters: parameters of the model.
+        lr: initial learning rate.
+
+    Raises:
+        ValueError: there is no such optimizer.
     """
     decay, parameters = weight_decay_of(options), list(parameters)
-    # Each value is read and written once: on a CPU Adam takes a fifth of its time so.
+    # Fused steps read and write each value once: on a CPU Adam takes a fifth of the time.
     fused = all(parameter.is_floating_point() for parameter in parameters)
     match options.optimizer:
         case "adam":

@@ -1,4 +1,4 @@
-"""Make an optimizer of Keras from its name."""
+"""Makes Keras optimizers by name."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hvdtrain.train.optimizers.choice import OptimizerOptions, weight_decay_of
 
 __all__ = ["keras_optimizer"]
 
-# What Keras calls the parameters of one dimension in its layers.
+# Names of one-dimensional parameters in Keras's layers.
 _NOT_DECAYED = ["bias", "beta", "gamma"]
 
 
 def keras_optimizer(options: OptimizerOptions, lr: Any) -> Any:
     """Return the optimizer that the options name (local).
 
-    All of them clip the gradient by its global norm, and take the weight decay, times the rate,
-    off the weights before the step, as Keras does; LAMB's stands outside its ratio, and leaves
-    biases and normalisations alone.
+    All of them clip the gradient by its global norm and, as Keras does, subtract the weight decay
+    times the learning rate from the weights before the step. LAMB's decay is outside its ratio, and
+    excludes biases and normalization.
 
     Args:
-        options: of the run.
-        lr: a learning rate, or a schedule of Keras.
+        options: options of the run.
+        lr: learning rate, or a Keras schedule.
 
     Raises:
         UsageError: Keras has no such optimizer.
@@ -32,7 +32,7 @@ def keras_optimizer(options: OptimizerOptions, lr: Any) -> Any:
     optimizers, decay = keras.optimizers, weight_decay_of(options)
     common = {
         "learning_rate": lr,
-        # Without one there is no pass over the weights; but AdamW takes no None.
+        # None saves a pass over the weights; but AdamW does not accept None.
         "weight_decay": decay if decay or options.optimizer == "adamw" else None,
         "global_clipnorm": options.clip_norm,
         "name": "optimizer",

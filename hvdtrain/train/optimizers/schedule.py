@@ -1,4 +1,4 @@
-"""Learning rates: scaled by the world size, with a warm-up and a decay. Pure formulas."""
+"""Learning rates: scaled by the number of ranks, with warm-up and decay. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ SCHEDULES = ("constant", "step", "cosine", "polynomial")
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """All that the learning rate of a step depends on.
+    """Everything that the learning rate of a step depends on.
 
     Attributes:
         steps_per_epoch: optimizer steps in one epoch.
         steps: optimizer steps in all epochs.
-        base_lr: the rate that the warm-up begins near.
-        target_lr: the rate at the end of the warm-up, from which on the schedule decays it.
-        warmup_epochs: how long the warm-up takes; 0: there is none.
+        base_lr: learning rate that the warm-up starts near.
+        target_lr: learning rate at the end of the warm-up, which the schedule decays.
+        warmup_epochs: length of the warm-up; 0: none.
         schedule: one of SCHEDULES.
-        milestones: "step": the epochs, ascending, from which on the rate is smaller.
-        decay: "step": the factor at each milestone.
-        power: "polynomial": its exponent.
-        final_lr: "cosine" and "polynomial": the rate of the very last step.
+        milestones: for "step": epochs, ascending, at which the rate is reduced.
+        decay: for "step": factor at each milestone.
+        power: for "polynomial": exponent.
+        final_lr: for "cosine" and "polynomial": learning rate of the last step.
     """
 
     steps_per_epoch: int
@@ -52,7 +52,7 @@ class ScheduleSettings:
 
 
 def learning_rate(step: int, settings: ScheduleSettings) -> float:
-    """Return the learning rate of one step, counted from 0 over all epochs.
+    """Return the learning rate of one step.
 
     During the warm-up it is warmup_lr(). With the target T, the final rate F and t, which runs
     from 0 at the last step of the warm-up (the first step, without one) to 1 at the very last:
@@ -65,8 +65,12 @@ def learning_rate(step: int, settings: ScheduleSettings) -> float:
         polynomial  F + (T - F) * (1 - t) ** power: You et al., arXiv:1708.03888, with power 2;
                     torch's PolynomialLR
 
-    Milestones are epochs of the run, so a warm-up does not move them. Where the warm-up is as
-    long as the run, nothing decays.
+    Milestones are epochs of the run, so a warm-up does not move them. If the warm-up is as long as
+    the run, nothing decays.
+
+    Args:
+        step: step, counted from 0 over all epochs.
+        settings: settings of the schedule.
     """
     s = settings
     warm = warmup_lr(step, s.steps_per_epoch, s.base_lr, s.target_lr, s.warmup_epochs)
@@ -85,7 +89,7 @@ def learning_rate(step: int, settings: ScheduleSettings) -> float:
 
 def _part_done(step: int, settings: ScheduleSettings) -> float:
     """Return t of learning_rate(), from 0 to 1."""
-    # The factor takes off what the product was rounded up by.
+    # The factor compensates for a product that was rounded up.
     warmup_steps = math.ceil(settings.warmup_epochs * settings.steps_per_epoch * (1 - 1e-12))
     first, last = max(warmup_steps - 1, 0), settings.steps - 1
     if last <= first:
@@ -94,10 +98,10 @@ def _part_done(step: int, settings: ScheduleSettings) -> float:
 
 
 def parse_milestones(text: str) -> tuple[float, ...]:
-    """Return the epochs in a text such as "30,60,80"; an empty one has none.
+    """Return the epochs in a text such as "30,60,80"; none for an empty text.
 
     Raises:
-        UsageError: it is no list of ascending positive numbers.
+        UsageError: it is not a list of ascending positive numbers.
     """
     try:
         milestones = tuple(float(part) for part in text.split(",")) if text.strip() else ()
@@ -119,8 +123,8 @@ def scaled_lr(base_lr: float, size: int, scaling: str) -> float:
     none: base.
 
     Args:
-        base_lr: the rate for one rank.
-        size: the number of ranks N.
+        base_lr: learning rate for one rank.
+        size: number of ranks N.
         scaling: one of SCALINGS.
     """
     factors = {"linear": float(size), "sqrt": math.sqrt(size), "none": 1.0}
@@ -130,15 +134,21 @@ def scaled_lr(base_lr: float, size: int, scaling: str) -> float:
 def warmup_lr(
     step: int, steps_per_epoch: int, base_lr: float, target_lr: float, warmup_epochs: float
 ) -> float:
-    """Return the learning rate of one step, counted from 0 over all epochs.
+    """Return the learning rate of one step of Horovod's warm-up.
 
-    Horovod's warm-up, per step from base to target: with k = target / base, W warm-up epochs
-    and x = (step + 1) / steps_per_epoch,
+    With k = target / base, W warm-up epochs and x = (step + 1) / steps_per_epoch,
 
         lr = target / k * (x * (k - 1) / W + 1)    while x < W, target from then on.
 
     The last step of the warm-up has exactly the target; without scaling k is 1 and the rate
     is constant.
+
+    Args:
+        step: step, counted from 0 over all epochs.
+        steps_per_epoch: optimizer steps in one epoch.
+        base_lr: learning rate that the warm-up starts near.
+        target_lr: learning rate at the end of the warm-up.
+        warmup_epochs: length of the warm-up.
     """
     epochs_done = (step + 1) / steps_per_epoch
     if epochs_done >= warmup_epochs or base_lr == target_lr:

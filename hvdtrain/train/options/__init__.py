@@ -1,4 +1,4 @@
-"""What a person can ask of a training run: one file for each topic."""
+"""The options of a training run: one file for each topic."""
 
 from __future__ import annotations
 

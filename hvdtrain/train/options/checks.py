@@ -1,4 +1,4 @@
-"""What the value of one option must be by itself; each check raises UsageError with its label."""
+"""Checks of single option values; each raises UsageError with the label of the option."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = [
     "positive",
 ]
 
-# Takes what to call the option, and its value.
+# Called with the label of the option and its value.
 Check = Callable[[str, Any], None]
 
 
 def at_least(least: int) -> Check:
-    """Return a check for whole numbers from `least` on."""
+    """Return a check for integers of at least `least`."""
 
     def check(label: str, value: int) -> None:
         if value < least:
@@ -45,29 +45,66 @@ def one_of(choices: Sequence[str]) -> Check:
 
 
 def positive(label: str, value: float) -> None:
-    """Refuse what is no finite number above 0."""
+    """Require a finite number above 0.
+
+    Args:
+        label: label of the option.
+        value: value to check.
+
+    Raises:
+        UsageError: it is not.
+    """
     if not (math.isfinite(value) and value > 0):
         raise UsageError(f"{label} must be a positive number, got {value}")
 
 
 def not_negative(label: str, value: float) -> None:
-    """Refuse what is no finite number from 0 on."""
+    """Require a finite number of at least 0.
+
+    Args:
+        label: label of the option.
+        value: value to check.
+
+    Raises:
+        UsageError: it is not.
+    """
     if not (math.isfinite(value) and value >= 0):
         raise UsageError(f"{label} must be 0 or more, got {value}")
 
 
 def between_0_and_1(label: str, value: float) -> None:
-    """Refuse what is not from 0 up to, but less than, 1."""
+    """Require a number from 0 to below 1.
+
+    Args:
+        label: label of the option.
+        value: value to check.
+
+    Raises:
+        UsageError: it is not.
+    """
     if not 0 <= value < 1:
         raise UsageError(f"{label} must be 0 or more and less than 1, got {value}")
 
 
 def not_empty(label: str, value: str) -> None:
-    """Refuse the empty text."""
+    """Require text that is not empty.
+
+    Args:
+        label: label of the option.
+        value: value to check.
+
+    Raises:
+        UsageError: it is empty.
+    """
     if not value.strip():
         raise UsageError(f"{label} must not be empty, got {value!r}")
 
 
 def every(label: str, value: str) -> None:
-    """Refuse what is no interval."""
+    """Require an interval; see Interval.parse.
+
+    Args:
+        label: label of the option.
+        value: value to check.
+    """
     Interval.parse(value, label)

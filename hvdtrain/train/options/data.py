@@ -1,4 +1,4 @@
-"""How much data a step and a run take."""
+"""Options for the amount of data per step and per run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _check_seed(label: str, value: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(OptionGroup):
-    """How much data a step and a run take."""
+    """Options for the amount of data per step and per run."""
 
     title = "Data"
 
@@ -53,7 +53,11 @@ class DataOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Raise UsageError where values of this group do not go together."""
+        """Check that the options of this group go together.
+
+        Raises:
+            UsageError: they do not.
+        """
         if self.batch_size is not None and self.global_batch_size is not None:
             raise UsageError("--batch-size and --global-batch-size exclude each other: give one")
         if self.virtual_shards is None:

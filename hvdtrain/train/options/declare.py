@@ -1,4 +1,4 @@
-"""How an option is declared: once, for the command line, files, docs/options.md and checks."""
+"""Declaration of options: once, for the command line, files, docs/options.md and checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Declaration", "Option", "OptionGroup", "declared", "groups_of", "opt
 T = TypeVar("T")
 
 _METADATA = "hvdtrain"
-# What a person is told to give, and what Python takes for it.
+# For each type its description for people, and the type that Python values must have.
 _KINDS: Mapping[Any, tuple[str, type]] = {
     bool: ("true or false", bool),
     int: ("a whole number", numbers.Integral),
@@ -30,14 +30,14 @@ _KINDS: Mapping[Any, tuple[str, type]] = {
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is said of an option beside its name, its type and its default.
+    """What an option declares besides its name, its type and its default.
 
     Attributes:
-        text: what it is for, in one sentence, without the default.
-        metavar: stands for the value; empty: its type.
-        choices: the values there are; empty: any.
-        unset: what happens by default, where the default does not say it.
-        check: raises UsageError where a value makes no sense by itself.
+        text: purpose, in one sentence, without the default.
+        metavar: placeholder of the value; empty: its type.
+        choices: allowed values; empty: any.
+        unset: description of the default if its value does not say it.
+        check: raises UsageError if a value is invalid by itself.
     """
 
     text: str
@@ -52,12 +52,12 @@ class Option:
     """One option of `train`.
 
     Attributes:
-        name: of the attribute of TrainOptions.
+        name: attribute of TrainOptions.
         kind: bool, int, float, str, Path, or Mapping for names with values.
-        may_be_unset: None is a value.
-        default: when nobody says anything.
-        group: the topic.
-        told: what else is declared.
+        may_be_unset: whether None is allowed.
+        default: default value.
+        group: title of the topic.
+        declaration: everything else that is declared.
     """
 
     name: str
@@ -65,28 +65,28 @@ class Option:
     may_be_unset: bool
     default: Any
     group: str
-    told: Declaration
+    declaration: Declaration
 
     @property
     def key(self) -> str:
-        """How it is written in files, and after `--`."""
+        """The name in files, and after `--`."""
         return self.name.replace("_", "-")
 
     @property
     def label(self) -> str:
-        """What errors call it."""
+        """The name in error messages."""
         return self.key if self.name == "recipe" else f"--{self.key}"
 
     @property
     def expected(self) -> str:
-        """What kind of value it takes."""
+        """A description of the type."""
         return _KINDS[self.kind][0]
 
     @property
     def default_text(self) -> str:
-        """The default for people; empty where that goes without saying."""
-        if self.default is None or self.told.unset:
-            return self.told.unset
+        """The default for people; empty if it is obvious."""
+        if self.default is None or self.declaration.unset:
+            return self.declaration.unset
         if self.kind in (bool, Mapping):
             return ""
         return f"{self.default:g}" if self.kind is float else str(self.default)
@@ -95,30 +95,34 @@ class Option:
         """Check a value by itself.
 
         Args:
-            value: to be checked.
-            label: what to call the option in the error; empty: as on the command line.
+            value: value to check.
+            label: name of the option in the error; empty: as on the command line.
 
         Raises:
-            UsageError: it is of another type, or makes no sense.
+            UsageError: the value has another type, or is invalid.
         """
         label = label or self.label
         if value is None and self.may_be_unset:
             return
         expected, accepted = _KINDS[self.kind]
-        # To Python True is the number 1.
+        # In Python True is an int.
         if not isinstance(value, accepted) or (isinstance(value, bool) and accepted is not bool):
             raise UsageError(f"{label} must be {expected}, got {value!r}")
-        if self.told.check is not None:
-            self.told.check(label, value)
+        if self.declaration.check is not None:
+            self.declaration.check(label, value)
 
 
 class OptionGroup:
-    """Options of one topic: base of frozen dataclasses whose fields are made by option()."""
+    """Options of one topic: the base of frozen dataclasses whose fields are made by option()."""
 
     title: ClassVar[str]
 
     def check(self) -> None:
-        """Raise UsageError where values of this group do not go together."""
+        """Check that the options of this group go together.
+
+        Raises:
+            UsageError: they do not.
+        """
 
 
 def option(
@@ -130,7 +134,16 @@ def option(
     unset: str = "",
     check: Check | None = None,
 ) -> T:
-    """Return the field of a Group; see Declaration. A mapping is empty by default."""
+    """Return a field of an OptionGroup; see Declaration.
+
+    Args:
+        default: default value; a mapping is empty by default.
+        text: purpose, in one sentence, without the default.
+        metavar: placeholder of the value; empty: its type.
+        choices: allowed values; empty: any.
+        unset: description of the default if its value does not say it.
+        check: raises UsageError if a value is invalid by itself; by default it must be a choice.
+    """
     if choices:
         metavar, check = f"[{'|'.join(choices)}]", check or one_of(choices)
     metadata = {_METADATA: Declaration(text, metavar, tuple(choices), unset, check)}

@@ -1,4 +1,4 @@
-"""What computes, and what moves the gradients."""
+"""Options for devices and the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(OptionGroup):
-    """What computes, and what moves the gradients."""
+    """Options for devices and the engine."""
 
     title = "Devices"
 
@@ -38,10 +38,10 @@ class DeviceOptions(OptionGroup):
     share_gpus: bool = option(False, "Ranks may take the same GPU.")
 
     def check(self) -> None:
-        """Raise UsageError where values of this group do not go together."""
+        """Check that the options of this group go together."""
         parse_gpu_map(self.gpu_map)
 
     @property
     def device_wish(self) -> DeviceWish:
-        """What a rank is to compute on."""
+        """The device that a rank is to compute on."""
         return DeviceWish(self.device, parse_gpu_map(self.gpu_map), self.share_gpus)

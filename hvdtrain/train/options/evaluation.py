@@ -1,4 +1,4 @@
-"""When the model is judged, and by what."""
+"""Options for evaluations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["EvaluationOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions(OptionGroup):
-    """When the model is judged, and by what."""
+    """Options for evaluations."""
 
     title = "Evaluation"
 

@@ -1,4 +1,4 @@
-"""How often something happens in a run: every so many steps, epochs or seconds."""
+"""Intervals of a run: a number of steps, epochs or seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Interval:
     """An interval of a run.
 
     Attributes:
-        amount: how many of the unit, more than 0; steps and epochs are whole.
+        amount: number of units, more than 0; steps and epochs are whole.
         unit: "steps" (of the optimizer), "epochs" or "seconds".
     """
 
@@ -37,14 +37,14 @@ class Interval:
 
     @classmethod
     def parse(cls, text: str, option: str = "an interval") -> Self:
-        """Return the interval that a text like "5 steps" or "1.5 hours" names.
+        """Return the interval that a text such as "5 steps" or "1.5 hours" names.
 
         Args:
-            text: a number, then step, epoch, second, minute or hour, or the plural of it.
-            option: what it was given for, as the message names it ("--checkpoint-every").
+            text: number followed by step, epoch, second, minute or hour, or its plural.
+            option: option named in the message ("--checkpoint-every").
 
         Raises:
-            UsageError: it names none.
+            UsageError: the text names no interval.
         """
         match = _TEXT.fullmatch(text.strip().lower())
         word = match[2].removesuffix("s") if match else ""
@@ -59,16 +59,16 @@ class Interval:
         return cls(amount, unit)
 
     def after_step(self, step: int) -> bool:
-        """Return whether it is time, `step` steps after the very first start."""
+        """Return whether the interval ends `step` steps after the very first start."""
         return self.unit == "steps" and step % int(self.amount) == 0
 
     def after_epoch(self, epoch: int) -> bool:
-        """Return whether it is time, `epoch` whole epochs after the very first start."""
+        """Return whether the interval ends `epoch` whole epochs after the very first start."""
         return self.unit == "epochs" and epoch % int(self.amount) == 0
 
     @property
     def seconds(self) -> float | None:
-        """The time between two, where the interval is one of time."""
+        """The length in seconds; None if the unit is steps or epochs."""
         return self.amount if self.unit == "seconds" else None
 
 

@@ -1,4 +1,4 @@
-"""How the weights are changed."""
+"""Options of the optimizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WITH_MOMENTUM = ("sgd", "lars")
 
 @dataclass(frozen=True, kw_only=True)
 class OptimisationOptions(OptionGroup):
-    """How the weights are changed."""
+    """Options of the optimizer."""
 
     title = "Optimisation"
 
@@ -46,7 +46,11 @@ class OptimisationOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Raise UsageError where values of this group do not go together."""
+        """Check that the options of this group go together.
+
+        Raises:
+            UsageError: they do not.
+        """
         if self.momentum != SGD_MOMENTUM and self.optimizer not in _WITH_MOMENTUM:
             raise UsageError(
                 f"--momentum goes with --optimizer {' or '.join(_WITH_MOMENTUM)} only, got "

@@ -1,4 +1,4 @@
-"""With which numbers, and how, it is computed."""
+"""Options for the types and the compilation of arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRECISIONS = ("none", "bf16", "fp16")
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionOptions(OptionGroup):
-    """With which numbers, and how, it is computed."""
+    """Options for the types and the compilation of arithmetic."""
 
     title = "Precision"
 
@@ -32,6 +32,10 @@ class PrecisionOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Raise UsageError where values of this group do not go together."""
+        """Check that the options of this group go together.
+
+        Raises:
+            UsageError: they do not.
+        """
         if self.amp != "none" and self.dtype != "float32":
             raise UsageError(f"--amp {self.amp} goes with --dtype float32 only, got {self.dtype}")

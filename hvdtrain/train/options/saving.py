@@ -1,4 +1,4 @@
-"""Where results go, and what can be gone on from."""
+"""Options for results, checkpoints and resuming."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True, kw_only=True)
 class SavingOptions(OptionGroup):
-    """Where results go, and what can be gone on from."""
+    """Options for results, checkpoints and resuming."""
 
     title = "Results and checkpoints"
 
@@ -40,6 +40,10 @@ class SavingOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Raise UsageError where values of this group do not go together."""
+        """Check that the options of this group go together.
+
+        Raises:
+            UsageError: they do not.
+        """
         if self.resume == "auto" and self.out is None:
             raise UsageError("--resume auto needs --out DIR, the directory to go on in")

@@ -1,4 +1,4 @@
-"""How the learning rate goes on."""
+"""Options of the learning rate schedule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdtrain.train.options.declare import OptionGroup, option
 
 __all__ = ["ScheduleOptions"]
 
-# With which of them an option goes.
+# The schedules that each option applies to.
 _GO_WITH = {
     "milestones": ("step",),
     "decay": ("step",),
@@ -22,7 +22,7 @@ _GO_WITH = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions(OptionGroup):
-    """How the learning rate goes on."""
+    """Options of the learning rate schedule."""
 
     title = "Learning rate over time"
 
@@ -41,7 +41,11 @@ class ScheduleOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Raise UsageError where values of this group do not go together."""
+        """Check that the options of this group go together.
+
+        Raises:
+            UsageError: they do not.
+        """
         for name, schedules in _GO_WITH.items():
             if (
                 getattr(self, name) != getattr(ScheduleOptions, name)

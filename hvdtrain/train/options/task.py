@@ -1,4 +1,4 @@
-"""What is trained."""
+"""Options for the recipe and the framework."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def _check_framework(label: str, value: str) -> None:
 
 @dataclass(frozen=True)
 class RecipeLocation:
-    """Where a recipe's function is.
+    """Where the function of a recipe is.
 
     Attributes:
-        path: of the user's file; None: it is built in.
-        function: its name in there.
+        path: user's file; None for a built-in recipe.
+        function: name of the function in the file.
     """
 
     path: Path | None
@@ -47,7 +47,7 @@ class RecipeLocation:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(OptionGroup):
-    """What is trained."""
+    """Options for the recipe and the framework."""
 
     title = "What is trained"
 
@@ -73,7 +73,11 @@ class TaskOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Raise UsageError where values of this group do not go together."""
+        """Check that the options of this group go together.
+
+        Raises:
+            UsageError: they do not.
+        """
         if self.backend is not None and self.framework != "keras":
             raise UsageError(f"--backend {self.backend} goes with --framework keras only")
         location = self.recipe_location
@@ -87,7 +91,7 @@ class TaskOptions(OptionGroup):
 
     @property
     def recipe_location(self) -> RecipeLocation:
-        """Where the recipe's function is."""
+        """Where the function of the recipe is."""
         found = _FILE.fullmatch(self.recipe)
         if found is None:
             return RecipeLocation(None)
@@ -96,7 +100,7 @@ class TaskOptions(OptionGroup):
 
     @property
     def recipe_title(self) -> str:
-        """The recipe's name for people and for files: no path, no suffix."""
+        """The name of the recipe for people and for files: no path, no suffix."""
         path = self.recipe_location.path
         return self.recipe if path is None else path.stem
 

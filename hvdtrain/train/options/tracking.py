@@ -1,4 +1,4 @@
-"""Who else is told how training goes."""
+"""Options for trackers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdtrain.train.tracking.trackers import TRACKERS, tracker_names
 
 __all__ = ["TrackingOptions"]
 
-# Which of them take an option.
+# The trackers that each option applies to.
 _GO_WITH = {
     "tracking_uri": ("mlflow",),
     "experiment": ("mlflow", "wandb"),
@@ -21,7 +21,7 @@ _GO_WITH = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingOptions(OptionGroup):
-    """Who else is told how training goes."""
+    """Options for trackers."""
 
     title = "Tracking"
 
@@ -53,7 +53,11 @@ class TrackingOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Raise UsageError where values of this group do not go together."""
+        """Check that the options of this group go together.
+
+        Raises:
+            UsageError: they do not.
+        """
         named = tracker_names(self.track)
         for name, trackers in _GO_WITH.items():
             if getattr(self, name) is not None and not set(trackers) & set(named):

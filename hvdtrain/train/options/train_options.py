@@ -38,10 +38,10 @@ class TrainOptions(
 ):
     """Options of one training run; the same on every rank.
 
-    Each base declares those of one topic.
+    Each base class declares the options of one topic.
 
     Raises:
-        UsageError: a value makes no sense, or two do not go together; the message names the option.
+        UsageError: a value is invalid, or two do not go together; the message names the option.
     """
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class TrainOptions(
         require_framework_has(self.framework, values)
 
     def with_absolute_paths(self) -> TrainOptions:
-        """Return the same options for a reader who stands elsewhere."""
+        """Return the same options for a reader in another working directory."""
         location, data_dir = self.recipe_location, self.data_dir
         recipe = self.recipe
         if location.path is not None:
@@ -75,7 +75,7 @@ OPTIONS = declared(TrainOptions)
 
 
 _ANY = object()
-# What only torch has: an option, the value of it (any but the default), and the reason, if known.
+# Options of torch only: name, value (_ANY: any but the default), and the reason, if known.
 _TORCH_ONLY: tuple[tuple[str, Any, str], ...] = (
     ("optimizer", "lars", ""),
     ("amp", "fp16", ""),
@@ -90,11 +90,14 @@ _TORCH_ONLY: tuple[tuple[str, Any, str], ...] = (
 
 
 def require_framework_has(framework: str, values: dict[str, tuple[Any, Any]]) -> None:
-    """Raise UsageError where an option is asked for that the framework has not.
+    """Check that the framework supports the options.
 
     Args:
         framework: one of FRAMEWORKS.
-        values: of each option by name, the value and the default.
+        values: value and default of each option by name.
+
+    Raises:
+        UsageError: it does not support one.
     """
     if framework == "torch":
         return

@@ -1,4 +1,4 @@
-"""What is looked at, and said, while training."""
+"""Options for what is monitored and printed while training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NON_FINITE = ("stop", "skip")
 
 @dataclass(frozen=True, kw_only=True)
 class MonitoringOptions(OptionGroup):
-    """What is looked at, and said, while training."""
+    """Options for what is monitored and printed while training."""
 
     title = "Watching"
 

@@ -1,4 +1,4 @@
-"""Values for arguments of a function, by their annotations, from text that a person wrote. Pure."""
+"""Conversion of text that a user wrote to a function's annotations. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable)
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """Return a value as an annotation wants it.
+    """Return a value converted to an annotation.
 
     Args:
-        value: text, None, a list of these, or a value of Python.
+        value: text, None, a list of these, or a Python value.
         hint: bool, int, float, str, Path, None, a union or Literal of these, list[T],
-            tuple[T, ...], tuple[T, U], or Any, which takes the value as it is.
+            tuple[T, ...], tuple[T, U], or Any, which leaves the value as it is.
 
     Raises:
-        ValueError: the value is none of those.
-        TypeError: no text says a value of this annotation.
+        ValueError: the value does not fit the annotation.
+        TypeError: the annotation cannot be written as text.
     """
     if hint is Any:
         return value
@@ -51,7 +51,7 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def describe_hint(hint: Any) -> str:
-    """Say what an annotation wants."""
+    """Describe the values that an annotation accepts."""
     if hint in _SIMPLE:
         return _SIMPLE[hint]
     origin, parts = get_origin(hint) or hint, get_args(hint)
@@ -67,7 +67,7 @@ def describe_hint(hint: Any) -> str:
 
 
 def hint_of_default(default: Any) -> Any:
-    """Return the annotation that a default stands for, where there is none: Any if it is None."""
+    """Return the annotation that a default implies: its type, or Any for None."""
     if isinstance(default, list | tuple):
         kind = type(default[0]) if default else str
         return list[kind] if isinstance(default, list) else tuple[kind, ...]  # type: ignore[valid-type]
@@ -80,7 +80,7 @@ def _simple(value: Any, kind: Any) -> Any:
             return None
     elif isinstance(value, str):
         return read_text(kind, value)
-    # To Python True is the number 1.
+    # In Python True is an int.
     elif isinstance(value, bool) or kind is bool:
         if type(value) is kind:
             return value
@@ -90,7 +90,7 @@ def _simple(value: Any, kind: Any) -> Any:
 
 
 def _first_of(value: Any, hints: tuple[Any, ...]) -> Any:
-    """Convert to the first that takes the value; any text is a str, so that one comes last."""
+    """Convert to the first type that accepts the value; str accepts any text and comes last."""
     for hint in sorted(hints, key=lambda hint: (hint is str, hint is Path)):
         if hint is NoneType and str in hints and isinstance(value, str):
             continue

@@ -23,13 +23,14 @@ def recipe_arguments(
     """Return the arguments to call a recipe's function with.
 
     Args:
-        function: the recipe's.
-        title: what to call it in errors.
-        values: by name, what --set says: text, or what converted() takes beside it.
-        data_dir: what --data-dir says.
+        function: function of the recipe.
+        title: name of the function in errors.
+        values: values of --set by name: text, or other values that convert() accepts.
+        data_dir: value of --data-dir, or None.
 
     Raises:
-        UsageError: the function has no such argument, or wants one more or another value.
+        UsageError: the function has no such argument, requires another one, or does not accept a
+            value.
     """
     parameters = inspect.signature(function).parameters
     known = {name: one for name, one in parameters.items() if one.kind in _BY_NAME}
@@ -56,10 +57,10 @@ def recipe_arguments(
 def _hints(
     function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
 ) -> dict[str, Any]:
-    """Return what each parameter wants: its annotation, or what its default stands for."""
+    """Return the annotation of each parameter, or the one that its default implies."""
     try:
         annotations = get_type_hints(function)
-    except Exception:  # an annotation may name what is only there for type checkers
+    except Exception:  # an annotation may use names that only type checkers see
         annotations = {}
     return {
         name: annotations[name] if name in annotations else hint_of_default(_default(one))

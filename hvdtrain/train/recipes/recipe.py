@@ -1,4 +1,4 @@
-"""What is trained: a model, its data, its loss and its optimizer."""
+"""A recipe: a model, its data, its loss and its optimizer."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ __all__ = ["Recipe"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a function of the user's, or a built-in one, returns.
+    """What the function of a recipe, the user's or a built-in one, returns.
 
-    A plain holder: nothing has to be inherited. `model` is built when the function is called,
-    after all random generators have been seeded; rank 0's weights are those that count.
+    A plain dataclass: nothing has to be inherited. `model` is built when the function is called,
+    after all random generators are seeded; rank 0's weights are broadcast.
 
     Attributes:
         model: a torch.nn.Module or a keras.Model; it maps inputs [n, ...] to outputs [n, ...].
-        train: samples to train on: Samples (arrays, the fastest), or anything with len() and
-            [index] that gives (input, target), as map-style datasets of torch do, or an iterable
-            of (input, target), as torch's IterableDataset, together with samples_per_epoch.
+        train: training samples: Samples (arrays, the fastest), or anything with len() and [index]
+            that returns (input, target), such as torch's map-style datasets, or an iterable of
+            (input, target), such as torch's IterableDataset, together with samples_per_epoch.
         loss: for torch a function of outputs and targets that returns the mean over the batch,
             a scalar; for Keras a keras.losses.Loss.
-        test: samples to evaluate on: Samples, or with len() and [index]; None: none.
-        optimizer: for torch makes one from the parameters and the first learning rate; for Keras
-            from the learning rate, a number or a schedule; None: what --optimizer says.
-        metrics: by name, beside the loss: of hvdtrain.train.metrics for torch, keras.metrics for
-            Keras.
+        test: test samples: Samples, or anything with len() and [index]; None: no evaluation.
+        optimizer: for torch makes an optimizer from the parameters and the initial learning rate;
+            for Keras from the learning rate, a number or a schedule; None: --optimizer decides.
+        metrics: metrics by name, besides the loss: from hvdtrain.train.metrics for torch, from
+            keras.metrics for Keras.
         augment: changes the input of a training sample, given a generator that depends on seed,
-            epoch and sample alone, so never on the number of ranks or of loading processes.
-        collate: makes a batch, (inputs, targets), of a list of samples; None: torch's default.
-        samples_per_epoch: for an iterable, which must yield as many.
+            epoch and sample alone, and never on the number of ranks or of loader processes.
+        collate: makes a batch, (inputs, targets), from a list of samples; None: torch's default.
+        samples_per_epoch: for an iterable: number of samples, which it must yield at least.
         read: returns inputs [n, ...] from a file, for `predict`; None: numpy's .npy.
         classes: names of the classes, for `predict`.
-        most_threads: compute threads per rank from which on more of them slow it down.
+        most_threads: maximum number of threads per rank; more would be slower.
     """
 
     model: Any

@@ -30,13 +30,13 @@ _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 
 
 def describe_environment(options: TrainOptions, hosts: Sequence[str]) -> dict[str, Any]:
-    """Return what this process runs on, for JSON (local; takes at most half a minute).
+    """Return the environment of this process, for JSON (local; takes at most half a minute).
 
-    Frameworks and the MPI library are named where they are loaded.
+    Versions of frameworks and of the MPI library are included if they are loaded.
 
     Args:
-        options: of the run; the repository of its recipe's file is looked at.
-        hosts: of all ranks, by rank.
+        options: options of the run; the repository of its recipe's file is inspected.
+        hosts: host name of each rank, by rank.
     """
     recipe = options.recipe_location.path
     return {
@@ -52,14 +52,14 @@ def describe_environment(options: TrainOptions, hosts: Sequence[str]) -> dict[st
 
 
 def write_environment(directory: Path, options: TrainOptions, hosts: Sequence[str]) -> None:
-    """Write all options, without passwords, and what they run on (rank 0 only).
+    """Write all options, without passwords, and the environment (rank 0 only).
 
-    config.yaml is in the form that --config reads.
+    config.yaml is in the format that --config reads.
 
     Args:
-        directory: of the run.
-        options: of the run.
-        hosts: of all ranks, by rank.
+        directory: directory of the run.
+        options: options of the run.
+        hosts: host name of each rank, by rank.
     """
     facts = describe_environment(options, hosts)
     _write(directory / CONFIG, masked(config_text(options)))
@@ -67,7 +67,7 @@ def write_environment(directory: Path, options: TrainOptions, hosts: Sequence[st
 
 
 def _versions() -> dict[str, str | None]:
-    """Return the version of everything that results may depend on; None: it is not loaded."""
+    """Return the versions of everything that results may depend on; None if it is not loaded."""
     mpi = sys.modules.get("mpi4py.MPI")
     library = None if mpi is None else mpi.Get_library_version().splitlines()[0].strip("\0 ")
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in _FRAMEWORKS}
@@ -87,21 +87,22 @@ def _write(path: Path, text: str) -> None:
 
 
 _TIMEOUT_SECONDS = 5.0
-# Set in git's own hooks, they would name another repository than the folder's.
-_OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+# Variables that git's hooks set; they would name another repository than the folder's.
+_HOOK_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
 def git_state(folder: Path, file: Path | None = None) -> dict[str, Any] | None:
-    """Return the commit of the repository that a folder is in, and whether it says all.
+    """Return the commit of the repository that a folder is in, and whether files differ from it.
 
     Args:
-        folder: in the repository.
-        file: of it, which git must know; others that it does not know make no difference.
+        folder: folder in the repository.
+        file: file that must be tracked for the state to be clean; other untracked files do not
+            matter.
 
     Returns:
-        commit, and dirty: files differ from it (None: git did not say in time). None where there
-        is no git, no repository, or no commit.
+        "commit", and "dirty": whether files differ from it (None: git did not answer in time). None
+        if there is no git, no repository, or no commit.
     """
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     if commit is None:
@@ -114,8 +115,8 @@ def git_state(folder: Path, file: Path | None = None) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """Return what git prints; None where it fails or takes too long."""
-    environ = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
+    """Return the output of git; None if it fails or takes too long."""
+    environ = {name: value for name, value in os.environ.items() if name not in _HOOK_VARIABLES}
     try:
         done = subprocess.run(
             ["git", "-C", str(folder.absolute()), "-c", "core.fsmonitor=false", *words],

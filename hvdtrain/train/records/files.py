@@ -1,4 +1,4 @@
-"""The directory of a run, and files in it that are never half there."""
+"""The directory of a run, and files in it that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = [
 
 _UNFINISHED = ".unfinished-"
 _DAY_SECONDS = 86400.0
-# What a file system says that does not bring directories to the disk on request.
+# Errors of file systems that cannot sync directories.
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
 def prepare_directory(directory: Path) -> None:
-    """Make the directory, see that it can be written, and remove what killed runs left.
+    """Create the directory, check that it is writable, and remove leftovers of killed runs.
 
     Raises:
-        UsageError: it is a file, or cannot be made or written.
+        UsageError: it is a file, or cannot be created or written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -49,10 +49,14 @@ def prepare_directory(directory: Path) -> None:
 
 
 def new_directory(parent: Path, name: str) -> Path:
-    """Make a directory that was not there before: parent/name-DATE-TIME, numbered if need be.
+    """Create a new directory parent/name-DATE-TIME, with a number if needed.
+
+    Args:
+        parent: directory to create it in.
+        name: start of its name.
 
     Raises:
-        UsageError: it cannot be made or written.
+        UsageError: it cannot be created or written.
     """
     prepare_directory(parent)
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -68,7 +72,10 @@ def new_directory(parent: Path, name: str) -> Path:
 
 @contextmanager
 def usage_errors(directory: Path) -> Iterator[None]:
-    """Take it for bad input where files of a run cannot be read or written in the block.
+    """Turn an OSError in the block into a UsageError about the files of a run.
+
+    Args:
+        directory: directory that the message names if the error names no file.
 
     Raises:
         UsageError: in place of an OSError.
@@ -84,9 +91,9 @@ def usage_errors(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def unfinished_file(directory: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file of this thread, to be given its name by publish() when it is complete.
+    """Open a temporary file of this thread; publish() names it when it is complete.
 
-    Whatever ends the block, a signal included, no temporary file stays.
+    Whatever ends the block, including a signal, no temporary file stays.
     """
     mine = f"{os.getpid()}.{threading.get_native_id()}"
     path = directory / f"{_UNFINISHED}{socket.gethostname()}-{mine}"
@@ -98,7 +105,12 @@ def unfinished_file(directory: Path) -> Iterator[BinaryIO]:
 
 
 def publish(file: BinaryIO, path: Path) -> None:
-    """Bring an unfinished file to the disk, then rename it; it replaces `path` in one step."""
+    """Flush an unfinished file to the disk, then rename it, replacing `path` atomically.
+
+    Args:
+        file: file opened by unfinished_file().
+        path: final path.
+    """
     file.flush()
     os.fsync(file.fileno())
     os.replace(file.name, path)
@@ -106,10 +118,10 @@ def publish(file: BinaryIO, path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Bring the names in a directory to the disk, where the file system can do that (local).
+    """Flush the names in a directory to the disk, if the file system supports it (local).
 
     Raises:
-        OSError: it can, but fails.
+        OSError: the file system supports it, but fails.
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -122,7 +134,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def _is_stale(unfinished: Path) -> bool:
-    """Return whether nobody writes this file any more: another job may be at work here."""
+    """Return whether nobody writes this file any more; another job may be using the directory."""
     host, _, writer = unfinished.name.removeprefix(_UNFINISHED).rpartition("-")
     process_id = writer.partition(".")[0]
     if host == socket.gethostname() and process_id.isdecimal():

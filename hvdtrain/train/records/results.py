@@ -41,13 +41,13 @@ class MetricsRecord:
     """One line of metrics.jsonl or steps.jsonl.
 
     Attributes:
-        epoch: epochs done, from 1 on where they are whole.
+        epoch: epochs done, fractions included.
         step: optimizer steps done.
         split: "train" or "test"; "step" in steps.jsonl.
         values: the mean loss and the metrics.
-        lr: the learning rate of the last step.
-        samples_per_second: of this split, over all ranks.
-        seconds: of training since the very first start.
+        lr: learning rate of the last step.
+        samples_per_second: samples per second of this split, over all ranks.
+        seconds: seconds of training since the very first start.
     """
 
     epoch: float
@@ -59,7 +59,7 @@ class MetricsRecord:
     seconds: float
 
     def line(self) -> dict[str, Any]:
-        """Return what is written."""
+        """Return the line as a dictionary for JSON."""
         epoch = int(self.epoch) if self.epoch == int(self.epoch) else round(self.epoch, 6)
         return {
             "epoch": epoch,
@@ -74,7 +74,7 @@ class MetricsRecord:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Where the time went on rank 0: communicate is how long training stood still for it."""
+    """Times on rank 0; `communicate` is how long training waited for communication."""
 
     total: float
     compute: float
@@ -86,16 +86,22 @@ class Summary:
     """The content of summary.json.
 
     Attributes:
-        hosts: how many host names the ranks have.
+        world_size: number of ranks.
+        hosts: number of host names of the ranks.
         host_names: these names.
-        epochs: epochs done, those before a resume included.
-        final: loss and metrics on the test samples; empty where there are none.
-        samples: training samples used in `epochs`.
+        engine: name of the engine.
+        framework: name of the framework.
+        global_batch_size: samples of all ranks per step.
+        base_lr: learning rate for one rank.
+        scaled_lr: learning rate for all ranks.
+        epochs: epochs done, including those before a resume.
+        final: loss and metrics on the test samples; empty if there are none.
+        samples: training samples used in these epochs.
         samples_per_second: samples / seconds.total.
-        seconds: of all epochs, evaluation and checkpoints included.
-        weights_sha256: by rank, the digest of the rank's own parameters and buffers.
+        seconds: times of all epochs, including evaluation and checkpoints.
+        weights_sha256: digest of each rank's own parameters and buffers, by rank.
         steps: optimizer steps done.
-        best: the metric that decides, its best value, and the epoch and step where it was.
+        best: name and best value of the metric that decides, with its epoch and step.
         ended: "epochs", or "early stop".
     """
 
@@ -121,7 +127,13 @@ class Summary:
 def append_lines(
     directory: Path, name: str, lines: Iterable[Mapping[str, Any]], sync: bool = True
 ) -> None:
-    """Add lines to a file of JSON lines, all or none; `sync` brings them to the disk.
+    """Append lines to a JSON lines file, all or none.
+
+    Args:
+        directory: directory of the run.
+        name: name of the file.
+        lines: content of the lines.
+        sync: whether to flush the file to the disk.
 
     Raises:
         OSError: they cannot be written.
@@ -140,7 +152,12 @@ def append_lines(
 
 
 def drop_lines_after(directory: Path, step: int) -> None:
-    """Keep the lines up to `step` in all such files; those of later steps will come again."""
+    """Remove the lines of steps after `step` from all such files; the run writes them again.
+
+    Args:
+        directory: directory of the run.
+        step: last step whose lines are kept.
+    """
     for name in (METRICS, STEPS, RANKS):
         path = directory / name
         if not path.exists():
@@ -153,14 +170,19 @@ def drop_lines_after(directory: Path, step: int) -> None:
 
 
 def write_summary(directory: Path, summary: Summary) -> None:
-    """Write summary.json, replacing an older one."""
+    """Write summary.json, replacing an older one.
+
+    Args:
+        directory: directory of the run.
+        summary: summary of the run.
+    """
     with unfinished_file(directory) as file:
         file.write((_json(asdict(summary), indent=2) + "\n").encode())
         publish(file, directory / SUMMARY)
 
 
 def _step_of(line: str) -> float:
-    """Return the step of a line; a torn one, from a killed run, lies after all steps."""
+    """Return the step of a line; infinity for a torn line of a killed run."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -172,7 +194,7 @@ def _json(value: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: a loss that diverged becomes null."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -186,10 +208,15 @@ MARKER = "requeue"
 
 
 def leave_marker(directory: Path, text: str) -> None:
-    """Write the file, after the checkpoint that it promises (rank 0 only)."""
+    """Write the `requeue` file, after the checkpoint that it promises (rank 0 only).
+
+    Args:
+        directory: directory of the run.
+        text: content of the file.
+    """
     (directory / MARKER).write_text(f"{text}\n", encoding="utf-8")
 
 
 def remove_marker(directory: Path) -> None:
-    """Remove the file of an earlier start (rank 0 only)."""
+    """Remove the `requeue` file of an earlier start (rank 0 only)."""
     (directory / MARKER).unlink(missing_ok=True)

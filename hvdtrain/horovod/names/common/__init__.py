@@ -1,4 +1,4 @@
-"""`horovod.common`: what Horovod's frameworks share."""
+"""`horovod.common`: what all frameworks share."""
 
 from __future__ import annotations
 

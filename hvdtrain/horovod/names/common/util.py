@@ -1,4 +1,4 @@
-"""`horovod.common.util`: what scripts ask before they start, and helpers. All are local."""
+"""`horovod.common.util`: queries of what is available, and helpers. All are local."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ T = TypeVar("T")
 
 
 def gloo_built() -> bool:
-    """Return whether torch brings Gloo."""
+    """Return whether torch is built with Gloo."""
     return bool(_of_torch("gloo_built"))
 
 
 def nccl_built() -> int:
-    """Return NCCL's version as torch brings it, or 0."""
+    """Return the version of NCCL in torch, or 0."""
     return int(_of_torch("nccl_built"))
 
 
 def _of_torch(name: str) -> int:
-    # Scripts for TensorFlow ask as well, and torch takes seconds to load.
+    # Scripts for TensorFlow call it too, and torch takes seconds to import.
     if importlib.util.find_spec("torch") is None:
         return 0
     found: int = getattr(importlib.import_module("hvdtrain.torch.builds"), name)()
@@ -50,13 +50,23 @@ def _of_torch(name: str) -> int:
 
 
 def extension_available(framework: str, verbose: bool = False) -> bool:
-    """Return whether a framework ("torch", "tensorflow") is installed and has an adapter here."""
+    """Return whether a framework is installed and has an adapter here.
+
+    Args:
+        framework: "torch" or "tensorflow".
+        verbose: ignored, for compatibility.
+    """
     names = (f"hvdtrain.{framework}", framework)
     return all(importlib.util.find_spec(name) is not None for name in names)
 
 
 def gpu_available(framework: str, verbose: bool = False) -> bool:
-    """Return whether a framework ("torch", "tensorflow") sees a GPU."""
+    """Return whether a framework finds a GPU.
+
+    Args:
+        framework: "torch" or "tensorflow".
+        verbose: ignored, for compatibility.
+    """
     if framework == "torch":
         return bool(importlib.import_module("torch").cuda.is_available())
     if framework == "tensorflow":
@@ -65,7 +75,12 @@ def gpu_available(framework: str, verbose: bool = False) -> bool:
 
 
 def split_list(items: Sequence[T], parts: int) -> list[Sequence[T]]:
-    """Cut a sequence into parts as even as can be; the first ones are the larger ones."""
+    """Split a sequence into parts whose lengths differ by one at most, the longer ones first.
+
+    Args:
+        items: sequence to split.
+        parts: number of parts.
+    """
     length, longer = divmod(len(items), parts)
     bounds = [part * length + min(part, longer) for part in range(parts + 1)]
     return [items[start:end] for start, end in pairwise(bounds)]
@@ -73,7 +88,7 @@ def split_list(items: Sequence[T], parts: int) -> list[Sequence[T]]:
 
 @contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Set variables of the environment for a while; those that are None stay as they are."""
+    """Set environment variables within a block; those that are None are left unchanged."""
     given = {name: value for name, value in variables.items() if value is not None}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
@@ -88,15 +103,19 @@ def env(**variables: str | None) -> Iterator[None]:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, Any], Any]:
-    """Return what chooses a reduction from the arguments op and (deprecated) average."""
+    """Return the function that chooses a reduction from op and the deprecated average."""
     return choose_op
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Return whether a version is at least `target`, which is major.minor.patch.
+    """Return whether a version is at least another one.
+
+    Args:
+        ver: version.
+        target: version to compare with, as major.minor.patch.
 
     Raises:
-        ValueError: they are not strings of that form.
+        ValueError: an argument is not a string of that form.
     """
     if not all(isinstance(text, str) for text in (ver, target)):
         raise ValueError(f"versions must be strings, got {ver!r} and {target!r}")

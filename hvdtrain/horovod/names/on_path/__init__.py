@@ -1,1 +1,1 @@
-"""What lies here is found by Python where this folder is on its path: nothing but `horovod`."""
+"""A directory for Python's path that contains nothing but the package `horovod`."""

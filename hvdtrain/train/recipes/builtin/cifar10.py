@@ -22,13 +22,13 @@ _PADDING = 4
 def recipe(
     data_dir: Path | None = None, label_smoothing: float = 0.0, width: int = 16, blocks: int = 3
 ) -> Recipe:
-    """Return a network for images, [n, 3, 32, 32], which are shifted and flipped in training.
+    """Return a network for images [n, 3, 32, 32], which are shifted and flipped in training.
 
     Args:
-        data_dir: holds the batches, binary or for Python.
-        label_smoothing: see losses.
+        data_dir: directory with the batches, binary or pickled.
+        label_smoothing: label smoothing, see losses.
         width: channels of the first of three stages.
-        blocks: per stage; 3 make 20 layers.
+        blocks: blocks per stage; 3 make 20 layers.
     """
     data = load_cifar10(data_dir)
     return Recipe(

@@ -1,7 +1,7 @@
 """A small convolutional network on scikit-learn's digits.
 
-It has neither dropout nor batch normalisation: its gradient is a plain mean over samples, so
-that any number of ranks gets the weights that one rank gets.
+It has neither dropout nor batch normalization: its gradient is a plain mean over samples, so that
+any number of ranks gets the weights that one rank gets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["recipe"]
 
 
 def recipe(label_smoothing: float = 0.0) -> Recipe:
-    """Return the network for images, [n, 1, 8, 8], and the data that come with scikit-learn."""
+    """Return the network for images [n, 1, 8, 8], and the data that comes with scikit-learn."""
     data = load_digits()
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),

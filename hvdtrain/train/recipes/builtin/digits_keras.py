@@ -12,7 +12,7 @@ __all__ = ["recipe"]
 
 
 def recipe(label_smoothing: float = 0.0) -> Recipe:
-    """Return the network for images, [n, 1, 8, 8], and the data that come with scikit-learn."""
+    """Return the network for images [n, 1, 8, 8], and the data that comes with scikit-learn."""
     data = load_digits()
     layers = keras.layers
     model = keras.Sequential(

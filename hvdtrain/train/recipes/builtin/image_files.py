@@ -1,4 +1,4 @@
-"""What the recipes have in common whose images are files."""
+"""The parts shared by recipes whose images are files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ __all__ = ["check_pixels", "photograph_recipe", "read_batch_of_one"]
 
 
 def check_pixels(size: int, crop: int) -> None:
-    """Refuse numbers of pixels that cannot be cut out, and images that nothing can read.
+    """Check sizes in pixels, and that images can be read.
+
+    Args:
+        size: pixels of the shorter side after resizing.
+        crop: pixels of the square that is cropped from it.
 
     Raises:
-        UsageError: one of them is wrong, or Pillow is not installed.
+        UsageError: a size is invalid, or Pillow is not installed.
     """
     require_pillow()
     if not 1 <= crop <= size:
@@ -36,11 +40,11 @@ def photograph_recipe(
     """Return a residual network for photographs, which are cropped and flipped in training.
 
     Args:
-        train: uncropped.
-        test: cropped as in training.
-        label_smoothing: see losses.
+        train: training images, uncropped.
+        test: test images, cropped to the size used in training.
+        label_smoothing: label smoothing, see losses.
         width: channels of the first of four stages.
-        blocks: per stage.
+        blocks: blocks per stage.
     """
     crop = test.crop or test.size
     return Recipe(
@@ -56,5 +60,11 @@ def photograph_recipe(
 
 
 def read_batch_of_one(path: Path, size: int, crop: int | None = None) -> npt.NDArray[np.float32]:
-    """Return read_image() as a batch, [1, 3, pixels, pixels]."""
+    """Return read_image() as a batch, float32 [1, 3, pixels, pixels].
+
+    Args:
+        path: image file.
+        size: pixels of the shorter side after resizing.
+        crop: pixels of the square that is cropped from it; None: no cropping.
+    """
     return read_image(path, size, crop)[None]

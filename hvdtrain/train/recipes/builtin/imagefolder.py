@@ -1,4 +1,4 @@
-"""A small residual network on images in one folder for each class."""
+"""A small residual network on images in one folder per class."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def recipe(
     size: int = 144,
     crop: int = 128,
 ) -> Recipe:
-    """Return a network for colour images, [n, 3, crop, crop].
+    """Return a network for color images [n, 3, crop, crop].
 
     Args:
-        data_dir: holds train/CLASS/ and test/CLASS/ (or val/) with images.
-        label_smoothing: see losses.
+        data_dir: directory with train/CLASS/ and test/CLASS/ (or val/), which hold images.
+        label_smoothing: label smoothing, see losses.
         width: channels of the first of four stages.
-        blocks: per stage; 2 make 18 layers.
+        blocks: blocks per stage; 2 make 18 layers.
         size: pixels of the shorter side after resizing, before cropping.
-        crop: pixels that the network sees: anywhere in training, in the middle else.
+        crop: pixels that the network sees: cropped at random in training, from the center else.
     """
     check_pixels(size, crop)
     train, test = load_image_folders(data_dir, size, crop)

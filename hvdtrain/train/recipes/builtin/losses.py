@@ -1,4 +1,4 @@
-"""The loss of the recipes that classify, for torch."""
+"""The loss of classification recipes, for torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["cross_entropy"]
 
 
 def cross_entropy(label_smoothing: float) -> Callable[..., torch.Tensor]:
-    """Return the mean cross entropy of scores, [n, classes, ...], and labels, [n, ...].
+    """Return the mean cross entropy of scores [n, classes, ...] and labels [n, ...].
 
     Args:
         label_smoothing: share of each target that is spread over all classes, from 0 to below 1.
 
     Raises:
-        UsageError: it is not.
+        UsageError: label_smoothing is out of range.
     """
     if not 0 <= label_smoothing < 1:
         raise UsageError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")

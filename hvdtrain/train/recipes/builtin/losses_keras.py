@@ -1,4 +1,4 @@
-"""The loss of the recipes that classify, for Keras."""
+"""The loss of classification recipes, for Keras."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["cross_entropy"]
 
 
 def cross_entropy(label_smoothing: float) -> Any:
-    """Return the cross entropy of labels, [n], and scores, [n, classes]: a loss that adds up.
+    """Return the cross entropy of labels [n] and scores [n, classes], summed over samples.
 
     Args:
         label_smoothing: share of each target that is spread over all classes, from 0 to below 1.
 
     Raises:
-        UsageError: it is not.
+        UsageError: label_smoothing is out of range.
     """
     if not 0 <= label_smoothing < 1:
         raise UsageError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
@@ -28,14 +28,19 @@ def cross_entropy(label_smoothing: float) -> Any:
 
 
 class _Smoothed(keras.losses.Loss):  # type: ignore[misc]
-    """Keras smooths no labels that are numbers of classes."""
+    """Cross entropy with label smoothing, which Keras lacks for integer labels."""
 
     def __init__(self, label_smoothing: float) -> None:
         super().__init__(name="cross_entropy", reduction="sum")
         self._label_smoothing = label_smoothing
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Return one loss for each sample."""
+        """Return one loss for each sample.
+
+        Args:
+            y_true: integer labels, [n].
+            y_pred: scores, [n, classes].
+        """
         ops = keras.ops
         labels = ops.reshape(ops.cast(y_true, "int32"), [-1])
         targets = ops.one_hot(labels, y_pred.shape[-1], dtype=y_pred.dtype)

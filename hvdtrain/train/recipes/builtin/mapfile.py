@@ -1,4 +1,4 @@
-"""A small residual network on images that map files list with their labels."""
+"""A small residual network on images listed with their labels in map files."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ def recipe(
     size: int = 144,
     crop: int = 128,
 ) -> Recipe:
-    """Return a network for colour images, [n, 3, crop, crop].
+    """Return a network for color images [n, 3, crop, crop].
 
     Args:
-        data_dir: holds train.txt and test.txt, each line the path of an image, a TAB and its label.
-        label_smoothing: see losses.
+        data_dir: directory with train.txt and test.txt, where each line is the path of an image, a
+            TAB and its label.
+        label_smoothing: label smoothing, see losses.
         width: channels of the first of four stages.
-        blocks: per stage; 2 make 18 layers.
+        blocks: blocks per stage; 2 make 18 layers.
         size: pixels of the shorter side after resizing, before cropping.
-        crop: pixels that the network sees: anywhere in training, in the middle else.
+        crop: pixels that the network sees: cropped at random in training, from the center else.
     """
     check_pixels(size, crop)
     train, test = load_map_files(data_dir, size, crop)

@@ -1,4 +1,4 @@
-"""The network of PyTorch's basic MNIST example, on MNIST's files or others of their kind."""
+"""The network of PyTorch's basic MNIST example, on MNIST or files in the same format."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["recipe"]
 
 
 def recipe(data_dir: Path | None = None, label_smoothing: float = 0.0, width: int = 32) -> Recipe:
-    """Return the network for images, [n, 1, 28, 28].
+    """Return the network for images [n, 1, 28, 28].
 
     Args:
-        data_dir: holds the four IDX files of MNIST.
-        label_smoothing: see losses.
+        data_dir: directory with the four IDX files of MNIST.
+        label_smoothing: label smoothing, see losses.
         width: channels of the first convolution; the second has twice as many.
     """
     data = load_mnist(data_dir)

@@ -1,6 +1,6 @@
 """Small residual networks (He et al., arXiv:1512.03385) without batch statistics.
 
-They normalise by groups of channels within each sample (Wu and He, arXiv:1803.08494), so that the
+They normalize groups of channels within each sample (Wu and He, arXiv:1803.08494), so that the
 gradient of a batch is the mean over its samples, however the batch is split between ranks.
 """
 
@@ -19,17 +19,17 @@ _GROUPS = 8
 def resnet(
     classes: int, width: int, stages: int, blocks: int, channels: int = 3, large: bool = False
 ) -> nn.Module:
-    """Return a network that maps images, [n, channels, height, width], to scores, [n, classes].
+    """Return a network that maps images [n, channels, height, width] to scores [n, classes].
 
     Args:
-        classes: how many scores.
-        width: channels of the first stage; each further one has twice as many, at half the pixels
-            each way.
-        stages: how many.
-        blocks: of two convolutions each, per stage.
-        channels: of the images.
-        large: begin with a wide convolution and pooling, which take a quarter of the pixels each
-            way, as for photographs.
+        classes: number of scores.
+        width: channels of the first stage; each further stage has twice as many, at half the
+            resolution.
+        stages: number of stages.
+        blocks: blocks of two convolutions per stage.
+        channels: channels of the images.
+        large: start with a strided convolution and pooling, which quarter the resolution, as for
+            photographs.
     """
     if large:
         stem = [_convolution(channels, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]

@@ -1,4 +1,4 @@
-"""Made-up data of any shape: a residual network for images, dense layers for vectors."""
+"""Synthetic data of any shape: a residual network for images, dense layers for vectors."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def recipe(
     width: int = 16,
     label_smoothing: float = 0.0,
 ) -> Recipe:
-    """Return a network for inputs, [n, *shape], and made-up data.
+    """Return a network for inputs [n, *shape], and synthetic data.
 
     Args:
-        shape: of one input, as 3x32x32 (an image) or 100 (a vector).
-        classes: how many.
-        samples: to train on; a tenth as many are there to test on.
-        data_seed: of the data alone.
+        shape: shape of one input, such as 3x32x32 (an image) or 100 (a vector).
+        classes: number of classes.
+        samples: number of training samples; there are a tenth as many test samples.
+        data_seed: seed of the data alone.
         width: channels of the first of three stages, or a sixteenth of a dense layer.
-        label_smoothing: see losses.
+        label_smoothing: label smoothing, see losses.
     """
     numbers = _parsed(shape)
     data = make_synthetic(samples, numbers, classes, data_seed)

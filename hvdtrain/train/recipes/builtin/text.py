@@ -1,4 +1,4 @@
-"""A small transformer that learns a text file by characters."""
+"""A small character-level transformer on a text file."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def recipe(
     heads: int = 4,
     label_smoothing: float = 0.0,
 ) -> Recipe:
-    """Return a network that maps characters, [n, context], to scores of the next one of each.
+    """Return a network that maps characters [n, context] to scores of the character after each.
 
     Args:
-        data_dir: the folder that holds the text, or the file itself.
-        file: its name in the folder; empty: the only one that ends in .txt.
-        context: characters that the network sees.
+        data_dir: folder that holds the text, or the file itself.
+        file: name of the file in the folder; empty: the only one that ends in .txt.
+        context: number of characters that the network sees.
         width: numbers per character.
-        layers: of the transformer.
-        heads: of attention.
-        label_smoothing: see losses.
+        layers: layers of the transformer.
+        heads: attention heads.
+        label_smoothing: label smoothing, see losses.
     """
     text = load_text(data_dir, context, file)
     return Recipe(

@@ -1,4 +1,4 @@
-"""A small decoder-only transformer (Vaswani et al., arXiv:1706.03762), normalised before."""
+"""A small decoder-only transformer (Vaswani et al., arXiv:1706.03762) with pre-normalization."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["Transformer"]
 
 
 class Transformer(nn.Module):
-    """Scores for the token that follows each token of a window.
+    """Predicts scores for the token that follows each token of a window.
 
     Args:
-        vocabulary: how many tokens there are.
-        context: most tokens of a window.
+        vocabulary: number of tokens.
+        context: maximum number of tokens of a window.
         width: numbers per token.
-        layers: how many.
-        heads: of attention.
+        layers: number of layers.
+        heads: attention heads.
 
     Raises:
-        UsageError: the width cannot be split between the heads.
+        UsageError: the width is not a multiple of the number of heads.
     """
 
     def __init__(self, vocabulary: int, context: int, width: int, layers: int, heads: int) -> None:
@@ -36,11 +36,11 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return scores, [n, vocabulary, length], for tokens, [n, length]."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = self.layers(self.tokens(tokens) + self.places(places))
+        """Return scores [n, vocabulary, length] for tokens [n, length]."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = self.layers(self.tokens(tokens) + self.places(positions))
         scores: Tensor = self.head(self.norm(hidden))
-        # Where losses and metrics of torch look for the classes.
+        # torch's losses and metrics expect the classes in dimension 1.
         return scores.transpose(1, 2)
 
 
@@ -57,8 +57,8 @@ class _Layer(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = hidden + self._attention(self.norm_1(hidden))
-        thought: Tensor = self.think(self.norm_2(hidden))
-        return hidden + thought
+        change: Tensor = self.think(self.norm_2(hidden))
+        return hidden + change
 
     def _attention(self, hidden: Tensor) -> Tensor:
         count, length, width = hidden.shape

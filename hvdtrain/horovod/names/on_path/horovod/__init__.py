@@ -1,4 +1,4 @@
-"""What `import horovod` gives where hvdtrain answers for it."""
+"""The package that `import horovod` finds if hvdtrain replaces Horovod."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hvdtrain.horovod.names.finder import HorovodFinder
 
 __all__ = ["__version__", "run"]
 
-# Of the Horovod whose interface this is.
+# The version of Horovod whose interface this is.
 __version__ = "0.28.1"
 
 sys.meta_path.insert(0, HorovodFinder(sys.modules[__name__]))
 
 
 def __getattr__(name: str) -> Any:
-    # Training needs no launcher.
+    # Imported only when needed: training needs no launcher.
     if name == "run":
         return importlib.import_module("horovod.runner").run
     if name == "runner":
