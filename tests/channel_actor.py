@@ -14,7 +14,7 @@ from channel_record import Outcome, Record
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.errors import HvdtrainError, MismatchError
-from hvdtrain.patience import wait_patiently
+from hvdtrain.polling import poll_until
 
 __all__ = ["Actor", "OverError"]
 
@@ -217,7 +217,7 @@ class Actor:
             return
         try:
             if self._leaves and self._chance.random() < 0.5:
-                wait_patiently(lambda: self._channel.poll(end))
+                poll_until(lambda: self._channel.poll(end))
             last = self._channel.wait(end)
         except BaseException as error:
             self._record.ends[self._section] = Outcome(error=error)

@@ -50,11 +50,11 @@ class Case:
     def objection(self, communicator: Communicator) -> str | None:
         """Return why the communicator refuses this case, by its own word."""
         probe = Buffer.from_array(np.zeros(1, self.dtype.numpy), self.dtype)
-        if self.factors and self.dtype in HALVES and not communicator.capabilities.halves:
+        if self.factors and self.dtype in HALVES and not communicator.capabilities.half_types:
             return f"factors of {self.dtype.value}"
         if self.rounded_once and not communicator.capabilities.rounds_once:
             return f"adding {self.dtype.value} in float32"
-        return communicator.capabilities.objection(probe, self.op)
+        return communicator.capabilities.unsupported(probe, self.op)
 
 
 def all_cases() -> Iterator[Case]:

@@ -18,8 +18,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.engines import registry
 from hvdtrain.engines.communicator import Communicator, EngineWorld
-from hvdtrain.engines.own_gpus import Seen
-from hvdtrain.engines.registry import open_world
+from hvdtrain.engines.registry import VisibleGpus, open_world
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import DType, ReduceOp
 
@@ -169,8 +168,12 @@ def automatic() -> object:
     """All ranks leave the engine for host memory for nccl, or none; here gloo stands for that."""
     registry.ENGINES["nccl"] = registry.ENGINES["gloo"]
     rank, found = int(os.environ["OMPI_COMM_WORLD_RANK"]), []
-    for seen in ([Seen(2), Seen(2)], [Seen(2), Seen(0)], [Seen(0), Seen(0)]):
-        vars(registry)["see_gpus"] = lambda *_, own=seen[rank]: own
+    for seen in (
+        [VisibleGpus(2), VisibleGpus(2)],
+        [VisibleGpus(2), VisibleGpus(0)],
+        [VisibleGpus(0), VisibleGpus(0)],
+    ):
+        vars(registry)["find_visible_gpus"] = lambda *_, own=seen[rank]: own
         world = registry.open_engine("auto", Config(), os.environ)
         assert total(world.communicator, 1) == 2
         world.communicator.close()

@@ -19,7 +19,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.collectives.ordered import OrderedCommunicator
 from hvdtrain.engines.mpi.communicator import MpiCommunicator
-from hvdtrain.engines.shared_memory.team import NodeTeam
+from hvdtrain.engines.shared_memory.node_group import NodeGroup
 
 WAYS = ("1", "0", "numpy")
 STEPS = 4
@@ -61,10 +61,10 @@ def way_of_world() -> str:
     communicator = context.current().world.communicator
     assert isinstance(communicator, MpiCommunicator)
     hierarchy = communicator._hierarchy
-    team = communicator._team if hierarchy is None else hierarchy._team
-    if team is None:
+    group = communicator._node_group if hierarchy is None else hierarchy._group
+    if group is None:
         return "0"
-    return "1" if isinstance(team, NodeTeam) else "numpy"
+    return "1" if isinstance(group, NodeGroup) else "numpy"
 
 
 def check_numbers_that_overflow() -> None:

@@ -1,7 +1,8 @@
-"""An address of each rank that all others can reach, and a port that is bound from the start.
+"""An address and port of rank 0 that all ranks can reach.
 
-A port that is announced before it is bound may be somebody else's by then; a name that resolves
-on one host may mean something else on another; and a server on all interfaces is open to all.
+The port is bound before it is announced, since another process could take it in between. Addresses
+are used instead of names, which may resolve differently on other hosts, and rank 0 does not listen
+on all interfaces, where anyone could connect.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from hvdtrain.errors import EngineUnavailableError
 
-__all__ = ["MeetingPoint", "meet"]
+__all__ = ["MasterAddress", "find_master_address"]
 
 _LOOPBACK = "127.0.0.1"
 _PROBE_SECONDS = 3.0
@@ -26,14 +27,14 @@ _Endpoint = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class MeetingPoint:
-    """Where rank 0 listens, and where this rank can be reached.
+class MasterAddress:
+    """The address on which rank 0 listens, and this rank's own.
 
     Attributes:
         host: address of rank 0.
-        port: a port there that is bound already.
-        address: of this rank, on the network that leads to rank 0.
-        listener: the socket that listens (rank 0), for the caller to use or to close.
+        port: bound port of rank 0.
+        address: address of this rank on the network that reaches rank 0.
+        listener: listening socket on rank 0, which the caller uses or closes; None on others.
     """
 
     host: str
@@ -42,21 +43,23 @@ class MeetingPoint:
     listener: socket.socket | None
 
 
-def meet(
+def find_master_address(
     allgather: Callable[[Any], list[Any]], rank: int, environ: Mapping[str, str]
-) -> MeetingPoint:
+) -> MasterAddress:
     """Find an address of rank 0 that every rank reaches, by connecting to it (collective).
 
-    Ranks that share a loopback device use that; else rank 0 listens on each of its addresses,
-    or on those of the interfaces that GLOO_SOCKET_IFNAME names.
+    Ranks that share a loopback device use it. Otherwise rank 0 listens on each of its addresses, or
+    on those of the interfaces named in GLOO_SOCKET_IFNAME.
 
     Args:
-        allgather: gathers one value of every rank, which JSON can hold, by rank (collective).
-        rank: the number of this rank.
-        environ: the environment.
+        allgather: function that gathers one JSON-serializable value per rank, in rank order
+            (collective).
+        rank: rank of this process.
+        environ: environment variables.
 
     Raises:
-        EngineUnavailableError: no address of rank 0 is reached by all (on every rank).
+        EngineUnavailableError: no address of rank 0 is reached by all ranks (raised on every
+            rank).
     """
     networks = allgather(_network())
     listeners = _listen(_candidates(networks, environ)) if rank == 0 else []
@@ -69,20 +72,20 @@ def meet(
     if chosen is None:
         raise EngineUnavailableError(_explain(offered, replies, environ))
     if rank == 0:
-        _forget_probes(listeners[chosen])
-    return MeetingPoint(
+        _drain_probes(listeners[chosen])
+    return MasterAddress(
         *offered[chosen], replies[rank][chosen], listeners[chosen] if rank == 0 else None
     )
 
 
 def _network() -> str:
-    """Name this host's running kernel and this process's network in it."""
+    """Return an identifier of this host's boot and of this process's network namespace."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
 
 
 def _candidates(networks: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return rank 0's addresses that are worth trying, the likeliest first."""
+    """Return the addresses of rank 0 to try, the most likely first."""
     if named := environ.get("GLOO_SOCKET_IFNAME"):
         return [a for name in named.split(",") if (a := _interface_address(name.strip()))]
     if len(set(networks)) == 1:
@@ -115,13 +118,13 @@ def _listen(addresses: Sequence[str]) -> list[socket.socket]:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             listeners.append(socket.create_server((address, 0), family=family, backlog=4096))
-        except OSError:  # an address that a name resolves to need not be this host's
+        except OSError:  # a resolved address may not belong to this host
             continue
     return listeners
 
 
 def _reach(host: str, port: int) -> str | None:
-    """Connect, and return the address of this end; None where nobody answers."""
+    """Connect, and return the local address of the connection; None if that fails."""
     try:
         with socket.create_connection((host, port), _PROBE_SECONDS) as connection:
             return str(connection.getsockname()[0])
@@ -129,7 +132,7 @@ def _reach(host: str, port: int) -> str | None:
         return None
 
 
-def _forget_probes(listener: socket.socket) -> None:
+def _drain_probes(listener: socket.socket) -> None:
     listener.setblocking(False)
     while True:
         try:

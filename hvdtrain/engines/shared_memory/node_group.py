@@ -1,4 +1,4 @@
-"""The ranks of a communicator that share memory, and what they do in it."""
+"""Collective operations of the ranks of a node, in shared memory."""
 
 from __future__ import annotations
 
@@ -16,94 +16,99 @@ from hvdtrain.engines.communicator import Pending
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team
 from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory, share_memory, warn_once
 from hvdtrain.engines.shared_memory.processes import PeerWatch
-from hvdtrain.engines.shared_memory.system_errors import Objection, objection_to, settle
+from hvdtrain.engines.shared_memory.system_errors import (
+    SystemFailure,
+    agree_on_failure,
+    failure_from_error,
+)
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import ReduceOp
 
-__all__ = ["NodeTeam", "open_team"]
+__all__ = ["NodeGroup", "open_node_group"]
 
-# A rank stages so much in one turn: small enough for the caches, large enough to pay for meeting.
+# Bytes that a rank stages at a time: small enough for the caches, large enough to amortize the
+# synchronization.
 _CHUNK_BYTES = 256 << 10
 _PAGE_BYTES = 4096
 
-# How long to look at a flag before sleeping on it: longer than it takes to wake a sleeper. With
-# fewer cores than ranks that would only keep peers from their work.
+# How long to spin on a flag before sleeping: longer than it takes to wake up. With fewer cores than
+# ranks, spinning would only keep peers from running.
 _SPIN_NANOSECONDS = 100_000
 
-# After so long in the kernel come signals, and the question whether all peers are alive.
+# After this time in the kernel, signals are handled and peers are checked.
 _TIMEOUT_NANOSECONDS = 1_000_000_000
 
-# How often to look up from shared memory, where nothing tells of the world outside.
+# How often to check that peers and the launcher are alive, which shared memory does not show.
 _CHECK_SECONDS = 1.0
 
 _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(TYPES)}
 _OP_NUMBERS = {op: number for number, op in enumerate(OPS)}
 
 
-def open_team(
+def open_node_group(
     kernel: ctypes.CDLL,
     rank: int,
     allgather: Callable[[Any], list[Any]],
     check_launcher: Callable[[], object] = bool,
-) -> NodeTeam | None:
-    """Have the ranks of one node share memory (collective).
+) -> NodeGroup | None:
+    """Set up shared memory among the ranks of one node (collective).
 
     Args:
-        kernel: of load_kernel().
-        rank: of this process among them.
-        allgather: gathers one picklable value of every one of them, by rank.
-        check_launcher: called every second or so of use: has whoever started the ranks ended?
+        kernel: result of load_kernel().
+        rank: rank of this process on the node.
+        allgather: function that gathers one picklable value per rank of the node, in rank order.
+        check_launcher: function called about once a second during use, to detect that the launcher
+            has ended.
 
     Returns:
-        The team, or None on every rank where memory cannot be shared; then one of them has said
-        why.
+        The group, or None on every rank if memory cannot be shared; one of them then logs why.
 
     Raises:
-        SystemLimitError: a rank has no descriptors left for it (on every rank).
+        SystemLimitError: a rank has no file descriptors left (raised on every rank).
     """
-    told = allgather((os.getpid(), os.sched_getaffinity(0)))
-    watch, objection = _watch(
-        {process: number for number, (process, _) in enumerate(told) if number != rank}
+    processes = allgather((os.getpid(), os.sched_getaffinity(0)))
+    watch, failure = _watch(
+        {process: number for number, (process, _) in enumerate(processes) if number != rank}
     )
     memory = None
     try:
-        if reason := settle(allgather(objection)):
+        if reason := agree_on_failure(allgather(failure)):
             if rank == 0:
                 warn_once(reason)
         else:
             nbytes = _PAGE_BYTES + kernel.hvd_staging_bytes(_CHUNK_BYTES)
-            memory = share_memory(nbytes, rank, len(told), allgather)
+            memory = share_memory(nbytes, rank, len(processes), allgather)
     finally:
         if memory is None and watch is not None:
             watch.close()
     if memory is None or watch is None:
         return None
-    cores = set[int]().union(*(cores for _, cores in told))
-    spin = _SPIN_NANOSECONDS if len(told) <= len(cores) else 0
-    return NodeTeam(kernel, rank, memory, watch, allgather, check_launcher, spin)
+    cores = set[int]().union(*(cores for _, cores in processes))
+    spin = _SPIN_NANOSECONDS if len(processes) <= len(cores) else 0
+    return NodeGroup(kernel, rank, memory, watch, allgather, check_launcher, spin)
 
 
-def _watch(peers: dict[int, int]) -> tuple[PeerWatch | None, Objection]:
+def _watch(peers: dict[int, int]) -> tuple[PeerWatch | None, SystemFailure]:
     try:
-        return PeerWatch(peers), Objection()
+        return PeerWatch(peers), SystemFailure()
     except (AttributeError, OSError) as error:
-        return None, objection_to(error, "pidfd_open")
+        return None, failure_from_error(error, "pidfd_open")
 
 
-class NodeTeam:
-    """Collective operations in shared memory; each rank calls the same ones in the same order.
+class NodeGroup:
+    """Collective operations in shared memory; all ranks call them in the same order.
 
     Attributes:
-        arena: memory that is reduced without a copy.
+        arena: allocator of memory that is reduced without a copy.
 
     Args:
-        kernel: the compiled part.
-        rank: of this process.
-        memory: a slot and a staging area for each rank.
-        watch: on the processes of the peers.
-        allgather: gathers one picklable value of every rank.
-        check_launcher: called every second or so of use.
-        spin_nanoseconds: how long to look at a flag before sleeping.
+        kernel: compiled kernel.
+        rank: rank of this process on the node.
+        memory: one slot and one staging area for each rank.
+        watch: watch on the peers' processes.
+        allgather: function that gathers one picklable value per rank, in rank order.
+        check_launcher: function called about once a second during use.
+        spin_nanoseconds: time to spin on a flag before sleeping.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class NodeTeam:
         self._watch = watch
         self._slots = _addresses(memory.addresses)
         self._staging = _addresses([address + _PAGE_BYTES for address in memory.addresses])
-        self._team = Team(
+        self._state = Team(
             slots=self._slots,
             rank=rank,
             size=size,
@@ -131,39 +136,56 @@ class NodeTeam:
             staging=self._staging,
             chunk_bytes=_CHUNK_BYTES,
         )
-        self._task = Task(team=ctypes.pointer(self._team))
+        self._task = Task(team=ctypes.pointer(self._state))
         self._rank, self._size = rank, size
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
-        """Start an element-wise maximum of at most 8 numbers, in place."""
+        """Start an element-wise maximum, in place (collective).
+
+        Args:
+            values: at most 8 numbers, uint64.
+        """
         if time.monotonic() - self._checked > _CHECK_SECONDS:
             self.check_peers()
         numbers = (ctypes.c_uint64 * values.size).from_buffer(values.data)
-        self._kernel.hvd_start_max(self._team, numbers, values.size)
+        self._kernel.hvd_start_max(self._state, numbers, values.size)
         return _Maximum(self, numbers)
 
     def finish_max(self, numbers: ctypes.Array[ctypes.c_uint64], nanoseconds: int) -> bool:
-        """Wait for it that long; return whether it is complete."""
-        done = self._kernel.hvd_finish_max(self._team, numbers, len(numbers), nanoseconds)
+        """Wait for a maximum; return whether it is complete.
+
+        Args:
+            numbers: values passed to start_max().
+            nanoseconds: maximum time to wait.
+        """
+        done = self._kernel.hvd_finish_max(self._state, numbers, len(numbers), nanoseconds)
         return bool(done)
 
     def allreduce(
         self, source: Buffer, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
-        """Reduce `source` into `buffer`; factors other than 1 are for fractional types."""
+        """Reduce `source` into `buffer` (collective).
+
+        Args:
+            source: elements to reduce, in host memory; may be `buffer` itself.
+            buffer: memory for the result, of the same type and size.
+            op: SUM, MIN, MAX or PRODUCT.
+            prescale: factor before the reduction; 1 for integers.
+            postscale: factor after it; 1 for integers.
+        """
         self._prepare(buffer, op, prescale, postscale)
         if source is not buffer:
             self._task.source, self._task.location = source.pointer, 0
         self._finish(self._kernel.hvd_reduce)
 
     def add(self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int) -> Buffer:
-        """Return this rank's slice of `buffer`, in which the node is added up.
+        """Reduce within the node and return this rank's slice of the result (collective).
 
         Args:
-            buffer: in shared memory, at one place on all ranks.
-            op: the reduction.
-            prescale: factor before it.
-            owners: how many ranks get a slice.
+            buffer: elements in shared memory, at the same location on all ranks.
+            op: SUM, MIN, MAX or PRODUCT.
+            prescale: factor before the reduction.
+            owners: number of ranks that own a slice.
         """
         self._prepare(buffer, op, prescale, 1.0, owners)
         self._finish(self._kernel.hvd_add)
@@ -171,7 +193,13 @@ class NodeTeam:
         return buffer.slice(start, end - start)
 
     def spread(self, buffer: Buffer, postscale: float, owners: int) -> None:
-        """Have all ranks hold postscale times every owner's slice of `buffer`."""
+        """Write postscale times each owner's slice into the buffers of all ranks (collective).
+
+        Args:
+            buffer: elements in shared memory, at the same location on all ranks.
+            postscale: factor after the reduction.
+            owners: number of ranks that own a slice.
+        """
         self._prepare(buffer, ReduceOp.SUM, 1.0, postscale, owners)
         self._finish(self._kernel.hvd_spread)
 
@@ -195,7 +223,11 @@ class NodeTeam:
             self.check_peers()
 
     def check_peers(self) -> None:
-        """Raise PeerFailureError if the process of a rank has ended (local)."""
+        """Check that the launcher and the processes of all peers are running (local).
+
+        Raises:
+            PeerFailureError: the process of a rank has ended.
+        """
         self._checked = time.monotonic()
         self._check_launcher()
         if (number := self._watch.ended()) is not None:
@@ -205,22 +237,22 @@ class NodeTeam:
             )
 
     def close(self) -> None:
-        """Give up what the team holds; memory lives on where arrays show it (local)."""
+        """Release the memory, which stays mapped while arrays refer to it (local)."""
         self._watch.close()
         self.arena.close()
 
 
 class _Maximum(Pending):
-    def __init__(self, team: NodeTeam, numbers: ctypes.Array[ctypes.c_uint64]) -> None:
-        self._team, self._numbers = team, numbers
+    def __init__(self, group: NodeGroup, numbers: ctypes.Array[ctypes.c_uint64]) -> None:
+        self._group, self._numbers = group, numbers
 
     def test(self) -> bool:
-        return self._team.finish_max(self._numbers, 0)
+        return self._group.finish_max(self._numbers, 0)
 
     def wait(self) -> None:
-        while not self._team.finish_max(self._numbers, _TIMEOUT_NANOSECONDS):
-            self._team.check_peers()
+        while not self._group.finish_max(self._numbers, _TIMEOUT_NANOSECONDS):
+            self._group.check_peers()
 
 
-def _addresses(values: list[int]) -> Any:
+def _addresses(values: list[int]) -> ctypes.Array[ctypes.c_uint64]:
     return (ctypes.c_uint64 * len(values))(*values)

@@ -24,8 +24,8 @@ from hvdtrain.core.collectives.ordered import tree_sum
 from hvdtrain.engines.shared_memory import kernel as node_kernel
 from hvdtrain.engines.shared_memory.kernel import KernelError, load_kernel, open_kernel
 from hvdtrain.engines.shared_memory.memory import share_memory
-from hvdtrain.engines.shared_memory.system_errors import Objection
-from hvdtrain.engines.shared_memory.team import NodeTeam, open_team
+from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
+from hvdtrain.engines.shared_memory.system_errors import SystemFailure
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import DType, ReduceOp
 
@@ -58,13 +58,13 @@ class Meeting:
         return allgather
 
 
-def in_processes(size: int, work: Callable[[NodeTeam, int], None]) -> list[int | None]:
+def in_processes(size: int, work: Callable[[NodeGroup, int], None]) -> list[int | None]:
     """Run `work` in forked processes that form a team; return their exit codes."""
     meeting = Meeting(size)
 
     def run(rank: int) -> None:
         assert KERNEL is not None
-        team = open_team(KERNEL, rank, meeting.gather(rank))
+        team = open_node_group(KERNEL, rank, meeting.gather(rank))
         assert team is not None
         work(team, rank)
         team.close()
@@ -86,7 +86,7 @@ def values(rank: int, count: int) -> npt.NDArray[np.float32]:
 def test_sums_have_the_bits_of_numpys(size: int) -> None:
     """postscale * ((x_0 p_0 + x_1 p_1) + (x_2 p_2 + x_3 p_3) ...), each step rounded to float32."""
 
-    def work(team: NodeTeam, rank: int) -> None:
+    def work(team: NodeGroup, rank: int) -> None:
         engine_memory = team.arena.empty(max(COUNTS) * 4)
         assert engine_memory is not None
         for count in COUNTS:
@@ -108,7 +108,7 @@ def test_sums_have_the_bits_of_numpys(size: int) -> None:
 def test_a_node_with_64_ranks() -> None:
     """All three ways: shown whole, where it lies, and through the staging areas."""
 
-    def work(team: NodeTeam, rank: int) -> None:
+    def work(team: NodeGroup, rank: int) -> None:
         memory = team.arena.empty(4 * 20_000)
         assert memory is not None
         for array in (np.empty(100), memory.view(np.float32), np.empty(20_000, np.float32)):
@@ -129,7 +129,7 @@ def test_half_types_are_rounded_once(dtype: DType) -> None:
     def reduced(prescale: float) -> torch.Tensor:
         array = patterns.copy()
         assert KERNEL is not None
-        team = open_team(KERNEL, 0, lambda value: [value])
+        team = open_node_group(KERNEL, 0, lambda value: [value])
         assert team is not None
         buffer = Buffer.from_array(array, dtype)
         team.allreduce(buffer, buffer, ReduceOp.SUM, prescale, 1.0)
@@ -144,7 +144,7 @@ def test_half_types_are_rounded_once(dtype: DType) -> None:
 
 
 def test_half_types_are_added_in_float32() -> None:
-    def work(team: NodeTeam, rank: int) -> None:
+    def work(team: NodeGroup, rank: int) -> None:
         array = np.full(1000, [2048.0, 1.0, 1.0, 2.0][rank], np.float16)
         buffer = Buffer.from_array(array)
         team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
@@ -169,7 +169,7 @@ def test_a_copy_past_the_caches(offset: int) -> None:
 def test_threads_that_flush_small_numbers_to_zero_add_as_others_do() -> None:
     """Whole, in shared memory and in chunks; the thread's own mode is left as it was."""
 
-    def work(team: NodeTeam, rank: int) -> None:
+    def work(team: NodeGroup, rank: int) -> None:
         torch.set_flush_denormal(rank % 2 == 0)
         memory = team.arena.empty(4 * 20_000)
         assert memory is not None
@@ -186,7 +186,7 @@ def test_threads_that_flush_small_numbers_to_zero_add_as_others_do() -> None:
 
 
 def test_a_late_rank_is_waited_for_without_burning_a_core() -> None:
-    def work(team: NodeTeam, rank: int) -> None:
+    def work(team: NodeGroup, rank: int) -> None:
         array = np.ones(100_000, np.float32)
         buffer = Buffer.from_array(array)
         if rank == 1:
@@ -200,7 +200,7 @@ def test_a_late_rank_is_waited_for_without_burning_a_core() -> None:
 
 
 def test_a_dead_peer_is_noticed() -> None:
-    def work(team: NodeTeam, rank: int) -> None:
+    def work(team: NodeGroup, rank: int) -> None:
         buffer = Buffer.from_array(np.ones(100_000, np.float32))
         team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
         if rank == 1:
@@ -223,8 +223,8 @@ def test_without_memory_to_share() -> None:
 
 
 def _instead(value: object) -> object:
-    tells = isinstance(value, tuple) and not isinstance(value, Objection)
-    return (os.getpid(), None, Objection("none here")) if tells else value
+    tells = isinstance(value, tuple) and not isinstance(value, SystemFailure)
+    return (os.getpid(), None, SystemFailure("none here")) if tells else value
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def small_group() -> Iterator[Path]:
 def test_memory_that_the_control_group_does_not_allow(small_group: Path) -> None:
     """Without the look at its limit, the kernel kills a rank."""
 
-    def work(team: NodeTeam, rank: int) -> None:
+    def work(team: NodeGroup, rank: int) -> None:
         heard: list[str] = []
         listener = logging.Handler()
         listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
@@ -301,7 +301,7 @@ def test_a_kernel_without_its_source_is_not_used(
         assert load_kernel() is None
         assert re.search(
             r"/node_kernel\.c cannot be read \(.*\): install hvdtrain again",
-            node_kernel.kernel_objection(),
+            node_kernel.why_no_kernel(),
         )
     finally:
         node_kernel._found.cache_clear()
@@ -312,7 +312,7 @@ def test_many_open_files_do_not_matter() -> None:
     if hard < 3000:
         pytest.skip(f"this user may open but {hard} files")
 
-    def work(team: NodeTeam, rank: int) -> None:
+    def work(team: NodeGroup, rank: int) -> None:
         team.check_peers()
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (3000, hard))

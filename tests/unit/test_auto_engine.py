@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hvdtrain.engines.own_gpus import Seen, objection_to_nccl, see_gpus
+from hvdtrain.engines.registry import VisibleGpus, find_visible_gpus, reason_against_nccl
 
 NODES, HOSTS = (0, 0, 2, 2), ("a", "a", "b", "b")
 
@@ -36,38 +36,45 @@ def modules(gpus: int, *others: str, nccl: bool = True, usable: bool = True) -> 
     ],
 )
 def test_each_rank_needs_a_gpu_of_its_own(counts: tuple[int, ...], objection: str | None) -> None:
-    assert objection_to_nccl([Seen(count) for count in counts], NODES, HOSTS) == objection
+    assert reason_against_nccl([VisibleGpus(count) for count in counts], NODES, HOSTS) == objection
 
 
 def test_a_scheduler_may_have_dealt_them_out() -> None:
-    apart = [Seen(1, 11), Seen(1, 12), Seen(1, 11), Seen(1, 12)]
-    assert objection_to_nccl(apart, NODES, HOSTS) is None
-    alike = [Seen(1, 11), Seen(1, 12), Seen(1, 11), Seen(1, 11)]
-    assert objection_to_nccl(alike, NODES, HOSTS) == "2 ranks on b see 1 GPU"
-    assert objection_to_nccl([Seen(1), Seen(1, 5)], (0, 0), ("a", "a")) == "2 ranks on a see 1 GPU"
-    assert objection_to_nccl([Seen(1, 7), Seen(1, 7)], (0, 1), ("a", "b")) is None
+    apart = [VisibleGpus(1, 11), VisibleGpus(1, 12), VisibleGpus(1, 11), VisibleGpus(1, 12)]
+    assert reason_against_nccl(apart, NODES, HOSTS) is None
+    alike = [VisibleGpus(1, 11), VisibleGpus(1, 12), VisibleGpus(1, 11), VisibleGpus(1, 11)]
+    assert reason_against_nccl(alike, NODES, HOSTS) == "2 ranks on b see 1 GPU"
+    assert (
+        reason_against_nccl([VisibleGpus(1), VisibleGpus(1, 5)], (0, 0), ("a", "a"))
+        == "2 ranks on a see 1 GPU"
+    )
+    assert reason_against_nccl([VisibleGpus(1, 7), VisibleGpus(1, 7)], (0, 1), ("a", "b")) is None
 
 
 def test_masks_are_told_apart() -> None:
     loaded = modules(1, "hvdtrain.torch")
-    masks = [see_gpus(loaded, {"CUDA_VISIBLE_DEVICES": text}).mask for text in ("0", "1", "1")]
+    masks = [
+        find_visible_gpus(loaded, {"CUDA_VISIBLE_DEVICES": text}).mask for text in ("0", "1", "1")
+    ]
     assert masks[0] != masks[1] == masks[2] != 0
-    assert see_gpus(loaded, {"HOME": "/"}) == Seen(1, 0)
+    assert find_visible_gpus(loaded, {"HOME": "/"}) == VisibleGpus(1, 0)
 
 
 def test_only_programs_with_torch_are_asked() -> None:
-    assert see_gpus(modules(4, "hvdtrain.torch"), {}) == Seen(4)
-    assert see_gpus(modules(4), {}) == Seen(-1)
-    assert see_gpus(modules(4, "hvdtrain.torch", "hvdtrain.tensorflow"), {}) == Seen(-1)
-    assert see_gpus(modules(4, "hvdtrain.torch", nccl=False), {}) == Seen(-1)
-    assert see_gpus({}, {}) == Seen(-1)
-    assert see_gpus(modules(4, "hvdtrain.torch", usable=False), {}) == Seen(0)
+    assert find_visible_gpus(modules(4, "hvdtrain.torch"), {}) == VisibleGpus(4)
+    assert find_visible_gpus(modules(4), {}) == VisibleGpus(-1)
+    assert find_visible_gpus(
+        modules(4, "hvdtrain.torch", "hvdtrain.tensorflow"), {}
+    ) == VisibleGpus(-1)
+    assert find_visible_gpus(modules(4, "hvdtrain.torch", nccl=False), {}) == VisibleGpus(-1)
+    assert find_visible_gpus({}, {}) == VisibleGpus(-1)
+    assert find_visible_gpus(modules(4, "hvdtrain.torch", usable=False), {}) == VisibleGpus(0)
 
 
 def test_to_look_does_not_load_torch() -> None:
     code = (
-        "import os, sys; from hvdtrain.engines.own_gpus import see_gpus\n"
-        "assert see_gpus(sys.modules, os.environ).count == -1\n"
+        "import os, sys; from hvdtrain.engines.registry import find_visible_gpus\n"
+        "assert find_visible_gpus(sys.modules, os.environ).count == -1\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
