@@ -1,8 +1,8 @@
-"""The floating-point mode in which all ranks add, whichever of their threads does.
+"""The floating-point mode in which all ranks compute sums.
 
-Frameworks have their threads take numbers that are too small to be normal for zeros
-(torch.set_flush_denormal, TensorFlow's pools), and a thread inherits that from the one that starts
-it. Ranks whose threads differ would get different sums of equal numbers.
+Frameworks make their threads flush subnormal numbers to zero (torch.set_flush_denormal,
+TensorFlow's thread pools), and a thread inherits this mode from the one that starts it. Ranks whose
+threads differ would get different sums of equal numbers.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ __all__ = ["in_default_arithmetic"]
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-# From fenv.h: fenv_t has 8 bytes on aarch64 and 32 on x86_64. Other machines name the default
-# environment in other ways.
+# From fenv.h: fenv_t has 8 bytes on aarch64 and 32 on x86_64. FE_DFL_ENV differs on other machines.
 _KNOWN = platform.machine() in ("aarch64", "x86_64")
 _Environment = ctypes.c_uint64 * 4
 _DEFAULT = ctypes.c_void_p(-1)
-# Without giving Python's lock away, which would be dear beside a busy thread.
+# PyDLL keeps the GIL; releasing it would be expensive beside a busy thread.
 _LIBM = ctypes.PyDLL(None)
 
 
 def in_default_arithmetic(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Have a function, and the threads that it starts, compute as threads do by default (local).
+    """Return a function that runs in the default floating-point mode (local).
 
-    Numbers below the smallest normal one count, and rounding is to nearest. The caller's own mode
-    is as before when the function returns.
+    Subnormal numbers are kept, and rounding is to nearest, also in threads that it starts. The
+    caller's mode is restored when the function returns.
     """
     if not _KNOWN:
         return function

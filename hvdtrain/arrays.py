@@ -1,7 +1,7 @@
-"""What algorithms on numpy arrays and torch tensors need and the two have not alike.
+"""Functions on numpy arrays and torch tensors, for what the two do differently.
 
-What both have alike (slices, arithmetic, comparisons, reshape) is used as it is. A bfloat16 has no
-numpy type: an algorithm that does not say that it takes half types gets float32 (see Exchange).
+What both do alike (slices, arithmetic, comparisons, reshape) is used directly. numpy has no
+bfloat16: algorithms get float32 unless they declare support for half types (see Exchange).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HostArray = npt.NDArray[Any]
 
 
 class Array(Protocol):
-    """A numpy array or a torch tensor: what both do alike."""
+    """The common interface of numpy arrays and torch tensors, of any shape and dtype."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -64,28 +64,28 @@ def is_tensor(array: Array) -> bool:
 
 
 def namespace(array: Array) -> ModuleType:
-    """Return the module whose functions take this array: numpy, or torch."""
+    """Return the module with functions for this array: numpy or torch."""
     return sys.modules["torch"] if is_tensor(array) else np
 
 
 def all_finite(array: Array) -> Array:
-    """Return, without dimensions and on its device, whether no element is infinite or no number."""
+    """Return whether all elements are finite, as a 0-d bool array on the same device."""
     return cast("Array", namespace(array).isfinite(array).all())
 
 
 def zeros_like(array: Array) -> Array:
-    """Return zeros of the same shape, type and device."""
+    """Return zeros of the same shape, dtype and device."""
     return cast("Array", namespace(array).zeros_like(array))
 
 
 def copy(array: Array) -> Array:
-    """Return the elements in new memory."""
+    """Return a copy of the array."""
     made: Any = array
     return cast("Array", made.clone() if is_tensor(array) else made.copy())
 
 
 def to_float64(array: Array) -> Array:
-    """Return the elements in float64; the array itself where they are."""
+    """Return the array converted to float64, or itself if it is float64."""
     given: Any = array
     return cast(
         "Array", given.double() if is_tensor(array) else given.astype("float64", copy=False)
@@ -93,7 +93,12 @@ def to_float64(array: Array) -> Array:
 
 
 def of_type(array: Array, model: Array) -> Array:
-    """Return the elements in the type of another array; the array itself where they are."""
+    """Return an array converted to the dtype of another, or itself if they are equal.
+
+    Args:
+        array: array of any shape.
+        model: array with the wanted dtype.
+    """
     given, dtype = cast("Any", array), cast("Any", model).dtype
     made = given.to(dtype) if is_tensor(array) else given.astype(dtype, copy=False)
     return cast("Array", made)
@@ -102,14 +107,14 @@ def of_type(array: Array, model: Array) -> Array:
 def strided(
     elements: Array, start: int, count: int, shape: Sequence[int], strides: Sequence[int]
 ) -> Array:
-    """View `count` elements from `start` on in a shape.
+    """Return a strided view of part of a 1-d array.
 
     Args:
-        elements: 1-d.
-        start: the first one.
-        count: how many; the view reaches no others.
-        shape: of the view.
-        strides: of the view, in elements.
+        elements: 1-d array.
+        start: index of the first element.
+        count: number of elements; the view accesses no others.
+        shape: shape of the view.
+        strides: strides of the view, in elements.
     """
     part: Any = elements[start : start + count]
     if is_tensor(part):
@@ -119,13 +124,18 @@ def strided(
 
 
 def to_host(array: Array) -> HostArray:
-    """Return the elements as a numpy array of its own; a program waits for a device here."""
+    """Return a copy as a numpy array; this synchronizes with a device."""
     made: Any = array
     return np.array(made.detach().cpu().numpy() if is_tensor(array) else made)
 
 
 def like(values: HostArray, array: Array) -> Array:
-    """Return values from host memory as another array has them: of its type, on its device."""
+    """Return values with the dtype and on the device of another array.
+
+    Args:
+        values: numpy array of any shape.
+        array: array with the wanted dtype and device.
+    """
     if not is_tensor(array):
         return cast("Array", values.astype(cast("HostArray", array).dtype))
     reference: Any = array
@@ -135,41 +145,53 @@ def like(values: HostArray, array: Array) -> Array:
 
 
 def elements_of(buffer: Buffer) -> Array:
-    """View the elements of a buffer, 1-d."""
+    """Return the elements of a buffer as a 1-d view."""
     return cast("Array", buffer.elements())
 
 
 def buffer_of(array: Array) -> Buffer:
-    """View a contiguous array."""
+    """Return a buffer over a contiguous array.
+
+    Raises:
+        ValueError: the array is not contiguous.
+    """
     return Buffer.of(cast("Elements", array))
 
 
 def pack_signs(array: Array) -> Array:
-    """Return one bit for each element, set where it is not negative, eight in a byte.
+    """Return one bit per element, set if it is not negative, packed eight to a byte.
 
     Args:
-        array: 1-d.
+        array: 1-d, real.
+
+    Returns:
+        [ceil(n / 8)] uint8, on the same device.
     """
     bits: Any = array >= 0
     if not is_tensor(array):
         return cast("Array", np.packbits(bits))
     torch = namespace(array)
     whole = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).reshape(-1, 8)
-    return cast("Array", (whole * _places(array)).sum(1, dtype=torch.uint8))
+    return cast("Array", (whole * _bit_values(array)).sum(1, dtype=torch.uint8))
 
 
 def unpack_signs(packed: Array, model: Array) -> Array:
-    """Return 1 and -1 for what pack_signs() has packed, of as many elements and type as `model`."""
+    """Return the signs packed by pack_signs() as 1 and -1.
+
+    Args:
+        packed: [ceil(n / 8)] uint8.
+        model: array with the wanted number of elements n and dtype.
+    """
     count, reference = model.shape[0], cast("Any", model)
     if is_tensor(packed):
-        bits = ((packed.reshape(-1, 1) & _places(packed)) != 0).reshape(-1)[:count]
+        bits = ((packed.reshape(-1, 1) & _bit_values(packed)) != 0).reshape(-1)[:count]
         signs = bits.to(reference.dtype)
     else:
         signs = np.unpackbits(cast("HostArray", packed), count=count).astype(reference.dtype)
     return cast("Array", signs * 2 - 1)
 
 
-def _places(array: Array) -> Any:
-    """Return what each bit of a byte is worth, the first one most, on a tensor's device."""
+def _bit_values(array: Array) -> Any:
+    """Return the values of a byte's bits, the highest first: [8] uint8 on the tensor's device."""
     torch, reference = namespace(array), cast("Any", array)
     return torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=reference.device)

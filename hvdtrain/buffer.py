@@ -1,4 +1,4 @@
-"""The flat piece of memory that every engine moves, on the host or on a device."""
+"""Flat memory on the host or a device, as engines communicate it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hvdtrain.types import DType
 __all__ = ["Buffer", "Elements", "Tensor"]
 
 _FRACTIONAL = frozenset({DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128})
-# By numpy's and torch's own types; looking one up by its name takes longer than all else.
+# Cache keyed by numpy's and torch's dtypes; looking one up by its name is slow.
 _DTYPES: dict[object, DType] = {}
 
 
 class Tensor(Protocol):
-    """What is used of a torch tensor here; nothing below the adapters imports torch."""
+    """The part of torch.Tensor that is used here, where torch is not imported."""
 
     @property
     def dtype(self) -> object: ...
@@ -49,18 +49,22 @@ class Tensor(Protocol):
     def trunc_(self) -> Self: ...
 
 
-# The elements of a buffer, one after the other.
+# The elements of a buffer.
 Elements: TypeAlias = npt.NDArray[Any] | Tensor
 
 
-# Not frozen, which would triple the time to make one.
+# Not frozen, which would triple the time to create one.
 @dataclass(slots=True)
 class Buffer:
-    """`count` contiguous elements of `dtype` that start at address `pointer` on `device`.
+    """Contiguous elements in memory.
 
-    `owner` is whatever keeps the memory alive; the buffer holds it as long as it lives. Where it
-    is a torch tensor, its elements are exactly the buffer's. `pointer` is 0 on a device whose
-    memory has no addresses.
+    Attributes:
+        pointer: address of the first element; 0 on a device whose memory has no addresses.
+        dtype: element type.
+        count: number of elements.
+        device: device of the memory, as "cpu" or "cuda:0".
+        owner: object that keeps the memory alive. If it is a torch tensor, its elements are exactly
+            those of the buffer.
     """
 
     pointer: int
@@ -71,31 +75,39 @@ class Buffer:
 
     @classmethod
     def of(cls, elements: Elements, dtype: DType | None = None) -> Buffer:
-        """View a C-contiguous array or a contiguous torch tensor, without copying it.
+        """Return a buffer over a C-contiguous array or contiguous torch tensor, without a copy.
 
         Args:
-            elements: of any shape.
-            dtype: the element type where numpy has none (bfloat16, as uint16); by default the
-                array's or the tensor's own.
+            elements: array or tensor of any shape.
+            dtype: element type if numpy lacks it (bfloat16, as uint16); by default that of the
+                array or tensor.
 
         Raises:
-            ValueError: the memory is not contiguous, or has no such element type.
+            ValueError: the memory is not contiguous, or its dtype is not in DType.
         """
         if isinstance(elements, np.ndarray):
             return cls.from_array(elements, dtype)
         if not elements.is_contiguous():
             raise ValueError(f"a Buffer needs contiguous memory, got strides {elements.stride()}")
         tensor = elements.detach() if elements.requires_grad else elements
-        own = _DTYPES.get(tensor.dtype) or _learn(tensor.dtype)
+        own = _DTYPES.get(tensor.dtype) or _look_up(tensor.dtype)
         device = "cpu" if tensor.is_cpu else str(tensor.device)
         return cls(_address(tensor), own, tensor.numel(), device, tensor)
 
     @classmethod
     def from_array(cls, array: npt.NDArray[np.generic], dtype: DType | None = None) -> Buffer:
-        """View a C-contiguous array; `dtype` names the type where numpy has none (bfloat16)."""
+        """Return a buffer over a C-contiguous array.
+
+        Args:
+            array: array of any shape.
+            dtype: element type if numpy lacks it (bfloat16, as uint16).
+
+        Raises:
+            ValueError: the memory is not contiguous, or its dtype is not in DType.
+        """
         if not array.flags.c_contiguous:
             raise ValueError(f"a Buffer needs C-contiguous memory, got strides {array.strides}")
-        own = dtype or _DTYPES.get(array.dtype) or _learn(array.dtype)
+        own = dtype or _DTYPES.get(array.dtype) or _look_up(array.dtype)
         return cls(array.ctypes.data, own, array.size, owner=array)
 
     @property
@@ -104,47 +116,51 @@ class Buffer:
         return self.count * self.dtype.itemsize
 
     def elements(self) -> Elements:
-        """Return the elements as a writable 1-d view: the tensor where there is one, else numpy's.
+        """Return the elements as a writable 1-d view: a torch tensor if it owns them, else numpy's.
 
-        numpy shows bfloat16 as uint16.
+        numpy represents bfloat16 as uint16.
         """
         owner = self.owner
         return _flat(owner) if _is_tensor(owner) else self.array()
 
     def array(self) -> npt.NDArray[np.generic]:
-        """Return the elements as a writable 1-d numpy view (CPU only; bfloat16 as uint16)."""
+        """Return the elements as a writable 1-d numpy view, with bfloat16 as uint16.
+
+        Raises:
+            ValueError: the memory is not on the host.
+        """
         if self.device != "cpu":
             raise ValueError(f"numpy cannot see memory on {self.device}")
         if self.count == 0:
             return np.empty(0, self.dtype.numpy)
         memory = (ctypes.c_byte * self.nbytes).from_address(self.pointer)
-        memory.owner = self.owner  # type: ignore[attr-defined]  # lives as long as the array
+        memory.owner = self.owner  # type: ignore[attr-defined]  # keeps it alive as long as the array
         return np.frombuffer(memoryview(memory), self.dtype.numpy)
 
     def host(self) -> Buffer:
-        """View the same memory without its tensor, for an engine that computes on the CPU.
+        """Return a view of the memory without its tensor, for engines that compute with numpy.
 
-        torch would multiply with as many threads as the program's own, beside them.
+        torch would start as many threads as the program uses, and compete with them.
 
         Raises:
-            ValueError: the memory is on a device.
+            ValueError: the memory is not on the host.
         """
         if self.device != "cpu":
             raise ValueError(f"memory on {self.device} is not the host's")
         return Buffer(self.pointer, self.dtype, self.count, owner=self)
 
     def like(self, count: int) -> Buffer:
-        """Return `count` uninitialised elements of the same type, kind of memory and device."""
+        """Allocate `count` uninitialized elements of the same type, kind of memory and device."""
         owner = self.owner
         if _is_tensor(owner):
             return Buffer.of(owner.new_empty((count,)))
         return Buffer.from_array(np.empty(count, self.dtype.numpy), self.dtype)
 
     def view(self, dtype: DType) -> Buffer:
-        """View the same memory as elements of another type.
+        """Return a view of the same memory as elements of another type.
 
         Raises:
-            ValueError: it does not hold a whole number of them.
+            ValueError: the size is not a multiple of the new element size.
         """
         count, rest = divmod(self.nbytes, dtype.itemsize)
         if rest:
@@ -166,7 +182,7 @@ class Buffer:
         """Overwrite the elements with those of another buffer on the same device.
 
         Raises:
-            ValueError: it is on another device, of another type or size.
+            ValueError: the device, type or size of the buffers differ.
         """
         if (other.device, other.dtype, other.count) != (self.device, self.dtype, self.count):
             raise ValueError(f"{other} cannot be copied to {self}")
@@ -179,7 +195,7 @@ class Buffer:
     def scale(self, factor: float) -> None:
         """Multiply every element by `factor` in place; the factor 1 leaves the memory untouched.
 
-        Integers are multiplied in float64 and truncated; half types, of tensors, in float32.
+        Integers are multiplied in float64 and truncated, half types in tensors in float32.
 
         Raises:
             ValueError: the elements are bool, or of a half type in numpy's memory.
@@ -193,7 +209,15 @@ class Buffer:
             _scale_array(self.array(), self.dtype, factor)
 
     def slice(self, start: int, count: int) -> Buffer:
-        """View `count` elements from element `start` on."""
+        """Return a view of part of the elements.
+
+        Args:
+            start: index of the first element.
+            count: number of elements.
+
+        Raises:
+            ValueError: the part is not within the buffer.
+        """
         if start < 0 or count < 0 or start + count > self.count:
             raise ValueError(f"slice {start}+{count} lies outside a buffer of {self.count}")
         address = self.pointer + start * self.dtype.itemsize if self.pointer else 0
@@ -203,7 +227,7 @@ class Buffer:
         return Buffer(address, self.dtype, count, self.device, owner)
 
     def pieces(self, nbytes: int) -> Iterator[Buffer]:
-        """Cut it into views of at most `nbytes` (but at least one element); none of nothing."""
+        """Yield views of at most `nbytes`, but at least one element; none for an empty buffer."""
         if self.nbytes <= nbytes:
             if self.count:
                 yield self
@@ -218,18 +242,18 @@ def _is_tensor(owner: object) -> TypeGuard[Tensor]:
 
 
 def _writing() -> AbstractContextManager[object]:
-    """Have torch write into every tensor: a program's may be inference tensors."""
+    """Return a context in which torch can write into all tensors, also inference tensors."""
     context: AbstractContextManager[object] = sys.modules["torch"].inference_mode()
     return context
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """View a tensor as 1-d; a single element may have any strides, which bytes must not."""
+    """View a tensor as 1-d with stride 1; a single element may have any strides."""
     return tensor.view(-1) if tensor.numel() != 1 else tensor.view(()).view(1)
 
 
-def _learn(dtype: Any) -> DType:
-    """Look an element type of numpy's or torch's up by its name."""
+def _look_up(dtype: Any) -> DType:
+    """Look up a dtype of numpy or torch by its name, and cache it."""
     name = str(dtype).removeprefix("torch.")
     try:
         found = DType(name)
@@ -242,13 +266,13 @@ def _learn(dtype: Any) -> DType:
 def _address(tensor: Tensor) -> int:
     try:
         return tensor.data_ptr()
-    except RuntimeError:  # of a device that is written in Python
+    except RuntimeError:  # a device implemented in Python
         return 0
 
 
 def _scale_array(array: npt.NDArray[np.generic], dtype: DType, factor: float) -> None:
     if dtype in _FRACTIONAL:
-        with np.errstate(all="ignore"):  # loss scalers look for what overflows
+        with np.errstate(all="ignore"):  # loss scalers check for overflow
             np.multiply(array, factor, out=array)
     elif dtype.is_integer:
         array[:] = np.trunc(array.astype(np.float64) * factor).astype(array.dtype)

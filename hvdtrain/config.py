@@ -1,4 +1,4 @@
-"""Every HVDTRAIN_* variable, parsed once, and those of Horovod that mean the same."""
+"""Settings from the HVDTRAIN_* environment variables and their Horovod equivalents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvdtrain.errors import UsageError
 
 __all__ = ["DEFAULT_BUCKET_BYTES", "Config"]
 
-# Where nothing is measured.
+# Used if no measurement is made.
 DEFAULT_BUCKET_BYTES = 25 << 20
 
 _LARGEST_MPI_COUNT = (1 << 31) - 1
@@ -19,32 +19,33 @@ _STALL_SHUTDOWN_SECONDS = "HVDTRAIN_STALL_SHUTDOWN_SECONDS"
 
 @dataclass(frozen=True)
 class Config:
-    """Settings that come from the environment; every rank must be given the same ones.
+    """Settings from environment variables, which must be equal on all ranks.
 
     Attributes:
-        engine: HVDTRAIN_ENGINE, the engine that `init()` takes when it is told none.
-        bucket_bytes: HVDTRAIN_BUCKET_BYTES, the most gradient bytes reduced together; without
-            it Horovod's HOROVOD_FUSION_THRESHOLD; None leaves it to a measurement.
-        first_bucket_bytes: HVDTRAIN_FIRST_BUCKET_BYTES, smaller so that reducing starts early.
-        chunk_bytes: HVDTRAIN_CHUNK_BYTES, the most bytes handed to one MPI call that moves
-            data; below 2^31, the largest count that every MPI takes.
+        engine: HVDTRAIN_ENGINE, the engine if `init()` is called without one.
+        bucket_bytes: HVDTRAIN_BUCKET_BYTES, maximum bytes of gradients reduced together; by
+            default HOROVOD_FUSION_THRESHOLD; None to measure the best size.
+        first_bucket_bytes: HVDTRAIN_FIRST_BUCKET_BYTES, size of the first bucket, smaller so that
+            the reduction starts early.
+        chunk_bytes: HVDTRAIN_CHUNK_BYTES, maximum bytes in one MPI call that moves data; below
+            2^31, the largest count that every MPI supports.
         shared_memory: HVDTRAIN_SHARED_MEMORY, whether ranks of a node reduce in shared memory: "0"
-            is no, "1" is yes, and "numpy" is with numpy even where the compiled kernel is.
+            for no, "1" for yes, "numpy" for yes without the compiled kernel.
         halves_in_float32: HVDTRAIN_HALVES_IN_FLOAT32, whether engine nccl adds half types in
-            float32, which is slower and rounded once; one rank's word is enough.
-        deterministic: HVDTRAIN_DETERMINISTIC, whether sums are added in one fixed order.
-        timeline: HVDTRAIN_TIMELINE or HOROVOD_TIMELINE, the file for a timeline of the whole
-            job; "DYNAMIC" is Horovod's word for none before start_timeline().
+            float32, which is slower and rounds once; setting it on one rank is enough.
+        deterministic: HVDTRAIN_DETERMINISTIC, whether sums are computed in a fixed order.
+        timeline: HVDTRAIN_TIMELINE or HOROVOD_TIMELINE, file for the timeline of the whole job;
+            "DYNAMIC" for none before start_timeline(), as in Horovod.
         timeline_mark_cycles: HVDTRAIN_TIMELINE_MARK_CYCLES or HOROVOD_TIMELINE_MARK_CYCLES,
-            whether it marks rounds of agreement: 0 is no, all else is yes.
-        stall_seconds: HVDTRAIN_STALL_SECONDS, how long an operation may wait for ranks before
-            they are named; 0 for ever. Without it HOROVOD_STALL_CHECK_TIME_SECONDS, and 0 where
-            HOROVOD_STALL_CHECK_DISABLE says so.
-        stall_shutdown_seconds: HVDTRAIN_STALL_SHUTDOWN_SECONDS, when the job ends for it; 0 for
-            never. Without it HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
-        stall_stacks: HVDTRAIN_STALL_STACKS, whether the Python stacks of all ranks follow.
+            whether the timeline marks agreement rounds: 0 for no, anything else for yes.
+        stall_seconds: HVDTRAIN_STALL_SECONDS, time after which a warning names the ranks that an
+            operation waits for; 0 for never. By default HOROVOD_STALL_CHECK_TIME_SECONDS, or 0
+            if HOROVOD_STALL_CHECK_DISABLE is set.
+        stall_shutdown_seconds: HVDTRAIN_STALL_SHUTDOWN_SECONDS, time after which a stall ends the
+            job; 0 for never. By default HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
+        stall_stacks: HVDTRAIN_STALL_STACKS, whether warnings show the stacks of all ranks.
         abort_on_thread_exception: HVDTRAIN_ABORT_ON_THREAD_EXCEPTION, whether an uncaught exception
-            in any Python thread ends the job, instead of one in the main thread or hvdtrain's only.
+            in any Python thread ends the job, not only in the main thread or hvdtrain's.
     """
 
     engine: str = "auto"
@@ -63,7 +64,11 @@ class Config:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
-        """Parse the variables; UsageError names one that makes no sense."""
+        """Parse the variables.
+
+        Raises:
+            UsageError: a variable has an invalid value.
+        """
         bucket_bytes = _fusion_threshold(environ)
         if "HVDTRAIN_BUCKET_BYTES" in environ:
             bucket_bytes = _positive(environ, "HVDTRAIN_BUCKET_BYTES", 0)
@@ -120,9 +125,9 @@ def _choice(environ: Mapping[str, str], name: str, default: str, choices: tuple[
 
 
 def _fusion_threshold(environ: Mapping[str, str]) -> int | None:
-    """Read Horovod's variable; job files hold all sorts, so nonsense counts as not set."""
+    """Read Horovod's variable; invalid values are ignored, since job files contain all sorts."""
     text = environ.get("HOROVOD_FUSION_THRESHOLD", "")
-    # Horovod's 0 is no fusion: each gradient has a bucket of its own.
+    # Horovod's 0 disables fusion: each gradient has its own bucket.
     return max(1, int(text)) if text.isdecimal() else None
 
 
@@ -148,7 +153,7 @@ def _seconds(environ: Mapping[str, str], name: str) -> float:
 
 
 def _horovods(environ: Mapping[str, str], name: str) -> float:
-    """Read a number from a variable of Horovod's; an odd one must not break a run, and is 0."""
+    """Read a number from a variable of Horovod's; invalid values count as 0."""
     return _number(environ.get(name, "")) or 0
 
 

@@ -1,8 +1,8 @@
-"""What the control groups of a process (cgroups, versions 1 and 2) leave it of the machine.
+"""CPU and memory limits of a process's control groups (cgroups, versions 1 and 2).
 
-Functions take the text of /proc/self/cgroup and a function that reads files, `read_file` for the
-real ones. Containers may show the path of their group on the host, which is not there inside; then
-the nearest parent that is there counts.
+Functions take the text of /proc/self/cgroup and a function that reads files, `read_file` for real
+ones. Containers may show the path of their group on the host, which does not exist inside; then the
+nearest existing parent counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Read = Callable[[Path], str | None]
 
 _ROOT = Path("/sys/fs/cgroup")
 
-# Version 1 has no word for "no limit", but a number that no machine reaches.
+# Version 1 represents "no limit" by a very large number.
 _NO_LIMIT_BYTES = 1 << 60
 
 
@@ -26,7 +26,7 @@ def own_groups() -> str:
 
 
 def read_file(path: Path) -> str | None:
-    """Return the text of a file, or None where it cannot be read."""
+    """Return the text of a file, or None if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
@@ -34,9 +34,13 @@ def read_file(path: Path) -> str | None:
 
 
 def cpu_limit(membership: str, read: Read) -> float | None:
-    """Return how many cores' worth of time a process is allowed; None without a limit.
+    """Return the CPU limit of a process in cores; None without a limit.
 
-    limit = min over its groups and their parents of quota / period
+    The limit is the minimum of quota / period over its groups and their parents.
+
+    Args:
+        membership: text of /proc/self/cgroup.
+        read: function that reads a file.
     """
     limits = [
         _quota(read, folder) if version == 2 else _quota_of_version_1(read, folder)
@@ -46,18 +50,30 @@ def cpu_limit(membership: str, read: Read) -> float | None:
 
 
 def memory_limit(membership: str, read: Read) -> int | None:
-    """Return how many bytes a process and its group may have; None without a limit."""
+    """Return the memory limit of a process and its group in bytes; None without a limit.
+
+    Args:
+        membership: text of /proc/self/cgroup.
+        read: function that reads a file.
+    """
     return min((limit for limit, _ in _memory(membership, read)), default=None)
 
 
 def memory_room(membership: str, read: Read) -> int | None:
-    """Return how many of those bytes are left; cached files count as left. None without a limit."""
+    """Return the unused part of the memory limit in bytes; None without a limit.
+
+    Cached files count as unused.
+
+    Args:
+        membership: text of /proc/self/cgroup.
+        read: function that reads a file.
+    """
     rooms = [limit - used for limit, used in _memory(membership, read)]
     return max(0, min(rooms)) if rooms else None
 
 
 def _memory(membership: str, read: Read) -> Iterator[tuple[int, int]]:
-    """Yield limit and use in bytes of each group that has a limit."""
+    """Yield the limit and usage in bytes of each group with a limit."""
     for version, folder in _folders(membership, "memory"):
         names = ("memory.max", "memory.current", "inactive_file")
         if version == 1:

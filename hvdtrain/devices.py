@@ -1,4 +1,4 @@
-"""Which accelerator a rank takes, and whether two ranks have taken the same one. Pure."""
+"""Selection of the GPU of a rank, and the check that no two ranks share one (all local)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 _INDEX = re.compile("[0-9]{1,4}")
-# Each layer of a GPU's software has its own, and counts among what the one below has left over.
+# One for each layer of GPU software; each counts among the GPUs that the layer below shows.
 MASKS = (
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
@@ -32,12 +32,12 @@ MASKS = (
 
 @dataclass(frozen=True)
 class DeviceWish:
-    """What a person wants ranks to compute on.
+    """The device that the user requests for each rank.
 
     Attributes:
-        kind: "cpu", "cuda", or "auto" for a GPU where there is one.
-        gpu_map: by local rank, the index of its GPU among those it sees; empty: the local rank.
-        share: take GPUs in turn where there are fewer than local ranks.
+        kind: "cpu", "cuda", or "auto" for a GPU if there is one.
+        gpu_map: index of the GPU of each local rank among those it sees; empty for the local rank.
+        share: whether ranks share GPUs, round-robin, if there are fewer than local ranks.
     """
 
     kind: str = "auto"
@@ -47,11 +47,11 @@ class DeviceWish:
 
 @dataclass(frozen=True)
 class Device:
-    """What a rank has taken.
+    """The device of a rank.
 
     Attributes:
-        name: for people.
-        uuid: of a GPU, the same whatever a rank calls it; "" where that is not known.
+        name: name for display.
+        uuid: UUID of a GPU, independent of visible-device masks; "" if not known.
     """
 
     name: str
@@ -59,13 +59,18 @@ class Device:
 
 
 def device_index(topology: Topology, visible: int, wish: DeviceWish | None = None) -> int:
-    """Return the index of the GPU that this rank takes.
+    """Return the index of the GPU of this rank.
 
-    One visible GPU is index 0 (the scheduler has masked the others); at least one for each local
-    rank is the local rank. Anything else would put two ranks on one GPU, and they must want that.
+    With one visible GPU it is 0 (the scheduler has masked the others), with at least one per local
+    rank the local rank. Otherwise ranks would share a GPU, which must be requested.
+
+    Args:
+        topology: location of this rank.
+        visible: number of GPUs that this rank sees.
+        wish: requested device.
 
     Raises:
-        UsageError: fewer GPUs than local ranks, or the map names none for this rank.
+        UsageError: there are fewer GPUs than local ranks, or the map has none for this rank.
     """
     wish = wish or DeviceWish()
     local, host = topology.local_rank, topology.hostnames[topology.rank]
@@ -95,11 +100,11 @@ def device_index(topology: Topology, visible: int, wish: DeviceWish | None = Non
 
 
 def no_gpus(framework: str, environ: Mapping[str, str]) -> UsageError:
-    """Return the error for a rank that is to take a GPU and sees none.
+    """Return the error for a rank that requires a GPU but sees none.
 
     Args:
-        framework: that looked for them.
-        environ: may have masks that hide them.
+        framework: name of the framework.
+        environ: environment variables, which may have masks that hide GPUs.
     """
     masks = [f"{name}={environ[name]}" for name in MASKS if name in environ]
     hidden = f" ({', '.join(masks)})" if masks else ""
@@ -109,10 +114,10 @@ def no_gpus(framework: str, environ: Mapping[str, str]) -> UsageError:
 
 
 def parse_gpu_map(text: str | None) -> tuple[int, ...]:
-    """Read "3,2,1,0".
+    """Parse a list of GPU indices such as "3,2,1,0".
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: the text is not such a list.
     """
     if text is None:
         return ()
@@ -123,13 +128,13 @@ def parse_gpu_map(text: str | None) -> tuple[int, ...]:
 
 
 def require_own_devices(devices: Sequence[Device]) -> None:
-    """Raise if two ranks have taken the same GPU.
+    """Check that no two ranks use the same GPU.
 
     Args:
-        devices: by rank.
+        devices: device of each rank.
 
     Raises:
-        UsageError: names the first two ranks that have.
+        UsageError: two ranks use the same GPU.
     """
     seen: dict[str, int] = {}
     for rank, device in enumerate(devices):

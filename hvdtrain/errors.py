@@ -34,53 +34,53 @@ EXIT_TERMINATED = 143
 
 
 class HvdtrainError(RuntimeError):
-    """Base of every error that hvdtrain raises on its own account."""
+    """Base class of hvdtrain's errors."""
 
     exit_code = EXIT_CRASH
 
 
 class NotInitializedError(HvdtrainError, ValueError):
-    """An operation was asked for before init() or after shutdown(); Horovod's is a ValueError."""
+    """An operation was called before init() or after shutdown(); in Horovod a ValueError."""
 
 
 class EngineUnavailableError(HvdtrainError):
-    """The engine that was asked for cannot be loaded here."""
+    """The requested engine cannot be loaded here."""
 
     exit_code = EXIT_USAGE
 
 
 class LauncherMismatchError(HvdtrainError):
-    """The world that MPI formed is not the one that the launcher promised."""
+    """The world that MPI formed differs from the one that the launcher announced."""
 
     exit_code = EXIT_MISMATCH
 
 
 class MismatchError(HvdtrainError):
-    """Ranks submitted different requests where they must submit the same one."""
+    """Ranks submitted different requests where they must be equal."""
 
 
 class TrainingError(HvdtrainError):
-    """Training cannot go on, found by all ranks together; the message says all there is to say."""
+    """Training cannot continue, as detected by all ranks together; no traceback is needed."""
 
 
 class PeerFailureError(HvdtrainError):
-    """Another rank left the job or failed while this one was waiting for it."""
+    """Another rank ended or failed while this one was waiting for it."""
 
 
 class ConnectionLostError(PeerFailureError):
-    """The connection to another rank broke, because that rank has ended."""
+    """The connection to another rank broke because that rank ended."""
 
 
 class UnsupportedError(HvdtrainError, ValueError):
-    """The engine lacks this operation, element type or device; Horovod's is a ValueError."""
+    """The engine does not support an operation, dtype or device; in Horovod a ValueError."""
 
 
 class TooManyPassesError(HvdtrainError, AssertionError):
     """Gradients were computed more often than backward_passes_per_step before step().
 
     Args:
-        name: of a parameter.
-        passes: backward passes for each step.
+        name: name of a parameter.
+        passes: backward passes per step.
     """
 
     def __init__(self, name: str, passes: int) -> None:
@@ -92,32 +92,32 @@ class TooManyPassesError(HvdtrainError, AssertionError):
 
 
 class RecipeError(HvdtrainError):
-    """The user's own recipe raised; the cause is what, with a traceback that begins there."""
+    """The user's recipe raised an error, which is the cause; its traceback begins in the recipe."""
 
 
 class UsageError(HvdtrainError):
-    """Bad input from a person: reported as one line, without a traceback."""
+    """Invalid input from the user, reported in one line without a traceback."""
 
     exit_code = EXIT_USAGE
 
 
 class SystemLimitError(UsageError):
-    """A rank may have no more files or memory; every rank that it concerns raises the same."""
+    """A rank has reached a limit of files or memory; all ranks concerned raise the same error."""
 
 
 class OneRankError(UsageError):
-    """Bad input that this rank alone may have met: it says so itself, and ends the job."""
+    """Invalid input that possibly this rank alone has found: it reports it and ends the job."""
 
 
-# Horovod's name for what its operations raise.
+# Horovod's name for the errors of its operations.
 HorovodInternalError = HvdtrainError
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Horovod's sign that hosts came or went. Never raised here, where the world is fixed.
+    """Horovod's signal that hosts were added or removed; never raised in a world of fixed size.
 
     Args:
-        skip_sync: for Horovod's sake; it makes no difference.
+        skip_sync: accepted for compatibility with Horovod; it has no effect.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:

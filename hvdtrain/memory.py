@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""The memory available to this process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Memory", "find_memory"]
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of the machine, and what is left of it for this process.
+    """The memory of the machine, and the part available to this process.
 
     Attributes:
-        machine_bytes: of the machine.
-        limit_bytes: what the control group allows, where that is less; None where it is not.
-        free_bytes: what can still be had, of the machine and of the control group.
+        machine_bytes: total memory of the machine.
+        limit_bytes: limit of the control group; None if it is not below the machine's memory.
+        free_bytes: memory that can still be allocated, by the machine and the control group.
     """
 
     machine_bytes: int
@@ -26,10 +26,10 @@ class Memory:
 
 
 def find_memory() -> Memory:
-    """Look at the memory of the machine and of this process's control groups (local).
+    """Return the memory of the machine and of this process's control groups (local).
 
     Raises:
-        OSError: the system does not tell.
+        OSError: /proc/meminfo cannot be read.
     """
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     fields = dict(line.split(":", 1) for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""The order of work on a device that does it later than it is told to; here the host's."""
+"""The order of asynchronous work on a device, and its trivial implementation for the host."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ _Memory = TypeVar("_Memory", bound="Movable")
 
 
 class Event(Protocol):
-    """A point in the work that a device has been given."""
+    """A point in the work enqueued on a device."""
 
     def query(self) -> bool:
-        """Return whether the device has come past it."""
+        """Return whether the device has passed it."""
 
     def synchronize(self) -> None:
-        """Block until it has."""
+        """Block until the device has passed it."""
 
 
 class Movable(Protocol):
-    """What of a tensor is used to copy it."""
+    """The part of a tensor that is used to copy it."""
 
     def copy_(self: _Memory, src: _Memory, non_blocking: bool = False) -> object:
-        """Take the elements of another one."""
+        """Overwrite the elements with those of another tensor."""
 
     def zero_(self) -> object:
-        """Take zeros for elements."""
+        """Set all elements to zero."""
 
 
-# What must have been done before something else; None where nothing is left to wait for.
+# Events that must pass before other work starts; None if there is nothing to wait for.
 Mark: TypeAlias = tuple[Event, ...] | None
 
-# A stream of a device, as far as one can be told from another.
+# An identifier of a stream of a device.
 Place: TypeAlias = Hashable
 
 
 class Streams:
-    """The order between a program's work on a device and that of a channel's operations.
+    """The order between a program's work on a device and a channel's operations.
 
-    The program's threads put work on their current streams; a channel's operations run on a
-    stream of their own, and either waits for the other by marks. This class is the host's, where
-    everything is done when a call returns. All methods are local and may be called by any thread.
+    The program's threads enqueue work on their current streams, a channel's operations run on a
+    side stream, and each waits for the other by marks. This class is for the host, where work is
+    complete when a call returns. All methods are local and thread-safe.
     """
 
     def refuse_capture(self, what: str) -> None:
-        """Refuse to be part of a graph that the current stream records.
+        """Refuse to become part of a graph that the current stream is capturing.
 
         Args:
-            what: cannot be part of one, for people.
+            what: name of the refused operation in the message.
 
         Raises:
-            UnsupportedError: it does.
+            UnsupportedError: a graph is being captured.
         """
 
     def place(self) -> Place:
@@ -62,75 +62,85 @@ class Streams:
         return None
 
     def mark(self, places: Iterable[Place] | None = None) -> Mark:
-        """Return what comes after everything that has been put on some streams so far.
+        """Return a mark after all work enqueued on some streams so far.
 
-        Gradients of one bucket may come on several streams: whoever fills it keeps the set of
-        their `place()` and marks them all, once, when the bucket is full.
+        Gradients of one bucket may be computed on several streams: the caller that fills it
+        collects their `place()` and marks them all once the bucket is full.
 
         Args:
-            places: the streams; by default the calling thread's current one.
+            places: streams; by default the calling thread's current one.
         """
         return None
 
     def fill(self, source: _Memory, target: _Memory) -> None:
-        """Copy a tensor into memory of operations, after all that was read from there.
+        """Copy a tensor into an operation's memory, after all earlier reads from it.
 
-        `mark()` comes after it. The source may be given back as soon as this returns.
+        Marks returned later come after the copy. The source may be freed when this returns.
+
+        Args:
+            source: tensor of the program.
+            target: tensor of the same shape in the operation's memory.
         """
         target.copy_(source)
 
     def clear(self, target: Movable) -> None:
-        """Put zeros into memory of operations, after all that was read from there."""
+        """Set an operation's memory to zero, after all earlier reads from it."""
         target.zero_()
 
     def read(self, source: _Memory, target: _Memory) -> None:
-        """Copy a tensor out of memory of operations, for which `wait` was called."""
+        """Copy an operation's memory to a tensor, after `wait` was called.
+
+        Args:
+            source: tensor in the operation's memory.
+            target: tensor of the program, of the same shape.
+        """
         target.copy_(source)
 
     def run_after(self, mark: Mark, work: Callable[[], _Result]) -> tuple[_Result, Mark]:
-        """Do `work()` on the stream of operations, after a mark.
+        """Call `work()` with the side stream current, after a mark.
+
+        Args:
+            mark: events that the side stream waits for.
+            work: function that enqueues work.
 
         Returns:
-            Its result, and the mark that comes after what it put on that stream.
+            The result of `work()`, and a mark after what it enqueued.
         """
         return work(), None
 
     def wait(self, mark: Mark) -> None:
-        """Have what the calling thread puts on its current stream come after a mark.
-
-        The host does not wait.
-        """
+        """Make the calling thread's current stream wait for a mark; the host does not wait."""
 
     def done(self, mark: Mark) -> bool:
-        """Return whether the device has come past a mark."""
+        """Return whether the device has passed a mark."""
         return True
 
     def settle(self, mark: Mark) -> None:
-        """Block until the device has come past a mark."""
+        """Block until the device has passed a mark."""
 
     def keep(self, memory: object) -> None:
-        """Note that the stream of operations uses a tensor.
+        """Record that the side stream uses a tensor.
 
-        Its memory is then not given to others before that stream is through with it, even if the
-        last reference goes earlier. Once is enough for as long as a tensor lives.
+        Its memory is then not reused before that stream has finished its work, even if the last
+        reference is dropped earlier. Once in a tensor's lifetime is enough.
         """
 
     def hand_over(self, memory: object) -> None:
-        """Note that the current stream uses a tensor made on the stream of operations."""
+        """Record that the current stream uses a tensor allocated on the side stream."""
 
 
 class Several(Streams):
-    """The order of work of operations on memory of several devices.
+    """The order of work for operations on several devices.
 
     Args:
-        streams: of each device.
+        streams: order of work of each device.
     """
 
     def __init__(self, streams: Sequence[Streams]) -> None:
         self._streams = streams
 
     def mark(self, places: Iterable[Place] | None = None) -> Mark:
-        """Return what comes after the calling thread's current stream on each device."""
+        """Return a mark after the calling thread's current stream on each device."""
         return _joined(streams.mark() for streams in self._streams)
 
     def run_after(self, mark: Mark, work: Callable[[], _Result]) -> tuple[_Result, Mark]:

@@ -1,4 +1,4 @@
-"""Who is where: ranks and hosts. Pure facts, no MPI."""
+"""The location of ranks on nodes and hosts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ __all__ = ["Topology", "cpu_threads", "format_ranks"]
 
 @dataclass(frozen=True)
 class Topology:
-    """The place of one rank in the world, in Horovod's words.
+    """The location of one rank in the world, in Horovod's terms.
 
-    A node is a group of ranks that have proved to share memory. `local_*` counts inside the
-    node; `cross_*` counts over the nodes that have a rank with this local_rank. `homogeneous`:
-    all nodes have equally many ranks. `node` is the number of its node, in the order of their
-    first ranks.
+    A node is a group of ranks that share memory.
+
+    Attributes:
+        rank: rank in the world.
+        size: number of ranks.
+        local_rank: rank within the node.
+        local_size: number of ranks on the node.
+        cross_rank: rank among those with the same local_rank on all nodes.
+        cross_size: number of nodes that have a rank with this local_rank.
+        hostnames: host name of each rank.
+        homogeneous: whether all nodes have the same number of ranks.
+        node: number of the node, in the order of the nodes' first ranks.
     """
 
     rank: int
@@ -31,23 +39,23 @@ class Topology:
 
     @classmethod
     def from_nodes(cls, rank: int, nodes: Sequence[int], hostnames: Sequence[str]) -> Topology:
-        """Derive the place of `rank` from the node number and the host name of every rank.
+        """Derive the location of a rank from the node and host name of every rank.
 
         Args:
-            rank: this rank.
-            nodes: for each rank a number that is equal exactly within one node.
-            hostnames: for each rank its host name, for people to read.
+            rank: rank in the world.
+            nodes: node number of each rank, equal if and only if ranks are on one node.
+            hostnames: host name of each rank, for messages.
         """
-        place: list[int] = []
+        local: list[int] = []
         seen: dict[int, int] = {}
         for node in nodes:
-            place.append(seen.get(node, 0))
-            seen[node] = place[-1] + 1
-        peers = [r for r in range(len(nodes)) if place[r] == place[rank]]
+            local.append(seen.get(node, 0))
+            seen[node] = local[-1] + 1
+        peers = [r for r in range(len(nodes)) if local[r] == local[rank]]
         return cls(
             rank=rank,
             size=len(nodes),
-            local_rank=place[rank],
+            local_rank=local[rank],
             local_size=seen[nodes[rank]],
             cross_rank=peers.index(rank),
             cross_size=len(peers),
@@ -58,25 +66,25 @@ class Topology:
 
     @property
     def title(self) -> str:
-        """How messages name this rank, e.g. "[rank 2/4]"."""
+        """The name of this rank in messages, e.g. "[rank 2/4]"."""
         return f"[rank {self.rank}/{self.size}]"
 
     @property
     def hosts(self) -> int:
-        """How many host names the ranks have."""
+        """Number of different host names."""
         return len(set(self.hostnames))
 
 
 def cpu_threads(topology: Topology, affinity: int, machine: int) -> int:
-    """Return how many compute threads this rank should run.
+    """Return the number of compute threads that this rank should use.
 
-    A rank that its launcher has bound to some cores has those for itself; ranks that may run
-    anywhere share the machine's.
+    A rank that its launcher has bound to some cores uses them alone; ranks that are not bound share
+    those of the machine.
 
     Args:
-        topology: the place of the rank.
-        affinity: how many cores the rank may run on.
-        machine: how many cores the machine has.
+        topology: location of the rank.
+        affinity: number of cores that the rank may run on.
+        machine: number of cores of the machine.
     """
     sharing = topology.local_size if affinity >= machine else 1
     return max(1, affinity // sharing)

@@ -1,4 +1,4 @@
-"""Reduction operations and element types, by the names that every layer uses."""
+"""Reduction operations and element types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["DType", "ReduceOp"]
 
 
 class ReduceOp(Enum):
-    """How elements of several ranks become one."""
+    """Reduction operations."""
 
     AVERAGE = "average"
     SUM = "sum"
@@ -20,12 +20,12 @@ class ReduceOp(Enum):
     PRODUCT = "product"
     ADASUM = "adasum"
 
-    # Enum's own hashes the name in Python, each time; members are singletons.
+    # Enum.__hash__ hashes the name in Python on every call; members are singletons.
     __hash__ = object.__hash__
 
 
 class DType(Enum):
-    """Element types; the value is the name that numpy and the frameworks share."""
+    """Element types; the value is the name in numpy and the frameworks."""
 
     BOOL = "bool"
     UINT8 = "uint8"
@@ -47,7 +47,7 @@ class DType(Enum):
 
     @cached_property
     def numpy(self) -> np.dtype[np.generic]:
-        """The numpy type of the same width; bfloat16 shows as its uint16 bit pattern."""
+        """The numpy dtype of the same width; uint16 for bfloat16."""
         return np.dtype("uint16" if self is DType.BFLOAT16 else self.value)
 
     @cached_property
@@ -57,12 +57,12 @@ class DType(Enum):
 
     @cached_property
     def is_integer(self) -> bool:
-        """Whether this is a whole-number type (bool is not)."""
+        """Whether this is an integer type (bool is not)."""
         return self.value.startswith(("int", "uint"))
 
     @cached_property
     def is_half(self) -> bool:
-        """Whether this is a type of 16 bits with a fraction."""
+        """Whether this is a 16-bit floating-point type."""
         return self in (DType.FLOAT16, DType.BFLOAT16)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What the launcher's environment variables promise about the world."""
+"""The rank and size that a launcher announces in environment variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PromisedWorld:
-    """Rank and size that a launcher announced, and which launcher that is."""
+    """Rank and size as announced by a launcher.
+
+    Attributes:
+        launcher: name of the launcher.
+        rank: rank of this process.
+        size: number of ranks.
+        variable: name of the variable with the size.
+    """
 
     launcher: str
     rank: int
@@ -29,7 +36,7 @@ class PromisedWorld:
 OPEN_MPI = "Open MPI's mpirun"
 SRUN = "srun"
 _HYDRA = "MPICH's or Intel's mpiexec"
-# Trusted in this order: mpirun inside an sbatch job passes on the SLURM_* of its daemon.
+# In order of precedence: mpirun in an sbatch job passes on the SLURM_* variables of its daemon.
 _SOURCES = (
     (OPEN_MPI, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MVAPICH2's mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
@@ -46,9 +53,9 @@ _MARKERS = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_PORT", "PMI_FD")
 
 
 def promised_world(environ: Mapping[str, str]) -> PromisedWorld | None:
-    """Read the first launcher whose rank and size are both there and make sense."""
-    # The names are anybody's; but where its mark is, torchrun started this process, and whatever
-    # started the torchrun of each node left its own numbers behind.
+    """Return the rank and size from the first launcher whose variables are set and valid."""
+    # torchrun's variable names are generic. But if its marker is set, torchrun started this
+    # process, and other variables belong to the launcher that started torchrun itself.
     sources = (_TORCHRUN, *_SOURCES) if _TORCHRUN_MARKER in environ else (*_SOURCES, _TORCHRUN)
     for launcher, rank_variable, size_variable in sources:
         rank, size = environ.get(rank_variable, ""), environ.get(size_variable, "")
@@ -60,14 +67,14 @@ def promised_world(environ: Mapping[str, str]) -> PromisedWorld | None:
 
 
 def _srun_speaks_pmi(environ: Mapping[str, str]) -> bool:
-    # The daemons of mpiexec are tasks of srun, too, but tell ranks their number on the host.
+    # The daemons of mpiexec are tasks of srun too, but set MPI_LOCALRANKID for their ranks.
     return "SLURM_STEP_ID" in environ and "MPI_LOCALRANKID" not in environ
 
 
 def idle_tasks(environ: Mapping[str, str]) -> int:
-    """Return how many tasks Slurm has room for beside this process, in the shell of a batch job.
+    """Return the number of unused Slurm tasks beside this process, in the shell of a batch job.
 
-    SLURM_PROCID is 0 there, as if this were the first of them; but nobody starts the others.
+    SLURM_PROCID is 0 there, as for the first task, but the other tasks are not started.
     """
     tasks = environ.get("SLURM_NTASKS", "")
     if not tasks.isdecimal() or "SLURM_STEP_ID" in environ or under_launcher(environ):
@@ -76,5 +83,5 @@ def idle_tasks(environ: Mapping[str, str]) -> int:
 
 
 def under_launcher(environ: Mapping[str, str]) -> bool:
-    """Return whether a launcher started this process, as far as variables can tell."""
+    """Return whether a launcher started this process, according to its variables."""
     return promised_world(environ) is not None or any(name in environ for name in _MARKERS)

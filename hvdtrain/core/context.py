@@ -41,7 +41,7 @@ from hvdtrain.errors import (
     HvdtrainError,
     NotInitializedError,
 )
-from hvdtrain.patience import wait_patiently
+from hvdtrain.polling import poll_until
 from hvdtrain.topology import Topology
 
 __all__ = ["Context", "current", "init", "is_initialized", "shutdown"]
@@ -161,7 +161,7 @@ class Context:
         """
         channels = self.channels()
         markers = [channel.leave() for channel in channels]
-        wait_patiently(lambda: _all_done(channels, markers))
+        poll_until(lambda: _all_done(channels, markers))
         if self.watch is not None:
             self.watch.stop()
         recording = self.recording

@@ -262,7 +262,7 @@ def join() -> int:
 
 def _check(channel: Channel, buffer: Buffer, what: str, op: ReduceOp | None = None) -> None:
     engine_op = None if op is None else _ENGINE_OPS.get(op, op)
-    objection = channel.communicator.capabilities.objection(buffer, engine_op)
+    objection = channel.communicator.capabilities.unsupported(buffer, engine_op)
     if objection is None and op is ReduceOp.ADASUM and buffer.dtype not in _ADASUM_TYPES:
         objection = f"adasum of {buffer.dtype.value}"
     if objection is not None:

@@ -1,4 +1,4 @@
-"""Changes of images that are drawn anew in each epoch, by a generator that the caller gives."""
+"""Random changes of images, drawn from a generator that the caller passes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Image = npt.NDArray[Any]
 
 
 def random_crop(image: Image, size: int, generator: np.random.Generator, padding: int = 0) -> Image:
-    """Return a square of `size` pixels from anywhere in an image, [..., height, width].
+    """Return a square cropped at a random position from an image.
 
     Args:
-        image: at least as large as the square, with its padding.
-        size: of the square.
-        generator: draws its place.
-        padding: zeros to add on each side before.
+        image: image, [..., height, width], at least as large as the square with its padding.
+        size: height and width of the square.
+        generator: generator of the position.
+        padding: zeros to add on each side before cropping.
     """
     if padding:
         sides = [(0, 0)] * (image.ndim - 2) + [(padding, padding)] * 2
@@ -31,15 +31,25 @@ def random_crop(image: Image, size: int, generator: np.random.Generator, padding
 
 
 def random_flip(image: Image, generator: np.random.Generator) -> Image:
-    """Return an image, [..., height, width], or in half of all cases its mirror image."""
+    """Return an image, mirrored left to right in half of all cases.
+
+    Args:
+        image: image, [..., height, width].
+        generator: generator of the decision.
+    """
     if generator.integers(2):
-        # A view that runs backwards is none to torch.
+        # torch does not accept views with negative strides.
         return np.ascontiguousarray(image[..., ::-1])
     return image
 
 
 def center_crop(image: Image, size: int) -> Image:
-    """Return the square of `size` pixels in the middle of an image, [..., height, width]."""
+    """Return the square of `size` pixels at the center of an image.
+
+    Args:
+        image: image, [..., height, width], at least as large as the square.
+        size: height and width of the square.
+    """
     height, width = image.shape[-2:]
     top, left = (height - size) // 2, (width - size) // 2
     return image[..., top : top + size, left : left + size]
@@ -48,5 +58,12 @@ def center_crop(image: Image, size: int) -> Image:
 def crop_and_flip(
     image: Image, generator: np.random.Generator, size: int, padding: int = 0
 ) -> Image:
-    """Return random_flip() of random_crop(): what most recipes for photographs do."""
+    """Return random_flip() of random_crop(), as most recipes for photographs do.
+
+    Args:
+        image: image, [..., height, width].
+        generator: generator of position and decision.
+        size: height and width of the square.
+        padding: zeros to add on each side before cropping.
+    """
     return random_flip(random_crop(image, size, generator, padding), generator)

@@ -22,10 +22,10 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Windows:
-    """A map-style data set: [index] gives (characters, the one that follows each of them).
+    """A map-style data set: [index] returns (characters, the character that follows each).
 
     Attributes:
-        tokens: numbers of the characters of the text, [n].
+        tokens: int64 numbers of the characters of the text, [n].
         context: characters of a window; windows follow each other and do not overlap.
     """
 
@@ -33,11 +33,11 @@ class Windows:
     context: int
 
     def __len__(self) -> int:
-        """Return how many windows there are; what does not fill one is left out."""
+        """Return the number of windows; a remainder that does not fill one is omitted."""
         return max(0, (len(self.tokens) - 1) // self.context)
 
     def __getitem__(self, index: int) -> tuple[Tokens, Tokens]:
-        """Return the characters of a window and their successors, each [context]."""
+        """Return the characters of a window and their successors, each int64 [context]."""
         start, stop = index * self.context, (index + 1) * self.context
         return self.tokens[start:stop], self.tokens[start + 1 : stop + 1]
 
@@ -47,7 +47,7 @@ class Characters:
     """A text in windows.
 
     Attributes:
-        vocabulary: the characters of the text, in order; their places are their numbers.
+        vocabulary: characters of the text, sorted; a character's index is its number.
         train: windows of the first nine tenths.
         test: windows of the rest.
     """
@@ -61,12 +61,12 @@ def load_text(data_dir: Path | None, context: int, file: str = "") -> Characters
     """Load a text.
 
     Args:
-        data_dir: the folder that holds it, or the file itself.
+        data_dir: folder that holds the text, or the file itself.
         context: characters of a window.
-        file: its name in the folder; empty: the only one that ends in .txt.
+        file: name of the file in the folder; empty: the only one that ends in .txt.
 
     Raises:
-        UsageError: it is not there, is not in UTF-8, or is too short.
+        UsageError: the file is missing, not UTF-8, or too short; or context is less than 1.
     """
     if context < 1:
         raise UsageError(f"context must be at least 1, got {context}")

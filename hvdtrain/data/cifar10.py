@@ -31,12 +31,12 @@ _Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
 
 
 def load_cifar10(data_dir: Path | None) -> Dataset:
-    """Load images, [n, 3, 32, 32], with mean 0 and deviation 1, and labels from 0 to 9.
+    """Load the images, standardized float32 [n, 3, 32, 32], and labels from 0 to 9.
 
-    Where both versions are there, the binary one is taken.
+    If both versions of the files are there, the binary one is used.
 
     Raises:
-        UsageError: a file is not there, or damaged.
+        UsageError: a file is missing or damaged.
     """
     folder = data_folder(data_dir, "cifar10", _LAYOUT)
     stems = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
@@ -49,10 +49,10 @@ def load_cifar10(data_dir: Path | None) -> Dataset:
 
 
 def read_binary_batch(path: Path) -> _Batch:
-    """Return the images, [n, 3072], and the labels, [n], of a binary batch.
+    """Return the images, uint8 [n, 3072], and the labels, uint8 [n], of a binary batch.
 
     Raises:
-        UsageError: its size is not that of whole records.
+        UsageError: the size of the file is not a multiple of a record's.
     """
     content = read_bytes(path)
     record = 1 + _IMAGE_BYTES
@@ -66,13 +66,13 @@ def read_binary_batch(path: Path) -> _Batch:
 
 
 def _version(folder: Path, stems: list[str]) -> tuple[list[Path], Callable[[Path], _Batch]]:
-    """Return the files of the version that is there, and what reads one of them."""
+    """Return the files of the version that is there, and the function that reads one of them."""
     for inner, ending, read in (
         ("cifar-10-batches-bin", ".bin", read_binary_batch),
         ("cifar-10-batches-py", "", read_python_batch),
     ):
-        for place in (folder, folder / inner):
-            paths = [place / f"{stem}{ending}" for stem in stems]
+        for parent in (folder, folder / inner):
+            paths = [parent / f"{stem}{ending}" for stem in stems]
             if any(path.is_file() for path in paths):
                 return paths, read
     raise missing_files("cifar10", folder, [f"{stems[0]}.bin", stems[0]], _LAYOUT)

@@ -1,8 +1,8 @@
 """The Python version of CIFAR-10, read without running anything that its files may name.
 
-Its batches are pickles, which can call any function by its name. Of all names only those that these
-files need are known here, and each means a plain holder of this module: not even numpy's
-own functions are handed what a file says.
+Its batches are pickles, which can call any function by name. Only the names that these files need
+are known here, and each stands for a plain class of this module: not even numpy's own functions
+receive the content of a file.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _IMAGE_BYTES = 3 * 32 * 32
 
 
 def read_python_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Return the images, [n, 3072], and the labels, [n], of a batch of the Python version.
+    """Return the images, uint8 [n, 3072], and the labels, uint8 [n], of a pickled batch.
 
     Raises:
-        UsageError: it holds something else, or names what such a batch does not need.
+        UsageError: the file holds something else, or uses names that such a batch does not need.
     """
     content = read_bytes(path)
     try:
@@ -45,15 +45,15 @@ def read_python_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
 
 
 class _Array:
-    """What stands for a numpy array: its bytes."""
+    """Stands for a numpy array and keeps its bytes."""
 
     content: bytes = b""
 
     def __init__(self, *_: Any) -> None:
-        """Take the arguments of numpy's _reconstruct, which say nothing yet."""
+        """Accept the arguments of numpy's _reconstruct, which hold no data yet."""
 
     def __setstate__(self, state: Any) -> None:
-        """Take numpy's (version, shape, dtype, whether it is in Fortran's order, bytes)."""
+        """Accept numpy's (version, shape, dtype, whether it is in Fortran order, bytes)."""
         _, _, dtype, in_fortrans_order, content = state
         if dtype.name not in (b"u1", "u1") or in_fortrans_order or type(content) is not bytes:
             raise pickle.UnpicklingError("its data are not rows of unsigned bytes")
@@ -61,13 +61,13 @@ class _Array:
 
 
 class _Dtype:
-    """What stands for a numpy dtype: its name."""
+    """Stands for a numpy dtype and keeps its name."""
 
     def __init__(self, name: bytes | str, *_: Any) -> None:
         self.name = name
 
     def __setstate__(self, state: Any) -> None:
-        """Take the byte order and more, which unsigned bytes do not have."""
+        """Accept the byte order and more, which do not matter for unsigned bytes."""
 
 
 _KNOWN = {
@@ -82,7 +82,7 @@ class _Unpickler(pickle.Unpickler):
     """Knows the names that a batch needs, and refuses all others."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name."""
+        """Return the class that stands for a name."""
         if (module, name) not in _KNOWN:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no such batch needs")
         return _KNOWN[module, name]

@@ -16,8 +16,8 @@ class Samples:
     """Inputs and their labels.
 
     Attributes:
-        inputs: float32, [n, ...].
-        labels: int64, [n].
+        inputs: float32 [n, ...].
+        labels: int64 [n].
     """
 
     inputs: npt.NDArray[np.float32]
@@ -29,16 +29,21 @@ class Samples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What is trained on and what is only evaluated."""
+    """Training and test samples.
+
+    Attributes:
+        train: samples to train on.
+        test: samples that are only evaluated.
+    """
 
     train: Samples
     test: Samples
 
 
 def is_stream(data: Any) -> bool:
-    """Return whether samples only come one after the other, and cannot be asked for by number.
+    """Return whether samples can only be read one after the other, and not by number.
 
-    torch's IterableDataset, and those that are named after it, have an [index] that only raises.
+    torch's IterableDataset, and classes of the same name, have an [index] that only raises.
     """
     if isinstance(data, Samples):
         return False

@@ -20,7 +20,7 @@ _BRIGHTEST = 16.0
 
 
 def load_digits() -> Dataset:
-    """Load the images, [n, 1, 8, 8] in [0, 1], in a stratified 80/20 split that never changes.
+    """Load the images, float32 [n, 1, 8, 8] in [0, 1], in a fixed stratified 80/20 split.
 
     Raises:
         UsageError: scikit-learn is not installed.
@@ -33,7 +33,7 @@ def load_digits() -> Dataset:
 
 
 def _table_of_scikit_learn() -> Path:
-    """Find the file beside scikit-learn's modules: importing those takes a second per rank."""
+    """Find the file beside scikit-learn's modules: importing them takes a second per rank."""
     package = importlib.util.find_spec("sklearn")
     folders = package.submodule_search_locations if package is not None else None
     for folder in folders or []:
@@ -50,16 +50,16 @@ def stratified_split(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Split indices so that every label has the same share of test samples, up to rounding.
 
-    Of n samples ceil(n * test_fraction) are for testing; what rounding down leaves over goes
-    to the labels with the largest remainders.
+    Of n samples ceil(n * test_fraction) are test samples; those left over by rounding down go to
+    the labels with the largest remainders.
 
     Args:
-        labels: [n].
-        test_fraction: share of each label that goes to the test part, in (0, 1).
-        seed: of the split alone.
+        labels: int64 labels, [n].
+        test_fraction: share of each label in the test part, in (0, 1).
+        seed: seed of the split.
 
     Returns:
-        Sorted indices of the training and of the test part.
+        Sorted int64 indices of the training part and of the test part.
     """
     generator = np.random.default_rng(seed)
     classes, counts = np.unique(labels, return_counts=True)

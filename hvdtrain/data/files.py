@@ -1,4 +1,4 @@
-"""Reading files that a person has put somewhere, with one line for each thing that can be wrong."""
+"""Reading files that a user provides, with one line of error for each thing that can be wrong."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["data_folder", "missing_files", "read_bytes", "read_text"]
 
 
 def data_folder(data_dir: Path | None, data_set: str, layout: str) -> Path:
-    """Return the folder of a data set, once it is known to be one.
+    """Return the folder of a data set after checking that it exists.
 
     Args:
-        data_dir: where a person says that it is.
-        data_set: its name, for people.
-        layout: what is expected in the folder, for people.
+        data_dir: folder that the user names, or None.
+        data_set: name of the data set for people.
+        layout: files expected in the folder, for people.
 
     Raises:
-        UsageError: none was named, or there is none.
+        UsageError: no folder was named, or it does not exist.
     """
     if data_dir is None:
         raise UsageError(f"{data_set} needs --data-dir DIR, with {layout}; nothing is downloaded")
@@ -34,13 +34,13 @@ def data_folder(data_dir: Path | None, data_set: str, layout: str) -> Path:
 
 
 def missing_files(data_set: str, folder: Path, names: Sequence[str], layout: str) -> UsageError:
-    """Return what to raise where files of a data set are not there.
+    """Return the error for missing files of a data set.
 
     Args:
-        data_set: its name, for people.
-        folder: where they should be.
-        names: of those that are not there.
-        layout: what is expected in the folder, for people.
+        data_set: name of the data set for people.
+        folder: folder where the files should be.
+        names: names of the missing files.
+        layout: files expected in the folder, for people.
     """
     return UsageError(
         f"{data_set}: {', '.join(names)} not found in {folder}; expected are {layout}; nothing is "
@@ -49,10 +49,10 @@ def missing_files(data_set: str, folder: Path, names: Sequence[str], layout: str
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what a file holds, unpacked where its name ends in .gz.
+    """Return the content of a file, decompressed if its name ends in .gz.
 
     Raises:
-        UsageError: it cannot be read, or is not a whole gzip file.
+        UsageError: it cannot be read, or is not a complete gzip file.
     """
     try:
         if path.suffix == ".gz":
@@ -66,7 +66,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return what a text file holds, in UTF-8.
+    """Return the content of a text file in UTF-8.
 
     Raises:
         UsageError: it cannot be read, or is not UTF-8.

@@ -1,4 +1,4 @@
-"""MNIST, and what comes in the same files: IDX, as Yann LeCun's page describes it."""
+"""MNIST, and other data sets in its IDX files."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _LAYOUT = (
 
 
 def load_mnist(data_dir: Path | None) -> Dataset:
-    """Load images, [n, 1, 28, 28], with mean 0 and deviation 1, and labels from 0 to 9.
+    """Load the images, standardized float32 [n, 1, 28, 28], and labels from 0 to 9.
 
     Args:
-        data_dir: holds the four files of MNIST, or of Fashion-MNIST.
+        data_dir: folder with the four files of MNIST, or of Fashion-MNIST.
 
     Raises:
-        UsageError: a file is not there, is damaged, or does not fit the others.
+        UsageError: a file is missing, is damaged, or does not fit the others.
     """
     folder = data_folder(data_dir, "mnist", _LAYOUT)
     stems = {f"{part}-{kind}": kind for part in ("train", "t10k") for kind in ("images", "labels")}
@@ -50,7 +50,7 @@ def load_mnist(data_dir: Path | None) -> Dataset:
 
 
 def read_mnist_images(path: Path) -> npt.NDArray[np.float32]:
-    """Return the images in one file of MNIST, as load_mnist() does.
+    """Return the images in one file of MNIST, float32 [n, 1, 28, 28], as load_mnist() does.
 
     Raises:
         UsageError: it is not such a file, or is damaged.
@@ -59,14 +59,14 @@ def read_mnist_images(path: Path) -> npt.NDArray[np.float32]:
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """Return the array of unsigned bytes in an IDX file, packed with gzip or not.
+    """Return the array of unsigned bytes in an IDX file, gzipped or not.
 
     Args:
-        path: of the file.
-        dimensions: how many the array must have.
+        path: path of the file.
+        dimensions: number of dimensions that the array must have.
 
     Raises:
-        UsageError: it is not such a file, or has more or fewer bytes than its header says.
+        UsageError: it is not such a file, or its size differs from what its header says.
     """
     content = read_bytes(path)
     header = bytes([0, 0, _UNSIGNED_BYTE, dimensions])

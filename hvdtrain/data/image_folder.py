@@ -1,4 +1,4 @@
-"""Images in one folder for each class."""
+"""Images in one folder per class."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _LAYOUT = (
 def load_image_folders(
     data_dir: Path | None, size: int, crop: int
 ) -> tuple[ImageFiles, ImageFiles]:
-    """Find the images to train on, uncropped, and those to test on, cropped to their middle.
+    """Find the training images, uncropped, and the test images, cropped to their centers.
 
     Classes are numbered in the order of their names. Files are read when they are needed.
 
     Args:
-        data_dir: holds train/ and test/ or val/, each with one folder for each class.
+        data_dir: folder with train/ and test/ or val/, each with one folder per class.
         size: pixels of the shorter side after resizing; see ImageFiles.
         crop: pixels of a test image.
 
     Raises:
-        UsageError: a folder is not there, is empty, or is of an unknown class.
+        UsageError: a folder is missing, is empty, or is of an unknown class.
     """
     folder = data_folder(data_dir, "imagefolder", _LAYOUT)
     train_folder = _part(folder, ["train"])
@@ -79,5 +79,5 @@ def _images(folder: Path, classes: Sequence[str], size: int, crop: int | None) -
 
 
 def _hidden(path: Path) -> bool:
-    """Tell what file managers and notebooks leave behind."""
+    """Return whether a file was left behind by a file manager or a notebook."""
     return path.name.startswith(".")

@@ -22,15 +22,14 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".ti
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """A map-style data set of image files: [index] gives (image, label).
+    """A map-style data set of image files: [index] returns (image, label).
 
     Attributes:
-        paths: of the files.
-        labels: their classes, from 0.
+        paths: paths of the files.
+        labels: classes of the images, from 0.
         classes: names of the classes.
-        size: images are resized so that their shorter side has so many pixels, and cut to a
-            square around their middle.
-        crop: the square of so many pixels in the middle of it is given; None: all of it.
+        size: pixels of the shorter side after resizing; a square is cropped around the center.
+        crop: pixels of the square returned from the center of that; None: all of it.
     """
 
     paths: Sequence[Path]
@@ -40,21 +39,21 @@ class ImageFiles:
     crop: int | None = None
 
     def __len__(self) -> int:
-        """Return how many images there are."""
+        """Return the number of images."""
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[npt.NDArray[np.float32], int]:
-        """Return the image, as of read_image(), and the label of a sample."""
+        """Return the image, as from read_image(), and the label of a sample."""
         return read_image(self.paths[index], self.size, self.crop), self.labels[index]
 
 
 def read_image(path: Path, size: int, crop: int | None = None) -> npt.NDArray[np.float32]:
-    """Return an image in three colours, [3, pixels, pixels], with mean 0 and deviation 1.
+    """Return an image in three colors, standardized float32 [3, pixels, pixels].
 
     Args:
-        path: of a file that Pillow can read.
-        size: pixels of the shorter side after resizing; a square is cut around the middle.
-        crop: pixels of the square that is cut out of that; None: all of it.
+        path: file that Pillow can read.
+        size: pixels of the shorter side after resizing; a square is cropped around the center.
+        crop: pixels of the square returned from the center of that; None: all of it.
 
     Raises:
         UsageError: it cannot be read, or Pillow is not installed.
@@ -63,7 +62,7 @@ def read_image(path: Path, size: int, crop: int | None = None) -> npt.NDArray[np
     try:
         with pillow.open(path) as image:
             pixels = np.asarray(_square(image.convert("RGB"), size, pillow.Resampling.BILINEAR))
-    # Pillow's readers raise whatever their format's parser does.
+    # Pillow's readers raise whatever the parser of a format raises.
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UsageError(f"cannot read the image {path}: {reason}") from None
@@ -89,6 +88,6 @@ def _square(image: Any, size: int, filter_: Any) -> Any:
     width, height = image.size
     shorter = min(width, height)
     left, top = (width - shorter) // 2, (height - shorter) // 2
-    # Resized and cut in one step, from the part that is kept.
+    # Resized and cropped in one step.
     kept = (left, top, left + shorter, top + shorter)
     return image.resize((size, size), filter_, box=kept)

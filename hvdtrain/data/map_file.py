@@ -1,4 +1,4 @@
-"""Image files listed with their labels, one a line, as CNTK's readers take them."""
+"""Image files listed with their labels, one per line, in the format of CNTK's readers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _LAYOUT = "train.txt and test.txt, each line the path of an image, a TAB and its
 
 
 def load_map_files(data_dir: Path | None, size: int, crop: int) -> tuple[ImageFiles, ImageFiles]:
-    """Find the images to train on, uncropped, and those to test on, cropped to their middle.
+    """Find the training images, uncropped, and the test images, cropped to their centers.
 
-    There are as many classes as the largest label to train on says. Images are read when they are
+    The number of classes is the largest training label plus one. Images are read when they are
     needed.
 
     Args:
-        data_dir: holds train.txt and test.txt.
+        data_dir: folder with train.txt and test.txt.
         size: pixels of the shorter side after resizing; see ImageFiles.
         crop: pixels of a test image.
 
     Raises:
-        UsageError: a map file is not there, or a line of it is wrong.
+        UsageError: a map file is missing, or a line of it is invalid.
     """
     folder = data_folder(data_dir, "mapfile", _LAYOUT)
     missing = [name for name in ("train.txt", "test.txt") if not (folder / name).is_file()]
@@ -42,11 +42,11 @@ def read_map_file(path: Path, classes: int | None = None) -> tuple[list[Path], l
     """Return the paths and the labels in a map file; empty lines are skipped.
 
     Args:
-        path: of the map file; the paths in it are relative to its folder.
-        classes: labels must be less; None: any from 0.
+        path: map file; the paths in it are relative to its folder.
+        classes: number that labels must be less than; None: any label from 0.
 
     Raises:
-        UsageError: it cannot be read, a line is wrong, or there is none.
+        UsageError: it cannot be read, a line is invalid, or there is none.
     """
     paths: list[Path] = []
     labels: list[int] = []
@@ -60,13 +60,13 @@ def read_map_file(path: Path, classes: int | None = None) -> tuple[list[Path], l
     return paths, labels
 
 
-def _parsed(line: str, place: str, classes: int | None) -> tuple[str, int]:
+def _parsed(line: str, where: str, classes: int | None) -> tuple[str, int]:
     name, tab, text = line.partition("\t")
     if not (tab and name.strip()):
-        raise UsageError(f"{place}: expected PATH, a TAB and LABEL, got {line.rstrip()!r}")
+        raise UsageError(f"{where}: expected PATH, a TAB and LABEL, got {line.rstrip()!r}")
     label = text.strip()
     if not (label.isascii() and label.isdigit()):
-        raise UsageError(f"{place}: the label must be a whole number from 0, got {label!r}")
+        raise UsageError(f"{where}: the label must be a whole number from 0, got {label!r}")
     if classes is not None and int(label) >= classes:
-        raise UsageError(f"{place}: label {label} is none of the {classes} classes to train on")
+        raise UsageError(f"{where}: label {label} is none of the {classes} classes to train on")
     return name.strip(), int(label)

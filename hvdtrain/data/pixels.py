@@ -1,4 +1,4 @@
-"""Pixels as networks like them: of mean 0 and deviation 1."""
+"""Pixels standardized for networks, to mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 __all__ = ["standardized", "standardized_colors"]
 
-# Of ImageNet's training images, between 0 and 1, by colour: what most networks are used to.
+# Per color, of ImageNet's training images between 0 and 1: most networks are trained with these.
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
 _DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
 
@@ -16,12 +16,12 @@ Floats = npt.NDArray[np.float32]
 
 
 def standardized(pixels: Pixels, mean: float | Floats, deviation: float | Floats) -> Floats:
-    """Return (pixels / 255 - mean) / deviation, float32, in C's order.
+    """Return (pixels / 255 - mean) / deviation, float32, in C order.
 
     Args:
-        pixels: from 0 to 255, of any shape.
-        mean: of pixels between 0 and 1; a number, or what fits the shape.
-        deviation: likewise.
+        pixels: uint8 pixels of any shape.
+        mean: mean of pixels between 0 and 1; a number, or an array that broadcasts to the shape.
+        deviation: standard deviation, likewise.
     """
     scaled = pixels.astype(np.float32, order="C")
     scaled /= 255
@@ -31,5 +31,5 @@ def standardized(pixels: Pixels, mean: float | Floats, deviation: float | Floats
 
 
 def standardized_colors(pixels: Pixels) -> Floats:
-    """Return pixels in red, green and blue, [..., 3, height, width], by ImageNet's deviation."""
+    """Return RGB pixels, [..., 3, height, width], standardized with ImageNet's statistics."""
     return standardized(pixels, _MEAN, _DEVIATION)

@@ -1,4 +1,4 @@
-"""Data of any shape that are made up, to measure with or to try a model on."""
+"""Synthetic data of any shape, for measurements or to try a model."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["make_synthetic"]
 def make_synthetic(
     samples: int, shape: Sequence[int], classes: int, seed: int = 0, test_samples: int = 0
 ) -> Dataset:
-    """Make inputs, [n, *shape], and labels of which a network can learn something.
+    """Make inputs [n, *shape] and labels that a network can learn something from.
 
-    An input is noise of deviation 1, with 1 added where its place, counted over the whole shape, is
-    the label, up to multiples of the number of classes.
+    An input is noise of standard deviation 1, with 1 added where the flat index, modulo the number
+    of classes, equals the label.
 
     Args:
-        samples: to train on.
-        shape: of one input.
-        classes: labels are below.
-        seed: of the noise and the labels.
-        test_samples: to test on; 0: a tenth as many, at least one.
+        samples: number of training samples.
+        shape: shape of one input.
+        classes: number of classes.
+        seed: seed of the noise and the labels.
+        test_samples: number of test samples; 0: a tenth of `samples`, at least one.
 
     Raises:
-        UsageError: a number is not at least 1.
+        UsageError: a number is less than 1.
     """
     for name, value in (
         ("samples", samples),

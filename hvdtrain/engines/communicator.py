@@ -1,4 +1,4 @@
-"""The contract that every engine fulfils: blocking, flat primitives on buffers."""
+"""The interface that every engine implements: blocking primitives on flat buffers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.patience import wait_patiently
+from hvdtrain.polling import poll_until
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["ANY_DEVICE", "Capabilities", "Communicator", "EngineWorld", "Pending"]
 
 
 class _AnyDevice(frozenset[str]):
-    """A set that every type of device is in; listed as "any"."""
+    """A set that contains every device type; listed as "any"."""
 
     def __contains__(self, device: object) -> bool:
         return True
@@ -30,62 +30,76 @@ ANY_DEVICE = _AnyDevice({"any"})
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a communicator takes; everything else is refused by the core, never cast.
+    """What a communicator supports; the core refuses everything else and never casts.
 
     Attributes:
-        reduces: element types that each reduction takes.
-        moves: element types that broadcast, allgather and alltoall take.
-        devices: types of the devices where buffers may lie ("cpu", "cuda"), or ANY_DEVICE.
-        concurrent: several communicators may be used at once, each by a thread of its own.
-        halves: half types are reduced where they lie, and multiplied by factors in float32.
-        rounds_once: then they are added in float32, too, and rounded once, instead of each time.
-        trees: allreduce adds fractional numbers along a binary tree over the ranks, neighbours
-            first and an odd one last, whatever their number and place.
+        reduces: element types that each reduction supports.
+        moves: element types that broadcast, allgather and alltoall support.
+        devices: supported device types of buffers ("cpu", "cuda"), or ANY_DEVICE.
+        concurrent: whether several communicators may be used at once, each by its own thread.
+        half_types: whether half types are reduced in place, and multiplied by factors in float32.
+        rounds_once: whether half types are then also added in float32 and rounded once, instead of
+            after each addition.
+        tree_sums: whether allreduce adds floating-point numbers along a binary tree over the ranks,
+            neighbours first and an odd one last, whatever their number and location.
     """
 
     reduces: Mapping[ReduceOp, frozenset[DType]]
     moves: frozenset[DType]
     devices: frozenset[str]
     concurrent: bool
-    halves: bool = False
+    half_types: bool = False
     rounds_once: bool = True
-    trees: bool = False
+    tree_sums: bool = False
 
-    def objection(self, buffer: Buffer, op: ReduceOp | None = None) -> str | None:
-        """Return why this buffer cannot be moved (or reduced by `op`), or None if it can."""
-        if buffer.device != "cpu" and (objection := self.objection_to(buffer.device)) is not None:
-            return objection
+    def unsupported(self, buffer: Buffer, op: ReduceOp | None = None) -> str | None:
+        """Return what about a buffer is not supported, or None if it can be moved or reduced.
+
+        Args:
+            buffer: buffer to move, or to reduce.
+            op: reduction; None for moving.
+        """
+        if (
+            buffer.device != "cpu"
+            and (reason := self.unsupported_device(buffer.device)) is not None
+        ):
+            return reason
         if op is None:
             return None if buffer.dtype in self.moves else f"moving {buffer.dtype.value}"
         if buffer.dtype not in self.reduces.get(op, frozenset()):
             return f"{op.value} of {buffer.dtype.value}"
         return None
 
-    def objection_to(self, device: str) -> str | None:
-        """Return why memory on a device ("cuda:0") is refused, or None if it is taken."""
+    def unsupported_device(self, device: str) -> str | None:
+        """Return why memory on a device ("cuda:0") is not supported, or None if it is."""
         if device.partition(":")[0] in self.devices:
             return None
         return f"memory on {device} (takes {', '.join(sorted(self.devices))})"
 
 
 class Pending(ABC):
-    """An operation that has been started."""
+    """An operation in progress."""
 
     @abstractmethod
     def test(self) -> bool:
         """Make progress without blocking; return whether the operation is complete."""
 
     def wait(self) -> None:
-        """Block until the operation is complete, without burning a core meanwhile."""
-        wait_patiently(self.test)
+        """Block until the operation is complete, without keeping a core busy."""
+        poll_until(self.test)
 
 
 class Communicator(ABC):
     """An engine bound to an ordered set of ranks.
 
-    Every method but `abort` is collective: each member calls the same methods in
-    the same order, from one thread at a time. The core makes sure that all members have
-    arrived before any of them enters a blocking primitive.
+    Every method is collective unless it says local: all members call the same methods in the same
+    order, from one thread at a time. The core ensures that all members have arrived before any of
+    them enters a blocking primitive.
+
+    Attributes:
+        rank: rank of this process among the members.
+        size: number of members.
+        capabilities: what the communicator supports.
     """
 
     rank: int
@@ -94,7 +108,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
-        """Start an element-wise MAX of at most 8 numbers over all members, in place."""
+        """Start an element-wise maximum over all members, in place.
+
+        Args:
+            values: at most 8 numbers, uint64.
+        """
 
     @abstractmethod
     def allreduce(
@@ -102,9 +120,14 @@ class Communicator(ABC):
     ) -> None:
         """Reduce in place: buffer = postscale * op over ranks of (prescale_r * buffer_r).
 
-        `op` is SUM, MIN, MAX or PRODUCT. Factors other than 1 truncate integers, and cannot be
-        applied to bool, nor to half types but where `capabilities.halves` says so.
-        `prescale` may differ between ranks, `postscale` may not.
+        Factors other than 1 truncate integers. They cannot be applied to bool, nor to half types
+        unless `capabilities.half_types` is set.
+
+        Args:
+            buffer: elements to reduce, in place.
+            op: SUM, MIN, MAX or PRODUCT.
+            prescale: factor before the reduction; may differ between ranks.
+            postscale: factor after it; equal on all ranks.
         """
 
     def allreduce_from(
@@ -115,17 +138,34 @@ class Communicator(ABC):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """Reduce `source` into `buffer`, both in host memory; see `allreduce`."""
+        """Reduce `source` into `buffer`; see `allreduce`.
+
+        Args:
+            source: elements to reduce, in host memory; left unchanged.
+            buffer: memory for the result, in host memory, of the same type and size.
+            op, prescale, postscale: as in `allreduce`.
+        """
         buffer.copy_from(source)
         self.allreduce(buffer, op, prescale, postscale)
 
     @abstractmethod
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
-        """Overwrite every member's buffer with that of `root_rank`."""
+        """Overwrite every member's buffer with that of `root_rank`.
+
+        Args:
+            buffer: memory to send or to overwrite, of equal type and size on all members.
+            root_rank: rank among the members whose buffer is sent.
+        """
 
     @abstractmethod
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        """Concatenate all members' `send` (of `counts[r]` elements) in `receive`, by rank."""
+        """Concatenate the buffers of all members in rank order.
+
+        Args:
+            send: elements of this rank.
+            receive: memory for sum(counts) elements.
+            counts: number of elements of each rank.
+        """
 
     @abstractmethod
     def alltoall(
@@ -135,7 +175,14 @@ class Communicator(ABC):
         send_counts: Sequence[int],
         receive_counts: Sequence[int],
     ) -> None:
-        """Send part r of `send` to rank r; `receive` holds the parts received, by rank."""
+        """Send part r of `send` to rank r.
+
+        Args:
+            send: parts for all ranks, in rank order.
+            receive: memory for the received parts, in rank order.
+            send_counts: number of elements for each rank.
+            receive_counts: number of elements from each rank.
+        """
 
     @abstractmethod
     def reduce_scatter(
@@ -147,64 +194,77 @@ class Communicator(ABC):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """Reduce `send` and keep part r (of `counts[r]` elements) in rank r's `receive`.
+        """Reduce `send` and store part r of the result in rank r's `receive`.
 
-        `send` is left as it was; factors are as in `allreduce`.
+        Args:
+            send: elements to reduce; left unchanged.
+            receive: memory for counts[rank] elements.
+            counts: number of elements of each rank's part.
+            op, prescale, postscale: as in `allreduce`.
         """
 
     @abstractmethod
     def barrier(self) -> None:
-        """Return when every member has called it."""
+        """Block until every member has called it."""
 
     @abstractmethod
     def split(self, ranks: Sequence[int]) -> Communicator | None:
-        """Make a communicator of `ranks` (of this one, in that order); None on other ranks."""
+        """Return a communicator of the given ranks in that order, or None on other ranks."""
 
     @abstractmethod
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
-        """Return uninitialised bytes that this communicator reduces fastest.
+        """Allocate uninitialized memory that this communicator reduces fastest.
 
-        They are an array of numpy's or a tensor of torch's, as the engine likes best; on a device
-        a tensor. Every member asks for the same size. A buffer in it lies at one offset on all
-        members when they reduce it.
+        Buffers in it must be at the same offset on all members when they are reduced.
 
         Args:
-            nbytes: how many.
-            device: where, as "cpu" or "cuda:0"; its type is one of `capabilities.devices`.
+            nbytes: size in bytes, equal on all members.
+            device: device of the memory, as "cpu" or "cuda:0"; its type is one of
+                `capabilities.devices`.
+
+        Returns:
+            [nbytes] uint8: a numpy array or a torch tensor, depending on the engine; on a device a
+            torch tensor.
 
         Raises:
-            UnsupportedError: the engine takes no memory there.
+            UnsupportedError: the engine does not support memory on this device.
         """
 
-    def take_device(self) -> None:  # noqa: B027  # most engines leave it to whoever has tensors
-        """Note the calling thread's current device for memory on "cuda" without a number (local).
+    def take_device(self) -> None:  # noqa: B027  # most engines need no device
+        """Use the calling thread's current device for memory on "cuda" without an index (local).
 
-        Each thread of a process has one of its own, and that of a channel knows no other.
+        The current device is a property of the thread, and a channel's thread does not know that
+        of the program's.
         """
 
     def native(self, buffer: Buffer) -> Buffer:
-        """View a buffer as memory of the kind that this engine computes on (local).
+        """Return a view of a buffer in the form on which this engine computes (local).
 
-        Host memory is numpy's, in the caller's thread, and on a device it is the tensor.
+        By default numpy computes on host memory, in the caller's thread, and torch on a device.
         """
         return buffer.host() if buffer.device == "cpu" else buffer
 
     def _require(self, device: str) -> None:
-        """Refuse to make memory where the engine takes none."""
-        if (objection := self.capabilities.objection_to(device)) is not None:
-            raise UnsupportedError(f"[rank {self.rank}/{self.size}] the engine refuses {objection}")
+        """Check that the engine supports memory on a device."""
+        if (reason := self.capabilities.unsupported_device(device)) is not None:
+            raise UnsupportedError(f"[rank {self.rank}/{self.size}] the engine refuses {reason}")
 
     def put(self, source: Buffer, buffer: Buffer) -> None:
-        """Copy `source` into `buffer`, which is reduced next; both in host memory (local)."""
+        """Copy into a buffer that is reduced next (local).
+
+        Args:
+            source: elements to copy, in host memory.
+            buffer: memory of the same size, in host memory.
+        """
         ctypes.memmove(buffer.pointer, source.pointer, source.nbytes)
 
     @abstractmethod
     def close(self) -> None:
-        """Give the communicator back; calling it again does nothing."""
+        """Free the communicator; further calls do nothing."""
 
     @abstractmethod
     def abort(self, code: int) -> None:
-        """End every rank of the job with exit code `code`, without waiting for any (local)."""
+        """End every rank of the job with this exit code, without waiting for any (local)."""
 
 
 @dataclass(frozen=True)
@@ -213,10 +273,10 @@ class EngineWorld:
 
     Attributes:
         engine: name of the engine.
-        library: name and version of what moves the bytes, for people.
-        communicator: all ranks.
-        nodes: for each rank a number that is equal exactly for ranks that share memory.
-        hostnames: for each rank its host name.
+        library: name and version of the communication library, for display.
+        communicator: communicator of all ranks.
+        nodes: node number of each rank; ranks share memory if and only if theirs are equal.
+        hostnames: host name of each rank.
     """
 
     engine: str

@@ -1,4 +1,4 @@
-"""The engine of a single rank: it has nobody to talk to and depends on nothing."""
+"""The engine of a single rank, which needs no communication library."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class LocalCommunicator(Communicator):
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
         if device == "cpu":
             return np.empty(nbytes, np.uint8)
-        # Whoever has memory on a device has it by torch.
+        # Memory on a device is always torch's.
         import torch
 
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -101,5 +101,10 @@ class LocalCommunicator(Communicator):
 
 
 def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Make a world of this process alone."""
+    """Return a world of this process alone.
+
+    Args:
+        config: settings, not used.
+        environ: environment variables, not used.
+    """
     return EngineWorld("local", "none", LocalCommunicator(), (0,), (socket.gethostname(),))

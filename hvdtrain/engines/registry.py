@@ -1,19 +1,34 @@
-"""Engines by name, imported on demand."""
+"""Engines by name, imported on demand, and the choice that "auto" makes."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+from zlib import crc32
 
+import numpy as np
+
+from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
+from hvdtrain.devices import MASKS
 from hvdtrain.engines.communicator import EngineWorld
-from hvdtrain.engines.own_gpus import gpus_of, objection_to_nccl, see_gpus
 from hvdtrain.errors import UsageError
 from hvdtrain.world import TORCHRUN, promised_world, under_launcher
 
-__all__ = ["ENGINES", "choose_engine", "open_engine", "open_world"]
+__all__ = [
+    "ENGINES",
+    "VisibleGpus",
+    "choose_engine",
+    "find_visible_gpus",
+    "open_engine",
+    "open_world",
+    "reason_against_nccl",
+]
 
 ENGINES = {
     "local": "hvdtrain.engines.local",
@@ -25,9 +40,13 @@ ENGINES = {
 
 
 def choose_engine(name: str, environ: Mapping[str, str]) -> str:
-    """Resolve "auto": gloo under torchrun, mpi where another launcher started us, else local.
+    """Resolve "auto": gloo under torchrun, mpi under another launcher, else local.
 
-    What it says is of ranks that have no GPU each; see open_engine().
+    This does not consider GPUs; see open_engine().
+
+    Args:
+        name: name of an engine, or "auto".
+        environ: environment variables.
 
     Raises:
         UsageError: there is no engine of that name.
@@ -44,30 +63,42 @@ def choose_engine(name: str, environ: Mapping[str, str]) -> str:
 
 
 def open_engine(name: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Join the world of an engine, or of the one that "auto" stands for (collective).
+    """Join the world of an engine, or of the one that "auto" selects (collective).
 
-    Which GPUs others see only they know. So "auto" meets them over the engine for host memory;
-    where each has a GPU of its own, they leave it for nccl, all of them or none.
+    With "auto", ranks first exchange how many GPUs they see, over the engine for host memory. If
+    each has a GPU of its own, all of them switch to nccl.
+
+    Args:
+        name: name of an engine, or "auto".
+        config: settings.
+        environ: environment variables.
 
     Raises:
-        UsageError: there is no engine of that name; see open_world() for the others.
+        UsageError: there is no engine of that name.
+        EngineUnavailableError: what the engine needs is not installed.
+        LauncherMismatchError: the launcher and the library do not belong together.
     """
     world = open_world(choose_engine(name, environ), config, environ)
     if name != "auto" or world.communicator.size == 1:
         return world
-    seen = gpus_of(world, see_gpus(sys.modules, environ))
-    objection = objection_to_nccl(seen, world.nodes, world.hostnames)
-    if objection is None:
+    visible = _gather_visible_gpus(world, find_visible_gpus(sys.modules, environ))
+    reason = reason_against_nccl(visible, world.nodes, world.hostnames)
+    if reason is None:
         world.communicator.close()
         world = open_world("nccl", config, environ)
         return replace(world, library=f"{world.library}; each rank has a GPU of its own")
-    if objection:
-        return replace(world, library=f"{world.library}; not nccl: {objection}")
+    if reason:
+        return replace(world, library=f"{world.library}; not nccl: {reason}")
     return world
 
 
 def open_world(name: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
     """Load an engine and join its world (collective).
+
+    Args:
+        name: name of an engine.
+        config: settings.
+        environ: environment variables.
 
     Raises:
         EngineUnavailableError: what the engine needs is not installed.
@@ -77,3 +108,82 @@ def open_world(name: str, config: Config, environ: Mapping[str, str]) -> EngineW
     join = getattr(importlib.import_module(module), function or "open_world")
     world: EngineWorld = join(config, environ)
     return world
+
+
+@dataclass(frozen=True)
+class VisibleGpus:
+    """The GPUs that a rank sees.
+
+    Attributes:
+        count: number of GPUs that it may use; -1 where it does not use NCCL.
+        mask: hash of the variables that hide other GPUs from it; 0 for none.
+    """
+
+    count: int
+    mask: int = 0
+
+
+def find_visible_gpus(modules: Mapping[str, ModuleType], environ: Mapping[str, str]) -> VisibleGpus:
+    """Return the GPUs that this rank sees (local).
+
+    Only programs that have loaded hvdtrain.torch use NCCL: loading torch would take seconds, and
+    engines get tensors of TensorFlow and JAX as host memory.
+
+    Args:
+        modules: loaded modules by name.
+        environ: environment variables.
+    """
+    torch: Any = modules.get("torch")
+    if torch is None or "hvdtrain.torch" not in modules or "hvdtrain.tensorflow" in modules:
+        return VisibleGpus(-1)
+    if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
+        return VisibleGpus(-1)
+    masks = [f"{name}={environ[name]}" for name in MASKS if name in environ]
+    # A driver may count GPUs that this build of torch cannot use.
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return VisibleGpus(count, crc32(" ".join(masks).encode()) if masks else 0)
+
+
+def _gather_visible_gpus(world: EngineWorld, own: VisibleGpus) -> list[VisibleGpus]:
+    """Return the GPUs that each rank sees, in rank order (collective)."""
+    size = world.communicator.size
+    sent, received = np.array([own.count, own.mask]), np.empty((size, 2), np.int64)
+    world.communicator.allgather(Buffer.of(sent), Buffer.of(received), [2] * size)
+    return [VisibleGpus(*row) for row in received.tolist()]
+
+
+def reason_against_nccl(
+    visible: Sequence[VisibleGpus], nodes: Sequence[int], hostnames: Sequence[str]
+) -> str | None:
+    """Return why ranks must not use NCCL, or None if they can (local, the same on all ranks).
+
+    Args:
+        visible: GPUs that each rank sees.
+        nodes: node number of each rank.
+        hostnames: host name of each rank.
+
+    Returns:
+        The reason; "" where no rank sees a GPU.
+    """
+    if all(own.count <= 0 for own in visible):
+        return ""
+    for rank, own in enumerate(visible):
+        if own.count < 0:
+            return f"rank {rank} has not loaded hvdtrain.torch with NCCL, but others have"
+        if own.count == 0:
+            return f"rank {rank} on {hostnames[rank]} sees no GPU"
+    here = defaultdict(list)
+    for rank, node in enumerate(nodes):
+        here[node].append(rank)
+    for ranks in here.values():
+        least = min(visible[rank].count for rank in ranks)
+        if least < len(ranks) and not _have_distinct_masks([visible[rank] for rank in ranks]):
+            gpus = f"{least} GPU{'s' * (least > 1)}"
+            return f"{len(ranks)} ranks on {hostnames[ranks[0]]} see {gpus}"
+    return None
+
+
+def _have_distinct_masks(visible: Sequence[VisibleGpus]) -> bool:
+    """Return whether a scheduler has left each of a node's ranks a different GPU."""
+    masks = {own.mask for own in visible if own.count == 1 and own.mask}
+    return len(masks) == len(visible)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from hvdtrain.engines.shared_memory.kernel import kernel_objection
+from hvdtrain.engines.shared_memory.kernel import why_no_kernel
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Print the reason why the kernel is not used, or ""."""
-    print(json.dumps({"objection": kernel_objection()}))
+    print(json.dumps({"objection": why_no_kernel()}))
 
 
 if __name__ == "__main__":

@@ -54,14 +54,16 @@ from hvdtrain.tensorflow.graph.errors import require_tensorflow
 from hvdtrain.tensorflow.operations.compression import Compression
 from hvdtrain.tensorflow.operations.ops import (
     allgather,
-    allreduce,
     alltoall,
     barrier,
     broadcast,
     grouped_allgather,
+    join,
+)
+from hvdtrain.tensorflow.operations.reductions import (
+    allreduce,
     grouped_allreduce,
     grouped_reducescatter,
-    join,
     reducescatter,
 )
 from hvdtrain.tensorflow.optimizer import DistributedOptimizer

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
 from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
 from hvdtrain.tensorflow.gradients.keras_optimizer import distributed_keras_optimizer
 from hvdtrain.tensorflow.gradients.reduction import (
     GradientSettings,
     LocalVariables,
-    reduce_gradients,
+)
+from hvdtrain.tensorflow.gradients.v1_optimizer import (
+    AdasumOptimizer,
+    OptimizerWrapper,
+    ReducingOptimizer,
 )
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
-from hvdtrain.tensorflow.operations.ops import grouped_allreduce
-from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer"]
@@ -44,7 +44,7 @@ def DistributedOptimizer(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Optimizer | _OptimizerWrapper:
+) -> Optimizer | OptimizerWrapper:
     """Return an optimizer that reduces gradients over the ranks before it applies them (local).
 
     Args:
@@ -74,7 +74,7 @@ def DistributedOptimizer(
         ValueError: the optimizer is distributed already, or arguments are invalid or exclude each
             other.
     """
-    if isinstance(optimizer, _OptimizerWrapper):
+    if isinstance(optimizer, OptimizerWrapper):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if backward_passes_per_step < 1:
         raise ValueError(
@@ -93,177 +93,7 @@ def DistributedOptimizer(
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return distributed_keras_optimizer(optimizer, settings, local, *passes)
     if op is not ReduceOp.ADASUM:
-        return _DistributedOptimizer(optimizer, name, use_locking, settings, local, *passes)
+        return ReducingOptimizer(optimizer, name, use_locking, settings, local, *passes)
     if average_aggregated_gradients or backward_passes_per_step > 1:
         raise ValueError("Adasum goes with backward_passes_per_step=1 only")
-    return _AdasumOptimizer(optimizer, name, use_locking, settings)
-
-
-class _OptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """An optimizer of tf.compat.v1.train that delegates to another one."""
-
-    def __init__(
-        self, optimizer: tf.compat.v1.train.Optimizer, name: str | None, use_locking: bool
-    ) -> None:
-        name = name or f"Distributed{type(optimizer).__name__}"
-        super().__init__(name=name, use_locking=use_locking)
-        self._optimizer = optimizer
-
-    @do_not_convert
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
-        """Return pairs of gradient and variable."""
-        pairs: list[tuple[Gradient, Variable]] = self._optimizer.compute_gradients(*args, **kwargs)
-        return pairs
-
-    @do_not_convert
-    def apply_gradients(
-        self,
-        grads_and_vars: Iterable[tuple[Gradient, Variable]],
-        global_step: tf.Variable | None = None,
-        name: str | None = None,
-    ) -> tf.Operation | None:
-        """Update the variables.
-
-        Args:
-            grads_and_vars: pairs of gradient and variable.
-            global_step: variable to increment, int64 [].
-            name: name of the operation.
-        """
-        return self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
-
-    def get_slot(self, *args: Any, **kwargs: Any) -> tf.Variable | None:
-        """Return the wrapped optimizer's slot."""
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
-        """Return the names of the wrapped optimizer's slots."""
-        names: list[str] = self._optimizer.get_slot_names(*args, **kwargs)
-        return names
-
-    def variables(self, *args: Any, **kwargs: Any) -> list[tf.Variable]:
-        """Return the wrapped optimizer's variables."""
-        variables: list[tf.Variable] = self._optimizer.variables(*args, **kwargs)
-        return variables
-
-
-class _DistributedOptimizer(_OptimizerWrapper):
-    """Reduces the gradients that the wrapped optimizer computes."""
-
-    def __init__(
-        self,
-        optimizer: tf.compat.v1.train.Optimizer,
-        name: str | None,
-        use_locking: bool,
-        settings: GradientSettings,
-        local: LocalVariables,
-        passes: int,
-        average: bool,
-    ) -> None:
-        super().__init__(optimizer, name, use_locking)
-        self._settings, self._local = settings, local
-        self._aggregation: LocalAggregation | None = None
-        if passes > 1:
-            if tf.executing_eagerly():
-                raise ValueError(
-                    "backward_passes_per_step > 1 with an optimizer of tf.compat.v1 needs a graph "
-                    "of TensorFlow 1: use an optimizer of tf.keras"
-                )
-            self._aggregation = LocalAggregation(
-                passes, average, settings.sparse_as_dense, self._reduced
-            )
-
-    def register_local_var(self, var: Variable) -> None:
-        """Do not reduce the gradient of a variable (local)."""
-        self._local.add(var)
-
-    @do_not_convert
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
-        """Return pairs of reduced gradient and variable (collective)."""
-        pairs = super().compute_gradients(*args, **kwargs)
-        gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-        reduce = self._aggregation.add if self._aggregation else self._reduced
-        return list(zip(reduce(gradients, variables), variables, strict=True))
-
-    def _reduced(
-        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
-    ) -> list[Gradient]:
-        name = f"{self.get_name()}_gradients"
-        return reduce_gradients(gradients, variables, self._settings, self._local, name)
-
-    @do_not_convert
-    def apply_gradients(
-        self,
-        grads_and_vars: Iterable[tuple[Gradient, Variable]],
-        global_step: tf.Variable | None = None,
-        name: str | None = None,
-    ) -> tf.Operation | None:
-        """Update the variables; with backward_passes_per_step only after the last pass (local).
-
-        Args:
-            grads_and_vars: pairs of reduced gradient and variable.
-            global_step: variable to increment, int64 [].
-            name: name of the operation.
-        """
-        if self._aggregation is None:
-            return super().apply_gradients(grads_and_vars, global_step, name)
-        pairs = list(grads_and_vars)
-        aggregation, update = self._aggregation, super().apply_gradients
-
-        def count() -> tf.Operation:
-            return tf.no_op() if global_step is None else tf.group(global_step.assign_add(1))
-
-        with tf.control_dependencies([g for g, _ in pairs if g is not None]):
-            return tf.compat.v1.cond(
-                aggregation.complete(), lambda: tf.group(update(pairs, global_step, name)), count
-            )
-
-
-class _AdasumOptimizer(_OptimizerWrapper):
-    """Combines the updates of all ranks: w = w + adasum_r(update_r(w) - w)."""
-
-    def __init__(
-        self,
-        optimizer: tf.compat.v1.train.Optimizer,
-        name: str | None,
-        use_locking: bool,
-        settings: GradientSettings,
-    ) -> None:
-        super().__init__(optimizer, name, use_locking)
-        self._settings = settings
-
-    @do_not_convert
-    def apply_gradients(
-        self,
-        grads_and_vars: Iterable[tuple[Gradient, Variable]],
-        global_step: tf.Variable | None = None,
-        name: str | None = None,
-    ) -> tf.Operation | None:
-        """Update the variables with this rank's gradients, and combine the updates (collective).
-
-        Args:
-            grads_and_vars: pairs of this rank's gradient and variable.
-            global_step: variable to increment, int64 [].
-            name: name of the operation.
-        """
-        pairs = list(grads_and_vars)
-        variables: list[tf.Variable] = [v for gradient, v in pairs if gradient is not None]
-        before = [variable + 0 for variable in variables]  # a copy
-        with tf.control_dependencies(before):
-            updated = super().apply_gradients(pairs, global_step, name)
-        with tf.control_dependencies([] if updated is None else [updated]):
-            after = [variable.read_value() for variable in variables]
-        updates = [new - old for new, old in zip(after, before, strict=True)]
-        settings = self._settings
-        if settings.process_set.included() and updates:
-            updates = grouped_allreduce(
-                updates,
-                op=ReduceOp.ADASUM,
-                compression=settings.compression,
-                process_set=settings.process_set,
-                name=f"{self.get_name()}_steps",
-            )
-        assigned = [
-            variable.assign(old + update)
-            for variable, old, update in zip(variables, before, updates, strict=True)
-        ]
-        return None if tf.executing_eagerly() else tf.group(*assigned)
+    return AdasumOptimizer(optimizer, name, use_locking, settings)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvdtrain.core.horovod_api import size
 from hvdtrain.tensorflow.gradients.tf_keras_optimizer import is_tf_keras
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
-from hvdtrain.tensorflow.operations.ops import allreduce
+from hvdtrain.tensorflow.operations.reductions import allreduce
 from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNormalization"]

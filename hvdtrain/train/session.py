@@ -75,14 +75,14 @@ def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
     def open_files() -> None:
         topology, start = setup.world.topology, setup.start
         write_environment(start.directory, options.with_absolute_paths(), topology.hostnames)
-        facts = RunInfo(
+        info = RunInfo(
             start.directory.name,
             start.directory,
             {**_parameters(options), "ranks": topology.size, "engine": setup.world.engine_name},
             start.progress.step if start.resumed else None,
         )
         trackers = open_trackers(
-            options.track, facts, options.tracking_uri, options.experiment, options.run_name
+            options.track, info, options.tracking_uri, options.experiment, options.run_name
         )
         sent = setup.loop.gradient_bytes if topology.size > 1 else 0
         statistics = RankStatistics(sent)

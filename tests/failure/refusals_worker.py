@@ -151,7 +151,7 @@ def warnings_apart() -> list[str]:
     hvd.init()
     communicator = context.current().world.communicator
     assert isinstance(communicator, MpiCommunicator)
-    assert communicator._team is None
+    assert communicator._node_group is None
     train()
     hvd.shutdown()
     logging.getLogger("hvdtrain").removeHandler(listener)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from hvdtrain.patience import wait_patiently
+from hvdtrain.polling import poll_until
 
 __all__ = ["Ranks"]
 
@@ -40,7 +40,7 @@ class Ranks:
 
     def rest(self) -> None:
         """Wait for all ranks, with sleeps that leave the cores to others."""
-        wait_patiently(self._comm.Ibarrier().Test)
+        poll_until(self._comm.Ibarrier().Test)
 
     def largest(self, value: float) -> float:
         """Return the largest value of all ranks."""

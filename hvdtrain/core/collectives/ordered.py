@@ -51,9 +51,9 @@ class OrderedCommunicator(Communicator):
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
         self.rank, self.size = inner.rank, inner.size
-        self._trees = inner.capabilities.trees
+        self._tree_sums = inner.capabilities.tree_sums
         # Otherwise half types are staged in float32, which numpy can add.
-        self.capabilities = replace(inner.capabilities, halves=self._trees)
+        self.capabilities = replace(inner.capabilities, half_types=self._tree_sums)
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         return self._inner.start_max(values)
@@ -73,7 +73,7 @@ class OrderedCommunicator(Communicator):
 
     def _inner_orders(self, buffer: Buffer) -> bool:
         """Return whether the engine itself sums along the tree, which it does only on the host."""
-        return self._trees and buffer.device == "cpu"
+        return self._tree_sums and buffer.device == "cpu"
 
     def allreduce_from(
         self,

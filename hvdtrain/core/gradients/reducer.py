@@ -105,7 +105,7 @@ class Reducer:
             UnsupportedError: the engine does not reduce the type or device of a bucket.
         """
         for buffer in buffers:
-            objection = self._channel.communicator.capabilities.objection(buffer, ReduceOp.SUM)
+            objection = self._channel.communicator.capabilities.unsupported(buffer, ReduceOp.SUM)
             if objection is not None:
                 raise UnsupportedError(f"gradients: the engine does not take {objection}")
         self.plan, self.buffers = plan, buffers

@@ -19,24 +19,25 @@ T = TypeVar("T")
 class StreamBatches(Position, Generic[T]):
     """Yield this rank's part of each batch that is left of an epoch: (items, how many count).
 
-    Without a method `shard` of the stream, it is exact: every rank reads the whole stream, in its
-    order, and keeps its part of each global batch. So the batches do not depend on the number of
-    ranks, each item is used once an epoch, and a position is valid on any number of ranks. The
-    price is that each rank reads, decodes and, when it goes on within an epoch, skips everything.
+    If the stream has no method `shard`, this is exact: every rank reads the whole stream, in its
+    order, and keeps its part of each global batch. The batches therefore do not depend on the
+    number of ranks, each item is used once an epoch, and a position is valid on any number of
+    ranks. The price is that each rank reads, decodes and, when it resumes within an epoch, skips
+    everything.
 
-    With `stream.shard(num_shards=, index=)`, as of tf.data and of Hugging Face, each rank reads
-    its own shard alone. No item is used twice in an epoch, but the batches are those of this number
-    of ranks only. Every rank makes ceil(samples / batch_size) steps: what a shard has beyond them
-    is left out, and one that ends early takes part with batches that do not count. Going on
-    within an epoch is exact with the same number of ranks and batch size.
+    With `stream.shard(num_shards=, index=)`, as in tf.data and Hugging Face's datasets, each rank
+    reads only its own shard. No item is used twice in an epoch, but the batches are specific to the
+    number of ranks. Every rank makes ceil(samples / batch_size) steps: items of a shard beyond them
+    are omitted, and a rank whose shard ends early continues with batches that do not count.
+    Resuming within an epoch is exact with the same number of ranks and batch size.
 
-    In either case items is never empty; where the count is 0, it holds one item for the sake of
-    its shape. All of it is local; call it alike on all ranks.
+    In either case items is never empty; if the count is 0, it holds one item for the sake of its
+    shape. Everything is local; call it alike on all ranks.
 
     Args:
-        stream: begins anew each time that it is iterated over; its set_epoch(epoch), where it has
-            one, is called before.
-        samples: items of an epoch, of all ranks; those beyond are left out.
+        stream: restarts each time that it is iterated over; its set_epoch(epoch), if it has one, is
+            called before.
+        samples: items of an epoch, of all ranks; further ones are omitted.
         batch_size: items of all ranks per step; the last batch may have fewer.
         rank: this rank, together with `size`; None: as init() found it.
         size: number of ranks.
@@ -71,7 +72,7 @@ class StreamBatches(Position, Generic[T]):
         return not hasattr(self._stream, "shard")
 
     def __len__(self) -> int:
-        """Return how many batches are left of this epoch, the same number on all ranks."""
+        """Return the number of batches left of this epoch, the same on all ranks."""
         return steps_per_epoch(self.samples - self.consumed, self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[list[T], int]]:

@@ -1,4 +1,4 @@
-"""How far an epoch has come: a number of samples, whatever the number of ranks."""
+"""The position in an epoch: a number of samples, whatever the number of ranks."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ __all__ = ["Position"]
 
 
 class Position:
-    """An epoch and how many of its samples all ranks together have used.
+    """An epoch, and how many of its samples all ranks together have used.
 
-    It moves by advance() alone, never by reading ahead, so that what is saved with the weights is
-    what the weights have seen.
-
-    Attributes:
-        epoch: counted from 0.
-        consumed: samples of this epoch that optimizer steps have used.
+    It moves by advance() only, never by reading ahead, so that a position saved with the weights is
+    the one that the weights have seen.
 
     Args:
-        samples: of an epoch, of all ranks.
+        samples: samples of an epoch, of all ranks.
         batch_size: samples of all ranks per step.
-        same: what else must be the same when a state is loaded, by name.
+        same: further numbers by name that must be the same when a state is loaded.
+
+    Attributes:
+        epoch: epoch, counted from 0.
+        consumed: samples of this epoch that optimizer steps have used.
 
     Raises:
-        ValueError: one of them is not at least 1.
+        ValueError: a number is less than 1.
     """
 
     def __init__(self, samples: int, batch_size: int, same: Mapping[str, int]) -> None:
@@ -38,12 +38,12 @@ class Position:
         self._same = {"samples": samples, **same}
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin with an epoch; in the one that is under way, go on (local, on all ranks alike)."""
+        """Start an epoch; if it is the current one, continue in it (local, on all ranks alike)."""
         if epoch != self.epoch:
             self.epoch, self.consumed = epoch, 0
 
     def advance(self) -> None:
-        """Note that a global batch was used; after the last one the next epoch begins (local).
+        """Record that a global batch was used; after the last one the next epoch starts (local).
 
         Call it after each optimizer step, on all ranks.
         """
@@ -52,14 +52,17 @@ class Position:
             self.epoch, self.consumed = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return what a checkpoint needs to go on here (local); the same on all ranks."""
+        """Return what a checkpoint needs to resume here (local); the same on all ranks."""
         return {"epoch": self.epoch, "consumed": self.consumed, **self._same}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where state_dict() was called, on any number of ranks (local, on all alike).
+        """Resume where state_dict() was called, on any number of ranks (local, on all alike).
+
+        Args:
+            state: result of state_dict().
 
         Raises:
-            UsageError: the state is that of other data, or of another order.
+            UsageError: the state belongs to other data, or to another order.
         """
         for name, value in self._same.items():
             if state.get(name) != value:

@@ -1,4 +1,4 @@
-"""Samplers for loops of one's own: which samples a rank takes, exact on any number of ranks."""
+"""Samplers for your own training loops: the samples of a rank, exact on any number of ranks."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["EvaluationSampler", "GlobalBatchSampler"]
 class GlobalBatchSampler(Position):
     """Yield this rank's part of each global batch that is left of an epoch, as a list of indices.
 
-    It serves as `batch_sampler` of a torch DataLoader. The order of an epoch is a function of seed
+    Use it as `batch_sampler` of a torch DataLoader. The order of an epoch is a function of seed
     and epoch alone. Each sample is used once an epoch, on one rank; the parts of a batch differ by
-    at most one sample. Every rank gets the same number of batches: one that has no sample in a
+    at most one sample. Every rank gets the same number of batches: a rank without a sample in a
     short last batch gets one index for the sake of its shape, which must not count.
 
-    All of it is local; call it alike on all ranks.
+    Everything is local; call it alike on all ranks.
 
     Args:
-        samples: how many there are.
+        samples: number of samples.
         batch_size: samples of all ranks per step; the last batch of an epoch may have fewer.
-        seed: of the order; the same on all ranks.
+        seed: seed of the order; the same on all ranks.
         rank: this rank, together with `size`; None: as init() found it.
         size: number of ranks.
 
@@ -54,31 +54,31 @@ class GlobalBatchSampler(Position):
         self._rank, self._size = resolve_rank(rank, size)
 
     def __len__(self) -> int:
-        """Return how many batches are left of this epoch, the same number on all ranks."""
+        """Return the number of batches left of this epoch, the same on all ranks."""
         return steps_per_epoch(self.samples - self.consumed, self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield lists of indices, none of them empty, from where the epoch is now."""
+        """Yield lists of indices, none of them empty, from the current position on."""
         # Not a generator: what advance() does later must not move a loader that reads ahead.
         return self._parts(self._order(), padded=True)
 
     @property
     def counts(self) -> list[int]:
-        """How many indices of each list that __iter__() yields count, 0 where one only fills up.
+        """Number of indices that count in each list of __iter__(); 0 if its only index is a filler.
 
-        Take it once, before the loop, together with the loader: zip(loader, sampler.counts).
+        Read it once, before the loop, together with the loader: zip(loader, sampler.counts).
         """
         parts = [self._mine(count) for count in self.global_counts]
         return [part.stop - part.start for part in parts]
 
     @property
     def global_counts(self) -> list[int]:
-        """How many samples of all ranks each batch has, for a sum that is to become their mean."""
+        """Number of samples of all ranks in each batch, which turns a sum into their mean."""
         left = self.samples - self.consumed
         return [min(self.batch_size, left - start) for start in range(0, left, self.batch_size)]
 
     def indices(self) -> Indices:
-        """Return this rank's samples of what is left of the epoch, in order, [sum(counts)]."""
+        """Return this rank's samples of the rest of the epoch, in order, int64 [sum(counts)]."""
         return np.array(
             [index for part in self._parts(self._order(), padded=False) for index in part],
             dtype=np.int64,
@@ -98,14 +98,14 @@ class GlobalBatchSampler(Position):
 
 
 class EvaluationSampler:
-    """Yield this rank's samples to evaluate on: each sample on exactly one rank, in order.
+    """Yield this rank's samples to evaluate: each sample on exactly one rank, in order.
 
-    It serves as `sampler` of a torch DataLoader. Nothing is padded or left out, so ranks may have
-    one sample more or less, another number of batches, or none at all: add up sums and counts
-    locally, and reduce them once, after the loop. All of it is local.
+    Use it as `sampler` of a torch DataLoader. Nothing is padded or omitted, so that ranks may
+    differ by one sample and in their number of batches, or have none: add up sums and counts
+    locally, and reduce them once, after the loop. Everything is local.
 
     Args:
-        samples: how many there are.
+        samples: number of samples.
         rank: this rank, together with `size`; None: as init() found it.
         size: number of ranks.
 
@@ -121,7 +121,7 @@ class EvaluationSampler:
         self._mine = range(part.start, part.stop)
 
     def __len__(self) -> int:
-        """Return how many samples this rank has."""
+        """Return the number of samples of this rank."""
         return len(self._mine)
 
     def __iter__(self) -> Iterator[int]:
@@ -129,5 +129,5 @@ class EvaluationSampler:
         return iter(self._mine)
 
     def indices(self) -> Indices:
-        """Return their indices, [n]."""
+        """Return their indices, int64 [n]."""
         return np.array(self._mine, dtype=np.int64)

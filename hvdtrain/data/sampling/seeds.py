@@ -1,4 +1,4 @@
-"""Seeds that depend on what is drawn for, never on the number of ranks or of loading processes."""
+"""Seeds that depend on their purpose, never on the number of ranks or of loader processes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NUMPY_BITS = 0xFFFF_FFFF
 
 
 def sample_seed(seed: int, epoch: int, index: int) -> int:
-    """Return the seed for all that is random about one sample in one epoch, 64 bits.
+    """Return the seed for everything random about one sample in one epoch, 64 bits.
 
     Args:
-        seed: of the run.
-        epoch: counted from 0.
-        index: of the sample in its data set.
+        seed: seed of the run.
+        epoch: epoch, counted from 0.
+        index: index of the sample in its data set.
 
     Raises:
         ValueError: a number is negative, or has more than 64 bits.
@@ -30,12 +30,12 @@ def sample_seed(seed: int, epoch: int, index: int) -> int:
 
 
 def step_seed(seed: int, step: int, part: int) -> int:
-    """Return the seed for all that is random in one part of a step, 64 bits.
+    """Return the seed for everything random in one part of a step, 64 bits.
 
     Args:
-        seed: of the run.
-        step: counted from 0 over all epochs.
-        part: the rank, or the number of a virtual shard.
+        seed: seed of the run.
+        step: step, counted from 0 over all epochs.
+        part: rank, or number of a virtual shard.
 
     Raises:
         ValueError: a number is negative, or has more than 64 bits.
@@ -44,18 +44,24 @@ def step_seed(seed: int, step: int, part: int) -> int:
 
 
 def sample_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Return a generator for one sample in one epoch, as for sample_seed(); 12 microseconds."""
+    """Return a generator for one sample in one epoch, in 12 microseconds.
+
+    Args:
+        seed: seed of the run.
+        epoch: epoch, counted from 0.
+        index: index of the sample in its data set.
+    """
     return np.random.Generator(np.random.PCG64(sample_seed(seed, epoch, index)))
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of Python and numpy, and of torch where it is imported (local).
+    """Seed the global generators of Python and numpy, and of torch if it is imported (local).
 
-    GPUs that torch has not used yet are left alone: to queue a seed for them takes longer than a
+    GPUs that torch has not used yet are left alone: queuing a seed for them takes longer than a
     small step of training.
 
     Args:
-        seed: 64 bits; numpy's takes the lower 32 of them.
+        seed: 64-bit seed; numpy's generator takes the lower 32 bits.
     """
     random.seed(seed)
     np.random.seed(seed & _NUMPY_BITS)
@@ -67,7 +73,7 @@ def seed_generators(seed: int) -> None:
 
 
 def _mixed(purpose: bytes, *numbers: int) -> int:
-    """Hash three numbers: streams of neighbours must not be neighbours."""
+    """Hash three numbers: streams of neighboring seeds must be independent."""
     try:
         packed = _THREE_NUMBERS.pack(*numbers)
     except struct.error:

@@ -1,4 +1,4 @@
-"""Which samples a rank takes, as a function of the seed, the epoch, the rank and the size."""
+"""The samples that a rank takes, as functions of the seed, the epoch, the rank and the size."""
 
 from __future__ import annotations
 
@@ -18,22 +18,38 @@ Indices = npt.NDArray[np.int64]
 
 
 def epoch_permutation(samples: int, seed: int, epoch: int) -> Indices:
-    """Return the order of the training samples in one epoch, [samples].
+    """Return the order of the training samples in one epoch, int64 [samples].
 
     The order is a function of `seed` and `epoch` alone: never of the rank, the size or the
     state of a global random generator.
+
+    Args:
+        samples: number of samples.
+        seed: seed of the run.
+        epoch: epoch, counted from 0.
     """
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch))))
     return generator.permutation(samples).astype(np.int64)
 
 
 def steps_per_epoch(samples: int, global_batch_size: int) -> int:
-    """Return the number of global batches that hold all samples; the last may be short."""
+    """Return the number of global batches that hold all samples; the last may be short.
+
+    Args:
+        samples: number of samples.
+        global_batch_size: samples of all ranks per step.
+    """
     return -(-samples // global_batch_size)
 
 
 def global_batch(permutation: Indices, step: int, global_batch_size: int) -> Indices:
-    """Return the samples of global batch `step` of an epoch: permutation[jB : (j + 1)B]."""
+    """Return the samples of one global batch: permutation[jB : (j + 1)B].
+
+    Args:
+        permutation: order of the samples, int64 [n].
+        step: number j of the step in the epoch.
+        global_batch_size: samples of all ranks per step, B.
+    """
     return permutation[step * global_batch_size : (step + 1) * global_batch_size]
 
 
@@ -42,19 +58,28 @@ def rank_slice(samples: int, rank: int, size: int) -> slice:
 
     The parts of all ranks follow each other, cover every item exactly once and differ in
     length by at most one; with fewer items than ranks some are empty.
+
+    Args:
+        samples: number of items.
+        rank: rank, from 0.
+        size: number of ranks.
     """
     return slice(rank * samples // size, (rank + 1) * samples // size)
 
 
 def resolve_rank(rank: int | None, size: int | None) -> tuple[int, int]:
-    """Return rank and size; those of the running world where neither is given (local).
+    """Return rank and size; those of init() if neither is given (local).
+
+    Args:
+        rank: this rank, or None.
+        size: number of ranks, or None.
 
     Raises:
-        ValueError: only one of them is given, or the rank is not one of `size` ranks.
+        ValueError: only one of them is given, or the rank is out of range.
         NotInitializedError: neither is given, before init().
     """
     if rank is None and size is None:
-        # Deferred: data sets can be read without all that a world of ranks takes.
+        # Deferred, so that data sets can be read without importing the communication core.
         from hvdtrain.core import horovod_api as world
 
         return world.rank(), world.size()

@@ -1,4 +1,4 @@
-"""Calls to the installed Horovod under names of one communicator's own."""
+"""Calls to the installed Horovod, under names unique to one communicator."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ class HorovodProcess:
     """Horovod as this process has initialised it; shared by all of its communicators.
 
     Attributes:
-        hvd: the module horovod.torch.
-        abort: ends every rank with an exit code.
-        sets: the process sets that there are, by their ranks in ascending order. They are the
-            same on all ranks, members or not, and stay until the end: Horovod removes one only
-            when the whole world asks for it.
+        hvd: module horovod.torch.
+        abort: function that ends every rank with an exit code.
+        sets: existing process sets, by their ranks in ascending order. They are the same on all
+            ranks and are never removed, which would be collective over the world.
     """
 
     hvd: Any
@@ -33,13 +32,13 @@ class HorovodProcess:
 class HorovodCalls:
     """Starts operations in one process set.
 
-    Horovod pairs operations by name: members number theirs alike, because they call in one
-    order, and nobody else uses the prefix.
+    Horovod matches operations by name. Members number theirs identically, because they call them in
+    the same order, and the prefix is unique.
 
     Args:
-        hvd: the module horovod.torch.
-        process_set: whose ranks take part.
-        prefix: of all names, the same on all members.
+        hvd: module horovod.torch.
+        process_set: process set of the members.
+        prefix: prefix of all names, equal on all members.
     """
 
     def __init__(self, hvd: Any, process_set: Any, prefix: str) -> None:
@@ -49,7 +48,16 @@ class HorovodCalls:
         self._count = 0
 
     def start(self, operation: str, tensor: torch.Tensor, **how: object) -> int:
-        """Call horovod.torch's asynchronous `operation` and return its handle."""
+        """Call an asynchronous operation of horovod.torch and return its handle.
+
+        Args:
+            operation: name of the function.
+            tensor: tensor to communicate.
+            how: further arguments of the function.
+
+        Raises:
+            HvdtrainError: Horovod reports an error.
+        """
         name = f"{self._prefix}:{self._count}"
         self._count += 1
         call = getattr(self._hvd, operation)
@@ -60,18 +68,26 @@ class HorovodCalls:
         return handle
 
     def is_done(self, handle: int) -> bool:
-        """Tell without blocking whether `finish` would return at once."""
+        """Return whether `finish` would return at once (local)."""
         return bool(self._hvd.poll(handle))
 
     def finish(self, handle: int) -> Any:
-        """Wait for an operation and return what it gives."""
+        """Wait for an operation and return its result.
+
+        Raises:
+            HvdtrainError: Horovod reports an error.
+        """
         try:
             return self._hvd.synchronize(handle)
         except self._hvd.HorovodInternalError as error:
             raise _own(error) from error
 
     def run(self, operation: str, tensor: torch.Tensor, **how: object) -> Any:
-        """Start an operation and wait for it."""
+        """Start an operation, wait for it and return its result.
+
+        Args:
+            operation, tensor, how: as in `start`.
+        """
         return self.finish(self.start(operation, tensor, **how))
 
 

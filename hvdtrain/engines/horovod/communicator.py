@@ -14,12 +14,11 @@ from hvdtrain.engines.horovod.calls import HorovodCalls, HorovodProcess
 from hvdtrain.engines.horovod.memory import (
     elements,
     even_rows,
-    pieces,
     starts,
     word_counts,
     words,
 )
-from hvdtrain.engines.horovod.types import NATIVE, REDUCES, stand_in, widening
+from hvdtrain.engines.horovod.types import NATIVE, REDUCES, reducible_tensor, widening
 from hvdtrain.errors import HvdtrainError, UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
@@ -30,15 +29,15 @@ _HIGHEST_BIT = np.uint64(1 << 63)
 
 
 class HorovodCommunicator(Communicator):
-    """Ranks that use one of Horovod's process sets, under names that nobody else uses.
+    """A communicator on one of Horovod's process sets, with unique operation names.
 
     Args:
-        process: this process's Horovod.
-        ranks: Horovod's ranks of the members, in the order of this communicator's ranks; their
-            process set is there already.
-        name: of the communicator, the same on all members.
-        chunk_bytes: the most bytes in one operation.
-        leave: what the first `close` does.
+        process: Horovod as initialized by this process.
+        ranks: Horovod ranks of the members, in the order of this communicator's ranks; their
+            process set exists already.
+        name: name of the communicator, equal on all members.
+        chunk_bytes: maximum number of bytes in one operation.
+        leave: function called by the first `close`.
     """
 
     capabilities = Capabilities(
@@ -64,14 +63,14 @@ class HorovodCommunicator(Communicator):
         self._leave = leave
         self._calls = HorovodCalls(process.hvd, process.sets[tuple(sorted(ranks))], name)
         self._splits = 0
-        # Our ranks in Horovod's order, which is that of its own ranks.
+        # This communicator's ranks in the order of their Horovod ranks.
         self._order = sorted(range(len(ranks)), key=self._ranks.__getitem__)
         self._in_order = self._order == list(range(len(ranks)))
         self.rank = self._ranks.index(self._hvd.rank())
         self.size = len(ranks)
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> _HorovodPending:
-        # Horovod has no uint64; with its highest bit turned, it has the order of an int64.
+        # Horovod has no uint64; with the highest bit flipped, the order is that of int64.
         numbers = (values ^ _HIGHEST_BIT).view(np.int64)
         tensor = torch.from_numpy(numbers)
         handle = self._calls.start("allreduce_async_", tensor, op=self._hvd.Max)
@@ -80,14 +79,14 @@ class HorovodCommunicator(Communicator):
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
-        for piece in pieces(buffer, self._chunk_bytes // widening(buffer.dtype)):
+        for piece in buffer.pieces(self._chunk_bytes // widening(buffer.dtype)):
             _scale(piece, prescale)  # Horovod's own factor must be the same on all ranks
-            with stand_in(piece, op) as tensor:
+            with reducible_tensor(piece, op) as tensor:
                 self._calls.run("allreduce_async_", tensor, op=self._reduction(op))
             _scale(piece, postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
-        for piece in pieces(buffer, self._chunk_bytes):
+        for piece in buffer.pieces(self._chunk_bytes):
             self._calls.run("broadcast_async_", words(piece), root_rank=self._ranks[root_rank])
 
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
@@ -144,7 +143,7 @@ class HorovodCommunicator(Communicator):
             table = elements(send).view(rows, -1)
             result = self._calls.run("reducescatter_async", table, op=self._hvd.Sum).view(-1)
         else:
-            # Horovod only deals out evenly, only sums, and few types: reduce all, keep one part.
+            # Horovod only scatters evenly, only sums, and few types: reduce all, keep one part.
             copy = Buffer.from_array(send.array().copy(), send.dtype)
             self.allreduce(copy, op, prescale)
             result = elements(copy.slice(starts(counts)[self.rank], counts[self.rank]))
@@ -152,7 +151,7 @@ class HorovodCommunicator(Communicator):
         _scale(receive, postscale)
 
     def barrier(self) -> None:
-        # Horovod's own has one name for all communicators of a process set.
+        # Horovod's barrier has one name for all communicators of a process set.
         self._calls.run("allreduce_async_", torch.zeros(1, device="cpu"), op=self._hvd.Sum)
 
     def split(self, ranks: Sequence[int]) -> HorovodCommunicator | None:

@@ -20,22 +20,26 @@ __all__ = ["open_world"]
 
 _BUILD = "python -m hvdtrain build-horovod"
 _SETTINGS = {
-    # Without it there are no process sets but the world.
+    # Required for process sets other than the world.
     "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
-    # Milliseconds between two looks at what is to do: Horovod's own 1 is what an operation costs.
+    # Milliseconds between cycles; with Horovod's default of 1 every operation takes that long.
     "HOROVOD_CYCLE_TIME": "0.2",
-    # It remembers operations by name, and here every name is new.
+    # The cache is keyed by operation names, and here every name is new.
     "HOROVOD_CACHE_CAPACITY": "0",
-    # hvdtrain's core watches for stalls itself, and knows the names that people gave.
+    # hvdtrain's core detects stalls itself, and knows the user's operation names.
     "HOROVOD_STALL_CHECK_DISABLE": "1",
 }
-# Horovod's threads meet once a cycle, idle or not, and the first ones there spin in MPI: they must
-# not hold cores that train.
+# Horovod's threads synchronize once a cycle, even when idle, and spin in MPI while they wait: they
+# must not occupy cores that train.
 _MPI_SETTINGS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Initialise MPI, and Horovod on it (collective).
+    """Initialize MPI, and Horovod on top of it (collective).
+
+    Args:
+        config: settings.
+        environ: environment variables.
 
     Raises:
         EngineUnavailableError: Horovod, torch, mpi4py or an MPI library is missing, or Horovod
@@ -53,7 +57,7 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
     from hvdtrain.engines.horovod.calls import HorovodProcess
     from hvdtrain.engines.horovod.communicator import HorovodCommunicator
 
-    leave = _initialise(hvd)
+    leave = _initialize(hvd)
     ranks = range(hvd.size())
     if (hvd.rank(), hvd.size()) != (mpi.communicator.rank, mpi.communicator.size):
         raise LauncherMismatchError(
@@ -74,7 +78,7 @@ def _remedy(module: str) -> str:
     return _BUILD if module == "horovod" else f"pip install {module}, then {_BUILD}"
 
 
-@functools.cache  # what installed_horovod() has loaded is not among Python's modules any more
+@functools.cache  # modules loaded in installed_horovod() are removed from sys.modules
 def _load_horovod() -> tuple[Any, str]:
     """Return horovod.torch, and Horovod's version."""
     try:
@@ -98,11 +102,11 @@ def _load_horovod() -> tuple[Any, str]:
     return hvd, version
 
 
-def _initialise(hvd: Any) -> Callable[[], None] | None:
-    """Initialise Horovod, unless a script has done that, and return how to give it back."""
+def _initialize(hvd: Any) -> Callable[[], None] | None:
+    """Initialize Horovod, unless the script has, and return the function that shuts it down."""
     if hvd.is_initialized():
         return None
-    # It would write its own timeline into the file that is meant for hvdtrain's.
+    # Horovod would write its own timeline into the file meant for hvdtrain's.
     timeline = os.environ.pop("HOROVOD_TIMELINE", None)
     try:
         with _set(_SETTINGS):
@@ -118,11 +122,11 @@ def _initialise(hvd: Any) -> Callable[[], None] | None:
 
 @contextmanager
 def _set(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for a while, but for those that the user has set."""
+    """Set variables in this context, except those that the user has set."""
     ours = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(ours)
     try:
         yield
     finally:
-        for name in ours:  # the next init() must not take them for the user's
+        for name in ours:  # the next init() must not consider them the user's
             del os.environ[name]

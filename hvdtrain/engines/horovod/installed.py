@@ -1,4 +1,4 @@
-"""A way around hvdtrain's answers to `import horovod`, for the engine that needs the real one."""
+"""Import of the installed Horovod, where hvdtrain provides its own `horovod` modules."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _HVDTRAIN = Path(__file__).resolve().parents[1]
 
 @contextmanager
 def installed_horovod() -> Iterator[None]:
-    """Have `import horovod` mean the installed package in this block, whoever answers outside."""
+    """Return a context in which `import horovod` imports the installed package (local)."""
     path = sys.path[:]
     others = [entry for entry in path if not Path(entry).resolve().is_relative_to(_HVDTRAIN)]
     if others == path:
         yield
         return
-    answers = _take_modules()
+    provided = _take_modules()
     sys.path[:] = others
     try:
         yield
     finally:
         sys.path[:] = path
         _take_modules()
-        sys.modules.update(answers)
+        sys.modules.update(provided)
 
 
 def _take_modules() -> dict[str, ModuleType]:
-    """Remove what is loaded under Horovod's names, and return it."""
+    """Remove the modules named horovod and below from sys.modules, and return them."""
     names = [name for name in sys.modules if name.partition(".")[0] == "horovod"]
     return {name: sys.modules.pop(name) for name in names}

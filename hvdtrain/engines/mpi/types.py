@@ -1,4 +1,4 @@
-"""MPI's names for our element types and reductions."""
+"""MPI's data types and operations for the element types and reductions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["MPI_OPS", "MPI_TYPES", "memory", "typed"]
 
-# Half types and bool have no arithmetic that every MPI agrees on.
+# Arithmetic for half types and bool differs between MPI libraries.
 MPI_TYPES: dict[DType, MPI.Datatype] = {
     DType.UINT8: MPI.UINT8_T,
     DType.UINT16: MPI.UINT16_T,
@@ -34,10 +34,10 @@ MPI_OPS: dict[ReduceOp, MPI.Op] = {
 
 
 def memory(buffer: Buffer) -> MPI.buffer:
-    """Return the bytes of a buffer."""
+    """Return the memory of a buffer as MPI's buffer object."""
     return MPI.buffer.fromaddress(buffer.pointer, buffer.nbytes)
 
 
 def typed(buffer: Buffer) -> list[object]:
-    """Return what MPI needs to know to reduce a buffer."""
+    """Return the [memory, count, datatype] of a buffer for a reduction."""
     return [memory(buffer), buffer.count, MPI_TYPES[buffer.dtype]]

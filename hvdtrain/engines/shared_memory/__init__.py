@@ -1,1 +1,1 @@
-"""Memory that the ranks of a node share, and reductions in it."""
+"""Memory shared by the ranks of a node, and reductions in it."""

@@ -1,4 +1,4 @@
-"""The compiled part of the engine: see node_kernel.c, whose structures these are."""
+"""The compiled reduction kernel, and the structures of node_kernel.c."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = [
     "Task",
     "Team",
     "agree_on_kernel",
-    "kernel_objection",
     "load_kernel",
     "open_kernel",
+    "why_no_kernel",
 ]
 
 _logger = logging.getLogger("hvdtrain")
@@ -50,7 +50,7 @@ OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 
 
 class Team(Structure):
-    """team_t."""
+    """team_t of node_kernel.c: the state of a node group."""
 
     _fields_ = (
         ("slots", POINTER(c_uint64)),
@@ -65,7 +65,7 @@ class Team(Structure):
 
 
 class Task(Structure):
-    """task_t."""
+    """task_t of node_kernel.c: one reduction."""
 
     _fields_ = (
         ("team", POINTER(Team)),
@@ -85,7 +85,7 @@ class Task(Structure):
 
 
 def _find_library() -> Path | None:
-    """Look beside this file, and where packages are installed: a checkout has only the source."""
+    """Return the library beside this file or in an installed package; a checkout has none."""
     for folder in (Path(__file__).parents[2], *map(Path, sys.path)):
         for suffix in EXTENSION_SUFFIXES:
             path = folder / "hvdtrain" / "engines" / "shared_memory" / f"_node_kernel{suffix}"
@@ -95,10 +95,10 @@ def _find_library() -> Path | None:
 
 
 def _compiled_source(library: ctypes.CDLL) -> bytes:
-    """Return the text that a library was compiled from.
+    """Return the source text that is embedded in a library.
 
     Raises:
-        ValueError: it does not hold any.
+        ValueError: the library does not contain it.
     """
     begin, end = (
         ctypes.addressof(c_char.in_dll(library, name)) for name in ("hvd_source", "hvd_source_end")
@@ -107,10 +107,10 @@ def _compiled_source(library: ctypes.CDLL) -> bytes:
 
 
 def _source() -> bytes:
-    """Return the text that the library must have been compiled from.
+    """Return the source text that the library must have been compiled from.
 
     Raises:
-        KernelError: it was not installed, as where only compiled files are kept.
+        KernelError: the source is not installed.
     """
     try:
         return _SOURCE.read_bytes()
@@ -119,38 +119,37 @@ def _source() -> bytes:
 
 
 class KernelError(Exception):
-    """There is no kernel that can be used; the text says why, and what to do."""
+    """There is no usable kernel; the message says why and what to do."""
 
 
 def load_kernel() -> ctypes.CDLL | None:
-    """Return the library; None where there is none that can be used (see `kernel_objection`)."""
+    """Return the library, or None if there is no usable one (see `why_no_kernel`)."""
     return _found()[0]
 
 
 def agree_on_kernel(rank: int, allgather: Callable[[Any], list[Any]]) -> ctypes.CDLL | None:
-    """Return the library where all ranks have it, else None on all of them (collective).
+    """Return the library if all ranks have it, else None on all ranks (collective).
 
-    The first rank that lacks it says so in the log: with a warning if it has one that cannot be
-    used.
+    The first rank without it logs the reason, as a warning if it has an unusable one.
 
     Args:
-        rank: of this process.
-        allgather: gathers one picklable value of every rank, by rank.
+        rank: rank of this process.
+        allgather: function that gathers one picklable value per rank, in rank order.
     """
     kernel = load_kernel()
     lacking = [number for number, found in enumerate(allgather(kernel is not None)) if not found]
     if lacking[:1] == [rank]:
-        # One that is not there is a choice, one that cannot be used a mistake.
+        # A missing kernel may be intended, an unusable one is a mistake.
         _logger.log(
             logging.INFO if _find_library() is None else logging.WARNING,
             "hvdtrain: ranks of a node add with numpy, which is slower: no compiled kernel: %s",
-            kernel_objection(),
+            why_no_kernel(),
         )
     return None if lacking else kernel
 
 
-def kernel_objection() -> str:
-    """Return why there is no kernel that can be used, and what to do, or ""."""
+def why_no_kernel() -> str:
+    """Return why there is no usable kernel and what to do, or "" if there is one."""
     return _found()[1]
 
 
@@ -166,9 +165,8 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
     """Load the library from a file.
 
     Raises:
-        KernelError: there is none, it does not load, or was compiled from another text than that
-            of node_kernel.c here, whose structures may differ, or whose sums; or that text is
-            not here.
+        KernelError: the library is missing, does not load, or was compiled from a different
+            node_kernel.c, whose structures or sums may differ; or that file is not installed.
     """
     if path is None:
         raise KernelError(

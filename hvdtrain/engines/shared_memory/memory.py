@@ -1,4 +1,4 @@
-"""Memory that all ranks of a node map: nameless files, which vanish with the last process."""
+"""Memory mapped by all ranks of a node: memfds, which are freed with the last process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.shared_memory.system_errors import Objection, objection_to, settle
+from hvdtrain.engines.shared_memory.system_errors import (
+    SystemFailure,
+    agree_on_failure,
+    failure_from_error,
+)
 from hvdtrain.memory import find_memory
 
 __all__ = ["NodeArena", "NodeMemory", "share_memory", "warn_once"]
@@ -24,9 +28,9 @@ _logger = logging.getLogger("hvdtrain")
 
 _NAME = "hvdtrain-memory"
 
-_UNSEEN = Objection("its memory cannot be mapped by others")
+_INVISIBLE = SystemFailure("its memory cannot be mapped by others")
 
-# A place in shared memory is told by the number of the memory and the offset in it.
+# A location combines the number of the memory and the offset in it.
 _OFFSET_BITS = 48
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -37,10 +41,11 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class NodeMemory:
-    """One piece of memory of every rank of the node, all of one size, as mapped by this process.
+    """One memory of equal size from every rank of the node, as mapped by this process.
 
     Attributes:
-        parts: for each rank its bytes; a part lives as long as some array shows it.
+        parts: [nbytes] uint8 for each rank; a part stays mapped while an array refers to it.
+        addresses: address of each part in this process.
     """
 
     def __init__(self, parts: list[npt.NDArray[np.uint8]]) -> None:
@@ -49,12 +54,12 @@ class NodeMemory:
 
 
 class NodeArena:
-    """Memory in which ranks of a node reach one another's data.
+    """Allocates memory in which the ranks of a node can access one another's data.
 
     Args:
-        rank: of this process on the node.
-        size: how many ranks the node has.
-        allgather: gathers one picklable value of every rank of the node, by rank.
+        rank: rank of this process on the node.
+        size: number of ranks on the node.
+        allgather: function that gathers one picklable value per rank of the node, in rank order.
     """
 
     def __init__(self, rank: int, size: int, allgather: Callable[[Any], list[Any]]) -> None:
@@ -62,7 +67,11 @@ class NodeArena:
         self._shared: list[NodeMemory] = []
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
-        """Return memory that is reduced without a copy (collective); None if there is none."""
+        """Allocate memory that is reduced without a copy (collective).
+
+        Returns:
+            [nbytes] uint8, uninitialized; None on all ranks if one cannot share memory.
+        """
         memory = share_memory(max(1, nbytes), self._rank, self._size, self._allgather)
         if memory is None:
             return None
@@ -70,15 +79,18 @@ class NodeArena:
         return memory.parts[self._rank][:nbytes]
 
     def forget_last(self) -> None:
-        """Give up the memory that empty() returned last, which another node could not match."""
+        """Release the memory that empty() returned last, because another node has none (local)."""
         self._shared.pop()
 
     def close(self) -> None:
-        """Give up all of it; it lives on where arrays show it (local)."""
+        """Release all memory; it stays mapped while arrays refer to it (local)."""
         self._shared = []
 
     def location(self, buffer: Buffer) -> int:
-        """Return a number that is equal on ranks that reach one another's; 0 for private memory."""
+        """Return the location of a buffer in shared memory; 0 for private memory (local).
+
+        Ranks whose buffers have the same location can access each other's.
+        """
         for number, memory in enumerate(self._shared, start=1):
             offset = buffer.pointer - memory.addresses[self._rank]
             if 0 <= offset < memory.parts[self._rank].size:
@@ -86,7 +98,7 @@ class NodeArena:
         return 0
 
     def addresses(self, location: int) -> list[int]:
-        """Return where this process sees each rank's data at such a location."""
+        """Return the address of each rank's data at a location, as mapped here (local)."""
         memory = self._shared[(location >> _OFFSET_BITS) - 1]
         offset = location & (1 << _OFFSET_BITS) - 1
         return [address + offset for address in memory.addresses]
@@ -95,26 +107,25 @@ class NodeArena:
 def share_memory(
     nbytes: int, rank: int, size: int, allgather: Callable[[Any], list[Any]]
 ) -> NodeMemory | None:
-    """Have every rank of a node give `nbytes` of zeros that all of them can write (collective).
+    """Allocate `nbytes` of zeros on every rank of a node, writable by all of them (collective).
 
-    All of it is reserved before anybody writes: a page that is missing later would end the
-    process with SIGBUS. Where it cannot be had, the first rank warns once.
+    All pages are reserved before any is written: a page missing later would kill the process with
+    SIGBUS. If memory cannot be allocated, the first rank warns once.
 
     Args:
-        nbytes: equal on all ranks.
-        rank: of this process on the node.
-        size: how many ranks the node has.
-        allgather: gathers one picklable value of every rank of the node, by rank.
+        nbytes: size in bytes, equal on all ranks.
+        rank: rank of this process on the node.
+        size: number of ranks on the node.
+        allgather: function that gathers one picklable value per rank of the node, in rank order.
 
     Returns:
-        The memory, or None on every rank if one cannot give or see it.
+        The memory, or None on every rank if one cannot allocate or map it.
 
     Raises:
-        SystemLimitError: a rank has no descriptor left for it (on every rank).
+        SystemLimitError: a rank has no file descriptors left (raised on every rank).
     """
-    # All look before anybody takes: the kernel would look for more than there is until it ends
-    # some process.
-    reason = settle(allgather(_objection(nbytes * size)))
+    # All ranks check before any allocates: otherwise the out-of-memory killer might end a process.
+    reason = agree_on_failure(allgather(_check_free_memory(nbytes * size)))
     parts = None
     if not reason:
         parts, reason = _share(nbytes, rank, allgather)
@@ -126,15 +137,15 @@ def share_memory(
 def _share(
     nbytes: int, rank: int, allgather: Callable[[Any], list[Any]]
 ) -> tuple[list[npt.NDArray[np.uint8]] | None, str]:
-    """Give memory, and map everybody's; return it, or why a rank cannot."""
-    descriptor, objection = _reserve(nbytes)
+    """Allocate memory and map that of all ranks; return it, or the reason why a rank cannot."""
+    descriptor, failure = _reserve(nbytes)
     try:
-        announced = allgather((os.getpid(), descriptor, objection))
-        reason = settle(said for *_, said in announced)
+        announced = allgather((os.getpid(), descriptor, failure))
+        reason = agree_on_failure(failure for *_, failure in announced)
         if reason:
             return None, reason
-        parts, objection = _map_all([place for *place, _ in announced], nbytes, rank)
-        return parts, settle(allgather(objection))
+        parts, failure = _map_all([source for *source, _ in announced], nbytes, rank)
+        return parts, agree_on_failure(allgather(failure))
     finally:
         if descriptor is not None:
             os.close(descriptor)
@@ -142,60 +153,60 @@ def _share(
 
 @cache
 def warn_once(reason: str) -> None:
-    """Say why ranks of this node do not share memory; communicators are opened again and again."""
+    """Log once per process why the ranks of this node do not share memory (local)."""
     _logger.warning(
         "hvdtrain: the ranks of this node meet through MPI, which is slower: %s", reason
     )
 
 
-def _objection(nbytes: int) -> Objection:
+def _check_free_memory(nbytes: int) -> SystemFailure:
     try:
         enough = nbytes <= find_memory().free_bytes
     except OSError as error:
-        return objection_to(error, "reading /proc/meminfo")
-    # What is free changes all the time, and this is to be said once.
-    return Objection(
+        return failure_from_error(error, "reading /proc/meminfo")
+    # The amount is left out because it changes, and equal messages are logged once.
+    return SystemFailure(
         "" if enough else "the machine or the control group has too little memory left"
     )
 
 
-def _reserve(nbytes: int) -> tuple[int | None, Objection]:
-    """Make a nameless file of `nbytes`; return it, or why there is none."""
+def _reserve(nbytes: int) -> tuple[int | None, SystemFailure]:
+    """Allocate a memfd of `nbytes`; return its descriptor, or why there is none."""
     try:
         descriptor = os.memfd_create(_NAME)
     except (AttributeError, OSError) as error:
-        return None, objection_to(error, "memfd_create")
+        return None, failure_from_error(error, "memfd_create")
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:
         os.close(descriptor)
-        # Too little memory for this is not too little for everything.
-        return None, Objection(f"posix_fallocate: {error.strerror}")
-    return descriptor, Objection()
+        # Too little memory for this is no reason to end the job.
+        return None, SystemFailure(f"posix_fallocate: {error.strerror}")
+    return descriptor, SystemFailure()
 
 
 def _map_all(
     announced: list[list[Any]], nbytes: int, own: int
-) -> tuple[list[npt.NDArray[np.uint8]] | None, Objection]:
+) -> tuple[list[npt.NDArray[np.uint8]] | None, SystemFailure]:
     try:
         parts = [
             _map(f"/proc/{process}/fd/{number}", nbytes, populate=rank == own)
             for rank, (process, number) in enumerate(announced)
         ]
     except FileNotFoundError:
-        return None, _UNSEEN
+        return None, _INVISIBLE
     except OSError as error:
-        return None, objection_to(error, "mapping a peer's memory")
-    return parts, Objection()
+        return None, failure_from_error(error, "mapping a peer's memory")
+    return parts, SystemFailure()
 
 
 def _map(path: str, nbytes: int, populate: bool) -> npt.NDArray[np.uint8]:
-    """Map a peer's memory; the pages of others are looked up when they are used."""
+    """Map a peer's memory; pages that are not populated are faulted in on first use."""
     if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
         raise FileNotFoundError(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        # Python's own mmap keeps a descriptor for each, and many ranks would run out of them.
+        # Python's mmap keeps a descriptor per mapping, of which many ranks would run out.
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
         access = mmap.PROT_READ | mmap.PROT_WRITE
         address = _LIBC.mmap(None, nbytes, access, flags, descriptor, 0)

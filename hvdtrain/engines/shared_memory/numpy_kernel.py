@@ -1,4 +1,4 @@
-"""The ranks of a node that share memory, but have no compiled kernel: numpy adds, MPI meets."""
+"""Reduction in shared memory without the compiled kernel, using numpy and MPI barriers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.shared_memory.memory import NodeArena, share_memory
-from hvdtrain.patience import wait_patiently
+from hvdtrain.polling import poll_until
 from hvdtrain.types import ReduceOp
 
-__all__ = ["NumpyTeam", "open_numpy_team"]
+__all__ = ["NumpyNodeGroup", "open_numpy_node_group"]
 
 _FOLDS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -21,49 +21,49 @@ _FOLDS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.MAX: np.maximum,
     ReduceOp.PRODUCT: np.multiply,
 }
-# A slice begins on a cache line of its own, as in the kernel.
+# Slices are aligned to cache lines, as in the kernel.
 _SLICE_ELEMENTS = 64
 
 
-def open_numpy_team(comm: MPI.Comm) -> NumpyTeam | None:
-    """Have the ranks of one node share memory (collective); None where that is not possible."""
+def open_numpy_node_group(comm: MPI.Comm) -> NumpyNodeGroup | None:
+    """Set up shared memory among the ranks of one node (collective); None if that fails."""
     tried = share_memory(1, comm.Get_rank(), comm.Get_size(), comm.allgather)
-    return None if tried is None else NumpyTeam(comm)
+    return None if tried is None else NumpyNodeGroup(comm)
 
 
-class NumpyTeam:
-    """The two halves of a reduction in shared memory, as of NodeTeam, in the order of the ranks.
+class NumpyNodeGroup:
+    """The two phases of a reduction in shared memory, as in NodeGroup, in rank order.
 
-    Each is a few calls over whole slices: a thread that comes back from numpy waits for Python's
-    lock, which is dear beside a busy main thread.
+    Each phase is a few numpy calls on whole slices: after each call the thread must reacquire the
+    GIL, which is expensive beside a busy main thread.
 
     Attributes:
-        arena: memory that is reduced without a copy.
+        arena: allocator of memory that is reduced without a copy.
 
     Args:
-        comm: the ranks of the node; its owner frees it.
+        comm: communicator of the node's ranks, which the caller frees.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm, self._rank = comm, comm.Get_rank()
         self.arena = NodeArena(self._rank, comm.Get_size(), comm.allgather)
 
-    @np.errstate(all="ignore")  # as in MPI and C; loss scalers look for what overflows
+    @np.errstate(all="ignore")  # as in MPI and C; loss scalers check for overflow
     def add(self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int) -> Buffer:
-        """Return this rank's slice of `buffer`, in which the node is added up (collective).
+        """Reduce within the node and return this rank's slice of the result (collective).
 
         Args:
-            buffer: in shared memory, at one place on all ranks.
-            op: the reduction.
-            prescale: factor before it.
-            owners: how many ranks get a slice.
+            buffer: elements in shared memory, at the same location on all ranks.
+            op: SUM, MIN, MAX or PRODUCT.
+            prescale: factor before the reduction.
+            owners: number of ranks that own a slice.
         """
         buffer.scale(prescale)
-        self._meet()
+        self._barrier()
         own = self._own_slice(buffer, owners)
         if own.count:
             slices = self._slices(own)
-            # What is added up already lies in the first copy until this rank's own has been added.
+            # The first rank's copy holds the partial result until this rank's own is included.
             total = slices[0]
             for rank, part in enumerate(slices[1:], start=1):
                 target = slices[self._rank] if rank >= self._rank else slices[0]
@@ -72,22 +72,28 @@ class NumpyTeam:
         return own
 
     def spread(self, buffer: Buffer, postscale: float, owners: int) -> None:
-        """Have all ranks hold postscale times every owner's slice of `buffer` (collective)."""
+        """Write postscale times each owner's slice into the buffers of all ranks (collective).
+
+        Args:
+            buffer: elements in shared memory, at the same location on all ranks.
+            postscale: factor after the reduction.
+            owners: number of ranks that own a slice.
+        """
         own = self._own_slice(buffer, owners)
         if own.count:
             own.scale(postscale)
             for rank, part in enumerate(self._slices(own)):
                 if rank != self._rank:
                     part[:] = own.array()
-        self._meet()
+        self._barrier()
 
     def close(self) -> None:
-        """Give up what the team holds (local)."""
+        """Release the memory (local)."""
         self.arena.close()
 
-    def _meet(self) -> None:
-        # MPI's own barrier would burn a core while a rank is late.
-        wait_patiently(self._comm.Ibarrier().Test)
+    def _barrier(self) -> None:
+        # MPI_Barrier would keep a core busy while waiting for a late rank.
+        poll_until(self._comm.Ibarrier().Test)
 
     def _own_slice(self, buffer: Buffer, owners: int) -> Buffer:
         each = -(-buffer.count // owners)

@@ -1,7 +1,7 @@
-"""Processes of peers on this node, watched for their end.
+"""Detection of the end of peer processes on this node.
 
-A process holds one descriptor for each peer, however many communicators they share: 128 ranks
-with 8 communicators would else need 1,016, which is as many as a process often may open.
+A process holds one descriptor per peer, shared by all communicators: 128 ranks with 8
+communicators would otherwise need 1,016, about as many as the usual limit allows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["PeerWatch"]
 
 @dataclass
 class _Watched:
-    """A descriptor that becomes readable when a process ends, and how many watches use it."""
+    """A descriptor that becomes readable when a process ends, and its number of users."""
 
     descriptor: int
     users: int = 0
@@ -31,11 +31,11 @@ class PeerWatch:
     """Watches processes until it is closed.
 
     Args:
-        peers: the number of a rank for each process.
+        peers: rank of each process, by process ID.
 
     Raises:
-        OSError: the system does not let a process be watched; then none is.
-        AttributeError: this Python cannot watch processes.
+        OSError: the system refuses to watch a process; then none is watched.
+        AttributeError: this Python lacks os.pidfd_open.
     """
 
     def __init__(self, peers: Mapping[int, int]) -> None:
@@ -53,11 +53,11 @@ class PeerWatch:
             raise
 
     def ended(self) -> int | None:
-        """Return the number of a rank whose process has ended, if any (local)."""
+        """Return a rank whose process has ended, or None (local)."""
         return next((self._peers[descriptor] for descriptor, _ in self._poll.poll(0)), None)
 
     def close(self) -> None:
-        """Watch no longer; a second call does nothing (local)."""
+        """Stop watching; a second call does nothing (local)."""
         for descriptor in self._peers:
             self._poll.unregister(descriptor)
         for process in self._processes:

@@ -1,8 +1,8 @@
-"""What the system refuses, in words that all ranks agree on.
+"""Errors of the operating system on which all ranks agree.
 
-A rank that cannot share memory is got around: ranks then meet in another way. One that has
-reached a limit of the system is not: it would fail later, in the middle of something, so all
-ranks are told which limit that is.
+If a rank cannot share memory, ranks fall back to MPI. If a rank has reached a limit of the system,
+they do not: it would fail later, in the middle of an operation, so all ranks raise an error that
+names the limit.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from typing import NamedTuple
 
 from hvdtrain.errors import SystemLimitError
 
-__all__ = ["Objection", "objection_to", "settle"]
+__all__ = ["SystemFailure", "agree_on_failure", "failure_from_error"]
 
 _FILES = 4096
 
 
-class Objection(NamedTuple):
-    """Why a rank cannot do its part; without words if it can.
+class SystemFailure(NamedTuple):
+    """Why a rank failed to set up shared memory; empty if it did not.
 
     Attributes:
-        reason: what the system said.
-        limit: which limit of the system has been reached, and what to do; "" for another reason.
+        reason: error message of the system.
+        limit: limit of the system that has been reached and what to do; "" for another reason.
     """
 
     reason: str = ""
     limit: str = ""
 
 
-def objection_to(error: Exception, what: str) -> Objection:
-    """Return the objection of this rank after an error of the system (local).
+def failure_from_error(error: Exception, action: str) -> SystemFailure:
+    """Return the failure that an error of this rank means (local).
 
     Args:
-        error: of the system, or of Python where it has no such call.
-        what: was tried.
+        error: OSError, or AttributeError if Python lacks the system call.
+        action: name of the call or action that failed.
     """
     if not isinstance(error, OSError):
-        return Objection(f"{what}: {error}")
-    reason = f"{what}: {error.strerror or error}"
-    return Objection(reason, _limit(error, reason))
+        return SystemFailure(f"{action}: {error}")
+    reason = f"{action}: {error.strerror or error}"
+    return SystemFailure(reason, _limit(error, reason))
 
 
-def settle(objections: Iterable[Sequence[str]]) -> str:
-    """Return the first reason among the objections of all ranks, "" for none (local).
+def agree_on_failure(failures: Iterable[Sequence[str]]) -> str:
+    """Return the first reason among the failures of all ranks, "" for none (local).
 
     Args:
-        objections: what was gathered; JSON makes lists of them.
+        failures: gathered failures of all ranks, as tuples, or as lists after JSON.
 
     Raises:
-        SystemLimitError: a rank has reached a limit; all ranks that are given the same objections
-            say the same.
+        SystemLimitError: a rank has reached a limit; ranks with the same failures raise the same
+            error.
     """
     reasons = []
-    for reason, limit in objections:
+    for reason, limit in failures:
         if limit:
             raise SystemLimitError(limit)
         reasons.append(reason)

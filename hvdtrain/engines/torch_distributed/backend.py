@@ -1,4 +1,4 @@
-"""One process group, of gloo or of NCCL, and what it leaves to us."""
+"""One process group of gloo or NCCL, extended to all types and reductions."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hvdtrain.types import ReduceOp
 
 __all__ = ["Backend"]
 
-_WIDE_ELEMENTS = 16 << 20  # that are widened at a time
+_WIDE_ELEMENTS = 16 << 20  # number of elements converted to a wider type at a time
 
-_SIGN = -(1 << 63)  # turned over, it keeps the order when unsigned bits are read as signed
+_SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed
 
 
 @dataclass(frozen=True)
 class Backend:
-    """What moves tensors of one kind of memory.
+    """Collectives on tensors of one kind of memory.
 
-    On a GPU all of it is put on the caller's current stream, and the host waits for nothing.
+    On a GPU, work is enqueued on the caller's current stream, and the host does not wait.
 
     Attributes:
-        group: of torch.distributed.
-        wide: in which types it adds others.
-        premultiplied: makes a sum of elements that are multiplied on the way; None where the
-            library has none.
-        even: whether it gathers and scatters equal parts in one call.
+        group: process group of torch.distributed.
+        wide: wider dtype in which each unsupported dtype is reduced.
+        premultiplied: function that returns a sum operation with a factor; None if the library has
+            none.
+        even: whether equal parts can be gathered and scattered in one call.
     """
 
     group: Any
@@ -38,12 +38,17 @@ class Backend:
     premultiplied: Callable[[float], Any] | None = None
     even: bool = False
 
-    # A program's tensors may be inference tensors, which nobody else writes into.
+    # A program's tensors may be inference tensors, which can be written in this mode only.
     @torch.inference_mode()
     def allreduce(
         self, tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
-        """Reduce elements in place; see Communicator.allreduce."""
+        """Reduce elements in place; see Communicator.allreduce.
+
+        Args:
+            tensor: 1-d, of any dtype in DType.
+            op, prescale, postscale: as in Communicator.allreduce.
+        """
         if tensor.dtype in (torch.bool, torch.uint64):
             multiply(tensor, prescale)
             self._reduce_bits(tensor, op)
@@ -82,15 +87,15 @@ class Backend:
     ) -> tuple[float, Any, float]:
         """Return the factor before a reduction, the reduction, and the factor after it."""
         fractional = dtype.is_floating_point or dtype.is_complex
-        # NCCL 2.28 forgets the factor in some elements where one rank is alone.
+        # With a single rank, NCCL 2.28 does not apply the factor to some elements.
         premultiplied = self.premultiplied if self.group.size() > 1 else None
         if premultiplied is None or op is not ReduceOp.SUM or not fractional:
             return prescale, OPS[op], postscale
-        # In a half type, the factor would be rounded, and all elements with it. And before the
-        # sum, because the largest half is not far away.
+        # In a half type the factor itself would be rounded. It is applied before the sum, which
+        # might overflow.
         if dtype.itemsize == 2:
             return prescale * postscale, OPS[op], 1.0
-        # Ranks must agree on the reduction, and postscale is what all of them have alike.
+        # All ranks must use the same reduction, and only postscale is equal on all of them.
         if postscale == 1.0:
             return prescale, OPS[op], 1.0
         return 1.0, premultiplied(prescale * postscale), 1.0
@@ -102,7 +107,12 @@ class Backend:
             self.group.allreduce([tensor], options).wait()
 
     def broadcast(self, memory: torch.Tensor, root_rank: int) -> None:
-        """Overwrite bytes with those of a rank."""
+        """Overwrite bytes with those of a rank.
+
+        Args:
+            memory: [n] uint8.
+            root_rank: rank whose bytes are sent.
+        """
         if memory.numel():
             self._start_broadcast(memory, root_rank).wait()
 
@@ -114,11 +124,17 @@ class Backend:
 
     @torch.inference_mode()
     def allgather(self, send: torch.Tensor, receive: torch.Tensor, sizes: Sequence[int]) -> None:
-        """Concatenate everybody's bytes by rank."""
+        """Concatenate the bytes of all ranks in rank order.
+
+        Args:
+            send: [sizes[rank]] uint8.
+            receive: [sum(sizes)] uint8.
+            sizes: number of bytes of each rank.
+        """
         if self.even and len(set(sizes)) == 1 and sizes[0]:
             self.group._allgather_base(receive, send).wait()
             return
-        # Neither library gathers uneven parts; broadcasts of all of them run side by side.
+        # Neither library gathers uneven parts; broadcasts of all parts run concurrently.
         parts = torch.split(receive, list(sizes))
         parts[self.group.rank()].copy_(send)
         works = [
@@ -136,7 +152,14 @@ class Backend:
         send_sizes: list[int],
         receive_sizes: list[int],
     ) -> None:
-        """Send parts of the bytes to all ranks."""
+        """Send parts of the bytes to all ranks.
+
+        Args:
+            send: [sum(send_sizes)] uint8.
+            receive: [sum(receive_sizes)] uint8.
+            send_sizes: number of bytes for each rank.
+            receive_sizes: number of bytes from each rank.
+        """
         options = dist.AllToAllOptions()
         self.group.alltoall_base(receive, send, receive_sizes, send_sizes, options).wait()
 
@@ -150,7 +173,13 @@ class Backend:
         prescale: float,
         postscale: float,
     ) -> None:
-        """Reduce elements and keep this rank's part; see Communicator.reduce_scatter."""
+        """Reduce elements and keep this rank's part; see Communicator.reduce_scatter.
+
+        Args:
+            send: [sum(counts)] elements; left unchanged.
+            receive: [counts[rank]] elements of the same dtype.
+            counts, op, prescale, postscale: as in Communicator.reduce_scatter.
+        """
         native = send.dtype not in (torch.bool, torch.uint64) and send.dtype not in self.wide
         if self.even and native and len(set(counts)) == 1 and counts[0]:
             self._reduce_scatter_evenly(send, receive, op, prescale, postscale)
@@ -179,5 +208,5 @@ class Backend:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """View complex numbers, of which only sums come here, as their parts."""
+    """View complex numbers as their real and imaginary parts; only sums are computed of them."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -29,15 +29,18 @@ from hvdtrain.types import ReduceOp
 
 __all__ = ["TorchCommunicator"]
 
-_SIGN = -(1 << 63)  # turned over, it keeps the order when unsigned bits are read as signed
+_SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed
 
 
 class TorchCommunicator(Communicator):
-    """One gloo group, which also carries the control messages, and for nccl one NCCL group.
+    """One gloo group, which also carries control messages, and for nccl one NCCL group.
 
-    GPUs are connected when the members first make or use memory on theirs, all at once: before,
-    nobody knows which GPU a rank will take (Horovod's scripts take one after init()), and a
-    communicator that moves host memory only has no use for it.
+    The NCCL group is created when the members first allocate or use GPU memory. Earlier, the GPU of
+    a rank is not known (Horovod's scripts select one after init()), and a communicator used for
+    host memory only does not need the group.
+
+    Args:
+        members: ranks of the communicator, and how they connect.
     """
 
     def __init__(self, members: Members) -> None:
@@ -133,7 +136,7 @@ class TorchCommunicator(Communicator):
         place = torch.device(device)
         if place.type == "cuda":
             self._connect(place)
-            place = self._device or place  # which "cuda" without a number leaves open
+            place = self._device or place  # "cuda" may have no index
         return torch.empty(nbytes, dtype=torch.uint8, device=place)
 
     def take_device(self) -> None:
@@ -163,18 +166,18 @@ class TorchCommunicator(Communicator):
 
     def _host(self) -> Backend:
         self._alive()
-        assert self._gloo is not None  # as long as it has members
+        assert self._gloo is not None  # until it is closed
         return self._gloo
 
     def _backend(self, tensor: torch.Tensor) -> Backend:
         return self._connect(tensor.device) if tensor.is_cuda else self._host()
 
     def _connect(self, device: torch.device) -> Backend:
-        """Return what moves memory on a GPU, connecting it first if need be (collective)."""
+        """Return the NCCL backend, creating it on first use (collective)."""
         if self._nccl is None:
             from hvdtrain.engines.torch_distributed.nccl import connect
 
-            self._device = self._numbered(device)
+            self._device = self._indexed(device)
             with self._peers("connect"):
                 self._nccl = connect(self._alive(), self._device, self._gather)
         elif device not in (self._device, torch.device("cuda")):
@@ -184,28 +187,28 @@ class TorchCommunicator(Communicator):
             )
         return self._nccl
 
-    def _numbered(self, device: torch.device) -> torch.device:
-        """Return a device with its number, which a rank that has joined leaves open."""
+    def _indexed(self, device: torch.device) -> torch.device:
+        """Return a device with its index, which a rank that has joined does not specify."""
         if device.index is not None:
             return device
         return self._device or torch.device("cuda", torch.cuda.current_device())
 
     def _gather(self, record: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        everybodys = np.empty(self.size * record.size, np.uint8)
+        received = np.empty(self.size * record.size, np.uint8)
         counts = [record.size] * self.size
-        self.allgather(Buffer.of(record), Buffer.of(everybodys), counts)
-        return everybodys
+        self.allgather(Buffer.of(record), Buffer.of(received), counts)
+        return received
 
     @contextmanager
     def _peers(self, operation: str) -> Iterator[None]:
-        """Say of an error of the network what it means here."""
+        """Convert errors of the network to ConnectionLostError."""
         try:
             yield
         except (HvdtrainError, torch.OutOfMemoryError):
             raise
         except RuntimeError as error:
             reason = str(error).splitlines()[0].split(". This is typically")[0]
-            reason = re.sub(r"^\[[^]]*\.cc:\d+\] ", "", reason)  # where in gloo's source
+            reason = re.sub(r"^\[[^]]*\.cc:\d+\] ", "", reason)  # file and line in gloo's source
             raise ConnectionLostError(
                 f"[rank {self.rank}/{self.size}] {operation}: the connection to another rank "
                 f"failed ({reason}). Look at what that rank printed last"

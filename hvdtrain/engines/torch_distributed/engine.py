@@ -1,4 +1,4 @@
-"""The gloo and nccl engines: torch.distributed, with MPI or torchrun to find the ranks."""
+"""The gloo and nccl engines: torch.distributed, with ranks found through MPI or torchrun."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ __all__ = ["open_gloo", "open_nccl"]
 
 
 def open_gloo(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Join all ranks over gloo, which moves memory of the CPU (collective).
+    """Join all ranks over gloo, for host memory (collective).
+
+    Args:
+        config: settings.
+        environ: environment variables.
 
     Raises:
         EngineUnavailableError: torch is missing, or ranks cannot reach each other.
@@ -25,7 +29,11 @@ def open_gloo(config: Config, environ: Mapping[str, str]) -> EngineWorld:
 
 
 def open_nccl(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Join all ranks over NCCL for CUDA memory, and over gloo for that of the CPU (collective).
+    """Join all ranks over NCCL for CUDA memory and gloo for host memory (collective).
+
+    Args:
+        config: settings.
+        environ: environment variables.
 
     Raises:
         EngineUnavailableError: torch or a GPU is missing, or ranks cannot reach each other.

@@ -1,7 +1,7 @@
 """Process groups of torch.distributed.
 
-They are made from their classes, without torch.distributed's global state: a script may use that
-for itself, a subgroup concerns its members only, and ranks keep the order they are given in.
+They are created from their classes, without torch.distributed's global state: a script may use
+that state itself, only the members create a subgroup, and ranks keep the given order.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 __all__ = ["Members", "device_at", "gloo_group", "nccl_group"]
 
-# How long ranks may come apart to where they connect; all later waiting is unlimited, because
-# the core knows who is late and the network says who is dead.
+# How long ranks wait for each other when they connect. Later waits are unlimited, because the core
+# detects late ranks, and the network ranks that have ended.
 _CONNECT = timedelta(seconds=300)
 _FOREVER = timedelta(days=365)
 
@@ -26,14 +26,15 @@ class Members:
     """The ranks that form a communicator, and how they find each other.
 
     Attributes:
-        store: where they exchange addresses; nobody else writes to it.
-        rank: the number of this rank among them.
-        size: how many there are.
-        device: gloo's end of this rank's connections.
-        cuda: whether NCCL moves what lies in CUDA memory.
-        halves_in_float32: whether NCCL adds halves in float32, if one rank wants it.
-        abort: ends every rank of the job with an exit code.
-        leave: gives back what the world was built with.
+        store: store for exchanging addresses, used by the members only.
+        rank: rank of this process among the members.
+        size: number of members.
+        device: gloo's device, which holds this rank's connections.
+        cuda: whether NCCL is used for CUDA memory.
+        halves_in_float32: whether this rank requests that NCCL add half types in float32; one
+            request is enough.
+        abort: function that ends every rank of the job with an exit code.
+        leave: function that frees what was used to create the world.
     """
 
     store: dist.Store
@@ -47,11 +48,12 @@ class Members:
 
 
 def device_at(address: str) -> Any:
-    """Open gloo's end of all connections of this rank, at an address of this host."""
+    """Create gloo's device for all connections of this rank, at an address of this host."""
     return dist.ProcessGroupGloo.create_device(hostname=address)
 
 
 def gloo_group(members: Members) -> Any:
+    """Create the gloo group of the members (collective)."""
     kind: Any = dist.ProcessGroupGloo
     options = kind._Options()
     options._timeout = _CONNECT
@@ -63,6 +65,7 @@ def gloo_group(members: Members) -> Any:
 
 
 def nccl_group(members: Members) -> Any:
+    """Create the NCCL group of the members (collective)."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _FOREVER
     store = dist.PrefixStore("nccl", members.store)

@@ -1,4 +1,4 @@
-"""How the ranks of a communicator connect their GPUs with NCCL (RCCL on AMD's)."""
+"""Creation of the NCCL group of a communicator (RCCL on AMD GPUs)."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def connect(
     """Connect the members' GPUs (collective).
 
     Args:
-        members: who they are.
-        device: of this rank.
-        gather: gathers a record of every member, by rank (collective).
+        members: ranks of the communicator.
+        device: GPU of this rank.
+        gather: function that gathers a [n] uint8 record per member, in rank order (collective).
 
     Raises:
-        UnsupportedError: two of them have one GPU (on all of them).
+        UnsupportedError: two members use the same GPU (raised on all members).
     """
     own = np.frombuffer(_digest(device) + bytes([members.halves_in_float32]), np.uint8)
     records = gather(own).reshape(members.size, -1)
     _require_own_devices([record[:_DIGEST_BYTES].tobytes() for record in records], members, device)
-    # What runs on the GPU may wait for other ranks, which must not wait for memory of this one.
+    # Work on the GPU may depend on other ranks, which must not wait for this rank's allocations.
     torch.cuda.synchronize(device)
     group = nccl_group(members)
-    # NCCL would else connect in the midst of the first operation.
+    # Otherwise NCCL would connect during the first operation.
     group.eager_connect_single_device(device)
     wide = GLOO_WIDE if records[:, _DIGEST_BYTES].any() else NCCL_WIDE
-    make: Any = getattr(dist, "_make_nccl_premul_sum")  # noqa: B009  # not in a build for the CPU
+    make: Any = getattr(dist, "_make_nccl_premul_sum")  # noqa: B009  # not in CPU builds
     return Backend(group, wide, premultiplied=make, even=True)
 
 
 def _digest(device: torch.device) -> bytes:
-    """Return what is equal for ranks that have one GPU, in NCCL's own eyes."""
+    """Return a digest that is equal for ranks whose GPU NCCL considers the same."""
     host = os.environ.get("NCCL_HOSTID") or socket.gethostname()
     uuid = torch.cuda.get_device_properties(device).uuid
     return blake2b(f"{host} {uuid}".encode(), digest_size=_DIGEST_BYTES).digest()

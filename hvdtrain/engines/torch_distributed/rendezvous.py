@@ -1,4 +1,4 @@
-"""How the ranks of torch.distributed find each other: through MPI, torchrun, or alone."""
+"""How ranks find each other for torch.distributed: through MPI or torchrun, or as one rank."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.mpi import engine as mpi_engine
-from hvdtrain.engines.shared_memory.proof import prove_nodes
-from hvdtrain.engines.torch_distributed.meeting import MeetingPoint, meet
+from hvdtrain.engines.shared_memory.node_detection import detect_nodes
+from hvdtrain.engines.torch_distributed.master_address import (
+    MasterAddress,
+    find_master_address,
+)
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.world import promised_world, under_launcher
 
-__all__ = ["Found", "find_ranks"]
+__all__ = ["RankInfo", "find_ranks"]
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_PATIENCE = timedelta(seconds=300)
+_TIMEOUT = timedelta(seconds=300)
 
 
 @dataclass(frozen=True)
-class Found:
-    """All ranks of the job, before there is a process group.
+class RankInfo:
+    """This rank's view of the job before process groups are created.
 
     Attributes:
-        store: where they exchange addresses; nobody else writes to it.
-        rank: the number of this rank.
-        size: how many there are.
-        address: of this rank, for the others to connect to.
-        nodes: for each rank a number that is equal exactly for ranks that share memory.
-        hostnames: for each rank its host name.
-        abort: ends every rank of the job with an exit code.
-        leave: gives back what was used to find them.
+        store: store for exchanging addresses, used by this job only.
+        rank: rank of this process.
+        size: number of ranks.
+        address: address of this rank to which others connect.
+        nodes: node number of each rank; ranks share memory if and only if theirs are equal.
+        hostnames: host name of each rank.
+        abort: function that ends every rank of the job with an exit code.
+        leave: function that frees what was used to find the ranks.
     """
 
     store: dist.Store
@@ -54,13 +57,17 @@ class Found:
     leave: Callable[[], None]
 
 
-def find_ranks(config: Config, environ: Mapping[str, str]) -> Found:
-    """Meet all ranks of the job (collective).
+def find_ranks(config: Config, environ: Mapping[str, str]) -> RankInfo:
+    """Find all ranks of the job (collective).
+
+    Args:
+        config: settings.
+        environ: environment variables.
 
     Raises:
         EngineUnavailableError: no MPI is installed, or ranks cannot reach each other.
         LauncherMismatchError: the launcher belongs to another MPI than the library.
-        HvdtrainError: ranks do not come in time.
+        HvdtrainError: ranks do not arrive in time.
     """
     if _has_torchrun(environ):
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
@@ -72,7 +79,7 @@ def find_ranks(config: Config, environ: Mapping[str, str]) -> Found:
 
 
 def _has_torchrun(environ: Mapping[str, str]) -> bool:
-    """Return whether torchrun's variables are all there, and mean what the launcher means."""
+    """Return whether all of torchrun's variables are set and agree with the launcher."""
     promised = promised_world(environ)
     return (
         all(environ.get(name) for name in _VARIABLES)
@@ -82,23 +89,23 @@ def _has_torchrun(environ: Mapping[str, str]) -> bool:
     )
 
 
-def _alone() -> Found:
+def _alone() -> RankInfo:
     name = socket.gethostname()
-    return Found(dist.HashStore(), 0, 1, "127.0.0.1", (0,), (name,), os._exit, _nothing)
+    return RankInfo(dist.HashStore(), 0, 1, "127.0.0.1", (0,), (name,), os._exit, _nothing)
 
 
-def _through_mpi(config: Config, environ: Mapping[str, str]) -> Found:
-    """Let MPI say who is there, and tell all of them where rank 0 listens."""
+def _through_mpi(config: Config, environ: Mapping[str, str]) -> RankInfo:
+    """Find the ranks through MPI, and open a store on rank 0."""
     world = mpi_engine.open_world(config, environ)
     mpi = world.communicator
-    point = meet(lambda value: _gather_objects(mpi, value), mpi.rank, environ)
+    master = find_master_address(lambda value: _gather_objects(mpi, value), mpi.rank, environ)
     with _reporting(mpi.rank, mpi.size):
-        store = _open_store(point, mpi.rank, mpi.size)
-    return Found(
+        store = _open_store(master, mpi.rank, mpi.size)
+    return RankInfo(
         store=store,
         rank=mpi.rank,
         size=mpi.size,
-        address=point.address,
+        address=master.address,
         nodes=world.nodes,
         hostnames=world.hostnames,
         abort=mpi.abort,
@@ -106,35 +113,37 @@ def _through_mpi(config: Config, environ: Mapping[str, str]) -> Found:
     )
 
 
-def _open_store(point: MeetingPoint, rank: int, size: int) -> dist.Store:
+def _open_store(master: MasterAddress, rank: int, size: int) -> dist.Store:
     return dist.TCPStore(
-        point.host,
-        point.port,
+        master.host,
+        master.port,
         size,
         is_master=rank == 0,
-        timeout=_PATIENCE,
+        timeout=_TIMEOUT,
         wait_for_workers=False,
-        master_listen_fd=point.listener.detach() if point.listener else None,
+        master_listen_fd=master.listener.detach() if master.listener else None,
     )
 
 
-def _through_torchrun(rank: int, size: int, environ: Mapping[str, str]) -> Found:
-    """Meet in the store of torchrun, or in one that rank 0 opens at MASTER_ADDR."""
-    shared, _, _ = next(dist.rendezvous("env://", rank, size, timeout=_PATIENCE))
-    joins = shared.add(f"hvdtrain/joins of rank {rank}", 1)  # a world may be left and joined again
+def _through_torchrun(rank: int, size: int, environ: Mapping[str, str]) -> RankInfo:
+    """Find the ranks through torchrun's store, or one that rank 0 opens at MASTER_ADDR."""
+    shared, _, _ = next(dist.rendezvous("env://", rank, size, timeout=_TIMEOUT))
+    joins = shared.add(
+        f"hvdtrain/joins of rank {rank}", 1
+    )  # init() may be called again after shutdown()
     store = dist.PrefixStore(f"hvdtrain/{joins}", shared)
     allgather = _StoreGather(store, rank, size)
-    point = meet(allgather, rank, environ)
-    if point.listener is not None:
-        point.listener.close()
+    master = find_master_address(allgather, rank, environ)
+    if master.listener is not None:
+        master.listener.close()
     hostnames = tuple(allgather(socket.gethostname()))
-    proved = prove_nodes(allgather)
-    return Found(
+    detected = detect_nodes(allgather)
+    return RankInfo(
         store=store,
         rank=rank,
         size=size,
-        address=point.address,
-        nodes=tuple(map(hostnames.index, hostnames)) if isinstance(proved, str) else proved,
+        address=master.address,
+        nodes=tuple(map(hostnames.index, hostnames)) if isinstance(detected, str) else detected,
         hostnames=hostnames,
         abort=os._exit,
         leave=_nothing,
@@ -142,7 +151,7 @@ def _through_torchrun(rank: int, size: int, environ: Mapping[str, str]) -> Found
 
 
 class _StoreGather:
-    """Gathers a value of every rank through a store, to which whoever reaches it may write."""
+    """Gathers JSON values through a store; pickles would let anyone who reaches it run code."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store = store
@@ -172,7 +181,7 @@ def _reporting(rank: int, size: int) -> Iterator[None]:
         yield
     except HvdtrainError:
         raise
-    except (RuntimeError, ValueError) as error:  # or found something else
+    except (RuntimeError, ValueError) as error:  # the store may also return something else
         reason = str(error).splitlines()[0]
         raise HvdtrainError(
             f"[rank {rank}/{size}] the ranks did not find each other ({reason}). Start all of "

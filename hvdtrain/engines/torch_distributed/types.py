@@ -1,4 +1,4 @@
-"""What torch.distributed reduces, and buffers as the tensors that it takes."""
+"""Types and reductions of torch.distributed, and buffers as tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "tensor_of",
 ]
 
-# For the types that a library does not add, or not well, those in which it does.
+# Wider dtypes in which dtypes are reduced that a library does not support, or not well.
 Widths = Mapping[torch.dtype, torch.dtype]
 
 OPS: dict[ReduceOp, Any] = {
@@ -33,12 +33,12 @@ OPS: dict[ReduceOp, Any] = {
     ReduceOp.MAX: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
 }
-# Added as bytes, two True would make a 2.
+# As bytes, the sum of two True would be 2.
 BOOL_OPS = OPS | {
     ReduceOp.SUM: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.MIN,
 }
-# Neither library has these; and gloo would round halves at every hop, at a CPU's pace.
+# Neither library supports these, and gloo would round half types at every hop, slowly.
 NCCL_WIDE: Widths = {
     torch.int16: torch.int32,
     torch.uint16: torch.int32,
@@ -58,28 +58,27 @@ _REDUCES = {
 
 
 def capabilities(cuda: bool) -> Capabilities:
-    """Return what gloo takes, or (cuda) NCCL and gloo side by side."""
+    """Return the capabilities of gloo, or with `cuda` of NCCL and gloo together."""
     return Capabilities(
         reduces=_REDUCES,
         moves=frozenset(DType),
         devices=frozenset({"cpu", "cuda"} if cuda else {"cpu"}),
-        # Of communicators side by side NCCL asks that their kernels can run on the GPU at once, or
-        # are started in one order on all ranks. A kernel of NCCL's takes a few of a GPU's many
-        # processors, and each communicator of torch's has a stream of its own; only a program with
-        # dozens of busy channels, or with CUDA_DEVICE_MAX_CONNECTIONS=1, could see them wait for
-        # each other.
+        # NCCL requires that the kernels of concurrent communicators can run on the GPU at once, or
+        # are launched in the same order on all ranks. A kernel uses a few of a GPU's many
+        # multiprocessors, and each communicator has its own stream; only a program with dozens of
+        # busy channels, or with CUDA_DEVICE_MAX_CONNECTIONS=1, could deadlock.
         concurrent=True,
-        halves=cuda,
+        half_types=cuda,
         rounds_once=not cuda,
     )
 
 
 def tensor_of(buffer: Buffer) -> torch.Tensor:
-    """Return the elements as a 1-d tensor of their type over the same memory."""
+    """Return the elements as a 1-d tensor of their dtype over the same memory."""
     elements = buffer.elements()
     if isinstance(elements, torch.Tensor):
         return elements
-    # Memory of numpy: agreement, objects, and the frameworks that have arrays.
+    # numpy's memory: agreement, objects, and frameworks that use arrays.
     dtype: torch.dtype = getattr(torch, buffer.dtype.value)
     if buffer.count == 0:
         return torch.empty(0, dtype=dtype, device="cpu")
@@ -87,12 +86,16 @@ def tensor_of(buffer: Buffer) -> torch.Tensor:
 
 
 def bytes_of(buffer: Buffer) -> torch.Tensor:
-    """View a buffer as a 1-d tensor of bytes."""
+    """View a buffer as a 1-d uint8 tensor."""
     return tensor_of(buffer).view(torch.uint8)
 
 
 def multiply(tensor: torch.Tensor, factor: float) -> None:
-    """Multiply in place; integers in float64 and truncated.
+    """Multiply in place; integers are multiplied in float64 and truncated.
+
+    Args:
+        tensor: elements of any dtype except bool.
+        factor: factor; 1 does nothing.
 
     Raises:
         ValueError: the elements are bool.

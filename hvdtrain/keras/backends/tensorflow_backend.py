@@ -12,7 +12,7 @@ from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
-from hvdtrain.tensorflow.operations import ops
+from hvdtrain.tensorflow.operations import reductions
 from hvdtrain.tensorflow.operations.compression import Compression
 from hvdtrain.types import ReduceOp
 
@@ -61,7 +61,7 @@ class TensorFlowBackend:
     ) -> tf.Tensor | None:
         if not tf.is_symbolic_tensor(value):
             return None
-        reduced: tf.Tensor = ops.allreduce(
+        reduced: tf.Tensor = reductions.allreduce(
             value, op=op, name=name, prescale_factor=prescale, postscale_factor=postscale
         )
         return reduced
@@ -104,6 +104,6 @@ def _reduce_sparse(
             )
             for each in slices
         ]
-    return ops.grouped_allreduce(
+    return reductions.grouped_allreduce(
         slices, op=settings.op, process_set=settings.process_set, name=f"{reduction.name}_slices"
     )

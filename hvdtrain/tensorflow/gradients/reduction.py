@@ -15,7 +15,7 @@ from hvdtrain.core.arrays.fused_plan import FusedSettings
 from hvdtrain.core.process_set import ProcessSet, global_process_set, require_process_set
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
-from hvdtrain.tensorflow.operations.ops import grouped_allreduce
+from hvdtrain.tensorflow.operations.reductions import grouped_allreduce
 from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
 

@@ -6,9 +6,7 @@ averaged unless the operation itself says otherwise. Gradients can be differenti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -17,66 +15,17 @@ from hvdtrain.core import context
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, require_process_set
-from hvdtrain.tensorflow.graph.array_calls import automatic_name, call_on_arrays
+from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
+from hvdtrain.tensorflow.operations.autograd import OperationName, Reduction, differentiable
 from hvdtrain.types import ReduceOp
 
 __all__ = [
-    "OperationName",
-    "Reduction",
     "allgather",
     "allreduce",
     "alltoall",
     "broadcast",
     "reducescatter",
 ]
-
-
-@dataclass(frozen=True)
-class OperationName:
-    """Name of an operation.
-
-    Attributes:
-        name: the user's name; None for one made from the names of the tensors.
-        ignore_name_scope: leave the name scope out.
-    """
-
-    name: str | None = None
-    ignore_name_scope: bool = False
-
-    def or_automatic(self, kind: str, tensors: Sequence[tf.Tensor]) -> OperationName:
-        """Return the name, or an automatic one if the user has given none.
-
-        Args:
-            kind: kind of operation, "Allreduce" for example.
-            tensors: arguments of the operation, of any shape and dtype.
-        """
-        if self.name is not None:
-            return self
-        return OperationName(automatic_name(kind, tensors), self.ignore_name_scope)
-
-    def automatic(self) -> OperationName:
-        """Return an automatic name, for the gradient of the operation."""
-        return OperationName(None, self.ignore_name_scope)
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """A reduction: postscale * op over ranks of (prescale * tensor_r).
-
-    Attributes:
-        op: the reduction.
-        process_set: ranks that take part.
-        prescale: factor before the reduction.
-        postscale: factor after the reduction.
-    """
-
-    op: ReduceOp
-    process_set: ProcessSet
-    prescale: float = 1.0
-    postscale: float = 1.0
-
-    def __post_init__(self) -> None:
-        require_process_set(self.process_set)
 
 
 def allreduce(
@@ -108,7 +57,7 @@ def allreduce(
     def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return allreduce(upstream, how, name.automatic())
 
-    return _differentiable(forward, backward, tensors)
+    return differentiable(forward, backward, tensors)
 
 
 def allgather(
@@ -151,7 +100,7 @@ def allgather(
             gradients.append(tf.reshape(own_rows, tf.shape(tensor)))
         return gradients
 
-    return _differentiable(forward, backward, tensors)
+    return differentiable(forward, backward, tensors)
 
 
 def broadcast(
@@ -186,7 +135,7 @@ def broadcast(
         with tf.control_dependencies(averaged):  # which the root rank waits for
             return [tf.zeros_like(upstream[0])]
 
-    return _differentiable(forward, backward, [tensor])[0]
+    return differentiable(forward, backward, [tensor])[0]
 
 
 def alltoall(
@@ -225,7 +174,7 @@ def alltoall(
     def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [alltoall(upstream[0], received[-1], process_set, name.automatic())[0]]
 
-    rows, counts = _differentiable(forward, backward, [tensor])
+    rows, counts = differentiable(forward, backward, [tensor])
     return rows, counts
 
 
@@ -262,7 +211,7 @@ def reducescatter(
         scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in upstream]
         return allgather(scaled, how.process_set, name.automatic())
 
-    return _differentiable(forward, backward, tensors)
+    return differentiable(forward, backward, tensors)
 
 
 def _shape_of_rows(shape: tf.TensorShape, rank: int, size: int) -> tf.TensorShape:
@@ -278,36 +227,3 @@ def _row_count(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.shape.rank == 0:
         return tf.ones([1], tf.int32)
     return tf.shape(tensor)[:1]
-
-
-def _differentiable(
-    forward: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
-    backward: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], list[tf.Tensor]],
-    tensors: Sequence[tf.Tensor],
-) -> list[tf.Tensor]:
-    """Run an operation with a gradient.
-
-    TensorFlow prunes what a gradient does not depend on, so `backward` must need the same
-    operations on every rank.
-
-    Args:
-        forward: runs the operation; returns a result for each tensor, and perhaps more.
-        backward: returns the gradients of the tensors that have one, floating point and complex,
-            from those of their results and the tensors themselves.
-        tensors: arguments of the operation, of any shape and dtype.
-    """
-    indices = [i for i, t in enumerate(tensors) if t.dtype.is_floating or t.dtype.is_complex]
-    if not indices:
-        return forward(tensors)
-
-    def operation(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
-        def gradient(*upstream: tf.Tensor) -> Any:
-            given = [tf.convert_to_tensor(upstream[i]) for i in indices]
-            gradients = backward(given, [tensors[i] for i in indices])
-            results = dict(zip(indices, gradients, strict=True))
-            return [results.get(i) for i in range(len(inputs))] if len(inputs) > 1 else results[0]
-
-        return forward(inputs), gradient
-
-    outputs: list[tf.Tensor] = tf.custom_gradient(operation)(*tensors)
-    return outputs

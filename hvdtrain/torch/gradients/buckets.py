@@ -71,7 +71,7 @@ class ParameterBuckets:
         """
         parent, exchange = settings.process_set.channel(), settings.make_exchange()
         capabilities = parent.communicator.capabilities
-        halves = capabilities.halves and exchange.half_types
+        halves = capabilities.half_types and exchange.half_types
         plan = agree_on_plan([_spec(*pair, halves) for pair in named], parent, settings.groups)
         exchange.prepare(plan)
         channel = open_plan_channel(parent)

@@ -198,7 +198,7 @@ def _make(channel: Channel, device: torch.device) -> Route:
     capabilities = channel.communicator.capabilities
     streams = streams_of(device, capabilities)
     if device.type in capabilities.devices:
-        return Route(streams, capabilities.halves)
+        return Route(streams, capabilities.half_types)
     note_staging("tensors", str(device))
     return StagingRoute(streams, pinned=device.type == "cuda")
 

@@ -1,4 +1,4 @@
-"""A thread that does what has to wait for a network or a disk, in order."""
+"""A background thread for work that waits for a network or a disk."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ _MOST_JOBS = 10_000
 
 
 class BackgroundWorker:
-    """Runs jobs one after the other on a thread of its own; none of its methods waits but close().
+    """Runs jobs in order on a thread of its own; only close() blocks.
 
-    A job that fails does not keep the next from being tried. The thread does not keep the process
-    from ending.
+    A job that fails does not prevent the next from running. The thread does not prevent the process
+    from exiting.
+
+    Args:
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -27,20 +30,20 @@ class BackgroundWorker:
         self._thread.start()
 
     def put(self, job: Job) -> None:
-        """Have a job run when those before it have.
+        """Queue a job, which runs when those before it have run.
 
         Raises:
-            queue.Full: more are waiting than can be kept; this one is lost.
+            queue.Full: too many jobs are waiting; this one is lost.
         """
         self._jobs.put_nowait(job)
 
     def take_error(self) -> Exception | None:
-        """Return what went wrong since the last call, if anything: the newest error."""
+        """Return the newest error since the last call, or None."""
         error, self._error = self._error, None
         return error
 
     def close(self, timeout_seconds: float) -> bool:
-        """Wait for the jobs, and end the thread. Return whether all have run in that time."""
+        """Wait for the jobs and end the thread; return whether all have run in that time."""
         try:
             self._jobs.put(None, timeout=timeout_seconds)
         except queue.Full:

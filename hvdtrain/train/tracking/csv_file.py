@@ -1,4 +1,4 @@
-"""metrics.csv: one row for each time that values are logged, for spreadsheets and pandas."""
+"""metrics.csv: one row each time that values are logged, for spreadsheets and pandas."""
 
 from __future__ import annotations
 
@@ -17,31 +17,40 @@ _FIRST_COLUMNS = ("step", "seconds")
 
 
 class CsvFile:
-    """Tracker that writes metrics.csv: step, seconds, then a column for each name it has met.
+    """Tracker that writes metrics.csv: step, seconds, then a column for each name it has seen.
 
-    Rows after the step that a run goes on from are dropped. A cell is empty where the row has no
+    Rows after the step that a run is resumed from are dropped. A cell is empty if the row has no
     such value.
+
+    Args:
+        info: name, directory and parameters of the run.
 
     Raises:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, facts: RunInfo) -> None:
-        self._path = facts.directory / METRICS_CSV
+    def __init__(self, info: RunInfo) -> None:
+        self._path = info.directory / METRICS_CSV
         self._columns: list[str] = list(_FIRST_COLUMNS)
         rows: list[list[str]] = []
-        if facts.resumed_step is not None and self._path.exists():
+        if info.resumed_step is not None and self._path.exists():
             self._columns, rows = _read(self._path)
-            rows = [row for row in rows if int(row[0]) <= facts.resumed_step]
+            rows = [row for row in rows if int(row[0]) <= info.resumed_step]
         self._file = self._rewrite(rows)
 
     @property
     def location(self) -> str:
-        """The file."""
+        """The path of the file."""
         return str(self._path)
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Add a row."""
+        """Append a row; see Tracker.log.
+
+        Args:
+            values: values by name.
+            step: optimizer steps done.
+            seconds: seconds since the very first start of the run.
+        """
         new = [name for name in values if name not in self._columns]
         if new:
             self._grow(new)
@@ -50,7 +59,7 @@ class CsvFile:
         self._file.write(_lines([row]))
 
     def artifact(self, path: Path) -> None:
-        """Do nothing: the file lies beside."""
+        """Do nothing: the file is in the same directory."""
 
     def end(self, status: Status) -> None:
         """Close the file."""
@@ -68,13 +77,13 @@ class CsvFile:
         self._file = file
 
     def _rewrite(self, rows: Iterable[Sequence[str]]) -> AppendFile:
-        """Replace the file in one step, and open it to go on."""
+        """Replace the file atomically, and open it for appending."""
         replace_file(self._path, _lines([self._columns, *rows]))
         return AppendFile(self._path)
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and the rows that are whole."""
+    """Return the columns and the complete rows."""
     text = path.read_text(encoding="utf-8", errors="replace")
     whole = text[: text.rfind("\n") + 1].split("\n")[:-1]
     columns, *rows = list(csv.reader(whole)) or [list(_FIRST_COLUMNS)]

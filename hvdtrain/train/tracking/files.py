@@ -1,4 +1,4 @@
-"""Files of trackers that a killed process leaves whole, or torn in their last record at most."""
+"""Files that stay complete if the process is killed, except for their last record."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ __all__ = ["AppendFile", "load_json", "replace_file", "save_json"]
 
 
 class AppendFile:
-    """A file that records are added to, each in one write, so that a kill tears the last at most.
+    """A file that records are appended to, each in one write: a kill tears at most the last one.
 
     A record that does not fit on the disk leaves nothing behind: others may follow.
+
+    Args:
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,14 +25,14 @@ class AppendFile:
         self._bytes = os.fstat(self._file.fileno()).st_size
 
     def write(self, record: bytes) -> None:
-        """Add a record (local).
+        """Append a record (local).
 
         Raises:
             OSError: it could not be written.
         """
         try:
             written = self._file.write(record)
-            while written < len(record):  # the disk took a part
+            while written < len(record):  # a partial write
                 written += self._file.write(record[written:])
         except OSError:
             os.ftruncate(self._file.fileno(), self._bytes)
@@ -42,10 +45,14 @@ class AppendFile:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Give a file another content in one step: whoever reads it sees the old or the new.
+    """Replace the content of a file atomically: a reader sees the old or the new content.
+
+    Args:
+        path: path of the file.
+        content: new content.
 
     Raises:
-        OSError: it could not be written, and is as it was.
+        OSError: it could not be written; the file is unchanged.
     """
     new = path.with_name(f"{path.name}.new")
     try:
@@ -57,12 +64,21 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def save_json(path: Path, content: dict[str, str]) -> None:
-    """Write a small JSON file, replacing an older one."""
+    """Write a small JSON file, replacing an older one.
+
+    Args:
+        path: path of the file.
+        content: content of the file.
+    """
     replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def load_json(path: Path, key: str) -> dict[str, str] | None:
-    """Return what keep() has written, or None where it has not.
+    """Return what save_json() has written, or None if there is no file.
+
+    Args:
+        path: path of the file.
+        key: key that the content must have.
 
     Raises:
         UsageError: the file is damaged, or lacks `key`.

@@ -1,4 +1,4 @@
-"""Text without the passwords that addresses bear."""
+"""Text without the passwords in its addresses."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def masked(text: str) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Return the first line of what an exception says, masked."""
+    """Return the first line of an exception's message, masked."""
     return masked(str(error).strip().partition("\n")[0] or type(error).__name__)

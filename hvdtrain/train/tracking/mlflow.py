@@ -1,4 +1,4 @@
-"""MLflow: one run of its own for each training run, on a server, in a database or in files."""
+"""MLflow: one MLflow run for each training run, on a server, in a database or in files."""
 
 from __future__ import annotations
 
@@ -44,28 +44,29 @@ class Mlflow:
     """Tracker that writes to an MLflow run, on a thread of its own.
 
     The run is a child of the active run of this process, or else of the one that MLFLOW_RUN_ID
-    names. Its id is kept in the directory, where a resume finds it. Values that a server refuses
-    to take are tried again with the next ones.
+    names. Its id is saved in the directory, where a resume finds it. Values that a server rejects
+    are sent again with the next ones.
 
     Args:
-        facts: of the training run.
-        uri: of the store; None: what MLFLOW_TRACKING_URI says, or MLflow's default.
-        experiment: name; None: the parent's, or what MLflow's variables say, or "hvdtrain".
-        run_name: None: that of the facts.
+        info: name, directory and parameters of the training run.
+        uri: address of the store; None: MLFLOW_TRACKING_URI, or MLflow's default.
+        experiment: name of the experiment; None: the parent's, or that of MLflow's variables, or
+            "hvdtrain".
+        run_name: name of the run; None: that of `info`.
 
     Raises:
-        UsageError: the store cannot be opened, or lacks the run to go on with or its parent.
+        UsageError: the store cannot be opened, or lacks the run to resume or its parent.
     """
 
     def __init__(
-        self, facts: RunInfo, uri: str | None, experiment: str | None, run_name: str | None
+        self, info: RunInfo, uri: str | None, experiment: str | None, run_name: str | None
     ) -> None:
         self._store = open_store(uri)
         try:
-            self._run_id = _go_on(self._store, facts) or _begin(
-                self._store, facts, experiment, run_name or facts.name
+            self._run_id = _resume(self._store, info) or _begin(
+                self._store, info, experiment, run_name or info.name
             )
-            _log_parameters(self._store, self._run_id, facts)
+            _log_parameters(self._store, self._run_id, info)
         except MlflowException as error:
             self._store.close()
             raise UsageError(f"--track mlflow: {self._store.uri}: {one_line(error)}") from error
@@ -73,7 +74,7 @@ class Mlflow:
             self._store.close()
             raise
         self._waiting: deque[Metric] = deque(maxlen=_MOST_WAITING_METRICS)
-        self._refusal: Exception | None = None  # of the values that wait
+        self._rejection: Exception | None = None  # of the waiting values
         self._sender = BackgroundWorker("mlflow")
 
     @property
@@ -82,21 +83,31 @@ class Mlflow:
         return f"run {self._run_id} in {self._store.uri}"
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Have values sent, with the time of this call."""
+        """Send values, with the time of this call; see Tracker.log.
+
+        Args:
+            values: values by name.
+            step: optimizer steps done.
+            seconds: seconds since the very first start of the run.
+        """
         now = int(time.time() * 1000)
         self._waiting.extend(Metric(_name(key), value, now, step) for key, value in values.items())
         self._sender.put(self._send_metrics)
-        self._raise_trouble()
+        self._raise_error()
 
     def artifact(self, path: Path) -> None:
-        """Have a file sent."""
+        """Send a file."""
         self._sender.put(
             partial(self._store.client.log_artifact, self._run_id, str(path.absolute()))
         )
-        self._raise_trouble()
+        self._raise_error()
 
     def end(self, status: Status) -> None:
-        """Wait for what is to be sent: minutes at most, seconds where there is no hurry to take."""
+        """Wait until everything is sent: minutes after a finished run, else seconds.
+
+        Raises:
+            RuntimeError: the store did not accept everything in time.
+        """
         client = self._store.client
         self._sender.put(self._send_metrics)
         self._sender.put(partial(client.set_terminated, self._run_id, _STATUS[status]))
@@ -108,7 +119,7 @@ class Mlflow:
                 f"{len(self._waiting)} values, files or the end of the run were not taken by "
                 f"{self._store.uri} in time"
             )
-        self._raise_trouble()
+        self._raise_error()
 
     def _send_metrics(self) -> None:
         while self._waiting:
@@ -118,19 +129,19 @@ class Mlflow:
                 self._store.client.log_batch(self._run_id, metrics=batch)
             except Exception as error:
                 self._waiting.extendleft(reversed(batch))
-                self._refusal = error
+                self._rejection = error
                 return
-        self._refusal = None
+        self._rejection = None
 
-    def _raise_trouble(self) -> None:
-        error = self._sender.take_error() or self._refusal
+    def _raise_error(self) -> None:
+        error = self._sender.take_error() or self._rejection
         if error is not None:
             raise error
 
 
-def _go_on(store: Store, facts: RunInfo) -> str | None:
-    """Open the run again that is kept in the directory; None: there is none."""
-    path = facts.directory / KEPT
+def _resume(store: Store, info: RunInfo) -> str | None:
+    """Reopen the run that is saved in the directory; return None if there is none."""
+    path = info.directory / KEPT
     old = load_json(path, "run_id")
     if old is None:
         return None
@@ -151,12 +162,12 @@ def _go_on(store: Store, facts: RunInfo) -> str | None:
     return run_id
 
 
-def _begin(store: Store, facts: RunInfo, experiment: str | None, run_name: str) -> str:
+def _begin(store: Store, info: RunInfo, experiment: str | None, run_name: str) -> str:
     client = store.client
     tags = {
         "mlflow.user": _user(),
         "mlflow.source.name": "hvdtrain",
-        "hvdtrain.directory": str(facts.directory.absolute()),
+        "hvdtrain.directory": str(info.directory.absolute()),
     }
     parent_id = _parent_id()
     if parent_id is not None:
@@ -173,7 +184,7 @@ def _begin(store: Store, facts: RunInfo, experiment: str | None, run_name: str) 
     else:
         experiment_id = _experiment_id(store, experiment)
     run_id: str = client.create_run(experiment_id, tags=tags, run_name=run_name).info.run_id
-    save_json(facts.directory / KEPT, {"run_id": run_id, "tracking_uri": store.uri})
+    save_json(info.directory / KEPT, {"run_id": run_id, "tracking_uri": store.uri})
     return run_id
 
 
@@ -191,23 +202,23 @@ def _experiment_id(store: Store, name: str | None) -> str:
     if found is None:
         try:
             return str(store.client.create_experiment(name))
-        except MlflowException:  # another job was faster
+        except MlflowException:  # another job created it first
             found = store.client.get_experiment_by_name(name)
             if found is None:
                 raise
     return str(found.experiment_id)
 
 
-def _log_parameters(store: Store, run_id: str, facts: RunInfo) -> None:
-    """Log parameters; those that a resume has changed, which MLflow refuses, go into a tag."""
+def _log_parameters(store: Store, run_id: str, info: RunInfo) -> None:
+    """Log parameters; those that a resume has changed, which MLflow rejects, go into a tag."""
     old: Mapping[str, str] = store.client.get_run(run_id).data.params
-    new = {_name(key): _text(value) for key, value in facts.parameters.items()}
+    new = {_name(key): _text(value) for key, value in info.parameters.items()}
     added = [Param(key, value) for key, value in new.items() if key not in old]
     for start in range(0, len(added), _MOST_PARAMETERS):
         store.client.log_batch(run_id, params=added[start : start + _MOST_PARAMETERS])
     changed = {key: value for key, value in new.items() if old.get(key, value) != value}
     if changed:
-        key = f"hvdtrain.changed_at_step_{facts.resumed_step or 0}"
+        key = f"hvdtrain.changed_at_step_{info.resumed_step or 0}"
         tag = RunTag(key, json.dumps(changed)[:_LONGEST_VALUE])
         store.client.log_batch(run_id, tags=[tag])
 

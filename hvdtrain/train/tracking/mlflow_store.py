@@ -1,4 +1,4 @@
-"""Where MLflow keeps runs: found, reached, and opened without a password in anything printed."""
+"""The store of MLflow runs: checked, opened, and never printed with a password."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Store:
     """An open store.
 
     Attributes:
-        client: of MLflow.
-        uri: without user and password.
+        client: client of MLflow.
+        uri: address without user and password.
     """
 
     client: MlflowClient
@@ -40,26 +40,29 @@ class Store:
     _before: Mapping[str, str | None]
 
     def answers(self) -> bool:
-        """Return whether it can be reached now, within seconds."""
-        return not _is_server(self.uri) or _trouble_of_server(self.uri) is None
+        """Return whether the store can be reached now, within seconds."""
+        return not _is_server(self.uri) or _problem_of_server(self.uri) is None
 
     def close(self) -> None:
-        """Put the variables of MLflow back."""
+        """Restore MLflow's environment variables."""
         _set(self._before)
 
 
 def open_store(uri: str | None) -> Store:
-    """Open a store; None: what MLFLOW_TRACKING_URI says, or MLflow's default.
+    """Open a store.
 
-    Until it is closed, the environment has variables by which MLflow takes user and password, and
-    keeps from printing an address.
+    Until it is closed, the environment holds variables that give MLflow user and password and keep
+    it from printing an address.
+
+    Args:
+        uri: address; None: MLFLOW_TRACKING_URI, or MLflow's default.
 
     Raises:
         UsageError: it cannot be opened.
     """
     uri, variables = _without_credentials(uri or mlflow.get_tracking_uri())
     _require_reachable(uri)
-    # Not a word at --quiet, and SQLAlchemy 2.1 warns of what MLflow does.
+    # Nothing is printed with --quiet, and SQLAlchemy 2.1 warns about MLflow's queries.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     before = {name: os.environ.get(name) for name in variables}
     _set(variables)
@@ -75,7 +78,7 @@ def open_store(uri: str | None) -> Store:
 
 
 def _without_credentials(uri: str) -> tuple[str, dict[str, str | None]]:
-    """Move user and password of a server's address to the variables that MLflow has for them."""
+    """Move user and password of a server's address to the variables that MLflow reads."""
     variables: dict[str, str | None] = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
     if _is_server(uri):
         try:
@@ -90,21 +93,21 @@ def _without_credentials(uri: str) -> tuple[str, dict[str, str | None]]:
 
 
 def _require_reachable(uri: str) -> None:
-    """Look before MLflow does, which would try for minutes."""
-    trouble = None
+    """Check before MLflow does, which would retry for minutes."""
+    problem = None
     if _is_server(uri):
-        trouble = _trouble_of_server(uri)
+        problem = _problem_of_server(uri)
     elif _scheme(uri) in _DATABASES:
-        trouble = _trouble_of_database(uri)
-    if trouble is not None:
-        raise UsageError(f"--track mlflow: {masked(uri)} cannot be reached: {masked(trouble)}")
+        problem = _problem_of_database(uri)
+    if problem is not None:
+        raise UsageError(f"--track mlflow: {masked(uri)} cannot be reached: {masked(problem)}")
 
 
-def _trouble_of_server(uri: str) -> str | None:
+def _problem_of_server(uri: str) -> str | None:
     try:
         with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=_TIMEOUT_SECONDS):
             return None
-    except urllib.error.HTTPError:  # it is there; the client will say what it wants
+    except urllib.error.HTTPError:  # it answers; the client will report the error
         return None
     except urllib.error.URLError as error:
         # MLflow has settings of its own for certificates.
@@ -113,7 +116,7 @@ def _trouble_of_server(uri: str) -> str | None:
         return str(error)
 
 
-def _trouble_of_database(uri: str) -> str | None:
+def _problem_of_database(uri: str) -> str | None:
     try:
         import sqlalchemy
     except ImportError:
@@ -125,7 +128,7 @@ def _trouble_of_database(uri: str) -> str | None:
         engine = sqlalchemy.create_engine(url)
         engine.connect().close()
         engine.dispose()
-    except Exception as error:  # each driver has its own
+    except Exception as error:  # each driver raises its own
         return one_line(error)
     return None
 

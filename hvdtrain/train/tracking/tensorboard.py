@@ -1,7 +1,7 @@
-"""Event files for TensorBoard, by the classes of the package `tensorboard` itself.
+"""Event files for TensorBoard, written with the classes of the package `tensorboard` itself.
 
-torch.utils.tensorboard would need torch, and tensorboard's EventFileWriter loads TensorFlow where
-that is installed. RecordWriter needs neither and has no thread: what was logged is in the file.
+torch.utils.tensorboard would need torch, and tensorboard's EventFileWriter loads TensorFlow if that
+is installed. RecordWriter needs neither and has no thread: logged values are in the file at once.
 """
 
 from __future__ import annotations
@@ -29,28 +29,37 @@ FOLDER = "tensorboard"
 class TensorBoard:
     """Tracker that writes an event file in the run's folder `tensorboard`; a resume adds another.
 
+    Args:
+        info: name, directory and parameters of the run.
+
     Raises:
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, facts: RunInfo) -> None:
-        self._folder = facts.directory / FOLDER
+    def __init__(self, info: RunInfo) -> None:
+        self._folder = info.directory / FOLDER
         self._folder.mkdir(exist_ok=True)
         self._file = AppendFile(self._folder / _file_name())
         self._writer = RecordWriter(self._file)
         self._add(file_version="brain.Event:2")
-        # TensorBoard forgets what earlier files say of this step and those after it.
-        first_step = 0 if facts.resumed_step is None else facts.resumed_step + 1
+        # TensorBoard discards values of earlier files from this step on.
+        first_step = 0 if info.resumed_step is None else info.resumed_step + 1
         self._add(step=first_step, session_log=SessionLog(status=SessionLog.START))
-        self._add(summary=_hyperparameters(facts))
+        self._add(summary=_hyperparameters(info))
 
     @property
     def location(self) -> str:
-        """The command that shows them."""
+        """The command that shows the values."""
         return f"tensorboard --logdir {self._folder}"
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Add one event with all values."""
+        """Add one event with all values; see Tracker.log.
+
+        Args:
+            values: values by name.
+            step: optimizer steps done.
+            seconds: seconds since the very first start of the run.
+        """
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._add(step=step, summary=Summary(value=scalars))
 
@@ -73,9 +82,9 @@ def _file_name() -> str:
     )
 
 
-def _hyperparameters(facts: RunInfo) -> Summary:
+def _hyperparameters(info: RunInfo) -> Summary:
     plain = {
         name: value if isinstance(value, bool | int | float | str) else str(value)
-        for name, value in facts.parameters.items()
+        for name, value in info.parameters.items()
     }
-    return hparams_pb(plain, trial_id=facts.name, start_time_secs=time.time())
+    return hparams_pb(plain, trial_id=info.name, start_time_secs=time.time())

@@ -1,4 +1,4 @@
-"""What a tracker is, and what it is told of the run."""
+"""The interface of trackers, and the information that they get about a run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Status = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker is told of a run.
+    """Information about a run for trackers.
 
     Attributes:
-        name: of the run, where --run-name gives no other.
-        directory: of the run; what a tracker must remember for a resume lies there.
-        parameters: flat: options as resolved, and facts of the world.
-        resumed_step: steps done in the checkpoint that the run goes on from; None: from the start.
+        name: name of the run, unless --run-name gives another.
+        directory: directory of the run; trackers save there what a resume needs.
+        parameters: options and properties of the job, flat.
+        resumed_step: steps done in the checkpoint that the run is resumed from; None: a new run.
     """
 
     name: str
@@ -30,27 +30,27 @@ class RunInfo:
 
 
 class Tracker(Protocol):
-    """Takes the figures of one run; used on rank 0 alone.
+    """Records the values of one run; used on rank 0 only.
 
-    Methods do not wait for a network. They raise when something is wrong with what they were given
-    now or before, and can be called again all the same.
+    Methods do not wait for a network. They raise if something is wrong with the values of this or
+    an earlier call, and can be called again all the same.
     """
 
     @property
     def location(self) -> str:
-        """Where the figures are to be found, without passwords."""
+        """Where the values can be found, without passwords."""
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Take values by name.
+        """Record values.
 
         Args:
-            values: by name; not finite ones are allowed.
+            values: values by name, which need not be finite.
             step: optimizer steps done.
-            seconds: since the very first start of the run.
+            seconds: seconds since the very first start of the run.
         """
 
     def artifact(self, path: Path) -> None:
-        """Take a file; it must stay as it is until end() has returned."""
+        """Record a file, which must not change until end() has returned."""
 
     def end(self, status: Status) -> None:
-        """Take the end: "stopped" is a run that will go on later. Nothing may be called after."""
+        """End the run; call nothing afterwards. "stopped" means that it will be resumed."""

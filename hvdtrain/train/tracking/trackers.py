@@ -1,4 +1,4 @@
-"""All trackers of a run, as one."""
+"""All trackers of a run as one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Warn = Callable[[str], None]
 
 
 def tracker_names(names: str) -> tuple[str, ...]:
-    """Return the trackers that a comma list names, each once.
+    """Return the trackers that a comma-separated list names, each once.
 
     Raises:
-        UsageError: one is not known.
+        UsageError: a name is unknown.
     """
     found = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in found:
@@ -34,9 +34,13 @@ def tracker_names(names: str) -> tuple[str, ...]:
 
 
 class Trackers:
-    """The trackers of a run; used on rank 0 alone.
+    """The trackers of a run; used on rank 0 only.
 
-    Nothing is raised: a tracker that fails is told of once, and tried again the next time.
+    Nothing is raised: a tracker that fails is reported once, and tried again the next time.
+
+    Args:
+        trackers: trackers by name.
+        warn: receives a line when a tracker fails.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], warn: Warn) -> None:
@@ -46,20 +50,26 @@ class Trackers:
 
     @property
     def locations(self) -> dict[str, str]:
-        """Where each tracker's figures are to be found, without passwords."""
+        """Where the values of each tracker can be found, without passwords."""
         return {name: tracker.location for name, tracker in self._trackers.items()}
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Hand values to all; see Tracker.log."""
+        """Pass values on to all trackers; see Tracker.log.
+
+        Args:
+            values: values by name.
+            step: optimizer steps done.
+            seconds: seconds since the very first start of the run.
+        """
         plain = {name: float(value) for name, value in values.items()}
         self._each(lambda tracker: tracker.log(plain, int(step), float(seconds)))
 
     def artifact(self, path: Path) -> None:
-        """Hand a file to all; see Tracker.artifact."""
+        """Pass a file on to all trackers; see Tracker.artifact."""
         self._each(lambda tracker: tracker.artifact(path))
 
     def end(self, status: Status) -> None:
-        """End all; a second call does nothing."""
+        """End all trackers; a second call does nothing."""
         trackers, self._trackers = self._trackers, {}
         for name, tracker in trackers.items():
             try:
@@ -71,7 +81,7 @@ class Trackers:
         for name, tracker in self._trackers.items():
             try:
                 call(tracker)
-            except Exception as error:  # whatever a tracker raises, training is worth more
+            except Exception as error:  # training is worth more than any tracker
                 if name not in self._warned:
                     self._warned.add(name)
                     self._warn(f"{name}: {one_line(error)}; training goes on")
@@ -79,24 +89,24 @@ class Trackers:
 
 def open_trackers(
     names: str,
-    facts: RunInfo,
+    info: RunInfo,
     tracking_uri: str | None = None,
     experiment: str | None = None,
     run_name: str | None = None,
     warn: Warn | None = None,
 ) -> Trackers:
-    """Open metrics.csv and the trackers that a comma list names (rank 0 only).
+    """Open metrics.csv and the trackers that a comma-separated list names (rank 0 only).
 
     Args:
-        names: of TRACKERS.
-        facts: of the run.
-        tracking_uri: of MLflow.
-        experiment: MLflow's experiment, and the project of wandb.
-        run_name: None: facts.name.
-        warn: takes a line when a tracker fails later; None: prints it on stderr.
+        names: names from TRACKERS.
+        info: name, directory and parameters of the run.
+        tracking_uri: address of MLflow's store.
+        experiment: experiment of MLflow, and project of wandb.
+        run_name: name of the run; None: info.name.
+        warn: receives a line when a tracker fails later; None: prints it on stderr.
 
     Raises:
-        UsageError: a name is not known, a package is missing, or a tracker cannot be opened.
+        UsageError: a name is unknown, a package is missing, or a tracker cannot be opened.
         OSError: metrics.csv cannot be written.
     """
     wanted = tracker_names(names)
@@ -104,13 +114,13 @@ def open_trackers(
         _require_package(name)
     parameters = {
         key: value if isinstance(value, bool | int | float | None) else masked(str(value))
-        for key, value in facts.parameters.items()
+        for key, value in info.parameters.items()
     }
-    facts = replace(facts, parameters=parameters)
-    opened: dict[str, Tracker] = {"csv": CsvFile(facts)}
+    info = replace(info, parameters=parameters)
+    opened: dict[str, Tracker] = {"csv": CsvFile(info)}
     try:
         for name in wanted:
-            opened[name] = _open(name, facts, tracking_uri, experiment, run_name)
+            opened[name] = _open(name, info, tracking_uri, experiment, run_name)
     except BaseException:
         Trackers(opened, warn or _print).end("failed")
         raise
@@ -118,20 +128,20 @@ def open_trackers(
 
 
 def _open(
-    name: str, facts: RunInfo, uri: str | None, experiment: str | None, run_name: str | None
+    name: str, info: RunInfo, uri: str | None, experiment: str | None, run_name: str | None
 ) -> Tracker:
     try:
         if name == "tensorboard":
             from hvdtrain.train.tracking.tensorboard import TensorBoard
 
-            return TensorBoard(facts)
+            return TensorBoard(info)
         if name == "mlflow":
             from hvdtrain.train.tracking.mlflow import Mlflow
 
-            return Mlflow(facts, uri, experiment, run_name)
+            return Mlflow(info, uri, experiment, run_name)
         from hvdtrain.train.tracking.wandb import Wandb
 
-        return Wandb(facts, experiment, run_name)
+        return Wandb(info, experiment, run_name)
     except ImportError as error:
         raise UsageError(
             f"--track {name}: the package {name} is installed, but does not load "

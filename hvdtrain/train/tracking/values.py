@@ -1,4 +1,4 @@
-"""Values for trackers, by name, from the lines of metrics.jsonl and ranks.jsonl."""
+"""Values for trackers by name, from the lines of metrics.jsonl and ranks.jsonl."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["metric_values", "rank_values"]
 
 _NOT_METRICS = {"epoch", "step", "split", "seconds"}
 _NOT_OF_RANKS = {"step", "seconds", "span"}
-# Of more, a tracker would have thousands of curves.
+# With more ranks, a tracker would have thousands of curves.
 _MOST_RANKS = 16
 
 
 def metric_values(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the values of a line of metrics.jsonl: "epoch", and SPLIT/NAME for each number.
 
-    What is null there, because it was not finite, is NaN; lists are left out.
+    A null, which stands for a value that was not finite, becomes NaN; lists are omitted.
     """
     values = {"epoch": float(line["epoch"])}
     for name, value in line.items():
@@ -29,7 +29,7 @@ def metric_values(line: Mapping[str, Any]) -> dict[str, float]:
 def rank_values(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the values of a line of ranks.jsonl: system/NAME/rank_R for each rank.
 
-    With more than 16 ranks: system/NAME/mean, /min and /max. What no rank knows is left out.
+    With more than 16 ranks: system/NAME/mean, /min and /max. Values that no rank knows are omitted.
     """
     values: dict[str, float] = {}
     for name, figures in line.items():

@@ -22,25 +22,30 @@ _PROJECT = "hvdtrain"
 
 
 class Wandb:
-    """Tracker that hands values to the process that wandb starts beside this one.
+    """Tracker that passes values on to the process that wandb starts.
+
+    Args:
+        info: name, directory and parameters of the training run.
+        project: name of the project; None: "hvdtrain".
+        run_name: name of the run; None: that of `info`.
 
     Raises:
         UsageError: nobody is logged in and it is not offline, or the run cannot be opened.
     """
 
-    def __init__(self, facts: RunInfo, project: str | None, run_name: str | None) -> None:
-        path = facts.directory / KEPT
+    def __init__(self, info: RunInfo, project: str | None, run_name: str | None) -> None:
+        path = info.directory / KEPT
         run_id = (load_json(path, "id") or {"id": secrets.token_hex(4)})["id"]
         try:
             _require_login()
             self._run = wandb.init(
                 project=project or _PROJECT,
-                name=run_name or facts.name,
+                name=run_name or info.name,
                 id=run_id,
                 resume="allow",
-                dir=facts.directory,
-                config=dict(facts.parameters),
-                # The terminal is the live view's, and `resume` may change options.
+                dir=info.directory,
+                config=dict(info.parameters),
+                # The terminal belongs to the progress bar, and a resume may change options.
                 settings=wandb.Settings(console="off", silent=True),
                 allow_val_change=True,
             )
@@ -52,20 +57,26 @@ class Wandb:
 
     @property
     def location(self) -> str:
-        """The run's page, or its local folder."""
+        """The page of the run, or its local folder."""
         return str(Path(self._run.dir).parent) if self._run.offline else str(self._run.url)
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Hand values on."""
+        """Pass values on; see Tracker.log.
+
+        Args:
+            values: values by name.
+            step: optimizer steps done.
+            seconds: seconds since the very first start of the run.
+        """
         self._run.log({**values, "step": step, "seconds": seconds})
 
     def artifact(self, path: Path) -> None:
-        """Have a file uploaded; offline it is linked to."""
+        """Upload a file; offline, link to it."""
         with contextlib.redirect_stderr(io.StringIO()):  # it says that it links
             self._run.save(path.absolute(), base_path=path.absolute().parent, policy="now")
 
     def end(self, status: Status) -> None:
-        """Wait until all is sent, as long as wandb does."""
+        """Wait until everything is sent, as long as wandb does."""
         if status == "stopped":
             self._run.mark_preempting()
         self._run.finish(exit_code=0 if status == "finished" else 1)

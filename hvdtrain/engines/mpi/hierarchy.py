@@ -1,0 +1,227 @@
+"""Hierarchical allreduce: in shared memory within nodes, over MPI between them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.engines.mpi.types import MPI_OPS, typed
+from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
+from hvdtrain.engines.shared_memory.numpy_kernel import NumpyNodeGroup, open_numpy_node_group
+from hvdtrain.engines.shared_memory.system_errors import SystemFailure, agree_on_failure
+from hvdtrain.errors import SystemLimitError
+from hvdtrain.polling import poll_until
+from hvdtrain.types import ReduceOp
+
+__all__ = ["NodeHierarchy", "open_hierarchy"]
+
+_T = TypeVar("_T")
+_AnyNodeGroup = NodeGroup | NumpyNodeGroup
+
+# Bytes that one rank sends at a time: two pieces of 256 KiB saturate a link of 1 Gbit/s, two of
+# 1 MiB only two thirds of it.
+_PIECE_BYTES = 256 << 10
+# Data outside shared memory is copied through it in chunks of this size.
+_SCRATCH_BYTES = 4 << 20
+
+# A single MPI call is faster for smaller data, between nodes and within one.
+_LEAST_BYTES_BETWEEN = 1 << 20
+_LEAST_BYTES_WITHIN = 256 << 10
+
+
+def open_hierarchy(
+    comm: MPI.Intracomm, nodes: Sequence[int], kernel: ctypes.CDLL | None
+) -> NodeHierarchy | None:
+    """Set up shared memory within each node (collective).
+
+    Args:
+        comm: communicator of all ranks.
+        nodes: node number of each rank.
+        kernel: result of load_kernel() if every rank has it; None on all ranks to use numpy.
+
+    Returns:
+        The hierarchy; None on every rank if a node cannot share memory, or if no node has two
+        ranks.
+
+    Raises:
+        SystemLimitError: a rank has reached a limit of the system (raised on all ranks).
+    """
+    counts = [list(nodes).count(node) for node in set(nodes)]
+    if max(counts) == 1:
+        return None
+    rank = comm.Get_rank()
+    local = comm.Split(nodes[rank], rank)
+    try:
+        group = _agree(comm, lambda: _open_node(local, kernel), _close)
+    except SystemLimitError:
+        local.Free()
+        raise
+    if group is None:
+        local.Free()
+        return None
+    owners = min(counts)
+    index = local.Get_rank()
+    across = comm.Split(index if index < owners else MPI.UNDEFINED, rank)
+    return NodeHierarchy(comm, local, across, group, owners)
+
+
+def _open_node(local: MPI.Comm, kernel: ctypes.CDLL | None) -> _AnyNodeGroup | None:
+    if kernel is None:
+        return open_numpy_node_group(local)
+    return open_node_group(kernel, local.Get_rank(), local.allgather)
+
+
+def _close(group: _AnyNodeGroup | None) -> None:
+    if group is not None:
+        group.close()
+
+
+def _agree(comm: MPI.Comm, acquire: Callable[[], _T], release: Callable[[_T], object]) -> _T | None:
+    """Return a resource if every rank acquires one that is not None, else None (collective).
+
+    Raises:
+        SystemLimitError: a rank has reached a limit of the system (raised on all ranks).
+    """
+    got, failure = None, SystemFailure()
+    try:
+        got = acquire()
+    except SystemLimitError as error:
+        failure = SystemFailure(str(error), str(error))
+    results = comm.allgather((got is not None, failure))
+    everywhere = all(has for has, _ in results)
+    if got is not None and not everywhere:
+        release(got)
+    agree_on_failure(failure for _, failure in results)
+    return got if everywhere else None
+
+
+class NodeHierarchy:
+    """The node groups of all nodes, connected by their slice owners.
+
+    The first ranks of each node, as many as the smallest node has, own one slice each. An owner
+    reduces its slice within the node, all-reduces it with the owners of the same slice on the
+    other nodes, and writes the result into every copy on the node. So all owners use the network
+    at the same time.
+
+    Args:
+        comm: communicator of all ranks.
+        local: communicator of this node's ranks.
+        across: communicator of the owners of this rank's slice on all nodes; a null communicator
+            on ranks that own none.
+        group: shared-memory group of this node's ranks.
+        owners: number of slices.
+
+    Attributes:
+        least_bytes: size below which a single MPI call is faster.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        local: MPI.Comm,
+        across: MPI.Comm,
+        group: _AnyNodeGroup,
+        owners: int,
+    ) -> None:
+        self._comm, self._local, self._across = comm, local, across
+        self._group, self._owners = group, owners
+        self._alone = local.Get_size() == comm.Get_size()
+        self.least_bytes = _LEAST_BYTES_WITHIN if self._alone else _LEAST_BYTES_BETWEEN
+        self._scratch: list[Buffer] | None = None
+
+    def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> bool:
+        """Reduce in place (collective).
+
+        Args:
+            buffer: elements to reduce, in place.
+            op: SUM, MIN, MAX or PRODUCT.
+            prescale: factor before the reduction; 1 for integers.
+            postscale: factor after it; 1 for integers.
+
+        Returns:
+            Whether the buffer was reduced; False if a node cannot allocate shared memory for it.
+        """
+        shared_in_place = self._is_shared_everywhere(buffer)
+        scratch = [] if shared_in_place else self._open_scratch()
+        if not shared_in_place and not scratch:
+            return False
+        chunk_bytes = buffer.nbytes if self._alone else self._owners * _PIECE_BYTES
+        if not shared_in_place:
+            chunk_bytes = min(chunk_bytes, _SCRATCH_BYTES)
+        previous: _Chunk | None = None
+        for number, piece in enumerate(buffer.pieces(chunk_bytes)):
+            shared = piece if shared_in_place else _copy_to(piece, scratch[number % 2])
+            own = self._group.add(shared, op, prescale, self._owners)
+            chunk = _Chunk(piece, shared, self._start(own, op))
+            if previous is not None:
+                self._complete(previous, postscale)
+            previous = chunk
+        if previous is not None:
+            self._complete(previous, postscale)
+        return True
+
+    def _is_shared_everywhere(self, buffer: Buffer) -> bool:
+        """Return whether every rank's buffer is in shared memory, at the same location."""
+        location = self._group.arena.location(buffer)
+        lowest = np.array([location, -location], np.int64)
+        self._comm.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
+        return bool(lowest[0] == -lowest[1] != 0)
+
+    def _open_scratch(self) -> list[Buffer]:
+        """Return two alternating chunks of shared memory (collective); [] if there are none."""
+        if self._scratch is None:
+            memory = self.empty(2 * _SCRATCH_BYTES)
+            self._scratch = (
+                [] if memory is None else [*Buffer.from_array(memory).pieces(_SCRATCH_BYTES)]
+            )
+        return self._scratch
+
+    def _start(self, own: Buffer, op: ReduceOp) -> MPI.Request:
+        if own.count == 0 or self._alone:
+            return MPI.REQUEST_NULL
+        return self._across.Iallreduce(MPI.IN_PLACE, typed(own), op=MPI_OPS[op])
+
+    def _complete(self, chunk: _Chunk, postscale: float) -> None:
+        poll_until(chunk.request.Test)
+        self._group.spread(chunk.shared, postscale, self._owners)
+        if chunk.shared is not chunk.piece:
+            chunk.piece.array()[:] = chunk.shared.array()
+
+    def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
+        """Allocate memory that is reduced without a copy (collective).
+
+        Returns:
+            [nbytes] uint8, uninitialized; None on all ranks if a node cannot share memory.
+        """
+        arena = self._group.arena
+        return _agree(self._comm, lambda: arena.empty(nbytes), lambda _: arena.forget_last())
+
+    def close(self) -> None:
+        """Free the communicators and the memory (collective)."""
+        self._group.close()
+        for comm in (self._local, self._across):
+            if comm != MPI.COMM_NULL:
+                comm.Free()
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A part of a buffer in progress, its copy in shared memory, and the request between nodes."""
+
+    piece: Buffer
+    shared: Buffer
+    request: MPI.Request
+
+
+def _copy_to(piece: Buffer, place: Buffer) -> Buffer:
+    """Copy a piece into shared memory."""
+    shared = Buffer(place.pointer, piece.dtype, piece.count, owner=place)
+    shared.array()[:] = piece.array()
+    return shared

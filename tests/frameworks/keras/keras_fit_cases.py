@@ -1,0 +1,324 @@
+"""`fit` with hvdtrain.keras: N ranks against one with the whole batch, traces and files."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras_formula import by_formula
+from keras_optimizer_cases import assert_close, digest
+from raising import raising
+
+import hvdtrain.keras as hvd
+from hvdtrain.errors import UnsupportedError
+from hvdtrain.keras.backends.distributed import DistributedMixin, training_state
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "keras.md"
+ROWS = 4  # of each rank in a step
+STEPS = 6  # of an epoch
+EPOCHS = 2
+
+
+class Traced(keras.layers.Dense):
+    """Counts how often Python runs through it."""
+
+    calls = 0
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        type(self).calls += 1
+        return super().call(inputs, training=training)
+
+
+def data(seed: int = 0) -> tuple[Any, Any]:
+    """Return inputs and targets, [steps, ranks, rows, ...]."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(STEPS, hvd.size(), ROWS, 3)).astype(np.float32)
+    return x, np.tanh(x @ random.normal(size=(3, 2))).astype(np.float32)
+
+
+def dense_model(seed: int) -> Any:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.Input([3]), Traced(7, activation="tanh"), keras.layers.Dense(2)]
+    return keras.Sequential(layers)
+
+
+@functools.cache
+def _shared() -> tuple[Any, list[Any]]:
+    model = dense_model(seed=5)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+    return model, [keras.ops.convert_to_numpy(variable) for variable in training_state(model)]
+
+
+def shared_model() -> Any:
+    """Return a model as it was at first, but for its traces, which many cases share."""
+    model, state = _shared()
+    for variable, value in zip(training_state(model), state, strict=True):
+        variable.assign(value)
+    model._initial_epoch = None
+    return model
+
+
+def fit(model: Any, rank: int | None, arrays: Any = None, **how: Any) -> Any:
+    """Fit on a rank's part of each batch, or on all of it."""
+    parts = data() if arrays is None else arrays
+    if rank is not None:
+        parts = [array[:, rank] for array in parts]
+    x, y = (array.reshape(-1, array.shape[-1]) for array in parts)
+    batch = len(x) // STEPS
+    options = {"shuffle": False, "verbose": 0, "epochs": EPOCHS, **how}
+    calls = Traced.calls
+    history = model.fit(x, y, batch_size=batch, **options)
+    if keras.backend.backend() != "torch" and not model.run_eagerly:
+        # At most of a step and of one with shapes left open, and the same for the validation.
+        assert Traced.calls - calls <= 4, "steps are not compiled"
+    return history
+
+
+def is_distributed(optimizer: Any) -> bool:
+    return isinstance(optimizer, DistributedMixin)
+
+
+def start() -> list[Any]:
+    return [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+
+
+OPTIMIZERS = [
+    lambda: keras.optimizers.SGD(0.1),
+    lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    lambda: keras.optimizers.Adam(0.01, epsilon=1e-3, clipnorm=1.0),
+]
+
+
+def ranks_together_give_what_one_gives() -> str:
+    """What SGD gives is known by a formula, what Adam gives by Keras on one rank."""
+    ends = []
+    for make in OPTIMIZERS:
+        model = dense_model(seed=5)
+        plain = make()
+        if isinstance(plain, keras.optimizers.SGD):
+            want = [np.array(weight, np.float64) for weight in model.get_weights()]
+            flat = [array.reshape(STEPS, -1, array.shape[-1]) for array in data()]
+            steps = list(zip(*flat, strict=True))
+            by_formula(want, EPOCHS * steps, momentum=plain.momentum, nesterov=plain.nesterov)
+        else:
+            model.compile(plain, loss="mse")
+            fit(model, None)
+            want = model.get_weights()
+        Traced.calls = 0
+        model = dense_model(seed=5 + hvd.rank())  # rank 0's counts
+        model.compile(hvd.DistributedOptimizer(make()), loss="mse")
+        fit(model, hvd.rank(), callbacks=start())
+        if keras.backend.backend() != "torch":  # which never traces
+            assert 0 < Traced.calls < STEPS, Traced.calls
+        assert_close(model.weights, want)
+        ends += [*model.weights, *model.optimizer.variables]
+    return digest(ends)
+
+
+def embeddings_and_frozen_layers() -> str:
+    """With parts of other sizes on each rank, and layers that get frozen between two fits."""
+    random = np.random.default_rng(3)
+    words = random.integers(0, 9, size=(STEPS, hvd.size() * ROWS, 5))
+    targets = random.normal(size=(STEPS, hvd.size() * ROWS, 1)).astype(np.float32)
+    rank = hvd.rank()  # of which 0 has a row more than ROWS, and 1 has one less
+    own = slice(ROWS * rank + (rank == 1), ROWS * (rank + 1) + (rank == 0))
+    ends = []
+    for part in (slice(None), own):
+        keras.utils.set_random_seed(2)
+        model = keras.Sequential(
+            [
+                keras.Input([5], dtype="int32"),
+                keras.layers.Embedding(9, 4),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(3, activation="relu"),
+                keras.layers.Dense(1),
+            ]
+        )
+        for frozen in (False, True):
+            model.layers[2].trainable = not frozen
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer = hvd.DistributedOptimizer(optimizer) if part == own else optimizer
+            model.compile(optimizer, loss="mse")
+            fit(model, None, (words[:, part], targets[:, part]), epochs=1)
+        ends.append([keras.ops.convert_to_numpy(weight) for weight in model.weights])
+    assert_close(ends[1], ends[0])
+    return digest(ends[1])
+
+
+def ranks_agree_on_what_is_finite() -> str:
+    """An infinite gradient on one rank: all skip the step, and halve the scale."""
+    x, y = data()
+    x[0, hvd.size() - 1] = 1e4  # beyond what float16 holds after the loss is scaled
+    ends, policy = [], keras.config.dtype_policy()
+    for explicit in (False, True):
+        keras.config.set_dtype_policy("mixed_float16")
+        try:
+            model = dense_model(seed=5)
+        finally:
+            keras.config.set_dtype_policy(policy)
+        optimizer = keras.optimizers.SGD(0.01)
+        if explicit:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        scaling: Any = model.optimizer
+        assert isinstance(scaling, keras.optimizers.LossScaleOptimizer)
+        assert is_distributed(scaling)
+        assert not is_distributed(scaling.inner_optimizer)
+        fit(model, hvd.rank(), (x * 10, y), epochs=1)
+        scale = float(keras.ops.convert_to_numpy(scaling.dynamic_scale))
+        assert scale < scaling.initial_scale
+        assert 0 < int(scaling.iterations) < STEPS
+        ends += [*model.weights, *scaling.variables]
+        assert all(np.isfinite(keras.ops.convert_to_numpy(w)).all() for w in model.weights)
+    model.compile(keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(OPTIMIZERS[0]())))
+    assert is_distributed(model.optimizer)
+    assert not is_distributed(model.optimizer.inner_optimizer)
+    return digest(ends)
+
+
+def models_that_fit_builds() -> str:
+    """TensorFlow builds such a model in its first step only."""
+    unbuilt = keras.Model()
+    unbuilt.built = True  # as Keras has it, of a class without `build`
+    unbuilt.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    (begin,) = start()
+    begin.set_model(unbuilt)
+    begin.on_train_begin()
+    assert not unbuilt.optimizer.built
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+    fit(model, hvd.rank(), epochs=1, callbacks=start())
+    return digest([*model.weights, *model.optimizer.variables])
+
+
+class OwnSGD(keras.optimizers.SGD):
+    """As users register theirs."""
+
+
+def saved_models() -> str:
+    model = dense_model(seed=5)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+    fit(model, hvd.rank(), epochs=1)
+    path = Path(f"model-{hvd.rank()}.keras")
+    model.save(path)
+    saved = json.loads(zipfile.ZipFile(path).read("config.json"))
+    assert saved["compile_config"]["optimizer"]["module"] == "keras.optimizers"
+    known = {"Traced": Traced}
+    plain = keras.saving.load_model(path, custom_objects=known)
+    assert isinstance(plain.optimizer, keras.optimizers.Adam)
+    assert not is_distributed(plain.optimizer)
+    again = hvd.load_model(path, custom_objects=known)
+    assert is_distributed(again.optimizer)
+    assert not again.jit_compile or keras.backend.backend() == "jax"
+    assert_close(again.optimizer.variables, model.optimizer.variables, rtol=0)
+    for each in (model, again):
+        fit(each, hvd.rank(), epochs=1)
+    assert_close(again.weights, model.weights)
+    own = keras.saving.register_keras_serializable("tests")(OwnSGD)
+    saved = keras.saving.serialize_keras_object(hvd.DistributedOptimizer(own(0.5)))
+    assert type(keras.saving.deserialize_keras_object(saved)) is own
+    with raising(ValueError, text="legacy_opts"):
+        hvd.load_model(path, legacy_opts=True)
+    return digest(again.weights)
+
+
+def what_xla_is_to_compile() -> None:
+    model = dense_model(seed=5)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    if keras.backend.backend() == "tensorflow":
+        with raising(UnsupportedError, text="leave jit_compile out"):
+            model.compile(optimizer, loss="mse", jit_compile=True)
+        model.compile(optimizer, loss="mse")
+        assert model.jit_compile is False
+        model.compile(keras.optimizers.SGD(0.1), loss="mse", jit_compile=True)
+        assert model.jit_compile is True  # what is not ours stays as it was
+    else:
+        model.compile(optimizer, loss="mse")
+        assert model.jit_compile is (keras.backend.backend() == "jax")
+
+
+def two_optimizers_in_a_loop_of_ones_own() -> str:
+    """On TensorFlow in a function that AutoGraph converts; not on JAX, which has no such loops."""
+    ends = []
+    for rank in (None, hvd.rank()):
+        model = dense_model(seed=5)
+        halves = [layer.trainable_weights for layer in model.layers]
+        optimizers = [make() for make in OPTIMIZERS[1:]]
+        if rank is not None:
+            optimizers = [hvd.DistributedOptimizer(optimizer) for optimizer in optimizers]
+        step = step_of(model, list(zip(optimizers, halves, strict=True)))
+        for x, y in zip(*data(), strict=True):
+            part = slice(None) if rank is None else slice(rank, rank + 1)
+            step(*(keras.ops.reshape(a[part], [-1, a.shape[-1]]) for a in (x, y)))
+        ends.append([keras.ops.convert_to_numpy(weight) for weight in model.weights])
+    assert_close(ends[1], ends[0])
+    return digest(ends[1])
+
+
+def step_of(model: Any, parts: list[tuple[Any, list[Any]]]) -> Any:
+    """Return a function that steps each part of a model with its own optimizer."""
+
+    def loss_of(x: Any, y: Any) -> Any:
+        return keras.ops.mean((model(x) - y) ** 2)
+
+    if keras.backend.backend() == "tensorflow":
+        tf = importlib.import_module("tensorflow")
+
+        @tf.function
+        def step(x: Any, y: Any) -> None:
+            with tf.GradientTape(persistent=True) as tape:
+                loss = loss_of(x, y)
+            for optimizer, weights in parts:
+                gradients = tape.gradient(loss, weights)
+                optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+        return step
+
+    def step_with_torch(x: Any, y: Any) -> None:
+        model.zero_grad()
+        loss_of(x, y).backward()
+        for optimizer, weights in parts:
+            gradients = [weight.value.grad for weight in weights]
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+    return step_with_torch
+
+
+def the_documented_fit() -> str:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    history = names["history"].history
+    assert history["accuracy"][-1] > 0.9
+    return digest(names["model"].weights) + str(history)
+
+
+def horovods_names() -> None:
+    horovod = importlib.import_module("horovod.keras")
+    assert horovod is hvd
+    assert importlib.import_module("horovod.keras.callbacks") is hvd.callbacks
+    if keras.backend.backend() == "tensorflow":
+        assert importlib.import_module("horovod.tensorflow.keras") is hvd
+
+
+CASES = [
+    ranks_together_give_what_one_gives,
+    embeddings_and_frozen_layers,
+    ranks_agree_on_what_is_finite,
+    models_that_fit_builds,
+    saved_models,
+    what_xla_is_to_compile,
+    *([] if keras.backend.backend() == "jax" else [two_optimizers_in_a_loop_of_ones_own]),
+    the_documented_fit,
+    horovods_names,
+]

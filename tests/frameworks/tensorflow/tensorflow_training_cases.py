@@ -1,0 +1,338 @@
+"""Training with hvdtrain.tensorflow: N ranks against one with the whole batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from raising import raising
+
+import hvdtrain.tensorflow as hvd
+from hvdtrain.core import context
+from hvdtrain.errors import MismatchError
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "tensorflow.md"
+ROWS = 4  # of each rank in a step
+STEPS = 3
+
+
+def digest(variables: Any) -> str:
+    """Return a hash of the bits of variables."""
+    data = b"".join(np.asarray(tf.convert_to_tensor(v)).tobytes() for v in variables)
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def data() -> tuple[Any, Any]:
+    """Return the inputs and targets of all ranks and steps."""
+    random = np.random.default_rng(1)
+    rows = STEPS * hvd.size() * ROWS
+    x = random.normal(size=(rows, 3)).astype(np.float32)
+    return x, np.tanh(x @ random.normal(size=(3, 2))).astype(np.float32)
+
+
+def batch(step: int, rank: int | None) -> tuple[Any, Any]:
+    """Return a rank's part of a step, or all of it."""
+    x, y = data()
+    start = step * hvd.size() * ROWS + (rank or 0) * ROWS
+    count = ROWS if rank is not None else ROWS * hvd.size()
+    return tf.constant(x[start : start + count]), tf.constant(y[start : start + count])
+
+
+def initial(seed: int) -> list[Any]:
+    random = np.random.default_rng(seed)
+    shapes = [(3, 7), (7,), (7, 2), (2,)]  # 28 bytes are no multiple of what TensorFlow wants
+    return [random.normal(size=shape).astype(np.float32) * np.float32(0.5) for shape in shapes]
+
+
+def loss_of(variables: Any, x: Any, y: Any) -> Any:
+    hidden = tf.tanh(x @ variables[0] + variables[1])
+    return tf.reduce_mean((hidden @ variables[2] + variables[3] - y) ** 2)
+
+
+def train(
+    optimizer: Any,
+    rank: int | None,
+    wrap: Callable[[Any], Any] = lambda tape: tape,
+    compiled: bool = True,
+    passes: int = 1,
+) -> list[tf.Variable]:
+    variables = [tf.Variable(array) for array in initial(seed=5 + (rank or 0))]
+    if rank is not None:
+        hvd.broadcast_variables(variables, root_rank=0)
+
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, x, y)
+        gradients = wrap(tape).gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    run = tf.function(step, autograph=False) if compiled else step
+    for number in range(STEPS * passes):
+        run(*batch(number // passes, rank))
+    return variables
+
+
+def assert_close(variables: Any, want: Any) -> None:
+    for mine, theirs in zip(variables, want, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+OPTIMIZERS: list[Callable[[], Any]] = [
+    lambda: tf.keras.optimizers.SGD(0.1),
+    lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9),
+    lambda: tf.keras.optimizers.Adam(0.01, epsilon=1e-3),
+]
+
+
+def tapes_give_what_one_rank_gives() -> str:
+    ends = []
+    for make in OPTIMIZERS:
+        want = train(make(), None)
+        for compiled in (True, False):
+            ends.append(train(make(), hvd.rank(), hvd.DistributedGradientTape, compiled))
+            assert_close(ends[-1], want)
+    return "-".join(map(digest, ends))
+
+
+def keras_optimizers_give_what_one_rank_gives() -> str:
+    ends = []
+    for make in OPTIMIZERS:
+        want = train(make(), None)
+        optimizer = hvd.DistributedOptimizer(make())
+        ends.append(train(optimizer, hvd.rank()))
+        assert_close(ends[-1], want)
+        assert int(optimizer.iterations) == STEPS
+        twice = hvd.DistributedOptimizer(
+            make(), backward_passes_per_step=2, average_aggregated_gradients=True
+        )
+        end = train(twice, hvd.rank(), passes=2)
+        assert int(twice.iterations) == 2 * STEPS  # which is what Adam corrects its bias by
+        if not isinstance(twice, tf.keras.optimizers.Adam):
+            assert_close(end, want)
+        with raising(ValueError, text="already"):
+            hvd.DistributedOptimizer(optimizer)
+    return "-".join(map(digest, ends))
+
+
+def gradients_of_some_passes_are_refused() -> None:
+    variables = [tf.Variable([1.0]), tf.Variable([2.0])]
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    optimizer.apply_gradients(zip([tf.ones([1])] * 2, variables, strict=True))
+    with raising(ValueError, text="a gradient in some passes and none in others"):
+        optimizer.apply_gradients(zip([tf.ones([1]), None], variables, strict=True))
+
+
+def variables_are_kept_local() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    variables = [tf.Variable([0.0]), tf.Variable([0.0])]
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
+    optimizer.register_local_var(variables[0])
+    gradients = [tf.constant([float(rank + 1)])] * 2
+    step = tf.function(lambda: optimizer.apply_gradients(zip(gradients, variables, strict=True)))
+    step()
+    assert step.experimental_get_tracing_count() == 1
+    assert float(variables[0][0]) == -np.float32((rank + 1) / size)
+    assert float(variables[1][0]) == -(size + 1) / 2
+
+
+def saved_models_load_without_hvdtrain() -> None:
+    model = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1, momentum=0.5)), loss="mse")
+    path = Path(f"model-{hvd.rank()}.keras")
+    model.save(path)
+    saved = json.loads(zipfile.ZipFile(path).read("config.json"))
+    assert saved["compile_config"]["optimizer"]["module"] == "keras.optimizers"
+    optimizer = tf.keras.models.load_model(path).optimizer
+    assert type(optimizer) is tf.keras.optimizers.SGD
+    assert optimizer.momentum == 0.5
+
+
+def options_of_the_tape() -> str:
+    want = train(OPTIMIZERS[0](), None)
+    options: list[dict[str, Any]] = [
+        {"gradient_predivide_factor": 2.0},
+        {"groups": 2},
+        {"compression": hvd.Compression.bf16},
+        {"op": hvd.Adasum},
+        {"op": hvd.Sum},
+    ]
+    ends = []
+    for option in options:
+
+        def wrap(tape: Any, option: Any = option) -> Any:
+            return hvd.DistributedGradientTape(tape, **option)
+
+        ends.append(train(OPTIMIZERS[0](), hvd.rank(), wrap))
+        if "gradient_predivide_factor" in option or "groups" in option:
+            assert_close(ends[-1], want)
+    summed = train(
+        tf.keras.optimizers.SGD(0.1 / hvd.size()),
+        hvd.rank(),
+        lambda tape: hvd.DistributedGradientTape(tape, op=hvd.Sum, groups=3),
+    )
+    assert_close(summed, want)
+    bad: list[dict[str, Any]] = [
+        {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
+        {"groups": 0},
+        {"groups": 2, "num_groups": 2},
+        {"gradient_predivide_factor": 0.0},
+        {"op": "sum"},
+    ]
+    for option in bad:
+        with raising(ValueError):
+            hvd.DistributedGradientTape(tf.GradientTape(), **option)
+    with raising(ValueError, text="already"):
+        hvd.DistributedGradientTape(hvd.DistributedGradientTape(tf.GradientTape()))
+    return "-".join(map(digest, ends))
+
+
+def short_batches_are_traced_on_one_rank_only() -> str:
+    """The gradient is the plain average of the ranks' means."""
+    rank, size = hvd.rank(), hvd.size()
+    w = tf.Variable([0.0, 0.0])
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x @ tf.reshape(w, [2, 1]))
+        (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [w])
+        w.assign_sub(gradient)
+        return gradient
+
+    for rows in (3, 1 if rank == 0 else 3, 3):
+        got = step(tf.ones([rows, 2]) * float(rank + 1))
+        np.testing.assert_allclose(got, [(size + 1) / 2] * 2)
+    return digest([w])
+
+
+def gradients_stay_what_they_were() -> None:
+    """Memory is lent to TensorFlow: who keeps a gradient must find it again."""
+    w = tf.Variable(tf.zeros([64, 4]))
+
+    @tf.function
+    def step(scale: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(w) * scale
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, [w])[0]
+
+    kept = [step(tf.constant(float(number))) for number in range(4)]
+    for number, gradient in enumerate(kept):
+        np.testing.assert_array_equal(gradient, np.full((64, 4), number * hvd.size(), np.float32))
+
+
+def models_come_and_go() -> None:
+    """A search through models must not keep the gradients of all that it has seen."""
+    rank, size = hvd.rank(), hvd.size()
+    for number in range(1, 50):
+        w = tf.Variable(tf.zeros([number]))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(w) * float(number * rank)
+        (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [w])
+        np.testing.assert_array_equal(gradient, [np.float32(number * (size - 1) / 2)] * number)
+    for kept in context.current().kept.values():
+        for cache in kept.values():
+            assert len(cache.plans) < 40
+            assert cache.in_engine_memory <= 16
+
+
+def sparse_gradients() -> str:
+    rank, size = hvd.rank(), hvd.size()
+    ends = []
+    for dense in (False, True):
+        table, scale = tf.Variable(tf.zeros([size + 1, 2])), tf.Variable(1.0)
+
+        @tf.function
+        def step(rows: Any, table: Any = table, scale: Any = scale, dense: Any = dense) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, rows)) + scale
+            tape = hvd.DistributedGradientTape(tape, sparse_as_dense=dense)
+            return tape.gradient(loss, {"table": table, "scale": scale})
+
+        gradients = step(tf.constant([0, rank + 1][: 1 + (rank > 0)]))
+        assert isinstance(gradients["table"], tf.IndexedSlices) is not dense
+        got = tf.convert_to_tensor(gradients["table"])
+        want = np.array([1.0, 0.0] + [1 / size] * (size - 1), np.float32)
+        np.testing.assert_allclose(got, np.stack([want, want], 1), rtol=1e-6)
+        assert float(gradients["scale"]) == 1.0
+        ends.append(got)
+    return digest(ends)
+
+
+def local_layers_stay_local() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    layers = [tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in "ab"]
+    for scaled in (True, False):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layers[1](layers[0](tf.ones([1, 1]) * float(rank + 1))))
+        tape = hvd.PartialDistributedGradientTape(
+            tape, local_layers=layers[0], scale_local_gradients=scaled
+        )
+        sources = [layer.trainable_weights[0] for layer in layers]
+        local, shared = tape.gradient(loss, sources)
+        assert float(local[0, 0]) == np.float32((rank + 1) / (size if scaled else 1))
+        assert float(shared[0, 0]) == (size + 1) / 2
+    with raising(ValueError, text="layers"):
+        hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[1])
+
+
+def batches_are_normalised_over_all_ranks() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    x = np.random.default_rng(3).normal(size=(2 * size + 1, 2, 3)).astype(np.float32) + 1
+    bounds = [0, *(2 * r + 3 for r in range(size))]  # rank 0 has 3 rows, the others 2
+    mine = slice(bounds[rank], bounds[rank + 1])
+    synced, whole = hvd.SyncBatchNormalization(), tf.keras.layers.BatchNormalization()
+    gradients = []
+    for layer, rows in ((synced, x[mine]), (whole, x)):
+        rows = tf.constant(rows)
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            y = layer(rows, training=True)
+            loss = tf.reduce_sum(y**3)
+        gradients.append((y, tape.gradient(loss, rows)))
+    (y, dx), (y_whole, dx_whole) = gradients
+    np.testing.assert_allclose(y, y_whole[mine], atol=1e-5)
+    np.testing.assert_allclose(dx, dx_whole[mine], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(synced.moving_variance, whole.moving_variance, rtol=1e-5)
+    with raising(ValueError):
+        hvd.SyncBatchNormalization(fused=True)
+
+
+def different_models_are_refused() -> None:
+    w = tf.Variable(tf.ones([2 + min(hvd.rank(), 1)]))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(w)
+    with raising(MismatchError, tf.errors.FailedPreconditionError, text="[rank 1/"):
+        hvd.DistributedGradientTape(tape).gradient(loss, [w])
+
+
+def the_documented_loop() -> str:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    assert float(names["loss"]) < 5.0
+    return digest(names["model"].variables)
+
+
+CASES = [
+    tapes_give_what_one_rank_gives,
+    keras_optimizers_give_what_one_rank_gives,
+    gradients_of_some_passes_are_refused,
+    variables_are_kept_local,
+    saved_models_load_without_hvdtrain,
+    options_of_the_tape,
+    short_batches_are_traced_on_one_rank_only,
+    gradients_stay_what_they_were,
+    models_come_and_go,
+    sparse_gradients,
+    local_layers_stay_local,
+    batches_are_normalised_over_all_ranks,
+    different_models_are_refused,
+    the_documented_loop,
+]

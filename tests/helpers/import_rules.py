@@ -1,0 +1,253 @@
+"""The layers of the packages, and the imports that break them, read from the source text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+__all__ = ["faults"]
+
+_FOUNDATIONS = {
+    *("", "arithmetic", "arrays", "buffer", "config", "control_groups", "devices", "errors"),
+    *("memory", "polling", "streams", "topology", "types", "world"),
+}
+_BELOW_ADAPTERS = {"foundations", "engines", "core"}
+_BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}
+_BELOW_CLI = _BELOW_TRAIN | {"train", "check", "horovod"}
+# What each layer may import beside itself.
+_MAY_IMPORT: Mapping[str, set[str]] = {
+    "foundations": set(),
+    "engines": {"foundations"},
+    "core": {"foundations", "engines"},
+    "torch": _BELOW_ADAPTERS,
+    "tensorflow": _BELOW_ADAPTERS,
+    "keras": _BELOW_ADAPTERS | {"torch", "tensorflow"},
+    "launch": {"foundations"},
+    "check": {"foundations", "launch"},
+    # Programs: others start them and do not import them.
+    "probes": {"foundations", "engines"},
+    "horovod": _BELOW_TRAIN,
+    "data": {"foundations", "core"},
+    "train": _BELOW_TRAIN,
+    # It reads files, of runs of other versions too, and knows nothing of what wrote them.
+    "report": {"foundations"},
+    "hvdtrain_bench": _BELOW_CLI,
+    "cli": _BELOW_CLI | {"report", "hvdtrain_bench"},
+}
+# The folders of each layer, lowest first: each may import those before it. "" is the layer's own.
+_FOLDERS: Mapping[str, list[str]] = {
+    "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
+    "core": [
+        *("process", "agreement", "collectives", "timeline", "stall", "gradients"),
+        *("", "arrays"),
+    ],
+    "torch": ["tensors", "operations", "gradients", "", "elastic"],
+    "tensorflow": ["tensors", "graph", "operations", "gradients", ""],
+    "keras": ["tensors", "backends", "operations", "callbacks", "models", ""],
+    "launch": ["hosts", "launchers", "jobs", ""],
+    "horovod": ["names", "names.common", "names.on_path", "names.on_path.horovod", "build"],
+    "data": ["sampling", ""],
+    "train": [
+        *(
+            "optimizers",
+            "tracking",
+            "options",
+            "config",
+            "metrics",
+            "records",
+            "recipes",
+            "checkpoint",
+        ),
+        *("heartbeat", "loop", "recipes.builtin", "torch", "keras", ""),
+    ],
+    "hvdtrain_bench": ["harness", "analysis", "cases", ""],
+}
+_MOST_FILES = 15
+# All that other layers may know of engines: the contract, and how to find one by name.
+_ENGINE_CONTRACT = {"engines", "engines.communicator", "engines.registry"}
+# Benchmarks compare engines with one another, and probes test the parts of one.
+_KNOW_ENGINES = {"hvdtrain_bench", "probes"}
+
+_FRAMEWORKS = {"jax", "keras", "tensorflow", "torch"}
+_MPI = {"mpi4py"}
+_FOREIGN: Mapping[str, set[str]] = {
+    "foundations": _FRAMEWORKS | _MPI,
+    "core": _FRAMEWORKS | _MPI,
+    "torch": _MPI,
+    "tensorflow": _MPI,
+    "keras": _MPI,
+    "launch": _FRAMEWORKS | _MPI,
+    "check": _FRAMEWORKS | _MPI,
+    "train": _MPI,
+    "horovod": _MPI,
+    "report": _FRAMEWORKS | _MPI | {"numpy"},
+    "cli": _MPI,
+}
+_FOREIGN_AT_TOP: Mapping[str, set[str]] = {
+    "data": _FRAMEWORKS | _MPI,
+    "cli": _FRAMEWORKS,
+}
+
+
+@dataclass(frozen=True)
+class _Import:
+    module: str
+    at_top: bool
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A module of the packages.
+
+    Attributes:
+        path: its file.
+        layer: its layer, None where none is known.
+        folder: its folder within the layer; None for a layer's `__init__`, which hands on what
+            is in its folders.
+    """
+
+    path: Path
+    layer: str | None
+    folder: str | None
+
+
+def faults(*packages: Path) -> list[str]:
+    """Return one line for each import that breaks the layers or the order of their folders.
+
+    Imports inside functions and under TYPE_CHECKING count too: they are arrows all the same. There
+    is a line for a cycle of modules, for a folder that is in no order, and for one with too many
+    files.
+
+    Args:
+        packages: folders of packages, the main one first; their names are the packages'.
+    """
+    modules = {name: module for package in packages for name, module in _modules(package)}
+    found = [f"{n}: no layer is known for it" for n, m in modules.items() if m.layer is None]
+    graph: dict[str, set[str]] = {}
+    for name, module in modules.items():
+        imports = list(_imports(name, module.path, modules))
+        names = {package.name for package in packages}
+        own = [i for i in imports if i.module.partition(".")[0] in names]
+        found += [fault for i in own if (fault := _own_fault(name, i, modules))]
+        found += [
+            fault for i in imports if i not in own and (fault := _foreign_fault(name, module, i))
+        ]
+        graph[name] = {i.module for i in own if i.module != name}
+    return found + _folder_faults(modules) + _cycles(graph)
+
+
+def _modules(package: Path) -> Iterator[tuple[str, _Module]]:
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        inside = parts[1:-1] if is_package else parts[1:]
+        layer = _layer(package.name, inside)
+        depth = 1 if package.name == "hvdtrain" else 0
+        folder = ".".join(parts[1 + depth : -1])
+        is_front = is_package and len(inside) <= depth
+        yield name, _Module(path, layer, None if is_front else folder)
+
+
+def _layer(package: str, inside: tuple[str, ...]) -> str | None:
+    if package != "hvdtrain":
+        return package if package in _MAY_IMPORT else None
+    part = inside[0] if inside else ""
+    if part in _FOUNDATIONS:
+        return "foundations"
+    if part == "__main__":
+        return "cli"
+    return part if part in _MAY_IMPORT else None
+
+
+def _imports(name: str, path: Path, modules: Mapping[str, _Module]) -> Iterator[_Import]:
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    deferred = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function)
+    }
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(tree):
+        at_top = id(node) not in deferred
+        if isinstance(node, ast.Import):
+            yield from (_Import(alias.name, at_top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, package)
+            for alias in node.names:
+                submodule = f"{base}.{alias.name}"
+                yield _Import(submodule if submodule in modules else base, at_top)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    kept = parts[: len(parts) - node.level + 1]
+    return ".".join([*kept, *([node.module] if node.module else [])])
+
+
+def _own_fault(name: str, imported: _Import, modules: Mapping[str, _Module]) -> str | None:
+    if imported.module not in modules:
+        return f"{name} imports {imported.module}, which is not there"
+    source, target = modules[name], modules[imported.module]
+    if source.layer is None or target.layer is None:
+        return None
+    if source.layer == target.layer:
+        return _order_fault(name, imported, source, target)
+    if target.layer not in _MAY_IMPORT[source.layer]:
+        return f"{name} imports {imported.module}: {source.layer} must not import {target.layer}"
+    inside = imported.module.partition(".")[2]
+    known = inside in _ENGINE_CONTRACT or source.layer in _KNOW_ENGINES
+    if target.layer == "engines" and not known:
+        return f"{name} imports {imported.module}: only engines know a concrete engine"
+    return None
+
+
+def _order_fault(name: str, imported: _Import, source: _Module, target: _Module) -> str | None:
+    """Return what is wrong with an import within a layer: a folder must not import a later one."""
+    order = _FOLDERS.get(source.layer or "", [])
+    if source.folder not in order or target.folder not in order:
+        return None
+    if order.index(target.folder) <= order.index(source.folder):
+        return None
+    lower, upper = source.folder or source.layer, target.folder or target.layer
+    return f"{name} imports {imported.module}: {lower} must not import {upper}"
+
+
+def _folder_faults(modules: Mapping[str, _Module]) -> list[str]:
+    """Return folders that the order of their layer does not name, and those with too many files."""
+    found = []
+    sizes: dict[Path, int] = {}
+    for module in modules.values():
+        sizes[module.path.parent] = sizes.get(module.path.parent, 0) + 1
+        order = _FOLDERS.get(module.layer or "", [""])
+        if module.layer and module.folder not in (None, *order):
+            found.append(f"{module.path}: no order is known for this folder")
+    return found + [
+        f"{folder}: {count} files, more than {_MOST_FILES}: put those that belong together in one"
+        for folder, count in sizes.items()
+        if count > _MOST_FILES + 1  # and __init__.py
+    ]
+
+
+def _foreign_fault(name: str, module: _Module, imported: _Import) -> str | None:
+    layer = module.layer or ""
+    root = imported.module.partition(".")[0]
+    if root in _FOREIGN.get(layer, ()):
+        return f"{name} imports {imported.module}: {layer} must not know it"
+    if imported.at_top and root in _FOREIGN_AT_TOP.get(layer, ()):
+        return f"{name} imports {imported.module}: {layer} must import it inside a function"
+    return None
+
+
+def _cycles(graph: Mapping[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return ["cycle: " + " -> ".join(reversed(error.args[1]))]
+    return []

@@ -1,0 +1,208 @@
+"""What one does with a recipe of one's own: from Python, watched, stopped, tracked, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from paths import TRAINING
+from point_recipes import points
+from ranks import launch, run_ranks, start
+from run_files import summary_of
+from tensorflow_environment import tensorflow_python
+
+from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
+from hvdtrain.train.checkpoint.names import position_of
+
+RECIPES = TRAINING / "point_recipes.py"
+LIMIT_SECONDS = 120
+JOB = ["-m", "hvdtrain"]
+
+
+def run_commands(size: int, commands: Sequence[Sequence[object]], **how: Any) -> list[Any]:
+    """Run commands on so many ranks; return what came of each on rank 0."""
+    words = json.dumps([[str(word) for word in command] for command in commands])
+    worker = TRAINING / "commands_worker.py"
+    done = run_ranks(worker, size, args=[words], timeout_seconds=LIMIT_SECONDS, **how)
+    return list(done.results[0])
+
+
+def test_a_function_is_fitted(tmp_path: Path) -> None:
+    script = TRAINING / "fit_worker.py"
+    command = [sys.executable, *JOB, "run", "-np", 2, "--", script, "two"]
+    said = []
+    for words in (command, [sys.executable, script, "one"]):
+        with start(words, cwd=tmp_path) as job:
+            done = job.wait(LIMIT_SECONDS)
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+        said.append(sorted(set(done.stdout.splitlines())))
+    # In float64 two ranks come to the loss of one.
+    assert said[0][0].removeprefix("2 ranks") == said[1][0].removeprefix("1 ranks")
+    assert len(set(summary_of(tmp_path / "two")["weights_sha256"])) == 1
+    config = (tmp_path / "two" / "config.yaml").read_text()
+    assert f'recipe: "{RECIPES}:recipe"' in config
+    assert "  width: 5" in config
+
+
+def test_live_view(tmp_path: Path) -> None:
+    """On a terminal of the usual width, and nothing of it in a pipe."""
+    command = [*JOB, "run", "-np", "2", "--", "train", str(RECIPES)]
+    command += ["--epochs", "60", "--log-every", "5", "--out", str(tmp_path / "out")]
+    ours, theirs = os.openpty()
+    variables = {"TERM": "xterm", "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, **variables},
+        cwd=tmp_path,
+    )
+    os.close(theirs)
+    shown = _all_of(ours)
+    assert process.wait(LIMIT_SECONDS) == 0, shown
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.search(r"epoch \d+/60 ━+╺?━* [1-7]/7 0:00:\d\d left slowest: rank [01], comp", text)
+    assert re.search(r"\n\d+ samples/s  lr 0.\d+  loss \d.\d+, accuracy \d+.\d+%", text)
+    assert "-:--" not in text.partition("epoch 3/60")[2]  # the rate of an epoch tells of the next
+    assert "epoch 60/60  train loss" in text
+
+
+def _all_of(descriptor: int) -> str:
+    parts = []
+    with open(descriptor, "rb", buffering=0) as terminal:
+        try:
+            while part := terminal.read(65536):
+                parts.append(part)
+        except OSError:  # the other side is gone
+            pass
+    return b"".join(parts).decode(errors="replace")
+
+
+def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    tracked = ["--track", "mlflow,tensorboard", "--tracking-uri", store, "--experiment", "points"]
+    train = ["train", RECIPES, *tracked, "--batch-size", 4, "--resume", "auto"]
+    variables = {"MLFLOW_DISABLE_TELEMETRY": "true"}
+    how: dict[str, Any] = {"cwd": tmp_path, "env": variables}
+    with launch(JOB, 2, args=[*train, "--out", "run", "--epochs", 5000], **how) as job:
+        job.wait_for_output("epoch    2/5000", LIMIT_SECONDS)
+        os.kill(job.rank_pids(2)[1], signal.SIGUSR1)
+        done = job.wait(LIMIT_SECONDS)
+    assert (done.returncode, "asked to stop" in done.stdout) == (0, True), done.stderr
+    assert "samples/s\n" in done.stdout
+    assert "left" not in done.stdout  # no live view in a pipe
+    epochs = position_of(checkpoint_files(tmp_path / "run")[0])[0] + 2
+    client = MlflowClient(store)
+    assert [run.info.status for run in _runs(client)] == ["KILLED"]
+    again: list[object] = [*train, "--out", "run", "--epochs", epochs]
+    failing = [*train, "--out", "failed", "--epochs", 2, "--lr", 1e37, "--warmup-epochs", 0]
+    went_on, failed = run_commands(2, [again, failing], **how)
+    assert (went_on["code"], went_on["err"]) == (0, "")
+    assert failed["code"] == 1
+    assert re.match(r"hvdtrain: step \d+: the loss is (nan|inf) on rank", failed["err"])
+    assert failed["err"].count("\n") == 1
+    lost, run = sorted(_runs(client), key=lambda run: run.info.status)
+    assert lost.info.status == "FAILED"
+    assert run.info.status == "FINISHED"
+    assert run.data.params["batch_size"] == "4"
+    assert run.data.params["ranks"] == "2"
+    summary = summary_of(tmp_path / "run")
+    assert run.data.metrics["test/loss"] == summary["final"]["loss"]
+    steps = {metric.step for metric in client.get_metric_history(run.info.run_id, "train/loss")}
+    assert steps == {26 * epoch for epoch in range(1, epochs + 1)}
+    best = best_file(tmp_path / "run")
+    assert best is not None
+    kept = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert kept == {"config.yaml", "summary.json", best.name}
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+
+
+def _runs(client: Any) -> list[Any]:
+    experiment = client.get_experiment_by_name("points")
+    return list(client.search_runs([experiment.experiment_id]))
+
+
+def test_a_damaged_image_of_one_rank(tmp_path: Path) -> None:
+    """The rank that meets it says so, also where a loading process has met it."""
+    image = pytest.importorskip("PIL.Image")
+    for split, count in (("train", 24), ("val", 4)):
+        for number in range(count):
+            folder = tmp_path / split / ("cat", "dog")[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            noise = np.random.default_rng(number).integers(0, 256, (12, 12, 3), np.uint8)
+            image.fromarray(noise).save(folder / f"{number:02}.png")
+    (tmp_path / "train" / "dog" / "07.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    train = [
+        "train",
+        "imagefolder",
+        "--data-dir",
+        tmp_path,
+        "--quiet",
+        "--epochs",
+        1,
+        "--batch-size",
+        6,
+    ]
+    train += [
+        word for name in ("size=8", "crop=8", "width=4", "blocks=1") for word in ("--set", name)
+    ]
+    for more in (["--workers", 2], ["--seed", 1]):  # one rank meets it, or the other
+        with launch(JOB, 2, args=[*train, *more, "--out", f"out{more[1]}"]) as job:
+            done = job.wait(LIMIT_SECONDS)
+            job.assert_nothing_left()
+        assert done.returncode == 2, done.stderr
+        # The other rank may say that its loading processes were ended with the job.
+        (line,) = [line for line in done.stderr.splitlines() if "07.png" in line]
+        # Open MPI puts a NUL before what a rank that aborts has said.
+        line = line.lstrip("\0")
+        assert re.match(r"\[rank [01]/2\] cannot read the image .*07\.png", line), line
+
+
+def test_with_keras(tmp_path: Path) -> None:
+    """Numbers of one rank and of two agree, and each framework refuses models of the other."""
+    np.save(tmp_path / "a.npy", points(300, 8).inputs)
+    own = TRAINING / "keras_points.py"
+    train: list[object] = [
+        "train",
+        own,
+        "--framework",
+        "keras",
+        "--epochs",
+        2,
+        "--quiet",
+        "--out",
+        "run",
+    ]
+    use: list[list[object]] = [
+        ["evaluate", "run"],
+        ["predict", "run", "a.npy", "--out", "a-out.npy"],
+    ]
+    wrong: list[list[object]] = [["train", RECIPES, "--framework", "keras"], ["train", own]]
+    outputs, measured = [], []
+    for size, commands in ((2, [train, *use]), (1, [*use, *wrong])):
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+        how = {"python": tensorflow_python(), "cwd": tmp_path}
+        results = run_commands(size, commands, env={"KERAS_BACKEND": "tensorflow", **quiet}, **how)
+        used = results[1:3] if size == 2 else results[:2]
+        assert [result["code"] for result in used] == [0, 0], used
+        measured.append(json.loads(used[0]["out"]))
+        outputs.append(np.load(tmp_path / "a-out.npy"))
+    np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-6, atol=1e-6)
+    assert outputs[0].shape == (300, 3)
+    for name in ("loss", "accuracy"):
+        assert measured[1][name] == pytest.approx(measured[0][name], rel=1e-6)
+    for result, words in zip(results[2:], ("--framework torch", "--framework keras"), strict=True):
+        assert result["code"] == 2, result
+        assert result["err"].count("\n") == 1
+        assert words in result["err"]

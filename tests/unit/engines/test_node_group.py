@@ -1,0 +1,325 @@
+"""Reduction in shared memory, by processes that need no MPI to meet."""
+
+from __future__ import annotations
+
+import ctypes.util
+import logging
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.collectives.ordered import tree_sum
+from hvdtrain.engines.shared_memory import kernel as node_kernel
+from hvdtrain.engines.shared_memory.kernel import KernelError, load_kernel, open_kernel
+from hvdtrain.engines.shared_memory.memory import share_memory
+from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
+from hvdtrain.engines.shared_memory.system_errors import SystemFailure
+from hvdtrain.errors import PeerFailureError
+from hvdtrain.types import DType, ReduceOp
+
+KERNEL = load_kernel()
+FORK = multiprocessing.get_context("fork")
+# Below and above what is staged at once, several chunks, and sizes that no slice divides.
+COUNTS = (1, 63, 16_384, 16_385, 65_537, 300_001, 1_000_003)
+
+
+class Meeting:
+    """Gathers values of forked processes through one queue for each."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._queues = [FORK.SimpleQueue() for _ in range(size)]
+        self._early: list[tuple[int, int, Any]] = []
+        self._turn = 0
+
+    def gather(self, rank: int) -> Callable[[Any], list[Any]]:
+        def allgather(value: Any) -> list[Any]:
+            for queue in self._queues:
+                queue.put((self._turn, rank, value))
+            while sum(turn == self._turn for turn, _, _ in self._early) < self.size:
+                self._early.append(self._queues[rank].get())
+            now = {who: told for turn, who, told in self._early if turn == self._turn}
+            self._early = [entry for entry in self._early if entry[0] != self._turn]
+            self._turn += 1
+            return [now[other] for other in range(self.size)]
+
+        return allgather
+
+
+def in_processes(size: int, work: Callable[[NodeGroup, int], None]) -> list[int | None]:
+    """Run `work` in forked processes that form a team; return their exit codes."""
+    meeting = Meeting(size)
+
+    def run(rank: int) -> None:
+        assert KERNEL is not None
+        team = open_node_group(KERNEL, rank, meeting.gather(rank))
+        assert team is not None
+        work(team, rank)
+        team.close()
+
+    processes = [FORK.Process(target=run, args=(rank,)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    return [process.exitcode for process in processes]
+
+
+def values(rank: int, count: int) -> npt.NDArray[np.float32]:
+    """Return numbers whose sum depends on the order in which they are added."""
+    return np.random.default_rng(rank).normal(size=count).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_sums_have_the_bits_of_numpys(size: int) -> None:
+    """postscale * ((x_0 p_0 + x_1 p_1) + (x_2 p_2 + x_3 p_3) ...), each step rounded to float32."""
+
+    def work(team: NodeGroup, rank: int) -> None:
+        engine_memory = team.arena.empty(max(COUNTS) * 4)
+        assert engine_memory is not None
+        for count in COUNTS:
+            terms = [values(other, count) * np.float32(0.3 + other) for other in range(size)]
+            expected = np.multiply(tree_sum(terms), np.float32(1 / 3))
+            private, source = np.empty(count, np.float32), values(rank, count)
+            shared = engine_memory[: count * 4].view(np.float32)
+            for given, result in ((source, private), (shared, shared)):
+                given[:] = values(rank, count)
+                target = Buffer.from_array(result)
+                origin = target if given is result else Buffer.from_array(given)
+                team.allreduce(origin, target, ReduceOp.SUM, 0.3 + rank, 1 / 3)
+                assert result.tobytes() == expected.tobytes(), count
+            assert source.tobytes() == values(rank, count).tobytes()
+
+    assert in_processes(size, work) == [0] * size
+
+
+def test_a_node_with_64_ranks() -> None:
+    """All three ways: shown whole, where it lies, and through the staging areas."""
+
+    def work(team: NodeGroup, rank: int) -> None:
+        memory = team.arena.empty(4 * 20_000)
+        assert memory is not None
+        for array in (np.empty(100), memory.view(np.float32), np.empty(20_000, np.float32)):
+            array[:] = rank + np.arange(array.size) % 7
+            buffer = Buffer.from_array(array)
+            team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 0.5)
+            assert (array == (64 * 63 / 2 + 64 * (np.arange(array.size) % 7)) / 2).all()
+
+    assert in_processes(64, work) == [0] * 64
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+def test_half_types_are_rounded_once(dtype: DType) -> None:
+    patterns = np.arange(1 << 16, dtype=np.uint16)
+    kind = getattr(torch, dtype.value)
+    halves = torch.from_numpy(patterns.copy()).view(kind)
+
+    def reduced(prescale: float) -> torch.Tensor:
+        array = patterns.copy()
+        assert KERNEL is not None
+        team = open_node_group(KERNEL, 0, lambda value: [value])
+        assert team is not None
+        buffer = Buffer.from_array(array, dtype)
+        team.allreduce(buffer, buffer, ReduceOp.SUM, prescale, 1.0)
+        return torch.from_numpy(array).view(kind)
+
+    for factor in (1.0, 1 / 3, 1e-4, 300.0):
+        expected = (halves.float() * torch.tensor(factor, dtype=torch.float32)).to(kind)
+        assert torch.equal(reduced(factor).isnan(), expected.isnan())
+        numbers = ~expected.isnan()
+        got = reduced(factor)[numbers].view(torch.int16)
+        assert torch.equal(got, expected[numbers].view(torch.int16)), factor
+
+
+def test_half_types_are_added_in_float32() -> None:
+    def work(team: NodeGroup, rank: int) -> None:
+        array = np.full(1000, [2048.0, 1.0, 1.0, 2.0][rank], np.float16)
+        buffer = Buffer.from_array(array)
+        team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
+        assert (array == 2052.0).all()  # 2048 + 1 is 2048 in float16
+
+    assert in_processes(4, work) == [0] * 4
+
+
+@pytest.mark.parametrize("offset", [0, 1, 15, 63])
+def test_a_copy_past_the_caches(offset: int) -> None:
+    assert KERNEL is not None
+    source = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
+    for nbytes in (0, 1, 63, 64, 127, 128, 200, 4096, 4099):
+        target = np.zeros(5000, np.uint8)
+        begin = offset - target.ctypes.data % 64 + 64
+        KERNEL.hvd_copy(target.ctypes.data + begin, source.ctypes.data + 7, nbytes)
+        assert target[begin : begin + nbytes].tobytes() == source[7 : 7 + nbytes].tobytes()
+        assert not target[:begin].any()
+        assert not target[begin + nbytes :].any()
+
+
+def test_threads_that_flush_small_numbers_to_zero_add_as_others_do() -> None:
+    """Whole, in shared memory and in chunks; the thread's own mode is left as it was."""
+
+    def work(team: NodeGroup, rank: int) -> None:
+        torch.set_flush_denormal(rank % 2 == 0)
+        memory = team.arena.empty(4 * 20_000)
+        assert memory is not None
+        for array in (np.empty(9), memory.view(np.float32), np.empty(20_000, np.float32)):
+            bits = array.view(np.uint64 if array.itemsize == 8 else np.uint32)
+            bits[:] = 1000 * (rank + 1)
+            buffer = Buffer.from_array(array)
+            team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
+            assert (bits == 1000 * (1 + 2 + 3)).all()
+        flushes = (torch.tensor(1e-40) * 1.0).view(torch.int32).item() == 0
+        assert flushes == (rank % 2 == 0)
+
+    assert in_processes(3, work) == [0] * 3
+
+
+def test_a_late_rank_is_waited_for_without_burning_a_core() -> None:
+    def work(team: NodeGroup, rank: int) -> None:
+        array = np.ones(100_000, np.float32)
+        buffer = Buffer.from_array(array)
+        if rank == 1:
+            time.sleep(1.0)
+        before = time.process_time()
+        team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
+        assert (array == 2.0).all()
+        assert time.process_time() - before < 0.2
+
+    assert in_processes(2, work) == [0, 0]
+
+
+def test_a_dead_peer_is_noticed() -> None:
+    def work(team: NodeGroup, rank: int) -> None:
+        buffer = Buffer.from_array(np.ones(100_000, np.float32))
+        team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(PeerFailureError, match=r"peer on this node \(number 1 of 3\)"):
+            team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
+        assert time.monotonic() - started < 10
+        if rank == 0:
+            with pytest.raises(PeerFailureError):
+                team.start_max(np.zeros(2, np.uint64)).wait()
+
+    assert in_processes(3, work) == [0, -signal.SIGKILL, 0]
+
+
+def test_without_memory_to_share() -> None:
+    assert share_memory(1 << 62, 0, 1, lambda value: [value]) is None
+    # A peer that has none to give tells of no descriptor.
+    assert share_memory(4096, 0, 2, lambda value: [value, _instead(value)]) is None
+
+
+def _instead(value: object) -> object:
+    tells = isinstance(value, tuple) and not isinstance(value, SystemFailure)
+    return (os.getpid(), None, SystemFailure("none here")) if tells else value
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """Make a control group with 128 MiB, of version 1 or 2."""
+    roots = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")]
+    limits = ("memory.limit_in_bytes", "memory.max")
+    for root, limit in zip(roots, limits, strict=True):
+        group = root / f"hvdtrain-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(128 << 20))
+            yield group
+            return
+        except OSError:
+            continue
+        finally:
+            group.rmdir()
+    pytest.skip("this user may not make control groups for memory")
+
+
+def test_memory_that_the_control_group_does_not_allow(small_group: Path) -> None:
+    """Without the look at its limit, the kernel kills a rank."""
+
+    def work(team: NodeGroup, rank: int) -> None:
+        heard: list[str] = []
+        listener = logging.Handler()
+        listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("hvdtrain").addHandler(listener)
+        (small_group / "cgroup.procs").write_text(str(os.getpid()))
+        memory = team.arena.empty(1 << 20)
+        assert memory is not None
+        for _ in range(2):
+            assert team.arena.empty(100 << 20) is None
+        assert len(heard) == (1 if rank == 0 else 0), heard
+        assert rank or heard[0] == (
+            "hvdtrain: the ranks of this node meet through MPI, which is slower: each of 2 ranks "
+            "cannot share 102,400 KiB (the machine or the control group has too little memory left)"
+        )
+
+    assert in_processes(2, work) == [0, 0]
+
+
+def test_the_kernel_is_there() -> None:
+    """Where a compiler is, installing builds it; without it ranks add with numpy."""
+    assert KERNEL is not None
+
+
+def test_a_kernel_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    (tmp_path / "text.so").write_text("no library")
+    whole = Path(KERNEL._name if KERNEL else "").read_bytes()
+    # As if compiled before a comment was changed: structures and sizes are the same.
+    (tmp_path / "old.so").write_bytes(whole.replace(b"All-reduce among", b"All-Reduce among"))
+    for path, reason in (
+        (None, "not compiled when hvdtrain was installed: install it again where a C compiler"),
+        (tmp_path / "text.so", r"text\.so does not load \(.*\): install hvdtrain again"),
+        (Path(ctypes.util.find_library("c") or ""), "does not load .*hvd_source"),
+        (tmp_path / "old.so", r"old\.so was not compiled from .*node_kernel\.c: install"),
+    ):
+        with pytest.raises(KernelError, match=reason):
+            open_kernel(path)
+
+
+def test_a_kernel_without_its_source_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in one file made of a program, or an image from which sources were removed."""
+    monkeypatch.setattr(node_kernel, "_SOURCE", tmp_path / "node_kernel.c")
+    node_kernel._found.cache_clear()
+    try:
+        assert load_kernel() is None
+        assert re.search(
+            r"/node_kernel\.c cannot be read \(.*\): install hvdtrain again",
+            node_kernel.why_no_kernel(),
+        )
+    finally:
+        node_kernel._found.cache_clear()
+
+
+def test_many_open_files_do_not_matter() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3000:
+        pytest.skip(f"this user may open but {hard} files")
+
+    def work(team: NodeGroup, rank: int) -> None:
+        team.check_peers()
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3000, hard))
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert in_processes(2, work) == [0, 0]
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
