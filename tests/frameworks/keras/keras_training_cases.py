@@ -101,7 +101,7 @@ def metrics_count_every_sample_of_all_ranks_once() -> None:
     tally = KerasMetricSums(sum_over_samples(keras.losses.MeanSquaredError()), metrics)
     rows, weights = [*mine, 0], np.array([0.25] * len(mine) + [0.0], np.float32)
     tally.update_state(targets[rows], scores[rows], sample_weight=weights)  # the last one fills up
-    totals = tally.reduced()
+    totals = tally.reduce()
     values = totals.values({name: KerasMetricValue(metric) for name, metric in metrics.items()})
     assert totals.samples == 17
     np.testing.assert_allclose(values.pop("loss"), np.square(targets - scores).mean(), rtol=1e-6)
