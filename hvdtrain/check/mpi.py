@@ -153,7 +153,7 @@ def judge(done: Finished, mpirun: Path, library: MpiLibrary) -> str:
     """Return what is wrong with the outcome of the trial, or "" (pure).
 
     Args:
-        done: how the launcher ended, and the result that rank 0 printed.
+        done: ending of the launcher, and the result that rank 0 printed.
         mpirun: the launcher, for messages.
         library: the MPI library, for messages.
     """

@@ -16,7 +16,7 @@ class Section:
         name: name of the section.
         facts: the findings, as JSON can hold them.
         lines: the same findings for people.
-        problems: what keeps hvdtrain from working and how to fix it, one line each.
+        problems: reasons why hvdtrain does not work here and how to fix them, one line each.
     """
 
     name: str

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from paths import TESTS, TRAINING
 from ranks import Completed, launch, run_ranks, start
 
 from hvdtrain.data.sampling.sharding import epoch_permutation
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 
-WORKER = Path(__file__).parent.with_name("parity") / "train_worker.py"
-COMMANDS_WORKER = Path(__file__).parent.with_name("commands_worker.py")
+WORKER = TESTS / "train" / "train_worker.py"
+COMMANDS_WORKER = TRAINING / "commands_worker.py"
 LIMIT_SECONDS = 90
 JOB = ["-m", "hvdtrain", "train"]
 

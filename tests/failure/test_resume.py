@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from paths import TESTS
 from ranks import launch, run_ranks, start
 from run_files import both_splits, epochs_of, metrics_of, summary_of
 
@@ -19,7 +20,7 @@ from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.names import position_of
 from hvdtrain.train.records.results import MARKER
 
-WORKER = Path(__file__).parent.with_name("parity") / "train_worker.py"
+WORKER = TESTS / "train" / "train_worker.py"
 LIMIT_SECONDS = 120
 OPTIONS = ["--optimizer", "adam", "--global-batch-size", 50, "--seed", 5]
 JOB = ["-m", "hvdtrain", "train", "digits"]

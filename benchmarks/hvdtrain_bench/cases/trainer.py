@@ -31,18 +31,18 @@ def bare(module: nn.Module) -> tuple[nn.Module, Optimizer]:
 
 
 class Trainer:
-    """A model with an optimizer, and the batch that it sees in every step.
+    """A model with an optimizer, and the batch of every step.
 
     Args:
-        model: what is trained.
-        weights: of first_weights().
+        model: model to train.
+        weights: initial weights, from first_weights().
         batch: inputs and targets of this rank.
-        wrap: brings in the library; called when the first turn begins.
-        seed: of this rank's dropout.
+        wrap: adds the library; called when the first turn begins.
+        seed: seed of this rank's dropout.
 
     Attributes:
-        parameters: of the model; empty before the first restart.
-        optimizer: what steps.
+        parameters: parameters of the model; empty before the first restart.
+        optimizer: optimizer to step.
     """
 
     optimizer: Optimizer

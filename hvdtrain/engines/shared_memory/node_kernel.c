@@ -1,12 +1,12 @@
 /* All-reduce among the ranks of one node, in memory that all of them map.
  *
- * Why C: a rank waits for its peers and moves its bytes in one call that does not hold Python's
- * lock, and flags between processes need fences that Python does not have.
+ * Why C: a rank waits for its peers and moves its data in one call without the GIL, and flags
+ * shared between processes need memory fences, which Python lacks.
  *
- * Ranks meet in slots, one for each. A rank arrives by counting up its phase; peers that wait
- * longer than a few microseconds sleep on that word. What ranks write for one another lies in
- * two places that take turns: a rank that writes for turn t + 2 has seen all ranks arrive in
- * turn t + 1, so nobody reads what was written in turn t any more.
+ * Ranks synchronize through slots, one per rank. A rank arrives by incrementing its phase; peers
+ * that wait longer than the spin time sleep on that word (futex). Data for other ranks are double
+ * buffered: a rank that writes for turn t + 2 has seen all ranks arrive in turn t + 1, so no rank
+ * still reads what was written in turn t.
  */
 
 #define _GNU_SOURCE
@@ -24,11 +24,11 @@
 #include <emmintrin.h>
 #endif
 
-#define LINE 128      /* two cache lines, which processors fetch together */
+#define LINE 128      /* two cache lines, which processors prefetch in pairs */
 #define VALUES 8
-#define BLOCK 2048    /* elements that are added in the fastest cache */
+#define BLOCK 2048    /* elements that fit into the L1 cache while they are added */
 
-/* This text, by which a library that was compiled from another one is told. */
+/* The source text, by which a library compiled from a different version is detected. */
 __asm__(".section .rodata\n"
         ".global hvd_source, hvd_source_end\n"
         "hvd_source: .incbin \"" __FILE__ "\"\n"
@@ -36,40 +36,40 @@ __asm__(".section .rodata\n"
         ".byte 0\n"
         ".text\n");
 
-/* ---- meeting ---------------------------------------------------------------------------- */
+/* ---- synchronization -------------------------------------------------------------------- */
 
 typedef struct {
-    _Atomic uint32_t phase;     /* how often this rank has arrived */
-    _Atomic uint32_t sleepers;  /* how many peers sleep until it arrives again */
+    _Atomic uint32_t phase;     /* number of arrivals of this rank */
+    _Atomic uint32_t sleepers;  /* number of peers that sleep until the next */
     char pad[LINE - 8];
     struct {
-        uint64_t values[VALUES]; /* for a maximum over ranks */
-        uint64_t location;       /* of this rank's data; 0 where peers cannot reach it */
+        uint64_t values[VALUES]; /* input of a maximum over ranks */
+        uint64_t location;       /* of this rank's data; 0 if it is private */
         double prescale;
         char pad[LINE - 8 * VALUES - 16];
     } offer[2];
 } slot_t;
 
 typedef struct {
-    slot_t **slots;           /* of each rank, as mapped here */
+    slot_t **slots;           /* of each rank, as mapped by this process */
     int32_t rank, size;
-    uint32_t phase;           /* this rank's arrivals */
-    uint32_t turn;            /* which of two places is written now */
-    int64_t spin_nanoseconds; /* to look at a flag before sleeping */
-    char **staging;           /* of each rank, as mapped here */
-    int64_t chunk_bytes;      /* staged by a rank in one turn */
+    uint32_t phase;           /* number of arrivals of this rank */
+    uint32_t turn;            /* its lowest bit selects the buffer */
+    int64_t spin_nanoseconds; /* time to spin on a flag before sleeping */
+    char **staging;           /* of each rank, as mapped by this process */
+    int64_t chunk_bytes;      /* size of a chunk staged in one turn */
 } team_t;
 
 int64_t hvd_slot_bytes(void) { return sizeof(slot_t); }
 
-/* For each of two turns what a rank shows, and its slice of the result. */
+/* For each of two turns the staged elements of a rank, and its slice of the result. */
 int64_t hvd_staging_bytes(int64_t chunk_bytes) { return 4 * chunk_bytes; }
 
 static void arrive(team_t *team) {
     slot_t *own = team->slots[team->rank];
     team->phase++;
-    /* Sequentially consistent with look(): either the sleeper sees the phase, or this rank sees
-     * the sleeper. */
+    /* Sequentially consistent with sleep_for(): either the sleeper sees the phase, or this rank
+     * sees the sleeper. */
     atomic_store(&own->phase, team->phase);
     if (atomic_load(&own->sleepers))
         syscall(SYS_futex, &own->phase, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
@@ -91,7 +91,7 @@ static int64_t now(void) {
 
 static int is_behind(uint32_t phase, uint32_t target) { return (int32_t)(phase - target) < 0; }
 
-/* Sleep until a peer arrives; 0 when the time is over or a signal came. */
+/* Sleep until a peer arrives; return 0 after a timeout or a signal. */
 static int sleep_for(slot_t *peer, uint32_t target, int64_t deadline) {
     int awake = 1;
     atomic_fetch_add(&peer->sleepers, 1);
@@ -111,8 +111,7 @@ static int sleep_for(slot_t *peer, uint32_t target, int64_t deadline) {
     return awake;
 }
 
-/* Look at a peer's flag for a while: it is nearly always about to arrive, and waking a sleeper
- * takes longer than that. */
+/* Spin on a peer's phase: it usually arrives soon, before a sleeper could wake up. */
 static int spin_for(slot_t *peer, uint32_t target, int64_t until) {
     do {
         for (int looks = 0; looks < 64; looks++) {
@@ -124,7 +123,7 @@ static int spin_for(slot_t *peer, uint32_t target, int64_t until) {
     return 0;
 }
 
-/* Wait until every rank has arrived as often as this one; 0 when the time is over. */
+/* Wait until every rank has arrived as often as this one; return 0 after a timeout. */
 static int wait_all(team_t *team, int64_t timeout) {
     int64_t began = 0;
     for (int32_t rank = 0; rank < team->size; rank++) {
@@ -139,7 +138,7 @@ static int wait_all(team_t *team, int64_t timeout) {
     return 1;
 }
 
-/* ---- a maximum of a few numbers ----------------------------------------------------------- */
+/* ---- maximum of a few numbers ----------------------------------------------------------- */
 
 void hvd_start_max(team_t *team, const uint64_t *values, int32_t count) {
     memcpy(team->slots[team->rank]->offer[team->turn & 1].values, values, 8 * count);
@@ -159,13 +158,13 @@ int32_t hvd_finish_max(team_t *team, uint64_t *values, int32_t count, int64_t ti
 
 /* ---- floating-point mode ------------------------------------------------------------------ */
 
-/* A thread may flush small numbers to zero, or round in another way, but all ranks are to get the
- * same bits. Set the default mode, and return the one that was set. */
+/* A thread may flush subnormal numbers to zero or round differently, but all ranks must get the
+ * same bits. Set the default mode and return the previous one. */
 static uint64_t enter_default_mode(void) {
     uint64_t kept = 0;
 #if defined(__x86_64__)
     kept = _mm_getcsr();
-    _mm_setcsr(0x1f80); /* all exceptions masked, none seen */
+    _mm_setcsr(0x1f80); /* all exceptions masked, no flags set */
 #elif defined(__aarch64__)
     __asm__ volatile("mrs %0, fpcr" : "=r"(kept));
     __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
@@ -190,7 +189,7 @@ typedef void (*begin_t)(void *sum, const void *x, int64_t count, double factor);
 typedef void (*fold_t)(void *sum, const void *x, int64_t count, double factor);
 typedef void (*end_t)(void *x, const void *sum, int64_t count, double factor);
 
-/* Two ranks, the usual case on a small node, in one pass: x = y = (a * pa + b * pb) * factor. */
+/* Fast path for two ranks, in one pass: x = y = (a * pa + b * pb) * factor. */
 typedef void (*pair_t)(const void *a, double pa, const void *b, double pb, void *x, void *y,
                        int64_t count, double factor);
 
@@ -199,12 +198,12 @@ typedef struct {
     begin_t begin;
     fold_t fold[4]; /* sum, min, max, product */
     end_t end;
-    pair_t pair; /* sums; 0 where the general way will do */
+    pair_t pair; /* sums; 0 if there is no fast path */
     fold_t join; /* sum = sum + other sum */
 } type_t;
 
-/* Compiled for several generations of processors, where compiler and loader know how; or, for
- * tests, as the command line says. */
+/* Compiled for several processor generations if the compiler and loader support it; tests set it
+ * on the command line. */
 #if defined(FAST)
 #elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
 #define FAST static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -215,11 +214,11 @@ typedef struct {
 #define SAME(x) (x)
 #define ADD(a, b) ((a) + (b))
 #define MULTIPLY(a, b) ((a) * (b))
-/* Small unsigned types would be multiplied as int, whose overflow is undefined. */
+/* Small unsigned types would be promoted to int, whose overflow is undefined. */
 #define MULTIPLY_WHOLE(a, b) ((uint64_t)(a) * (b))
 #define LOWER(a, b) ((b) < (a) ? (b) : (a))
 #define HIGHER(a, b) ((b) > (a) ? (b) : (a))
-/* numpy's: a NaN wins. */
+/* As in numpy, a NaN propagates. */
 #define LOWER_REAL(a, b) ((b) < (a) || (b) != (b) ? (b) : (a))
 #define HIGHER_REAL(a, b) ((b) > (a) || (b) != (b) ? (b) : (a))
 
@@ -260,7 +259,7 @@ INTEGER(u8, uint8_t)
 INTEGER(u16, uint16_t)
 INTEGER(u32, uint32_t)
 INTEGER(u64, uint64_t)
-/* Signed sums wrap around as unsigned ones do, where C would leave them undefined. */
+/* Signed sums wrap around like unsigned ones; in C their overflow is undefined. */
 #define WRAPPED(NAME, T, U)                                                                     \
     BEGIN(NAME, T, T, SAME, )                                                                   \
     FOLD(NAME, U, U, SAME, , sum, ADD)                                                          \
@@ -295,7 +294,7 @@ static inline uint16_t to_bf16(float x) {
     return (bits & 0x7fffffff) > 0x7f800000 ? nan : rounded;
 }
 
-/* A half is moved into the exponent range of float by one exact multiplication. */
+/* One exact multiplication moves a half into the exponent range of float. */
 static inline float from_f16(uint16_t h) {
     uint32_t magnitude = (uint32_t)(h & 0x7fff) << 13;
     float x = bits_to_float(magnitude) * 0x1p112f;
@@ -304,7 +303,7 @@ static inline float from_f16(uint16_t h) {
 }
 static inline uint16_t to_f16(float x) {
     uint32_t bits = float_to_bits(x), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-    /* A subnormal half: adding 1/2 leaves its bits, rounded to even, at the end of the float. */
+    /* A subnormal half: adding 1/2 puts its bits, rounded to even, into the lowest bits. */
     uint32_t tiny = float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000;
     uint32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
     uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
@@ -314,7 +313,7 @@ static inline uint16_t to_f16(float x) {
 TYPE(bf16, uint16_t, float, from_bf16, to_bf16, *(float)factor, LOWER_REAL, HIGHER_REAL, MULTIPLY)
 TYPE(f16, uint16_t, float, from_f16, to_f16, *(float)factor, LOWER_REAL, HIGHER_REAL, MULTIPLY)
 
-/* A target may be a source: nothing is read after it was written. */
+/* A target may be a source: no element is read after it was written. */
 #define PAIR(NAME, T)                                                                           \
     FAST void NAME##_pair(const void *a, double pa, const void *b, double pb, void *x, void *y, \
                           int64_t count, double factor) {                                       \
@@ -326,9 +325,9 @@ TYPE(f16, uint16_t, float, from_f16, to_f16, *(float)factor, LOWER_REAL, HIGHER_
 PAIR(f32, float)
 PAIR(f64, double)
 
-/* Complex numbers are pairs: all but the product runs over twice as many reals. GCC 12 contracts
- * the product to fused multiply-adds where a processor has them, -ffp-contract=off or not, so that
- * ranks of different machines got different bits; hence volatile. */
+/* Complex numbers are pairs of reals: everything except the product treats them as such. GCC 12
+ * contracts the product to fused multiply-adds if the processor has them, even with
+ * -ffp-contract=off, which gave ranks on different machines different bits; hence volatile. */
 #define COMPLEX(NAME, R, REAL)                                                                  \
     static void NAME##_begin(void *s, const void *x, int64_t count, double factor) {            \
         REAL##_begin(s, x, 2 * count, factor);                                                  \
@@ -375,10 +374,10 @@ static const type_t TYPES[] = {
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Copy past the caches: lines that are overwritten need not be read first, and who reads them next
- * is another rank. */
+/* Copy with non-temporal stores: overwritten lines need not be read first, and another rank is the
+ * next to read them. */
 void hvd_copy(char *target, const char *source, int64_t bytes) {
-    if (bytes == 0) return; /* from nowhere, too, which memcpy does not allow */
+    if (bytes == 0) return; /* memcpy does not allow null pointers */
 #if defined(__x86_64__)
     int64_t head = -(uintptr_t)target % 64;
     if (bytes > head + 64) {
@@ -399,15 +398,15 @@ void hvd_copy(char *target, const char *source, int64_t bytes) {
 
 typedef struct {
     team_t *team;
-    const char *source; /* this rank's elements */
-    char *data;         /* gets the result; may be where they are */
-    char **copies;      /* every rank's data, as mapped here, where it can be reached */
-    uint64_t location;  /* what the peers must give as well for `copies` to hold; or 0 */
+    const char *source; /* elements of this rank */
+    char *data;         /* memory for the result; may equal source */
+    char **copies;      /* data of every rank as mapped here, if shared */
+    uint64_t location;  /* copies are valid if it is equal on all ranks; or 0 */
     int64_t count;
     int32_t type, op;   /* as in TYPES; 0 to 3 for sum, min, max, product */
     double prescale, postscale;
-    int32_t owners;     /* ranks that add a slice each: all, or as many as the smallest node has */
-    int32_t stage;      /* how far it has come; 0 at first, kept between calls */
+    int32_t owners;     /* number of ranks that own a slice */
+    int32_t stage;      /* progress; initially 0, kept between calls */
     int64_t chunk;
 } task_t;
 
@@ -423,9 +422,10 @@ typedef struct {
     int32_t count;
 } targets_t;
 
-/* sum = sources[0] * prescales[0] + sources[1] * prescales[1] + ..., neighbours first: rounding
- * errors grow with the logarithm of the number of ranks, and the sum of N ranks that have each
- * added V / N shards in this way has the bits of the sum of V shards (powers of two). */
+/* sum = sources[0] * prescales[0] + sources[1] * prescales[1] + ..., along a binary tree,
+ * neighbours first. Rounding errors grow with the logarithm of the number of ranks, and the sum
+ * over N ranks, each with the sum of V / N shards, is bitwise equal to the sum of V shards (powers
+ * of two). */
 static void add_tree(const type_t *type, double *sum, const char *const *sources,
                      const double *prescales, int32_t count, int64_t offset, int64_t length) {
     if (count == 1) {
@@ -470,7 +470,7 @@ static void combine(const task_t *task, sources_t sources, const double *prescal
     }
 }
 
-/* Whole cache lines for each owner but the last, nothing for other ranks. */
+/* Slices are whole cache lines, except the last owner's; ranks that own none get an empty one. */
 static int64_t slice_start(const task_t *task, int64_t count, int32_t rank) {
     int64_t each = (count + task->owners - 1) / task->owners;
     each = (each + 63) / 64 * 64;
@@ -486,7 +486,7 @@ static char *staged_result(const team_t *team, int32_t rank, uint32_t turn) {
     return team->staging[rank] + (2 + (turn & 1)) * team->chunk_bytes;
 }
 
-/* Small data: everybody shows all of it, and adds everybody's. */
+/* Small data: each rank stages all of its elements, and adds those of all ranks. */
 static void add_small(const task_t *task) {
     const team_t *team = task->team;
     const char *sources[team->size];
@@ -500,7 +500,7 @@ static void add_small(const task_t *task) {
             task->postscale, task->count);
 }
 
-/* This rank's slice of every copy; returns how many elements it has. */
+/* Set the pointers to this rank's slice of every copy; return its number of elements. */
 static int64_t slice_of_copies(const task_t *task, char **slices) {
     const team_t *team = task->team;
     int64_t start = slice_start(task, task->count, team->rank);
@@ -509,8 +509,8 @@ static int64_t slice_of_copies(const task_t *task, char **slices) {
     return slice_start(task, task->count, team->rank + 1) - start;
 }
 
-/* Data in reach: every rank adds its slice, and writes the sum into all copies, or for now only
- * into its own. */
+/* Shared data: every rank adds its slice and writes the sum into all copies, or only into its
+ * own. */
 static void add_slice(const task_t *task, int everywhere) {
     const team_t *team = task->team;
     char *slices[team->size];
@@ -542,9 +542,9 @@ static int all_in_reach(const task_t *task) {
     return task->location != 0;
 }
 
-/* Data out of reach goes through the staging areas in chunks. In turn k a rank shows the
- * others' slices of chunk k, adds its slice of chunk k - 1, and fetches the others' sums of
- * chunk k - 2. */
+/* Private data pass through the staging areas in chunks. In turn k a rank stages the other
+ * ranks' slices of chunk k, adds its slice of chunk k - 1, and fetches the others' sums of chunk
+ * k - 2. */
 static int64_t chunk_count(const task_t *task) {
     int64_t bytes = task->count * TYPES[task->type].itemsize;
     return (bytes + task->team->chunk_bytes - 1) / task->team->chunk_bytes;
@@ -627,7 +627,7 @@ static int32_t reduce(task_t *task, int64_t timeout) {
     if (task->stage == START) {
         int small = bytes <= team->chunk_bytes / 4;
         offer(task);
-        /* Nothing may lie nowhere, which memcpy does not allow. */
+        /* The source of 0 bytes may be null, which memcpy does not allow. */
         if (small && bytes) memcpy(staged(team, team->rank, team->turn), task->source, bytes);
         task->stage = small ? STAGED_SMALL : OFFERED;
         arrive(team);
@@ -689,7 +689,7 @@ static int32_t spread(task_t *task, int64_t timeout) {
     return 1;
 }
 
-/* Not inlined: arithmetic is to stay between the two changes of mode. */
+/* Not inlined, so that the arithmetic stays between the two mode changes. */
 static __attribute__((noinline)) int32_t in_default_mode(
     int32_t (*call)(task_t *, int64_t), task_t *task, int64_t timeout) {
     uint64_t kept = enter_default_mode();
@@ -698,19 +698,19 @@ static __attribute__((noinline)) int32_t in_default_mode(
     return done;
 }
 
-/* Go on with a task until it is done (1), or until the time is over or a signal came (0). */
+/* Continue a task until it is done (1), or until a timeout or a signal (0). */
 int32_t hvd_reduce(task_t *task, int64_t timeout) {
     return in_default_mode(reduce, task, timeout);
 }
 
-/* The two halves of a reduction over several nodes, of data that all ranks of the node reach:
- * this rank's slice of its own copy becomes the sum over the node; */
+/* The two phases of a hierarchical reduction of shared data. First this rank's slice of its own
+ * copy becomes the sum over the node; */
 int32_t hvd_add(task_t *task, int64_t timeout) { return in_default_mode(add, task, timeout); }
 
-/* and, when the nodes have added theirs, every copy of the slice becomes the sum of all. */
+/* after the reduction between nodes, every copy of the slice becomes the result. */
 int32_t hvd_spread(task_t *task, int64_t timeout) { return in_default_mode(spread, task, timeout); }
 
-/* Where the slice of a rank begins, in elements. */
+/* Return the start of a rank's slice, in elements. */
 int64_t hvd_slice_start(const task_t *task, int32_t rank) {
     return slice_start(task, task->count, rank);
 }

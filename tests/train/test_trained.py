@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from paths import TRAINING
 from point_recipes import points, recipe
 from ranks import run_ranks
 from run_files import summary_of
@@ -19,7 +20,7 @@ from safetensors.torch import load_file
 
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 
-WORKER = Path(__file__).parent.with_name("commands_worker.py")
+WORKER = TRAINING / "commands_worker.py"
 RECIPES = WORKER.with_name("point_recipes.py")
 LIMIT_SECONDS = 150
 

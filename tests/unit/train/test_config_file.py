@@ -112,7 +112,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
 
 
 def test_the_example_of_the_page(tmp_path: Path) -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+    page = Path(__file__).resolve().parents[3] / "docs" / "training.md"
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     options = resolve({}, written(tmp_path, text))
     assert options.recipe_title == "my_recipe"

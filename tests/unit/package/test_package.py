@@ -12,7 +12,7 @@ import pytest
 
 import hvdtrain
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 INSTALLED = Path(hvdtrain.__file__).parent
 # Each installed package, and the folder of the checkout with its sources.
 PACKAGES = {

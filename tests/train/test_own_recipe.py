@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paths import TRAINING
 from point_recipes import points
 from ranks import launch, run_ranks, start
 from run_files import summary_of
@@ -22,8 +23,7 @@ from tensorflow_environment import tensorflow_python
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 from hvdtrain.train.checkpoint.names import position_of
 
-TESTS = Path(__file__).parents[1]
-RECIPES = TESTS / "point_recipes.py"
+RECIPES = TRAINING / "point_recipes.py"
 LIMIT_SECONDS = 120
 JOB = ["-m", "hvdtrain"]
 
@@ -31,13 +31,13 @@ JOB = ["-m", "hvdtrain"]
 def run_commands(size: int, commands: Sequence[Sequence[object]], **how: Any) -> list[Any]:
     """Run commands on so many ranks; return what came of each on rank 0."""
     words = json.dumps([[str(word) for word in command] for command in commands])
-    worker = TESTS / "commands_worker.py"
+    worker = TRAINING / "commands_worker.py"
     done = run_ranks(worker, size, args=[words], timeout_seconds=LIMIT_SECONDS, **how)
     return list(done.results[0])
 
 
 def test_a_function_is_fitted(tmp_path: Path) -> None:
-    script = TESTS / "fit_worker.py"
+    script = TRAINING / "fit_worker.py"
     command = [sys.executable, *JOB, "run", "-np", 2, "--", script, "two"]
     said = []
     for words in (command, [sys.executable, script, "one"]):
@@ -172,7 +172,7 @@ def test_a_damaged_image_of_one_rank(tmp_path: Path) -> None:
 def test_with_keras(tmp_path: Path) -> None:
     """Numbers of one rank and of two agree, and each framework refuses models of the other."""
     np.save(tmp_path / "a.npy", points(300, 8).inputs)
-    own = TESTS / "keras_points.py"
+    own = TRAINING / "keras_points.py"
     train: list[object] = [
         "train",
         own,

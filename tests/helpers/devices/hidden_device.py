@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from hidden_call import Call
 from hidden_memory import DEVICE, elements_behind, is_hidden, new_storage, set_storage
+from paths import TESTS
 from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import (
     _DummyBackendModule,
@@ -56,7 +57,7 @@ observers: list[Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]] = [
 
 # Folders, with the separator that ends them.
 _PRODUCT = os.path.join(os.path.dirname(hvdtrain.__file__), "")
-_TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_TESTS = os.path.join(TESTS, "")
 
 _tests_may_read = _product_may_read = False
 _writes = 0

@@ -18,7 +18,7 @@ import hvdtrain.tensorflow as hvd
 from hvdtrain.core import context
 from hvdtrain.errors import MismatchError
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "tensorflow.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "tensorflow.md"
 ROWS = 4  # of each rank in a step
 STEPS = 3
 

@@ -20,7 +20,7 @@ import hvdtrain.keras as hvd
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.distributed import DistributedMixin, training_state
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "keras.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "keras.md"
 ROWS = 4  # of each rank in a step
 STEPS = 6  # of an epoch
 EPOCHS = 2

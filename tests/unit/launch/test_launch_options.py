@@ -87,7 +87,7 @@ def test_more_ranks_than_slots(tmp_path: Path) -> None:
 
 
 def test_the_page_tells_of_every_option() -> None:
-    page = Path(__file__).parents[2] / "docs" / "cluster.md"
+    page = Path(__file__).parents[3] / "docs" / "cluster.md"
     described = re.findall(r"^\| `(-[\w-]+)", page.read_text(), re.MULTILINE)
     offered = [parameter.opts[0] for parameter in command.params if parameter.name != "arguments"]
     assert set(offered) == set(described)

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from own_time import OwnTime
+from paths import HELPERS
 
 __all__ = ["RESULTS", "Completed", "Job", "python_path", "rank_of"]
 
 RESULTS = "HVDTRAIN_TEST_RESULTS"
 _MARK = "HVDTRAIN_TEST_JOB"
-_TESTS = Path(__file__).resolve().parent
 _GRACE_SECONDS = 5.0
 _LONGEST_SECONDS = 120.0
 
@@ -209,7 +209,7 @@ def _environment(env: Mapping[str, object]) -> dict[str, str]:
 def python_path(*more: str) -> str:
     """Return where ranks look for modules: the tests', those of this process, and then more."""
     inherited = os.environ.get("PYTHONPATH")
-    own = [str(_TESTS), str(_TESTS / "rank_start")]
+    own = [*map(str, HELPERS), str(Path(__file__).with_name("rank_start"))]
     return os.pathsep.join([*own, *([inherited] if inherited else []), *more])
 
 

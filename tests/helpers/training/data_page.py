@@ -12,7 +12,7 @@ from hvdtrain.data.sampling.sharding import epoch_permutation
 
 __all__ = ["check_keras_loop", "run_block", "trained"]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "data.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "data.md"
 
 
 def run_block(word: str) -> dict[str, Any]:

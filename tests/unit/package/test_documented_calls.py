@@ -14,7 +14,7 @@ import pytest
 import hvdtrain
 import hvdtrain.torch as hvd
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # What they show is run by the tests of these frameworks.
 OF_OTHER_FRAMEWORKS = {"tensorflow.md", "keras.md"}
 PAGES = [

@@ -1,0 +1,17 @@
+"""Where the repository, its tests, and what they import from each other are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["HELPERS", "ROOT", "TESTS", "TRAINING"]
+
+ROOT = Path(__file__).resolve().parents[3]
+TESTS = ROOT / "tests"
+_HELPERS = TESTS / "helpers"
+TRAINING = _HELPERS / "training"
+# As pyproject.toml has them for pytest and mypy.
+HELPERS = (
+    _HELPERS,
+    *(_HELPERS / name for name in ("agreement", "devices", "exchanges", "launching", "training")),
+)
