@@ -44,7 +44,12 @@ class Events:
         yield self._metadata("thread_sort_index", thread, sort_index=thread)
 
     def slices(self, item: Item, thread: int) -> Iterator[Event]:
-        """Yield an event for each phase of an item, in the row with number `thread`."""
+        """Yield an event for each phase of an item.
+
+        Args:
+            item: item of the row.
+            thread: number of the row.
+        """
         for phase, start, end in item.phases:
             began = self._nanoseconds(start)
             yield {
@@ -59,11 +64,21 @@ class Events:
             }
 
     def round(self, seconds: float, thread: int) -> Event:
-        """Return the mark of a round of agreement, in the row with number `thread`."""
+        """Return the mark of a round of agreement.
+
+        Args:
+            seconds: start of the round, on this rank's clock.
+            thread: number of the row.
+        """
         return self._instant("round", "t", seconds, thread)
 
     def note(self, text: str, seconds: float) -> Event:
-        """Return a mark for the whole rank, with the given text."""
+        """Return a mark for the whole rank.
+
+        Args:
+            text: text of the mark.
+            seconds: time of the mark, on this rank's clock.
+        """
         return self._instant(text, "p", seconds, 1)
 
     def _instant(self, name: str, scope: str, seconds: float, thread: int) -> Event:

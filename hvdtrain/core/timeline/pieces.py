@@ -13,7 +13,12 @@ __all__ = ["find_pieces", "piece_path", "remove_piece", "remove_pieces"]
 
 
 def piece_path(path: str, rank: int) -> str:
-    """Return the path of a rank's piece of the timeline at `path`."""
+    """Return the path of a rank's piece of a timeline.
+
+    Args:
+        path: path of the timeline.
+        rank: rank that writes the piece.
+    """
     stem, suffix = os.path.splitext(path)
     return f"{stem}.rank-{rank}{suffix}"
 
