@@ -12,7 +12,7 @@ import click
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.cluster_environment import (
-    RankInfo,
+    ClusterRank,
     parse_roles,
     tensorflow_config,
     torch_variables,
@@ -48,13 +48,13 @@ def command(
         _become([sys.executable, str(script), *arguments], variables)
 
 
-def _report_rank() -> RankInfo:
+def _report_rank() -> ClusterRank:
     command = [sys.executable, "-m", "hvdtrain.core.rank_report"]
     # MPICH's ranks reach their launcher through an inherited descriptor, named in a variable.
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, close_fds=False)
     if done.returncode != 0:
         sys.exit(done.returncode)
-    return RankInfo.from_facts(json.loads(done.stdout.splitlines()[-1]))
+    return ClusterRank.from_facts(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _become(words: list[str], variables: dict[str, str]) -> NoReturn:

@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Join the world, and print the fields of cluster_environment.RankInfo (collective)."""
+    """Join the world, and print the fields of cluster_environment.ClusterRank (collective)."""
     context.init()
     topology = context.current().topology
     on_one_host = len(set(topology.hostnames)) == 1

@@ -10,14 +10,14 @@ from typing import TypedDict
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["RankFacts", "RankInfo", "parse_roles", "tensorflow_config", "torch_variables"]
+__all__ = ["ClusterRank", "RankFacts", "parse_roles", "tensorflow_config", "torch_variables"]
 
 _COUNT = re.compile("[0-9]{1,7}")
 _ROLES = ("chief", "worker", "ps", "evaluator")
 
 
 class RankFacts(TypedDict):
-    """The JSON object that a rank prints about itself: the fields of RankInfo."""
+    """The JSON object that a rank prints about itself: the fields of ClusterRank."""
 
     rank: int
     size: int
@@ -28,7 +28,7 @@ class RankFacts(TypedDict):
 
 
 @dataclass(frozen=True)
-class RankInfo:
+class ClusterRank:
     """The place of this rank in the job.
 
     Attributes:
@@ -48,7 +48,7 @@ class RankInfo:
     addresses: tuple[str, ...]
 
     @classmethod
-    def from_facts(cls, facts: RankFacts) -> RankInfo:
+    def from_facts(cls, facts: RankFacts) -> ClusterRank:
         """Return the information that a rank has printed as JSON."""
         return cls(
             facts["rank"],
@@ -60,7 +60,7 @@ class RankInfo:
         )
 
 
-def torch_variables(place: RankInfo) -> dict[str, str]:
+def torch_variables(place: ClusterRank) -> dict[str, str]:
     """Return the variables of `init_method="env://"`, which Accelerate and Lightning read too."""
     host, _, port = place.addresses[0].rpartition(":")
     numbers = {
@@ -101,7 +101,7 @@ def parse_roles(text: str, size: int) -> list[str]:
     return roles
 
 
-def tensorflow_config(place: RankInfo, roles: Sequence[str]) -> str:
+def tensorflow_config(place: ClusterRank, roles: Sequence[str]) -> str:
     """Return TF_CONFIG, in whose cluster evaluators are not members.
 
     Args:

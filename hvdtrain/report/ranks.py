@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hvdtrain.report.lines import JsonObject, Lines, number
 
-__all__ = ["PARTS", "Interval", "System", "TimeBreakdown", "read_ranks"]
+__all__ = ["PARTS", "System", "TimeBreakdown", "TimeInterval", "read_ranks"]
 
 PARTS = ("compute", "waiting", "moving")
 # A plot of all ranks over time has at most twice as many cells.
@@ -36,7 +36,7 @@ class System:
 
 
 @dataclass
-class Interval:
+class TimeInterval:
     """An interval of training.
 
     Attributes:
@@ -66,7 +66,7 @@ class TimeBreakdown:
         notes: remarks for the reader, one sentence each.
     """
 
-    intervals: list[Interval] = field(default_factory=list)
+    intervals: list[TimeInterval] = field(default_factory=list)
     last_to_arrive: list[float] = field(default_factory=list)
     lines: int = 0
     latest_ranks: int = 0
@@ -111,7 +111,7 @@ def read_ranks(path: Path) -> TimeBreakdown:
     return times
 
 
-def _take(interval: Interval, times: TimeBreakdown) -> None:
+def _take(interval: TimeInterval, times: TimeBreakdown) -> None:
     size = len(interval.parts[0])
     before = times.latest_ranks
     if before not in (0, size):
@@ -129,7 +129,7 @@ def _take(interval: Interval, times: TimeBreakdown) -> None:
         times.intervals = _joined(times.intervals)
 
 
-def _interval(line: JsonObject) -> Interval | None:
+def _interval(line: JsonObject) -> TimeInterval | None:
     """Return the interval of a line, or None if the line is damaged."""
     step, seconds, length = line.get("step"), number(line.get("seconds")), number(line.get("span"))
     if type(step) is not int or not seconds or not length or not seconds + length < _TOO_MUCH:
@@ -140,7 +140,7 @@ def _interval(line: JsonObject) -> Interval | None:
     cpu, memory, gpu = (
         _numbers(line.get(name)) for name in ("cpu_percent", "memory_bytes", "gpu_memory_bytes")
     )
-    return Interval(
+    return TimeInterval(
         step=step,
         seconds=seconds,
         length=length,
@@ -164,13 +164,13 @@ def _numbers(value: object) -> list[float]:
     return value if sane else []
 
 
-def _last(interval: Interval, size: int) -> int:
+def _last(interval: TimeInterval, size: int) -> int:
     """Return the rank that the others waited for: it waited least, and computed most."""
     compute, waiting = interval.parts[0], interval.parts[1]
     return min(range(size), key=lambda rank: (waiting[rank], -compute[rank]))
 
 
-def _widen(times: TimeBreakdown, interval: Interval) -> None:
+def _widen(times: TimeBreakdown, interval: TimeInterval) -> None:
     """Extend all intervals and totals to the same number of ranks."""
     size = max(times.ranks, len(interval.parts[0]))
     if size == times.ranks == len(interval.parts[0]):
@@ -180,21 +180,21 @@ def _widen(times: TimeBreakdown, interval: Interval) -> None:
     times.last_to_arrive += [0.0] * (size - times.ranks)
 
 
-def _joined(intervals: Sequence[Interval]) -> list[Interval]:
+def _joined(intervals: Sequence[TimeInterval]) -> list[TimeInterval]:
     """Merge adjacent pairs."""
     pairs = zip(intervals[::2], intervals[1::2], strict=False)
     joined = [_together(first, second) for first, second in pairs]
     return joined + ([intervals[-1]] if len(intervals) % 2 else [])
 
 
-def _together(first: Interval, second: Interval) -> Interval:
+def _together(first: TimeInterval, second: TimeInterval) -> TimeInterval:
     parts = [list(map(add, a, b)) for a, b in zip(first.parts, second.parts, strict=True)]
     length = first.length + second.length
     one, two = first.system, second.system
     cpu = None
     if one.cpu_percent is not None and two.cpu_percent is not None:
         cpu = (one.cpu_percent * first.length + two.cpu_percent * second.length) / length
-    return Interval(
+    return TimeInterval(
         step=second.step,
         seconds=second.seconds,
         length=length,

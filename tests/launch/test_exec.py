@@ -15,7 +15,7 @@ from tensorflow_environment import tensorflow_python
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.cluster_environment import (
-    RankInfo,
+    ClusterRank,
     parse_roles,
     tensorflow_config,
     torch_variables,
@@ -61,10 +61,10 @@ print(f"{resolver.task_type} {resolver.task_id} of {strategy.num_replicas_in_syn
 """
 
 
-def place(rank: int) -> RankInfo:
+def place(rank: int) -> ClusterRank:
     """Return the place of a rank of three, two of them on the first node."""
     addresses = ("a:1", "a:2", "b:3")
-    return RankInfo(rank, 3, (0, 1, 0)[rank], (2, 2, 1)[rank], (0, 0, 1)[rank], addresses)
+    return ClusterRank(rank, 3, (0, 1, 0)[rank], (2, 2, 1)[rank], (0, 0, 1)[rank], addresses)
 
 
 def test_the_variables_of_torch() -> None:

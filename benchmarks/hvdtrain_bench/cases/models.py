@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from hvdtrain_bench.cases.resnet import ResNet50
 
-__all__ = ["MODELS", "Model"]
+__all__ = ["MODELS", "BenchModel"]
 
 _VOCABULARY, _TOKENS, _WIDTH = 8192, 32, 512
 _CLASSES = 1000
 
 
 @dataclass(frozen=True)
-class Model:
+class BenchModel:
     """A model and its data.
 
     Attributes:
@@ -118,8 +118,8 @@ def _sentences(samples: int, generator: torch.Generator) -> Tensor:
 
 
 MODELS = {
-    "mlp": Model("MLP, 25.2 M", _mlp, _images(1024), 1024, batch=16),
-    "transformer": Model(
+    "mlp": BenchModel("MLP, 25.2 M", _mlp, _images(1024), 1024, batch=16),
+    "transformer": BenchModel(
         "transformer, 27.3 M",
         BenchTransformer,
         _sentences,
@@ -127,8 +127,10 @@ MODELS = {
         batch=4,
         targets_per_sample=_TOKENS,
     ),
-    "resnet50": Model(
+    "resnet50": BenchModel(
         "ResNet-50, 25.6 M", ResNet50, _images(3, 64, 64), _CLASSES, batch=4, exact=False
     ),
-    "mnist-cnn": Model("MNIST CNN, 1.2 M", MnistCnn, _images(1, 28, 28), 10, batch=64, exact=False),
+    "mnist-cnn": BenchModel(
+        "MNIST CNN, 1.2 M", MnistCnn, _images(1, 28, 28), 10, batch=64, exact=False
+    ),
 }

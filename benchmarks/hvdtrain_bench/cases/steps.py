@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import hvdtrain.torch as hvd
-from hvdtrain_bench.cases.models import MODELS, Model
+from hvdtrain_bench.cases.models import MODELS, BenchModel
 from hvdtrain_bench.cases.peers import Horovod, Peers
 from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.cases.trainer import Trainer, Wrap, bare, first_weights
@@ -85,7 +85,7 @@ def _with_ddp(module: nn.Module) -> tuple[nn.Module, Optimizer]:
     return parallel, bare(module)[1]
 
 
-def _contenders(ranks: Ranks, peers: Peers, model: Model, samples: int) -> list[Contender]:
+def _contenders(ranks: Ranks, peers: Peers, model: BenchModel, samples: int) -> list[Contender]:
     weights = first_weights(model)
     batches = [model.make_batch(samples, seed=rank) for rank in range(ranks.size)]
     own = batches[ranks.rank]

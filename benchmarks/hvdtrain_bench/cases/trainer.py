@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from hvdtrain_bench.cases.models import Model
+from hvdtrain_bench.cases.models import BenchModel
 
 __all__ = ["Trainer", "Wrap", "bare", "first_weights"]
 
@@ -19,7 +19,7 @@ _SEED = 1
 _PIECE = 1 << 20
 
 
-def first_weights(model: Model) -> list[torch.Tensor]:
+def first_weights(model: BenchModel) -> list[torch.Tensor]:
     """Return the weights with which every trainer starts, equal on all ranks."""
     torch.manual_seed(_SEED)
     return [parameter.detach().clone() for parameter in model.build().parameters()]
@@ -49,7 +49,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Model,
+        model: BenchModel,
         weights: list[torch.Tensor],
         batch: tuple[torch.Tensor, torch.Tensor],
         wrap: Wrap,

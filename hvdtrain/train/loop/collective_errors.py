@@ -86,7 +86,7 @@ def refuse_options(message: str) -> None:
     Collective, together with require_same_options() on the other ranks.
 
     Args:
-        message: what is wrong with the options of this rank.
+        message: description of the error in this rank's options.
     """
     allgather_object(message, _OPTIONS)
 

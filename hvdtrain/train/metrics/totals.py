@@ -44,7 +44,7 @@ class Totals:
     Attributes:
         samples: number of samples.
         loss: sum of their losses.
-        counts: for each metric the sum of what its counts() returned.
+        counts: sum of the counts() of each metric, by name.
     """
 
     samples: int = 0

@@ -33,10 +33,10 @@ class ScheduleSettings:
         target_lr: learning rate at the end of the warm-up, which the schedule decays.
         warmup_epochs: length of the warm-up; 0: none.
         schedule: one of SCHEDULES.
-        milestones: for "step": epochs, ascending, at which the rate is reduced.
-        decay: for "step": factor at each milestone.
-        power: for "polynomial": exponent.
-        final_lr: for "cosine" and "polynomial": learning rate of the last step.
+        milestones: epochs, ascending, at which schedule "step" reduces the rate.
+        decay: factor at each milestone.
+        power: exponent of schedule "polynomial".
+        final_lr: learning rate of the last step with schedules "cosine" and "polynomial".
     """
 
     steps_per_epoch: int

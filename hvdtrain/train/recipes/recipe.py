@@ -32,7 +32,7 @@ class Recipe:
         augment: changes the input of a training sample, given a generator that depends on seed,
             epoch and sample alone, and never on the number of ranks or of loader processes.
         collate: makes a batch, (inputs, targets), from a list of samples; None: torch's default.
-        samples_per_epoch: for an iterable: number of samples, which it must yield at least.
+        samples_per_epoch: number of samples that an iterable must yield at least.
         read: returns inputs [n, ...] from a file, for `predict`; None: numpy's .npy.
         classes: names of the classes, for `predict`.
         most_threads: maximum number of threads per rank; more would be slower.

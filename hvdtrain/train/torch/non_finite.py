@@ -44,7 +44,7 @@ def non_finite_cause(step: int, model: torch.nn.Module, losses: Iterable[Loss]) 
     Args:
         step: number of the step for people.
         model: model with the weights from the start of the step.
-        losses: for each microbatch of this rank a function that returns its loss again: for the
+        losses: functions that return the loss of each microbatch of this rank again: for the
             same samples, with the same random numbers, in the same types.
 
     Returns:
