@@ -28,5 +28,5 @@ def command(run: Path, checkpoint: str, **changes: Path | str | int) -> None:
     with on_this_rank():
         values = built.loop.evaluate()
     if built.world.topology.rank == 0:
-        told = {"checkpoint": options.resume, "samples": built.test_samples, **values}
-        click.echo(json.dumps(told))
+        result = {"checkpoint": options.resume, "samples": built.test_samples, **values}
+        click.echo(json.dumps(result))

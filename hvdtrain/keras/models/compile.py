@@ -15,8 +15,9 @@ import keras
 
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.distributed import DistributedMixin, distribute, undistribute
+from hvdtrain.keras.tensors.types import Model
 
-__all__ = ["compile_model"]
+__all__ = ["adjust_compiled", "compile_model"]
 
 
 def compile_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
@@ -33,15 +34,40 @@ def compile_model(original: Callable[..., object], arguments: inspect.BoundArgum
     return original(*arguments.args, **arguments.kwargs)
 
 
-def _adjust(arguments: dict[str, Any]) -> None:
-    optimizer, model = arguments["optimizer"], arguments["self"]
-    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if scaled and isinstance(optimizer.inner_optimizer, DistributedMixin):
-        inner = optimizer.inner_optimizer
-        optimizer.inner_optimizer = undistribute(inner)
-        optimizer = distribute(optimizer, inner.hvdtrain_reduction)
+def adjust_compiled(model: Model) -> None:
+    """Do for a compiled model what `compile_model` would have done (local).
+
+    The first `model.compile(DistributedOptimizer(...))` before init() calls Keras's own `compile`:
+    Python looks it up before it makes the optimizer, which hooks it.
+
+    Args:
+        model: model, compiled by whichever `compile`.
+    """
+    given = getattr(model, "optimizer", None)
+    optimizer = _reduce_before_scaling(given)
     if not isinstance(optimizer, DistributedMixin):
         return
+    if optimizer is not given:
+        model.optimizer = optimizer
+    if keras.backend.backend() == "tensorflow" and model.jit_compile:
+        model.jit_compile = False
+
+
+def _reduce_before_scaling(optimizer: Any) -> Any:
+    """Distribute a LossScaleOptimizer in place of the optimizer inside it."""
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if not (scaled and isinstance(optimizer.inner_optimizer, DistributedMixin)):
+        return optimizer
+    inner = optimizer.inner_optimizer
+    optimizer.inner_optimizer = undistribute(inner)
+    return distribute(optimizer, inner.hvdtrain_reduction)
+
+
+def _adjust(arguments: dict[str, Any]) -> None:
+    optimizer, model = _reduce_before_scaling(arguments["optimizer"]), arguments["self"]
+    if not isinstance(optimizer, DistributedMixin):
+        return
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     half = model.dtype_policy.name == "mixed_float16"
     if half and arguments["auto_scale_loss"] and not scaled:
         inner = undistribute(optimizer)

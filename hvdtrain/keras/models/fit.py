@@ -19,6 +19,7 @@ from hvdtrain.core.horovod_api import size
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.keras.backends.distributed import distributed_optimizers
 from hvdtrain.keras.callbacks.synchronization import FirstCallback, LastCallback
+from hvdtrain.keras.models.compile import adjust_compiled
 from hvdtrain.keras.models.drift import warn_if_unwrapped
 from hvdtrain.keras.tensors.types import Model, Tensor
 
@@ -37,6 +38,7 @@ def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments
     """
     given = arguments.arguments
     model: Model = given["self"]
+    adjust_compiled(model)
     optimizers = distributed_optimizers(model)
     warn_if_unwrapped(model, _as_list(given["callbacks"]))
     if optimizers:

@@ -52,6 +52,7 @@ class Model(Protocol):
 
     optimizer: Any
     built: bool
+    jit_compile: bool
     stop_training: bool
     train_step: Any
     train_function: Any

@@ -181,6 +181,13 @@ def ranks_agree_on_what_is_finite() -> str:
     model.compile(keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(OPTIMIZERS[0]())))
     assert is_distributed(model.optimizer)
     assert not is_distributed(model.optimizer.inner_optimizer)
+    # Before init(), `model.compile(hvd.DistributedOptimizer(...))` calls Keras's own compile.
+    compile_of_keras: Any = keras.Model.compile.__wrapped__
+    compile_of_keras(model, hvd.DistributedOptimizer(OPTIMIZERS[0]()), loss="mse")
+    assert not is_distributed(model.optimizer)
+    fit(model, hvd.rank(), (x, y), epochs=1)
+    assert is_distributed(model.optimizer)
+    assert not is_distributed(model.optimizer.inner_optimizer)
     return digest(ends)
 
 
