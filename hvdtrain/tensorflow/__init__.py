@@ -41,6 +41,7 @@ from hvdtrain.tensorflow.builds import (
     nccl_built,
     rocm_built,
 )
+from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
     allgather_object,
@@ -51,7 +52,6 @@ from hvdtrain.tensorflow.functions import (
     broadcast_variables,
 )
 from hvdtrain.tensorflow.graph.errors import require_tensorflow
-from hvdtrain.tensorflow.operations.compression import Compression
 from hvdtrain.tensorflow.operations.ops import (
     allgather,
     alltoall,

@@ -35,6 +35,7 @@ from hvdtrain.torch.builds import (
     nccl_built,
     rocm_built,
 )
+from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -66,7 +67,6 @@ from hvdtrain.torch.operations.broadcast import (
     broadcast_async,
     broadcast_async_,
 )
-from hvdtrain.torch.operations.compression import Compression
 from hvdtrain.torch.operations.handle import poll, synchronize
 from hvdtrain.torch.operations.reducescatter import (
     grouped_reducescatter,

@@ -15,7 +15,7 @@ if sys.argv[2:] == ["unguarded"]:
 
 
 def mpi_is_initialized() -> bool:
-    """Tell whether this process has joined MPI itself, or was forked from one that had."""
+    """Return whether this process has joined MPI itself, or was forked from one that had."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and bool(mpi.Is_initialized())
 

@@ -128,7 +128,7 @@ def distance_from_plain_keras(options: dict[str, Any], directory: Path) -> float
 
 
 def masks_of_dropout_go_on(directory: Path) -> bool:
-    """Tell whether this rank's weights are those that they were, when it goes on from rank 0's.
+    """Return whether this rank's weights are those that they were, when it goes on from rank 0's.
 
     Each rank trains for itself, so that its own masks show in its weights.
     """

@@ -28,7 +28,7 @@ __all__ = ["Reducer"]
 _LISTEN_AFTER_SECONDS = 0.02
 
 
-class World(Protocol):
+class ReducerContext(Protocol):
     """The part of `core.context.Context` that a reducer uses."""
 
     blocked: Stopwatch
@@ -45,7 +45,7 @@ class Reducer:
     `launch`, `finish`, and then `forget`.
 
     Args:
-        world: world of the channel.
+        context: context of this process, which has the channel.
         channel: channel of the ranks.
         plan: bucket plan, equal on all ranks.
         buffers: memory of each bucket.
@@ -70,7 +70,7 @@ class Reducer:
 
     def __init__(
         self,
-        world: World,
+        context: ReducerContext,
         channel: Channel,
         plan: BucketPlan,
         buffers: Sequence[Buffer],
@@ -81,7 +81,7 @@ class Reducer:
         counted: bool = False,
         communicators: Communicators | None = None,
     ) -> None:
-        self._world = world
+        self._context = context
         self._channel, self._exchange, self._counted = channel, exchange, counted
         self.name = name
         self.weight: float | None = None
@@ -173,7 +173,7 @@ class Reducer:
         if not self._channel.has_thread:
             self._wait_for_all()
         else:
-            with self._world.blocked.running(), self._channel.waiting(step):
+            with self._context.blocked.running(), self._channel.waiting(step):
                 all(self._wait_or_listen(future) for future in step.reduced[: step.launched])
         count = step.progress.reduced
         step.wait(count)
@@ -184,7 +184,7 @@ class Reducer:
         if not wait_for_futures([future], _LISTEN_AFTER_SECONDS).done:
             called = threading.Event()
             future.add_done_callback(lambda _: called.set())
-            others = [c for c in self._world.channels() if c is not self._channel]
+            others = [c for c in self._context.channels() if c is not self._channel]
             try:
                 for channel in others:
                     channel.listen(called.set)
@@ -198,7 +198,7 @@ class Reducer:
 
     def _wait_for_all(self) -> None:
         step = self.step
-        with self._world.blocked.running(), self._channel.waiting(step):
+        with self._context.blocked.running(), self._channel.waiting(step):
             if not self._channel.has_thread:
                 self._channel.wait(step)
             step.added.result()

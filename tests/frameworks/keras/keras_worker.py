@@ -16,7 +16,7 @@ import keras_callback_cases
 import keras_data_cases
 import keras_fit_cases
 import keras_optimizer_cases
-import keras_together_cases
+import keras_synchronization_cases
 import keras_training_cases
 import keras_unwrapped_cases
 from ranks import report
@@ -28,7 +28,7 @@ MODULES = (
     keras_optimizer_cases,
     keras_fit_cases,
     keras_callback_cases,
-    keras_together_cases,
+    keras_synchronization_cases,
     keras_data_cases,
     keras_training_cases,
     keras_unwrapped_cases,

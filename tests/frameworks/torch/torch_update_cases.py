@@ -113,7 +113,7 @@ def fp16_skips_a_step_on_all_ranks_and_tells_a_fault_from_a_large_scale() -> Non
     expected = torch.autograd.grad(whole, list(model.parameters()))
 
     def one_step(factor: float) -> tuple[StepResult, bool, float]:
-        """Step on a loss that the last rank multiplies; tell whether the weights changed."""
+        """Step on a loss that the last rank multiplies; return whether the weights changed."""
         before = [p.detach().clone() for p in [*model.parameters(), *averaged.parameters()]]
         updater.begin([len(own(labels))])
         with updater.precision.autocast():

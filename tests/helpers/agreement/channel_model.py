@@ -243,8 +243,8 @@ class ChannelModel:
 
     def _close(self, rank: Rank) -> Rank:
         rank = self._follow(rank, Closed())
-        while rank.agenda and isinstance(rank.agenda[0], FailAll):
-            rank = self._act(rank._replace(agenda=rank.agenda[1:]), rank.agenda[0])
+        while rank.actions and isinstance(rank.actions[0], FailAll):
+            rank = self._act(rank._replace(actions=rank.actions[1:]), rank.actions[0])
         if rank.pending:
             raise Fault(f"{names_of(rank.pending)} outlives its channel")
         return rank._replace(freed=True)
@@ -252,26 +252,26 @@ class ChannelModel:
     # What a driver does between primitives.
 
     def _driver(self, number: int, rank: Rank) -> Iterator[tuple[str, Rank]]:
-        if not rank.agenda:
+        if not rank.actions:
             busy = rank.life.phase is not Phase.CLOSED and (rank.pending or rank.listening)
             if busy and (self._threads or self._awaited(number, rank)):
                 event = RoundBegan(rank.pending, rank.listening)
                 yield "round", self._follow(rank._replace(told=rank.pending), event)
             return
-        head, *rest = rank.agenda
+        head, *rest = rank.actions
         if isinstance(head, Vote | Report | Request):
             return
-        rank = rank._replace(agenda=tuple(rest))
+        rank = rank._replace(actions=tuple(rest))
         if isinstance(head, ExchangeReports):
             report = self._report(number, rank)
-            yield "tells", rank._replace(agenda=(report, *rest), told=report.requests)
+            yield "tells", rank._replace(actions=(report, *rest), told=report.requests)
         else:
             yield type(head).__name__, self._act(rank, head)
 
     def _act(self, rank: Rank, action: Action | Report | Request) -> Rank:
         match action:
             case RunRequests(requests):
-                return rank._replace(agenda=(*requests, *rank.agenda))
+                return rank._replace(actions=(*requests, *rank.actions))
             case Fail(reasons):
                 return finish_all(rank, reasons, DIFFERS)
             case Leave(unmet):
@@ -296,12 +296,12 @@ class ChannelModel:
 
     def _follow(self, rank: Rank, event: Event) -> Rank:
         life, actions = self._rules(rank.life, event)
-        return rank._replace(life=life, agenda=(*map(hashable, actions), *rank.agenda))
+        return rank._replace(life=life, actions=(*map(hashable, actions), *rank.actions))
 
     # Where members meet.
 
     def _meetings(self, world: World) -> Iterator[tuple[str, World]]:
-        heads = [rank.agenda[0] if rank.agenda else None for rank in world.ranks]
+        heads = [rank.actions[0] if rank.actions else None for rank in world.ranks]
         for rank, head in zip(world.ranks, heads, strict=True):
             if isinstance(head, Vote | Report | Request) and rank.freed:
                 raise Fault("an engine call after the communicator was given back")
@@ -314,7 +314,7 @@ class ChannelModel:
             raise Fault(f"members are in different primitives: {heads}")
         if not all(isinstance(head, Vote | Report | Request) for head in heads):
             return
-        ranks = [rank._replace(agenda=rank.agenda[1:]) for rank in world.ranks]
+        ranks = [rank._replace(actions=rank.actions[1:]) for rank in world.ranks]
         if all(isinstance(head, Request) for head in heads):
             (request,) = (head for head in kinds if isinstance(head, Request))
             if (after := run(ranks, request)) is not None:
@@ -331,11 +331,11 @@ class ChannelModel:
     # What can go wrong.
 
     def _misfortunes(self, world: World, number: int, rank: Rank) -> Iterator[tuple[str, World]]:
-        inside = bool(rank.agenda) and isinstance(rank.agenda[0], Vote | Report | Request)
+        inside = bool(rank.actions) and isinstance(rank.actions[0], Vote | Report | Request)
         if number == self._failing and inside:
-            failed = self._follow(rank._replace(agenda=()), Failed("the engine"))
-            while failed.agenda:
-                failed = self._act(failed._replace(agenda=failed.agenda[1:]), failed.agenda[0])
+            failed = self._follow(rank._replace(actions=()), Failed("the engine"))
+            while failed.actions:
+                failed = self._act(failed._replace(actions=failed.actions[1:]), failed.actions[0])
             if failed.pending:
                 raise Fault(f"{names_of(failed.pending)} is pending after a failed engine call")
             if list(self._driver(number, failed)):
@@ -343,5 +343,5 @@ class ChannelModel:
             after = self._put(world, number, failed)
             yield f"{number}: engine fails", after._replace(faults_left=0, job_ends=True)
         if number == self._dying:
-            dead = self._put(world, number, rank._replace(over=True, agenda=()))
+            dead = self._put(world, number, rank._replace(over=True, actions=()))
             yield f"{number}: dies", dead._replace(faults_left=0, job_ends=True)

@@ -58,7 +58,7 @@ class Rank(NamedTuple):
         life: the state of the channel.
         pending: requests, in the order of submission.
         steps: the progress of those that are pending, by name.
-        agenda: what the driver does next; empty between rounds.
+        actions: what the driver does next; empty between rounds.
         ended: how operations ended, by name.
         told: what the driver has last proposed or reported.
         listening: whether it takes part in rounds with nothing submitted.
@@ -70,7 +70,7 @@ class Rank(NamedTuple):
     life: ChannelState = ChannelState(0)
     pending: tuple[Request, ...] = ()
     steps: tuple[tuple[str, BucketProgress], ...] = ()
-    agenda: tuple[Action | Report | Request, ...] = ()
+    actions: tuple[Action | Report | Request, ...] = ()
     ended: tuple[tuple[str, str], ...] = ()
     told: tuple[Request, ...] = ()
     listening: bool = False
@@ -90,7 +90,7 @@ def run(ranks: Sequence[Rank], request: Request) -> tuple[Rank, ...] | None:
             for rank, progress in zip(ranks, own, strict=True)
         ]
         if any(progress is not None and progress.reduced + 1 < BUCKETS for progress in own):
-            return tuple(rank._replace(agenda=(request, *rank.agenda)) for rank in ranks)
+            return tuple(rank._replace(actions=(request, *rank.actions)) for rank in ranks)
     return tuple(finish(rank, name, DONE) if takes_part(rank, request) else rank for rank in ranks)
 
 

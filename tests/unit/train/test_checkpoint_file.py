@@ -31,7 +31,7 @@ CONTENT = {
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two tensors have the same type, shape and bytes."""
+    """Return whether two tensors have the same type, shape and bytes."""
     left, right = (torch.as_tensor(tensor).contiguous().reshape(-1) for tensor in (one, other))
     equal = torch.equal(left.view(torch.uint8), right.view(torch.uint8))
     kinds = [(type(tensor), tensor.dtype, tensor.shape) for tensor in (one, other)]

@@ -248,7 +248,7 @@ def server(directory: Path) -> Iterator[str]:
 
 
 def answers(port: int) -> bool:
-    """Tell whether a server is there."""
+    """Return whether a server is there."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
             return True

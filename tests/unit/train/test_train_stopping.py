@@ -52,18 +52,18 @@ def test_the_first_signal_is_noted_and_a_second_sigterm_is_not_held_up(
             signal.signal(number, handler)
 
 
-def course(ranks: int) -> StepPlan:
+def step_plan(ranks: int) -> StepPlan:
     topology = Topology.from_nodes(0, [0] * ranks, ["a"] * ranks)
     return StepPlan(TrainOptions(batch_size=7), topology, 100)
 
 
 def test_what_is_left_of_an_epoch_has_every_other_sample_once() -> None:
     """Also on another number of ranks, whose batches are cut elsewhere."""
-    whole = list(course(2).batches(epoch=3))
-    rest = list(course(2).batches(epoch=3, done=3 * 14))
+    whole = list(step_plan(2).batches(epoch=3))
+    rest = list(step_plan(2).batches(epoch=3, done=3 * 14))
     assert [step for step, _ in rest] == [step for step, _ in whole[3:]]
     assert all(np.array_equal(a[1], b[1]) for a, b in zip(rest, whole[3:], strict=True))
-    elsewhere = list(course(3).batches(epoch=3, done=3 * 14))
+    elsewhere = list(step_plan(3).batches(epoch=3, done=3 * 14))
     used = np.concatenate([batch for _, batch in (*whole[:3], *elsewhere)])
     assert sorted(used.tolist()) == list(range(100))
     assert [step for step, _ in elsewhere] == [3 * 5 + 2, 3 * 5 + 3, 3 * 5 + 4]
