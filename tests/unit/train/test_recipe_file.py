@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 if TYPE_CHECKING:
     from nowhere import Unknown
 
