@@ -75,8 +75,9 @@ def loaded_library(python: str = sys.executable) -> MpiLibrary:
         UsageError: mpi4py or an MPI library is missing.
     """
     probe = subprocess.run(
-        # By its path: another interpreter may not have hvdtrain installed.
-        [python, "-P", str(_PROBE)],
+        # By its text: another interpreter may not have hvdtrain installed, and modules are to be
+        # found where ranks find them, in the working directory first.
+        [python, "-c", _PROBE.read_text(encoding="utf-8")],
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_SECONDS,
