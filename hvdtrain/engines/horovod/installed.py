@@ -10,7 +10,7 @@ from types import ModuleType
 
 __all__ = ["installed_horovod"]
 
-_HVDTRAIN = Path(__file__).resolve().parents[1]
+_HVDTRAIN = Path(__file__).resolve().parents[2]
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class Task(Structure):
 
 def _find_library() -> Path | None:
     """Return the library beside this file or in an installed package; a checkout has none."""
-    for folder in (Path(__file__).parents[2], *map(Path, sys.path)):
+    for folder in (Path(__file__).parents[3], *map(Path, sys.path)):
         for suffix in EXTENSION_SUFFIXES:
             path = folder / "hvdtrain" / "engines" / "shared_memory" / f"_node_kernel{suffix}"
             if path.is_file():
