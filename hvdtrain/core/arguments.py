@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
-from hvdtrain.core.gradients.adasum import AdasumExchange
+from hvdtrain.core.exchanges.adasum import AdasumExchange
+from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.types import ReduceOp
 
@@ -176,19 +177,23 @@ def choose_exchange(
     """Return the exchange that was given or implied by op=Adasum; None for the default one.
 
     Args:
-        exchange: exchange given by the user, or None.
+        exchange: exchange given by the user, as an object or as text, or None.
         op: reduction of the gradients.
         predivide: gradient_predivide_factor.
         compressed: whether a compression was given.
 
     Raises:
-        TypeError: `exchange` is not an Exchange.
-        ValueError: the arguments contradict one another.
+        TypeError: `exchange` is neither an Exchange nor text.
+        ValueError: the text names no exchange, or the arguments contradict one another.
     """
     if exchange is None:
         return AdasumExchange() if op is ReduceOp.ADASUM else None
+    if isinstance(exchange, str):
+        exchange = make_exchange(exchange)
     if not isinstance(exchange, Exchange):
-        raise TypeError(f"exchange must be an Exchange, got {type(exchange).__name__}")
+        raise TypeError(
+            f"exchange must be an Exchange or text, got {type(exchange).__name__}"
+        )
     if op is not ReduceOp.AVERAGE or predivide != 1.0 or compressed:
         raise ValueError(
             f"exchange {exchange.spec!r} says itself what is sent: leave out op, compression and "

@@ -38,7 +38,6 @@ __all__ = [
     "open_plan_channel",
     "replan",
     "take_layout",
-    "use_bucket_size",
 ]
 
 _logger = logging.getLogger("hvdtrain")
@@ -72,21 +71,6 @@ def _agree_on_bucket_size(channel: Channel) -> BucketSize:
         size = choose_bucket_size(operations.Submission(channel, MeasureAllreduce()).run())
     here.bucket_sizes[channel] = size
     return size
-
-
-def use_bucket_size(nbytes: int | None, channel: Channel) -> None:
-    """Use the bucket size of an earlier run, instead of measuring it or reading the configuration.
-
-    Collective over the channel's ranks, before their first reduction.
-
-    Args:
-        nbytes: `context.current().bucket_sizes[channel].nbytes` of the earlier run, on the
-            channel's first rank; None changes nothing.
-        channel: channel of the ranks.
-    """
-    nbytes = broadcast_object(nbytes, channel.ranks[0], "bucket size", channel)
-    if nbytes is not None:
-        context.current().bucket_sizes[channel] = BucketSize(nbytes, _AS_BEFORE)
 
 
 def agree_on_plan(

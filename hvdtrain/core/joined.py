@@ -11,7 +11,7 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, Zeros
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients import allreduce
-from hvdtrain.core.gradients.adasum import AdasumExchange
+from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.engines.communicator import Communicator

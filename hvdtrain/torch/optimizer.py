@@ -60,10 +60,12 @@ class DistributedOptimizer(OptimizerWrapper):
             elements.
         process_set: ranks that take part; other ranks step on their own gradients.
         exchange: algorithm that replaces the reduction of gradients, or that combines weights
-            after local steps; the object must not be shared with another optimizer.
+            after local steps: text such as "powersgd:rank=4", or an object, which must not be
+            shared with another optimizer.
 
     Raises:
-        TypeError: `optimizer` is not an optimizer, or `exchange` not an exchange.
+        TypeError: `optimizer` is not an optimizer, or `exchange` neither an exchange nor
+            text.
         ValueError: names are missing or used twice, or arguments contradict each other.
         MismatchError: the ranks have different models.
     """
@@ -80,7 +82,7 @@ class DistributedOptimizer(OptimizerWrapper):
         groups: Groups = None,
         sparse_as_dense: bool = False,
         process_set: ProcessSet = global_process_set,
-        exchange: Exchange | None = None,
+        exchange: Exchange | str | None = None,
     ) -> None:
         if isinstance(optimizer, OptimizerWrapper):
             raise ValueError("the optimizer is a DistributedOptimizer already")

@@ -41,7 +41,7 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
 _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
-        *("process", "agreement", "collectives", "timeline", "stall", "gradients"),
+        *("process", "agreement", "collectives", "timeline", "stall", "gradients", "exchanges"),
         *("", "arrays"),
     ],
     "torch": ["tensors", "operations", "gradients", "", "elastic"],

@@ -22,12 +22,12 @@ from ranks import report
 import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.collectives.adasum import adasum
-from hvdtrain.core.gradients.adasum import AdasumExchange
-from hvdtrain.core.gradients.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.adasum import AdasumExchange
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.core.gradients.warm_up import WarmUp
+from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp

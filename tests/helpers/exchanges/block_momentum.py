@@ -19,7 +19,7 @@ from hvdtrain.core.gradients.exchange import (
     Kind,
     StepInfo,
 )
-from hvdtrain.core.gradients.parameter_state import ParameterState
+from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.types import ReduceOp
 
 __all__ = ["BlockMomentum"]

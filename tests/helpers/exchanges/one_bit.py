@@ -12,7 +12,7 @@ from hvdtrain.arrays import Array, elements_of, pack_signs, unpack_signs, zeros_
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.gradients.communicators import Communicators, gather
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
-from hvdtrain.core.gradients.parameter_state import ParameterState
+from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType

@@ -27,12 +27,12 @@ from hvdtrain.arrays import (
     zeros_like,
 )
 from hvdtrain.core.agreement.operation import AgreedError
-from hvdtrain.core.gradients.adasum import AdasumExchange
-from hvdtrain.core.gradients.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.adasum import AdasumExchange
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import slice_bounds
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, StepInfo
-from hvdtrain.core.gradients.parameter_state import ParameterState
-from hvdtrain.core.gradients.warm_up import WarmUp
+from hvdtrain.core.exchanges.parameter_state import ParameterState
+from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.types import DType, ReduceOp
 
 EXCHANGES: list[Exchange] = [

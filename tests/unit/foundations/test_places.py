@@ -16,7 +16,7 @@ from hvdtrain.core.collectives.devices import device_types
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Broadcast
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
-from hvdtrain.core.gradients.allreduce import AllreduceExchange as Average
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange as Average
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.joined import answer_with_zeros
 from hvdtrain.engines.local import LocalCommunicator

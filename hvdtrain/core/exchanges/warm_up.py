@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.gradients.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan

@@ -1,0 +1,1 @@
+"""The algorithms that combine filled buckets, one file for each, and their names."""

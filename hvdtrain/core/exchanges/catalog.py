@@ -1,0 +1,111 @@
+"""The exchanges by name, and exchanges from text such as "powersgd:rank=4"."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import get_type_hints
+
+from hvdtrain.core.exchanges.adasum import AdasumExchange
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.warm_up import WarmUp
+from hvdtrain.core.gradients.exchange import Exchange
+
+__all__ = ["EXCHANGES", "ExchangeOption", "exchange_options", "make_exchange"]
+
+# The options in text are the arguments of these classes that are numbers, text or bool.
+EXCHANGES: Mapping[str, type[Exchange]] = {
+    "average": AllreduceExchange,
+    "adasum": AdasumExchange,
+}
+# An option of every exchange: steps of plain averages before it.
+_WARM_UP = "warmup"
+
+Option = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class ExchangeOption:
+    """An option of an exchange in text.
+
+    Attributes:
+        name: name, as in "powersgd:rank=4".
+        kind: bool, int, float or str.
+        default: value without it; None if it must be given.
+    """
+
+    name: str
+    kind: type[Option]
+    default: Option | None
+
+
+def make_exchange(text: str) -> Exchange:
+    """Return a new exchange that text describes, such as "powersgd:rank=4,warmup=10".
+
+    Args:
+        text: a name, or a name, a colon and options, `key=value`, separated by commas.
+
+    Raises:
+        ValueError: no exchange has the name, or it does not have such an option or value.
+    """
+    name, _, given = text.partition(":")
+    if name not in EXCHANGES:
+        raise ValueError(f"exchange {text!r}: the name must be one of {', '.join(EXCHANGES)}")
+    options = _parse(text, given, exchange_options(name))
+    steps = options.pop(_WARM_UP, 0)
+    try:
+        make: Callable[..., Exchange] = EXCHANGES[name]
+        made = make(**options)
+        return WarmUp(made, int(steps)) if steps else made
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"exchange {text!r}: {error}") from None
+
+
+def exchange_options(name: str) -> dict[str, ExchangeOption]:
+    """Return the options that an exchange has in text, by name.
+
+    Args:
+        name: name of the exchange, in EXCHANGES.
+    """
+    made = EXCHANGES[name]
+    hints = get_type_hints(made.__init__)
+    options = {
+        key: ExchangeOption(
+            key, hints[key], None if value.default is value.empty else value.default
+        )
+        for key, value in inspect.signature(made).parameters.items()
+        if hints.get(key) in (bool, int, float, str)
+    }
+    return options | {_WARM_UP: ExchangeOption(_WARM_UP, int, 0)}
+
+
+def _parse(text: str, given: str, known: Mapping[str, ExchangeOption]) -> dict[str, Option]:
+    """Return the options of a text; `given` is its part after the colon."""
+    options: dict[str, Option] = {}
+    for pair in filter(None, given.split(",")):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or key not in known:
+            raise ValueError(
+                f"exchange {text!r}: options are key=value with one of {', '.join(known)}, "
+                f"got {pair!r}"
+            )
+        if key in options:
+            raise ValueError(f"exchange {text!r}: {key} is given twice")
+        options[key] = _convert(text, known[key], value)
+    missing = [key for key, option in known.items() if option.default is None]
+    if lacking := [key for key in missing if key not in options]:
+        raise ValueError(f"exchange {text!r}: needs {', '.join(lacking)}=")
+    return options
+
+
+def _convert(text: str, option: ExchangeOption, value: str) -> Option:
+    if option.kind is bool:
+        if value.lower() not in ("true", "false"):
+            raise ValueError(f"exchange {text!r}: {option.name} must be true or false, got {value}")
+        return value.lower() == "true"
+    try:
+        return option.kind(value)
+    except ValueError:
+        kind = {int: "a whole number", float: "a number"}[option.kind]
+        raise ValueError(f"exchange {text!r}: {option.name} must be {kind}, got {value}") from None
