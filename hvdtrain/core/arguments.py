@@ -191,9 +191,7 @@ def choose_exchange(
     if isinstance(exchange, str):
         exchange = make_exchange(exchange)
     if not isinstance(exchange, Exchange):
-        raise TypeError(
-            f"exchange must be an Exchange or text, got {type(exchange).__name__}"
-        )
+        raise TypeError(f"exchange must be an Exchange or text, got {type(exchange).__name__}")
     if op is not ReduceOp.AVERAGE or predivide != 1.0 or compressed:
         raise ValueError(
             f"exchange {exchange.spec!r} says itself what is sent: leave out op, compression and "

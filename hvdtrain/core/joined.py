@@ -10,7 +10,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, Zeros
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.gradients import allreduce
+from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.core.gradients.step import GradientStep

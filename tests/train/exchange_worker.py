@@ -24,10 +24,10 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp

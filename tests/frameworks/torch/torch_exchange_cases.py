@@ -240,7 +240,9 @@ def what_does_not_go_together_is_refused() -> None:
     sgd = torch.optim.SGD([weight], lr=1.0)
     wrong: Any = 1
     wrap = partial(hvd.DistributedOptimizer, sgd)
-    assert "must be an Exchange or text, got int" in refused(TypeError, partial(wrap, exchange=wrong))
+    assert "must be an Exchange or text, got int" in refused(
+        TypeError, partial(wrap, exchange=wrong)
+    )
     for beside in (
         {"op": hvd.Sum},
         {"op": hvd.Adasum},

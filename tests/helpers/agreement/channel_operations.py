@@ -17,7 +17,7 @@ from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broa
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
 from hvdtrain.core.collectives.split import Split
-from hvdtrain.core.gradients import allreduce
+from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
 

@@ -11,6 +11,7 @@ Without momentum, and with the rate 1, it is local SGD: an average of weights ev
 from __future__ import annotations
 
 from hvdtrain.arrays import Array, copy
+from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
@@ -19,7 +20,6 @@ from hvdtrain.core.gradients.exchange import (
     Kind,
     StepInfo,
 )
-from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.types import ReduceOp
 
 __all__ = ["BlockMomentum"]

@@ -29,10 +29,10 @@ from hvdtrain.arrays import (
 from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.gradients.communicators import slice_bounds
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, StepInfo
 from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.exchanges.warm_up import WarmUp
+from hvdtrain.core.gradients.communicators import slice_bounds
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, StepInfo
 from hvdtrain.types import DType, ReduceOp
 
 EXCHANGES: list[Exchange] = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hvdtrain.core.exchanges.adasum import AdasumExchange
@@ -26,7 +28,6 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
     ("text", "message"),
     [
         ("averag", "exchange 'averag': the name must be one of average, adasum"),
-        ("average:", None),
         ("average:bits=1", "options are key=value with one of predivide, warmup, got 'bits=1'"),
         ("average:predivide", "got 'predivide'"),
         ("average:predivide=x", "exchange 'average:predivide=x': predivide must be a number"),
@@ -35,11 +36,7 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
         ("adasum:warmup=-1", "exchange 'adasum:warmup=-1': warm-up steps must be at least 0"),
     ],
 )
-def test_wrong_text_is_refused_in_one_line(text: str, message: str | None) -> None:
-    if message is None:
+def test_wrong_text_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         make_exchange(text)
-        return
-    with pytest.raises(ValueError) as caught:
-        make_exchange(text)
-    assert message in str(caught.value)
     assert "\n" not in str(caught.value)

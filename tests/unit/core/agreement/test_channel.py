@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.gathers import Barrier
-from hvdtrain.core.gradients import allreduce
+from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.joined import answer_with_zeros
