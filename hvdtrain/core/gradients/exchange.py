@@ -65,6 +65,7 @@ class Exchange(ABC):
             nodes; otherwise each rank counts as a node.
         checks_finite: whether `end` needs to know if all elements were finite.
         uses_rate: whether `reduce` needs the learning rate.
+        counts_samples: whether `due` needs the number of samples in a step.
         resets_optimizer: whether ranks forget the state of their own optimizers after each
             exchange of weights.
         partial: whether an exchange of weights that is due leaves some parameters as they are,
@@ -81,6 +82,7 @@ class Exchange(ABC):
     hierarchical: bool = False
     checks_finite: bool = False
     uses_rate: bool = False
+    counts_samples: bool = False
     resets_optimizer: bool = False
     partial: bool = False
     looks_ahead: bool = False

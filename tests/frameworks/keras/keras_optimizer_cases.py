@@ -10,13 +10,13 @@ from typing import Any
 
 import keras
 import numpy as np
-from block_momentum import BlockMomentum
 from exchange_formulas import OneBitFormula
 from one_bit import OneBit
 from process_sets import assert_lists_are_refused
 from raising import raising
 
 import hvdtrain.keras as hvd
+from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.backend import require_backend, require_keras
@@ -247,7 +247,7 @@ def bad_arguments() -> None:
         {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
         {"groups": 0},
         {"backward_passes_per_step": 0},
-        {"exchange": BlockMomentum(2)},
+        {"exchange": BlockMomentum(steps=2)},
         {"exchange": OneBit(), "op": hvd.Sum},
         {"exchange": OneBit(), "compression": hvd.Compression.fp16},
     ]
