@@ -67,12 +67,14 @@ SHORT = {"short": {**STREAM["stream"], "kind": "short"}}
 DRIFT: dict[str, dict[str, Any]] = {
     "drift": {**COMMON, "kind": "drifting", "epochs": 1, "global_batch_size": 500}
 }
+# The average again, by way of an exchange that the user names.
+NAMED = {"average by name": {**EXACT["sgd float64"], "exchange": "average:predivide=2,warmup=3"}}
 SCARCE: dict[str, dict[str, Any]] = {"scarce": {**COMMON, "kind": "scarce"}}
 # One launch for each number of ranks.
 CASES = {
     1: EXACT | FEW | LONG | STREAM,
     2: EXACT,
-    3: EXACT | STREAM | SHORT | DRIFT | SCARCE | LONG,
+    3: EXACT | NAMED | STREAM | SHORT | DRIFT | SCARCE | LONG,
     7: EXACT | FEW,
 }
 
@@ -138,6 +140,12 @@ def test_ranks_give_the_weights_of_one_rank(runs: Runs, size: int, case: str) ->
     assert len(together[0]["weights_sha256"]) == size
     assert together[0]["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-3)
     assert together[0]["samples"] == CASES[size][case]["epochs"] * 1437
+
+
+def test_the_average_by_name_gives_the_weights_of_one_rank(runs: Runs) -> None:
+    together = runs.results(3, "average by name")[0]
+    assert together["exchange"] == "average:predivide=2,warmup=3"
+    assert runs.difference((1, "sgd float64"), (3, "average by name")) <= 1e-12
 
 
 @pytest.mark.mpich
