@@ -59,6 +59,8 @@ CASES: dict[str, dict[str, Any]] = {
     "poisoned": POISONED,
     "skipping": {**POISONED, "non_finite": "skip"},
     "adasum": {**NOISY, "exchange": "adasum:warmup=2", "watch_every": 1, "clip_norm": 1.0},
+    "local": {**NOISY, "exchange": "local:steps=5", "watch_every": 1, "evaluate_every": "4 steps"},
+    "local again": {**NOISY, "exchange": "local:steps=5", "resume": "auto", "out": "local"},
     "adasum poisoned": {**NOISY, "kind": "poisoned", "exchange": "adasum"},
     "adasum skipping": {
         **NOISY,
@@ -190,6 +192,16 @@ def test_weights_are_exchanged_after_steps_on_the_gradients_of_each_rank(runs: A
     for result in runs[1]["adasum"]:
         assert result["exchange"] == "adasum:warmup=2"
         assert (result["steps"], len(set(result["weights_sha256"]))) == (18, 1)
+
+
+def test_local_weights_are_averaged_before_they_are_evaluated_and_saved(runs: Any) -> None:
+    """Another run evaluates what the first one has saved, and trains no further."""
+    first, again = runs[1]["local"], runs[1]["local again"]
+    assert len({digest for result in first for digest in result["weights_sha256"]}) == 1
+    assert again[0]["final"] == first[0]["final"]
+    assert again[0]["weights_sha256"] == first[0]["weights_sha256"]
+    tests = [line["step"] for line in metrics_of(runs[0] / "local") if line["split"] == "test"]
+    assert tests == [4, 8, 12, 16, 18]
 
 
 def test_a_rank_without_a_finite_gradient_takes_part_in_the_exchange(runs: Any) -> None:

@@ -93,7 +93,12 @@ class KerasLoop:
         hvd.broadcast_variables(self.state.variables, root_rank=0)
         self.state.broadcast_counters()
 
-    def average_buffers(self) -> None:
+    @property
+    def synchronized(self) -> bool:
+        """Whether the weights of all ranks are equal at this step."""
+        return True
+
+    def synchronize(self) -> None:
         """Average the statistics that forward passes have changed on each rank (collective)."""
         self.state.average_statistics()
 

@@ -144,8 +144,15 @@ class TorchLoop:
             self._report_left_out()
         return self._sums.reduce()
 
-    def average_buffers(self) -> None:
-        """Average the statistics that forward passes have changed on each rank (collective)."""
+    @property
+    def synchronized(self) -> bool:
+        """Whether the weights of all ranks are equal at this step."""
+        return self._optimizer.synchronized
+
+    def synchronize(self) -> None:
+        """Make weights equal, and average the statistics of forward passes (collective)."""
+        self.state.settle()
+        self._optimizer.flush()
         for model in filter(None, [self._model, self._updater.averaged]):
             average_model_buffers(model)
 
@@ -223,6 +230,8 @@ class TorchLoop:
 
     def _backward(self, step: Step, batches: list[Batch]) -> None:
         self._updater.begin([len(batch.microbatch.samples) for batch in batches])
+        if self._optimizer.exchanges_weights:  # equal, so that exchanges are due on all ranks
+            self._optimizer.sample_weight = len(step.samples) / self._step_plan.topology.size
         for batch in batches:
             self._updater.backward(self._loss(step, batch), len(batch.microbatch.samples))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.train.loop.replica_check import ranks_text
+from hvdtrain.topology import format_ranks
 
 __all__ = ["ADVICE", "left_out_text", "non_finite_cause", "non_finite_text"]
 
@@ -64,7 +64,7 @@ def non_finite_text(step: int, findings: Sequence[NonFiniteValue]) -> str:
     for rank, finding in enumerate(findings):
         if finding.what:
             ranks.setdefault(_description(finding), []).append(rank)
-    parts = [f"{description} on {ranks_text(where)}" for description, where in ranks.items()]
+    parts = [f"{description} on {format_ranks(where)}" for description, where in ranks.items()]
     if not parts:
         parts = [
             "the gradient over all ranks is not finite, though each rank's own is: its sum or its "
@@ -84,7 +84,7 @@ def left_out_text(step: int, counts: Sequence[int]) -> str:
     if not ranks:
         return ""
     return (
-        f"until step {step}: {sum(counts)} updates left out on {ranks_text(ranks)}, where the "
+        f"until step {step}: {sum(counts)} updates left out on {format_ranks(ranks)}, where the "
         "gradient of the rank was not finite"
     )
 

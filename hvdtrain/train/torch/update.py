@@ -89,8 +89,7 @@ class Updater:
         """
         self._optimizer.zero_grad()
         self._samples = sum(sizes)
-        if not self._optimizer.exchanges_weights:
-            self._optimizer.sample_weight = self._samples
+        self._optimizer.sample_weight = self._samples
         passes = max(1, sum(1 for samples in sizes if samples))
         if self._optimizer.backward_passes_per_step != passes:
             self._optimizer.set_backward_passes_per_step(passes)
