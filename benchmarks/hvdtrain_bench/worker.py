@@ -25,8 +25,9 @@ def main(kind: str, settings: str, threads: str, file: str) -> None:
     """Measure together with all other ranks; rank 0 writes the result into `file`.
 
     Args:
-        kind: "collectives", "steps", "idle", "profile", "checkpoint", "loop", "tensorflow",
-            "tensorflow-strategy" or "keras-BACKEND".
+        kind: "collectives", "steps", "idle", "profile", "checkpoint", "exchange",
+            "exchange-loss", "loop",
+            "tensorflow", "tensorflow-strategy" or "keras-BACKEND".
         settings: output of Settings.to_json().
         threads: number of threads with which torch computes, per rank.
         file: file for the result.
@@ -87,6 +88,8 @@ def _measure_torch(
 def _measure(kind: str) -> Callable[..., Result]:
     from hvdtrain_bench.cases.checkpoints import measure_checkpoints
     from hvdtrain_bench.cases.collectives import measure_collectives
+    from hvdtrain_bench.cases.exchange_losses import measure_losses
+    from hvdtrain_bench.cases.exchanges import measure_exchanges
     from hvdtrain_bench.cases.idle import measure_idle
     from hvdtrain_bench.cases.loops import measure_loops
     from hvdtrain_bench.cases.profile import measure_profile
@@ -95,6 +98,8 @@ def _measure(kind: str) -> Callable[..., Result]:
     return {
         "checkpoint": measure_checkpoints,
         "collectives": measure_collectives,
+        "exchange": measure_exchanges,
+        "exchange-loss": measure_losses,
         "steps": measure_steps,
         "idle": measure_idle,
         "loop": measure_loops,
