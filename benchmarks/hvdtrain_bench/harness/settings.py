@@ -126,6 +126,10 @@ def estimated_seconds(kind: str, settings: Settings) -> float:
         return _START_SECONDS + 2 * repeats * steps
     if kind == "loop":
         return _START_SECONDS + (repeats + 1) * sum(map(_LOOP_SECONDS.__getitem__, settings.loops))
+    if kind == "exchange-loss":
+        steps = settings.points * settings.steps_per_turn * (1 + len(settings.exchanges))
+        tasks = sum(map(_TASK_SECONDS.__getitem__, settings.tasks))
+        return _START_SECONDS + settings.repeats * steps * tasks
     if kind == "exchange":
         steps = 2 * settings.steps_per_turn * (3 + len(settings.exchanges))
         return _START_SECONDS + repeats * steps * sum(
