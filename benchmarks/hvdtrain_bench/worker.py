@@ -88,12 +88,12 @@ def _measure_torch(
 def _measure(kind: str) -> Callable[..., Result]:
     from hvdtrain_bench.cases.checkpoints import measure_checkpoints
     from hvdtrain_bench.cases.collectives import measure_collectives
-    from hvdtrain_bench.cases.exchange_losses import measure_losses
-    from hvdtrain_bench.cases.exchanges import measure_exchanges
     from hvdtrain_bench.cases.idle import measure_idle
     from hvdtrain_bench.cases.loops import measure_loops
     from hvdtrain_bench.cases.profile import measure_profile
     from hvdtrain_bench.cases.steps import measure_steps
+    from hvdtrain_bench.exchanges.losses import measure_losses
+    from hvdtrain_bench.exchanges.steps import measure_exchanges
 
     return {
         "checkpoint": measure_checkpoints,

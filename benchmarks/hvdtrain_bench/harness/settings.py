@@ -52,7 +52,7 @@ class Settings:
         idle_seconds: time for which idle ranks are observed.
         loops: models of loops.py.
         exchanges: exchanges to compare, as text; see `hvdtrain exchanges`.
-        tasks: tasks of loss_tasks.py.
+        tasks: tasks of exchanges/tasks.py.
         points: number of times that a training is interrupted to test what it has learned.
     """
 

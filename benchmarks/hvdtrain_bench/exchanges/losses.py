@@ -11,8 +11,8 @@ from torch import Tensor
 
 import hvdtrain.torch as hvd
 from hvdtrain_bench.analysis.judge import AVERAGE
-from hvdtrain_bench.cases.loss_tasks import TASKS, LossTask, Samples
 from hvdtrain_bench.cases.peers import Peers
+from hvdtrain_bench.exchanges.tasks import TASKS, LossTask, Samples
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
