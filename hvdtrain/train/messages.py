@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvdtrain import __version__
-from hvdtrain.train.loop.collective_errors import by_rank
+from hvdtrain.topology import format_by_rank
 from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
@@ -75,10 +75,10 @@ def decay_text(options: TrainOptions, warmup: float) -> str:
 
 
 def device_text(devices: Sequence[str]) -> str:
-    """Describe the devices of all ranks: "cpu", or "ranks 0-1: cuda:0, rank 2: cpu"."""
+    """Describe the devices of all ranks: "cpu", or "ranks 0, 1: cuda:0; rank 2: cpu"."""
     if len(set(devices)) == 1:
         return devices[0] if len(devices) == 1 else f"{devices[0]} on every rank"
-    return by_rank(devices)
+    return format_by_rank(devices)
 
 
 def epoch_lines(lines: Sequence[MetricsRecord], epochs: int) -> list[str]:

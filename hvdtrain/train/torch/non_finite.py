@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.train.loop.replica_check import ranks_text
+from hvdtrain.topology import format_ranks
 
 __all__ = ["ADVICE", "non_finite_cause", "non_finite_text"]
 
@@ -64,7 +64,7 @@ def non_finite_text(step: int, findings: Sequence[NonFiniteValue]) -> str:
     for rank, finding in enumerate(findings):
         if finding.what:
             ranks.setdefault(_description(finding), []).append(rank)
-    parts = [f"{description} on {ranks_text(where)}" for description, where in ranks.items()]
+    parts = [f"{description} on {format_ranks(where)}" for description, where in ranks.items()]
     if not parts:
         parts = [
             "the gradient over all ranks is not finite, though each rank's own is: its sum or its "

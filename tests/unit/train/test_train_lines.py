@@ -48,8 +48,8 @@ def summary(digests: list[str]) -> Summary:
     [
         (["cpu"], "cpu"),
         (["cpu", "cpu"], "cpu on every rank"),
-        (["cuda:0", "cuda:1"], "rank 0: cuda:0, rank 1: cuda:1"),
-        (["cuda:0", "cpu", "cpu"], "rank 0: cuda:0, ranks 1-2: cpu"),
+        (["cuda:0", "cuda:1"], "rank 0: cuda:0; rank 1: cuda:1"),
+        (["cuda:0", "cpu", "cpu"], "rank 0: cuda:0; ranks 1, 2: cpu"),
     ],
 )
 def test_devices(devices: list[str], text: str) -> None:
