@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compression_cases import CASES
 from exchange_formulas import Flat, OneBitFormula, mean
 from exchange_ranks import (
     BITS,
@@ -275,6 +276,7 @@ def main() -> None:
         first_steps_are_plain,
         exchange_of_the_page,
         state_goes_through_a_checkpoint,
+        *CASES,
         *WEIGHT_CASES,
     )
     ran = sum(case() for case in cases)

@@ -12,6 +12,7 @@ from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.exchanges.diloco import DiLoCo
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
+from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.exchange import Exchange
 
@@ -21,6 +22,7 @@ __all__ = ["EXCHANGES", "ExchangeOption", "exchange_options", "make_exchange"]
 EXCHANGES: Mapping[str, type[Exchange]] = {
     "average": AllreduceExchange,
     "adasum": AdasumExchange,
+    "nbit": NBitExchange,
     "local": LocalSGD,
     "blockmomentum": BlockMomentum,
     "diloco": DiLoCo,
