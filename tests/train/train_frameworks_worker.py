@@ -105,7 +105,7 @@ def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
 
 
 def exchange_goes_on(options: dict[str, Any], directory: Path) -> bool:
-    """Return whether a run that goes on from a checkpoint ends with the bits of one in one piece."""
+    """Return whether a run that goes on from a checkpoint ends with the bits of a whole one."""
     how: dict[str, Any] = {
         **options,
         "epochs": 2,
