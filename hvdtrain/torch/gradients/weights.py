@@ -47,7 +47,7 @@ class Weights:
         self.sample_weight: float | None = None
         self.steps = 0
         self._samples_per_step: float | None = None
-        self._note_equal_weights()
+        self.begin_anew()
         self._make_plan()
 
     def _make_plan(self) -> None:
@@ -56,7 +56,8 @@ class Weights:
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
         self._buckets.reducer.rate = partial(rate_of, self._optimizer)
 
-    def _note_equal_weights(self) -> None:
+    def begin_anew(self) -> None:
+        """Note that the weights of all ranks are equal now (local)."""
         self._begun = False
         self._steps_since_exchange = self._local_steps = 0
         self._samples = 0.0
@@ -137,7 +138,7 @@ class Weights:
             steps = step.info.local_steps or step.info.size
             self._samples_per_step = step.info.total * step.info.size / steps
         if step.info.flush or not some:
-            self._note_equal_weights()
+            self.begin_anew()
         if step.info.drifted and self._buckets.exchange.resets_optimizer:
             for parameter in self._parameters:
                 self._optimizer.state.pop(parameter, None)
