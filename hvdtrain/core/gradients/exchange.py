@@ -72,6 +72,8 @@ class Exchange(ABC):
             so that only a flush makes the weights equal.
         looks_ahead: whether ranks go on from other weights than the model's, to which a flush
             returns even if no rank has taken a step.
+        first: exchange of gradients that is used instead of an exchange of weights until this is
+            None; `due` or `load` may change it.
     """
 
     spec: str
@@ -86,6 +88,7 @@ class Exchange(ABC):
     resets_optimizer: bool = False
     partial: bool = False
     looks_ahead: bool = False
+    first: Exchange | None = None
 
     def prepare(self, plan: BucketPlan) -> None:  # noqa: B027  # most need nothing
         """Prepare for a plan, when it is made and whenever it changes (local).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.gradients.exchange import Exchange, Kind
+from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, require_process_set
 from hvdtrain.torch.operations.compression import Compression, Compressor
 from hvdtrain.types import ReduceOp
@@ -44,11 +44,6 @@ class GradientSettings:
     def make_exchange(self) -> Exchange:
         """Return the algorithm that reduces a bucket; one with state is always the same object."""
         return self.exchange or AllreduceExchange(self.op, self.predivide)
-
-    @property
-    def weights(self) -> bool:
-        """Whether ranks exchange weights after steps on their local gradients."""
-        return self.exchange is not None and self.exchange.kind is Kind.WEIGHTS
 
     def __post_init__(self) -> None:
         require_process_set(self.process_set)
