@@ -107,7 +107,7 @@ class Suite:
         self._run("checkpoint", self.ranks, self.settings)
 
     def loop(self) -> None:
-        """Compare the built-in loop with one written by hand, on one rank and on all."""
+        """Compare the built-in loop with a handwritten one, on one rank and on all."""
         for ranks in (1, self.ranks):
             self._run("loop", ranks, self.settings)
 

@@ -36,7 +36,7 @@ def command() -> None:
 @command.command("all")
 @benchmark_options
 def _all(options: BenchOptions) -> int:
-    """Run all of them."""
+    """Run collectives, steps, idle and scaling."""
 
     def run(suite: Suite) -> None:
         suite.collectives()
@@ -51,7 +51,7 @@ def _all(options: BenchOptions) -> int:
 @benchmark_options
 @click.option("sizes", "--bytes", type=int, multiple=True, help="Sizes, instead of the usual.")
 def _collectives(options: BenchOptions, sizes: tuple[int, ...]) -> int:
-    """Sum tensors: by size, many at once, beside a busy thread."""
+    """Sum tensors: by size, many at once, next to a busy thread."""
     if any(size < 4 or size % 4 for size in sizes):
         raise UsageError(f"--bytes {min(sizes)}: give positive multiples of 4, a float32's size")
     return run_suite(Suite.collectives, options, sizes_bytes=sizes)
@@ -85,7 +85,7 @@ def _keras(options: BenchOptions, backends: tuple[str, ...], models: tuple[str, 
 @benchmark_options
 @click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=MODELS_HELP)
 def _checkpoint(options: BenchOptions, models: tuple[str, ...]) -> int:
-    """Time steps while a checkpoint is written."""
+    """Time steps while a checkpoint is being written."""
     chosen = models or (() if options.quick else ("mlp",))
     return run_suite(Suite.checkpoint, options, models=chosen)
 
@@ -93,14 +93,14 @@ def _checkpoint(options: BenchOptions, models: tuple[str, ...]) -> int:
 @command.command("loop")
 @benchmark_options
 def _loop(options: BenchOptions) -> int:
-    """Time the loop of `train` beside one written by hand."""
+    """Compare the loop of `train` with a handwritten one."""
     return run_suite(Suite.loop, options)
 
 
 @command.command("idle")
 @benchmark_options
 def _idle(options: BenchOptions) -> int:
-    """Watch the processor time of ranks that wait."""
+    """Measure the CPU usage of waiting ranks."""
     return run_suite(Suite.idle, options)
 
 

@@ -59,11 +59,15 @@ def benchmark_options(function: Callable[..., int]) -> Callable[..., int]:
 
     command: Callable[..., int] = measure
     for option in (
-        click.option("--out", type=Path, metavar="DIR", help="For JSON and pictures."),
-        click.option("--repeats", type=int, help="Turns of each; 8 at least tell from noise."),
-        click.option("--threads", default=1, show_default=True, help="Of torch, per rank."),
-        click.option("-hostfile", "--hostfile", help="Hosts in the MPI's own grammar."),
-        click.option("ranks", "-np", "-n", "--num-ranks", type=int, help="The most ranks."),
+        click.option("--out", type=Path, metavar="DIR", help="Directory for JSON and plots."),
+        click.option(
+            "--repeats",
+            type=int,
+            help="Turns of each; 8 or more to detect differences.",
+        ),
+        click.option("--threads", default=1, show_default=True, help="Threads of torch per rank."),
+        click.option("-hostfile", "--hostfile", help="Hostfile in the format of the MPI."),
+        click.option("ranks", "-np", "-n", "--num-ranks", type=int, help="Most ranks to use."),
         click.option("--quick", is_flag=True, help="Few sizes, one small model."),
     ):
         command = option(command)

@@ -84,7 +84,7 @@ class Task(Structure):
 
 
 def _find_library() -> Path | None:
-    """Return the library beside this file or in an installed package; a checkout has none."""
+    """Return the library next to this file or in an installed package; a checkout has none."""
     beneath = __name__.split(".")[:-1]
     installed = (Path(entry, *beneath) for entry in sys.path)
     for folder in (Path(__file__).parent, *installed):
