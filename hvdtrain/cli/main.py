@@ -31,7 +31,7 @@ _COMMANDS = {
     "hosts": "Read and check the hosts of a file or a job, and write them for a launcher.",
     "job": "Write a job script for a scheduler.",
     "script": "Run a script written for Horovod on hvdtrain.",
-    "exec": "Run a script that reads its ranks from variables: torch.distributed or TensorFlow.",
+    "exec": "Run a script for torch.distributed or TensorFlow, with the variables that it needs.",
     "check": "Show what is installed, try two ranks, and say how to fix what is wrong.",
     "bench": "Compare with Horovod, DDP and others, and predict how a step scales.",
     "build-horovod": "Build and install Horovod for the installed frameworks.",
