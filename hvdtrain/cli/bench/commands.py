@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
-from hvdtrain_bench.harness.settings import FITTED, MODELS
+from hvdtrain_bench.harness.settings import FITTED, MODELS, TASKS
 from hvdtrain_bench.suite import Paper, Suite
 
 from hvdtrain.cli.bench.options import MODELS_HELP, BenchOptions, benchmark_options, run_suite
 from hvdtrain.cli.bench.scaling import scaling
+from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options import BACKENDS
 
 __all__ = ["command"]
+
+_LOSS_HELP = "Instead of timing steps, train this task in ten turns, once for each repeat, as seed."
 
 
 class _DefaultsToAll(click.Group):
@@ -88,6 +93,46 @@ def _checkpoint(options: BenchOptions, models: tuple[str, ...]) -> int:
     """Time steps while a checkpoint is being written."""
     chosen = models or (() if options.quick else ("mlp",))
     return run_suite(Suite.checkpoint, options, models=chosen)
+
+
+@command.command("exchange")
+@benchmark_options
+@click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=MODELS_HELP)
+@click.option(
+    "exchanges",
+    "--exchange",
+    multiple=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="Instead of the usual; see `hvdtrain exchanges`.",
+)
+@click.option(
+    "--steps", default=8, show_default=True, help="Steps of a turn: a multiple of each period."
+)
+@click.option("tasks", "--loss", multiple=True, type=click.Choice(TASKS), help=_LOSS_HELP)
+def _exchange(
+    options: BenchOptions,
+    models: tuple[str, ...],
+    exchanges: tuple[str, ...],
+    steps: int,
+    tasks: tuple[str, ...],
+) -> int:
+    """Compare other ways to exchange gradients or weights with the average.
+
+    On hosts that share no memory (-hostfile): within a node nothing is compressed. The bytes are
+    those that a host's network cards have counted.
+    """
+    if steps < 1:
+        raise UsageError(f"--steps {steps} must be at least 1")
+    for text in exchanges:
+        try:
+            make_exchange(text)
+        except ValueError as error:
+            raise UsageError(f"--exchange: {error}") from None
+    changes: dict[str, int | Sequence[str]] = {"exchanges": exchanges, "steps_per_turn": steps}
+    if tasks:
+        return run_suite(Suite.exchange_losses, options, tasks=tasks, **changes)
+    chosen = models or (() if options.quick else ("transformer",))
+    return run_suite(Suite.exchange, options, models=chosen, **changes)
 
 
 @command.command("loop")

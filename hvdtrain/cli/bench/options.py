@@ -77,7 +77,7 @@ def benchmark_options(function: Callable[..., int]) -> Callable[..., int]:
 def run_suite(
     benchmark: Callable[[Suite], None],
     options: BenchOptions,
-    **changes: Sequence[int | str],
+    **changes: int | Sequence[int | str],
 ) -> int:
     """Run a benchmark and return the exit code.
 
@@ -123,7 +123,7 @@ def _ranks(options: BenchOptions) -> int:
     if hostfile is not None:
         read_file(hostfile)
         if ranks is None:
-            raise UsageError("how many ranks on these hosts? Say -np N")
+            raise UsageError("how many ranks on these hosts? Pass -np N")
     if ranks is not None and ranks < 2:
         raise UsageError(f"-np {ranks} must be at least 2")
     for name, count in (("threads", options.threads), ("repeats", options.repeats)):
