@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.exchange import Exchange
 
@@ -17,6 +18,7 @@ __all__ = ["EXCHANGES", "ExchangeOption", "exchange_options", "make_exchange"]
 # The options in text are the arguments of these classes that are numbers, text or bool.
 EXCHANGES: Mapping[str, type[Exchange]] = {
     "average": AllreduceExchange,
+    "half": HalfExchange,
     "adasum": AdasumExchange,
 }
 # An option of every exchange: steps of plain averages before it.

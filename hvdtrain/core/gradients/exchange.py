@@ -189,6 +189,7 @@ class Exchange(ABC):
             nodes; otherwise each rank counts as a node.
         checks_finite: whether `end` needs to know if all elements were finite.
         uses_rate: whether it needs the learning rate.
+        stateless: whether it keeps nothing from step to step, so that it can reduce any gradients.
     """
 
     spec: str
@@ -199,6 +200,7 @@ class Exchange(ABC):
     hierarchical: bool = False
     checks_finite: bool = False
     uses_rate: bool = False
+    stateless: bool = False
 
     def prepare(self, plan: BucketPlan) -> None:  # noqa: B027  # most need nothing
         """Prepare for a plan, when it is made and whenever it changes (local).

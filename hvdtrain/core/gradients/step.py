@@ -15,7 +15,7 @@ import numpy as np
 from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import BucketTimes, Operation
-from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.communicators import Communicators, communicators_of
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 from hvdtrain.core.gradients.progress import BucketProgress
@@ -47,7 +47,8 @@ class GradientStep(Operation):
         weight: weight of this rank in the average; None for 1. If no rank gives a weight, the
             plain average is taken over all ranks, including joined ones.
         rate: learning rate, if the exchange uses it.
-        communicators: communicators of the exchange; by default each rank counts as a node.
+        communicators: communicators of the exchange; by default those that were opened for the
+            channel, else each rank counts as a node.
         joined: whether this rank has joined, so that it has no data and no weight.
         reduced: future of each bucket, which returns the mark after its reduction.
         added: future that is done when the step is over and the next one may be submitted.
@@ -176,7 +177,7 @@ class GradientStep(Operation):
         self.launch_all()
 
     def execute(self, communicator: Communicator) -> None:
-        communicators = self.communicators or Communicators.flat(communicator)
+        communicators = self.communicators or self._default_communicators(communicator)
         info = self._agree_on_info(communicator)
         for number in range(len(self._buffers)):
             free = time.perf_counter()
@@ -190,6 +191,11 @@ class GradientStep(Operation):
             info = replace(info, finite=self._agree_on_finite(communicator))
         self._exchange.end(info)
         communicator.allreduce(self._numbers, ReduceOp.SUM)
+
+    def _default_communicators(self, communicator: Communicator) -> Communicators:
+        if self._exchange.hierarchical:
+            return communicators_of(communicator)
+        return Communicators.flat(communicator)
 
     def end(self, result: object, error: BaseException | None) -> None:
         super().end(result, error)

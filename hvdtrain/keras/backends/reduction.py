@@ -9,10 +9,8 @@ from typing import Protocol, TypeVar
 import keras
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.arrays.fused import reduce_fused
-from hvdtrain.core.arrays.fused_plan import FusedSettings
-from hvdtrain.keras.backends.settings import GradientSettings
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 
@@ -172,10 +170,5 @@ class Reduction:
         Returns:
             The reduced gradients, with the shapes and dtypes of `arrays`.
         """
-        settings = self.settings
-        groups = group_indices(settings.groups, variables)
-        fused = FusedSettings(
-            settings.op, settings.process_set, settings.predivide, groups, settings.exchange
-        )
         self.steps += 1
-        return reduce_fused(arrays, name or self.name, fused, samples)
+        return reduce_fused(arrays, variables, name or self.name, self.settings, samples)

@@ -14,7 +14,7 @@ from hvdtrain.core.bucket_plans import agree_on_change
 from hvdtrain.core.gradients.exchange import FilledBucket
 from hvdtrain.streams import Streams
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
-from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.torch.gradients.settings import ParameterSettings
 
 __all__ = ["Weights"]
 
@@ -36,7 +36,7 @@ class Weights:
     def __init__(
         self,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
-        settings: GradientSettings,
+        settings: ParameterSettings,
         rate: Callable[[], float | None],
     ) -> None:
         self._named, self._settings, self._rate = list(parameters), settings, rate
