@@ -27,7 +27,7 @@ from hvdtrain.torch.operations.compression import Compression, Compressor, compr
 from hvdtrain.torch.operations.divergence import note_wrapped
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
 from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.parameters import check_reduced, name_parameters, parameters_of
+from hvdtrain.torch.tensors.parameters import check_reduced, name_parameters, parameters_of, rate_of
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer"]
@@ -119,10 +119,10 @@ class DistributedOptimizer(OptimizerWrapper):
         trainable = [
             (self._names[id(p)], p) for p in parameters_of(self._optimizer) if p.requires_grad
         ]
-        rate = partial(_rate, self._optimizer)
         if self._settings.weights:
-            self._weights = Weights(trainable, self._settings, rate)
+            self._weights = Weights(self._optimizer, trainable, self._settings)
         else:
+            rate = partial(rate_of, self._optimizer)
             self._gradients = Gradients(trainable, self._settings, rate)
 
     @property
@@ -137,7 +137,8 @@ class DistributedOptimizer(OptimizerWrapper):
         The gradient of the step is sum_r(c_r g_r) / sum_r(c_r), where g_r is the gradient of
         rank r's mean loss. A rank without samples sets 0, skips backward() and calls step(); a
         rank that has joined has weight 0. If it is None on all ranks, the gradient is the plain
-        average over ranks.
+        average over ranks. An exchange of weights counts a rank with all samples that it had
+        since the weights of all ranks were equal, or with its steps since then.
 
         Raises:
             ValueError: the weight is negative or not finite, or `op` is not Average.
@@ -154,6 +155,26 @@ class DistributedOptimizer(OptimizerWrapper):
         exchanged = self._gradients or self._weights
         if exchanged is not None:
             exchanged.sample_weight = None if weight is None else float(weight)
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether this rank has taken no step since the weights of all ranks were equal (local).
+
+        Always true with an exchange of gradients. Otherwise evaluate, save and compare the model
+        of one rank only where it is true, as after flush().
+        """
+        return self._weights is None or self._weights.synchronized
+
+    @disable_compile
+    def flush(self) -> None:
+        """Exchange weights now if those of any rank have changed since all were equal (collective).
+
+        Afterwards all ranks have the same bits. With an exchange of gradients it does nothing.
+        Ranks may have taken different numbers of steps: a rank takes part in the exchanges of the
+        others until all call flush().
+        """
+        if self._weights is not None:
+            self._weights.flush()
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -272,8 +293,8 @@ class DistributedOptimizer(OptimizerWrapper):
         """
         if self._weights is not None and not self._weights.synchronized:
             raise RuntimeError(
-                "the ranks' weights differ until their next exchange: add parameters right after "
-                "one, or before the first step"
+                "the ranks' weights differ until their next exchange: call flush() before "
+                "add_param_group()"
             )
         self._optimizer.add_param_group(param_group)
         self._names = name_parameters(self._optimizer, None) | self._names
@@ -284,9 +305,3 @@ class DistributedOptimizer(OptimizerWrapper):
             after.steps = before.steps
         if weight is not None:
             self.sample_weight = weight
-
-
-def _rate(optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the learning rate of an optimizer's first parameter group, if there is one."""
-    rate = optimizer.param_groups[0].get("lr")
-    return None if rate is None else float(rate)

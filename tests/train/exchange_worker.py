@@ -16,6 +16,7 @@ import pytest
 from block_momentum import BlockMomentum
 from exchange_formulas import BlockFormula, Flat, OfRanks, OneBitFormula, mean
 from exchanging import SHAPES, Driven, plan_of, together
+from half_cases import half_types_cross_the_network
 from one_bit import OneBit
 from ranks import report
 
@@ -263,7 +264,7 @@ def blocks_of_local_steps() -> int:
                 [w + d for w, d in zip(ws, drift(step, rank, dtype), strict=True)]
                 for rank, ws in enumerate(everybody)
             ]
-            if not exchange.due(step):
+            if (step + 1) % 3:
                 continue
             own = exchanged(driven, own, weighed(step, given))
             expected = formula.block(everybody, given or [1.0] * hvd.size())
@@ -272,6 +273,14 @@ def blocks_of_local_steps() -> int:
             driven.use_plan(plan_of(dtype, LIMITS[1]))
         cases += 1
     return cases
+
+
+def half_types_between_nodes() -> int:
+    return sum(
+        half_types_cross_the_network(range(hvd.size()) if nodes is None else nodes, made)
+        for nodes in (None, *layouts())
+        for made in (communicators_of(nodes),)
+    )
 
 
 def warmed_up() -> Exchange:
@@ -330,8 +339,9 @@ def wires_of_the_nodes() -> int:
             mine.index(hvd.rank()),
         )
         assert communicators.owners == min(nodes.count(node) for node in nodes)
+        assert communicators.one_node == (len(mine) == hvd.size())
         assert (communicators.network is not None) == (
-            mine.index(hvd.rank()) < communicators.owners
+            len(mine) < hvd.size() and mine.index(hvd.rank()) < communicators.owners
         )
         if communicators.network is not None:
             assert communicators.network.size == len(set(nodes))
@@ -362,6 +372,7 @@ def main() -> None:
         no_samples_are_an_error,
         adasum_combines_steps_of_each_parameter,
         one_bit_with_feedback,
+        half_types_between_nodes,
         nothing_is_lost_but_to_a_planted_error,
         blocks_of_local_steps,
         first_steps_are_plain,

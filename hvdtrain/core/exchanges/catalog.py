@@ -10,6 +10,7 @@ from typing import get_type_hints
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.half import HalfExchange
+from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.exchange import Exchange
 
@@ -20,6 +21,7 @@ EXCHANGES: Mapping[str, type[Exchange]] = {
     "average": AllreduceExchange,
     "half": HalfExchange,
     "adasum": AdasumExchange,
+    "local": LocalSGD,
 }
 # An option of every exchange: steps of plain averages before it.
 _WARM_UP = "warmup"

@@ -166,13 +166,15 @@ class _OpenCommunicators(Operation):
 _OPENED: dict[Communicator, Communicators] = {}
 
 
-def communicators_of(communicator: Communicator) -> Communicators:
+def communicators_of(communicator: Communicator, hierarchical: bool) -> Communicators:
     """Return the communicators opened for a channel; else each rank counts as a node (local).
 
     Args:
         communicator: communicator of the channel.
+        hierarchical: False if each rank counts as a node in any case.
     """
-    return _OPENED.get(communicator) or Communicators.flat(communicator)
+    opened = _OPENED.get(communicator) if hierarchical else None
+    return opened or Communicators.flat(communicator)
 
 
 def gather(communicator: Communicator, array: Array) -> Array:

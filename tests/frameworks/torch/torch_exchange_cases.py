@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -201,6 +203,43 @@ def half_types_are_exchanged_in_float32() -> None:
     assert torch.equal(weight.detach(), (-total / hvd.size()).bfloat16())
 
 
+@contextmanager
+def nodes_of_their_own() -> Iterator[None]:
+    """Let each rank be on a node of its own."""
+    here = context.current()
+    topology = here.topology
+    here.topology = replace(topology, node=hvd.rank())
+    yield
+    here.topology = topology
+
+
+@case
+def compression_rounds_what_crosses_the_network_and_joined_ranks_answer() -> None:
+    # Neither 1/3 of 1 nor its sums fit into half types.
+    for kind, dtype in ((hvd.Compression.fp16, torch.half), (hvd.Compression.bf16, torch.bfloat16)):
+        for op in (hvd.Sum, hvd.Average):
+            with nodes_of_their_own():
+                weight = torch.nn.Parameter(torch.zeros(37))
+                inner = torch.optim.SGD([weight], lr=1.0)
+                optimizer = hvd.DistributedOptimizer(inner, compression=kind, op=op)
+            thirds = torch.arange(1, 38) / 3
+            for joined in (0, 1):
+                if hvd.rank() < joined and hvd.size() > 1:
+                    continue
+                optimizer.zero_grad()
+                (weight * thirds * (hvd.rank() + 1)).sum().backward()
+                before = weight.detach().clone()
+                optimizer.step()
+                ranks = range(joined if hvd.size() > 1 else 0, hvd.size())
+                parts = [thirds * (rank + 1) for rank in ranks]
+                if hvd.size() > 1:
+                    parts = [part.to(dtype).float() for part in parts]
+                total = torch.stack(parts).sum(0) / (1 if op == hvd.Sum else hvd.size())
+                expected = total.to(dtype).float() if hvd.size() > 1 else total
+                assert torch.equal(weight.detach(), before - expected), (kind, op, joined)
+            hvd.join()
+
+
 @case
 def what_is_lost_is_kept_over_a_step_that_is_not_finite() -> None:
     exchange, model = OneBit(hierarchical=False), dense()
@@ -256,7 +295,7 @@ def what_does_not_go_together_is_refused() -> None:
     weight.sum().backward()
     local.step()  # the first of two
     group = {"params": [torch.nn.Parameter(torch.zeros(2))]}
-    assert "right after" in refused(RuntimeError, partial(local.add_param_group, group))
+    assert "call flush()" in refused(RuntimeError, partial(local.add_param_group, group))
     complex_weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     other = torch.optim.SGD([complex_weight], lr=1.0)
     make = partial(hvd.DistributedOptimizer, other, exchange=OneBit())
