@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from block_momentum import BlockMomentum
 from exchange_formulas import BlockFormula, Flat, OneBitFormula
+from nodes import nodes_of_their_own
 from one_bit import OneBit
 from torch.nn import functional as F
 from torch_training import Model, batch, case, difference, momentum, plan_of, refused
@@ -201,16 +200,6 @@ def half_types_are_exchanged_in_float32() -> None:
     optimizer.step()
     total = torch.stack([(rank + 1) * sign.repeat(6) for rank, sign in enumerate(signs)]).sum(0)
     assert torch.equal(weight.detach(), (-total / hvd.size()).bfloat16())
-
-
-@contextmanager
-def nodes_of_their_own() -> Iterator[None]:
-    """Let each rank be on a node of its own."""
-    here = context.current()
-    topology = here.topology
-    here.topology = replace(topology, node=hvd.rank())
-    yield
-    here.topology = topology
 
 
 @case

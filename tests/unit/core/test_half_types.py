@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from hvdtrain.arrays import HostArray
 from hvdtrain.core.exchanges.half_types import round_to_half, widen_half
 from hvdtrain.types import DType
 
 
-def some_values() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def some_values() -> HostArray:
     """Return ties, numbers of all magnitudes, and what is not finite, with both signs."""
     bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, np.uint32)
     ties = (bits & 0xFFFF0000) | 0x8000
@@ -22,8 +25,9 @@ def some_values() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 
 @pytest.mark.parametrize("half", [DType.FLOAT16, DType.BFLOAT16])
 def test_numpy_rounds_as_torch_does(half: DType) -> None:
-    values = some_values()
-    expected = round_to_half(torch.from_numpy(values.copy()), half)
+    values: Any = some_values()
+    tensor: Any = torch.from_numpy(values.copy())
+    expected = round_to_half(tensor, half)
     with np.errstate(all="ignore"):
         found = widen_half(round_to_half(values, half), half)
     np.testing.assert_array_equal(found, np.asarray(widen_half(expected, half)))
