@@ -187,6 +187,11 @@ class DistributedOptimizer(OptimizerWrapper):
         if self._gradients is not None:
             self._gradients.passes = passes
 
+    @property
+    def exchanges_weights(self) -> bool:
+        """Whether ranks step on their own gradients, and exchange weights afterwards."""
+        return self._settings.weights
+
     def bucket_plan(self) -> dict[str, Any] | None:
         """Return the division of gradients into buckets, as plain data for a checkpoint (local).
 

@@ -42,11 +42,17 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "batch": f"{options.samples_per_step(size)} samples of all ranks{per_rank}",
         "lr": _lr_text(options, size, setup.recipe.optimizer is not None),
         "buckets": world.buckets if size > 1 else "",
+        "exchange": _exchange_text(options),
         "resume": setup.start.origin,
         "results": str(setup.start.directory),
     }
     title = f"hvdtrain {__version__}: training {options.recipe} with {setup.title}"
-    return [title, *(f"  {name:<8}{text}" for name, text in lines.items() if text)]
+    return [title, *(f"  {name:<9}{text}" for name, text in lines.items() if text)]
+
+
+def _exchange_text(options: TrainOptions) -> str:
+    exchange = options.make_exchange()
+    return "" if exchange is None else f"{options.exchange}. {exchange.exactness}"
 
 
 def _lr_text(options: TrainOptions, size: int, own: bool) -> str:

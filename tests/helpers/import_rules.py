@@ -41,8 +41,8 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
 _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
-        *("process", "agreement", "collectives", "timeline", "stall", "gradients", "exchanges"),
-        *("", "arrays"),
+        *("process", "agreement", "collectives", "timeline", "stall", "gradients"),
+        *("quantization", "exchanges", "", "arrays"),
     ],
     "torch": ["tensors", "operations", "gradients", "", "elastic"],
     "tensorflow": ["tensors", "graph", "operations", "gradients", ""],
@@ -63,7 +63,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         ),
         *("heartbeat", "loop", "recipes.builtin", "torch", "keras", ""),
     ],
-    "hvdtrain_bench": ["harness", "analysis", "cases", ""],
+    "hvdtrain_bench": ["harness", "analysis", "cases", "exchanges", ""],
 }
 _MOST_FILES = 15
 # All that other layers may know of engines: the contract, and how to find one by name.

@@ -11,6 +11,7 @@ from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
+from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.exchange import Exchange
 
@@ -21,6 +22,7 @@ EXCHANGES: Mapping[str, type[Exchange]] = {
     "average": AllreduceExchange,
     "half": HalfExchange,
     "adasum": AdasumExchange,
+    "nbit": NBitExchange,
     "local": LocalSGD,
 }
 # An option of every exchange: steps of plain averages before it.

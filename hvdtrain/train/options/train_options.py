@@ -11,6 +11,7 @@ from hvdtrain.train.options.data import DataOptions
 from hvdtrain.train.options.declare import declared, groups_of
 from hvdtrain.train.options.devices import DeviceOptions
 from hvdtrain.train.options.evaluation import EvaluationOptions
+from hvdtrain.train.options.exchange import ExchangeOptions, require_exchange_takes
 from hvdtrain.train.options.optimisation import OptimisationOptions
 from hvdtrain.train.options.precision import PrecisionOptions
 from hvdtrain.train.options.saving import SavingOptions
@@ -32,6 +33,7 @@ class TrainOptions(
     SavingOptions,
     PrecisionOptions,
     ScheduleOptions,
+    ExchangeOptions,
     OptimisationOptions,
     DataOptions,
     TaskOptions,
@@ -51,6 +53,7 @@ class TrainOptions(
             group.check(self)
         values = {one.name: (getattr(self, one.name), one.default) for one in OPTIONS}
         require_framework_has(self.framework, values)
+        require_exchange_takes(self.make_exchange(), values)
 
     def with_absolute_paths(self) -> TrainOptions:
         """Return the same options for a reader in another working directory."""

@@ -17,10 +17,10 @@ from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.exact import Gathered
 from hvdtrain.train.metrics.totals import Totals, Values
-from hvdtrain.train.optimizers.make import torch_optimizer
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.checksums import torch_checksums
 from hvdtrain.train.torch.device import move_to
+from hvdtrain.train.torch.distributed import distributed_optimizer
 from hvdtrain.train.torch.evaluation import (
     TorchEvaluation,
     as_array,
@@ -29,7 +29,7 @@ from hvdtrain.train.torch.evaluation import (
 )
 from hvdtrain.train.torch.metrics import TorchMetricSums
 from hvdtrain.train.torch.model import average_model_buffers, compile_model, require_scalar
-from hvdtrain.train.torch.non_finite import ADVICE, non_finite_cause
+from hvdtrain.train.torch.non_finite import ADVICE, left_out_text, non_finite_cause
 from hvdtrain.train.torch.sources import Batch, Step, make_source
 from hvdtrain.train.torch.state import TorchTrainingState
 from hvdtrain.train.torch.update import Precision, Updater
@@ -63,7 +63,7 @@ class TorchLoop:
         self._forward = self._model
         if options.compile is not None:
             self._forward = compile_model(self._model, options.compile)
-        self._optimizer = self._distributed()
+        self._optimizer = distributed_optimizer(recipe, self._model, options)
         # Groups with learning rates of their own keep them in proportion to the first group's.
         rates = [group["lr"] for group in self._optimizer.param_groups]
         self._lr_ratios = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
@@ -83,20 +83,9 @@ class TorchLoop:
         self._evaluation = self._make_evaluation()
         self._feed: Iterator[tuple[Step, list[Batch]]] = iter(())
         self._position, self._step_number = (-1, 0), 0
+        self._left_out = 0
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
-
-    def _distributed(self) -> Any:
-        options, named = self._step_plan.options, list(self._model.named_parameters())
-        if self._recipe.optimizer is None:
-            own = torch_optimizer(options, self._model.parameters(), options.base_lr)
-        else:
-            own = self._recipe.optimizer(self._model.parameters(), options.base_lr)
-        return hvd.DistributedOptimizer(
-            own,
-            named_parameters=named,
-            op=hvd.Average if options.virtual_shards is None else hvd.Sum,
-        )
 
     def _make_evaluation(self) -> TorchEvaluation | None:
         recipe, options = self._recipe, self._step_plan.options
@@ -151,10 +140,19 @@ class TorchLoop:
             self._position = (epoch, done)
             if not go_on():
                 break
+        if self._optimizer.exchanges_weights:
+            self._report_left_out()
         return self._sums.reduce()
 
-    def average_buffers(self) -> None:
-        """Average the statistics that forward passes have changed on each rank (collective)."""
+    @property
+    def synchronized(self) -> bool:
+        """Whether the weights of all ranks are equal at this step."""
+        return self._optimizer.synchronized
+
+    def synchronize(self) -> None:
+        """Make weights equal, and average the statistics of forward passes (collective)."""
+        self.state.settle()
+        self._optimizer.flush()
         for model in filter(None, [self._model, self._updater.averaged]):
             average_model_buffers(model)
 
@@ -170,7 +168,8 @@ class TorchLoop:
         """Return a checksum of everything that must be equal on all ranks, by name (local)."""
         # Random numbers depend on seed and step alone: if these are equal, so are they.
         numbers = {"seed": float(self._step_plan.options.seed), "step": float(self._step_number)}
-        return torch_checksums(self._model, self._optimizer, numbers)
+        local = self._optimizer.exchanges_weights
+        return torch_checksums(self._model, None if local else self._optimizer, numbers)
 
     def evaluate(self) -> Values:
         """Return loss and metrics of all test samples, each seen by one rank (collective)."""
@@ -226,9 +225,13 @@ class TorchLoop:
         update = self._updater.step()
         if update.fault:
             self._handle_non_finite(step, batches)
+        elif self._optimizer.exchanges_weights:
+            self._left_out += update.skipped
 
     def _backward(self, step: Step, batches: list[Batch]) -> None:
         self._updater.begin([len(batch.microbatch.samples) for batch in batches])
+        if self._optimizer.exchanges_weights:  # equal, so that exchanges are due on all ranks
+            self._optimizer.sample_weight = len(step.samples) / self._step_plan.topology.size
         for batch in batches:
             self._updater.backward(self._loss(step, batch), len(batch.microbatch.samples))
 
@@ -256,6 +259,28 @@ class TorchLoop:
             self._sums.add(outputs.detach(), batch.targets, loss, len(batch.microbatch.samples))
         return loss
 
+    def _report_left_out(self) -> None:
+        """Report the updates that ranks have left out since the last call (collective)."""
+        text = left_out_text(self._step_number, hvd.allgather_object(self._left_out, name="skips"))
+        self._left_out = 0
+        if text:
+            self._stop_or_warn(text)
+
+    def _stop_or_warn(self, text: str, consequence: str = "") -> None:
+        """Raise an error or warn, as --non-finite asks for.
+
+        Args:
+            text: what is not finite.
+            consequence: what the warning says beside it.
+
+        Raises:
+            TrainingError: --non-finite is "stop".
+        """
+        if self._step_plan.options.non_finite == "stop":
+            raise TrainingError(f"{text}. {ADVICE}")
+        if self._step_plan.topology.rank == 0:
+            print(f"hvdtrain: {text}{consequence}", file=sys.stderr, flush=True)
+
     def _handle_non_finite(self, step: Step, batches: list[Batch]) -> None:
         """Find what is not finite, and raise or warn as --non-finite asks for (collective).
 
@@ -265,7 +290,4 @@ class TorchLoop:
         present = [batch for batch in batches if batch.inputs is not None]
         losses = [partial(self._loss, step, batch, counted=False) for batch in present]
         cause = non_finite_cause(step.number + 1, self._model, losses)
-        if self._step_plan.options.non_finite == "stop":
-            raise TrainingError(f"{cause}. {ADVICE}")
-        if self._step_plan.topology.rank == 0:
-            print(f"hvdtrain: {cause}; the step is left out", file=sys.stderr, flush=True)
+        self._stop_or_warn(cause, "; the step is left out")
