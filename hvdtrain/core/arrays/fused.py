@@ -36,6 +36,7 @@ def reduce_fused(
     name: str,
     settings: GradientSettings,
     weight: float | None = None,
+    step: int | None = None,
 ) -> list[HostArray]:
     """Reduce dense gradients as one operation (collective, blocking).
 
@@ -45,6 +46,7 @@ def reduce_fused(
         name: operation name.
         settings: settings of the reduction, equal on all ranks.
         weight: weight of this rank in the average, samples for example; None for 1.
+        step: number of steps before, for the exchange; None for those with such gradients.
 
     Returns:
         The reduced gradients, with the shapes and dtypes of `arrays`. Their memory is reused when
@@ -59,7 +61,7 @@ def reduce_fused(
     groups = group_indices(settings.groups, parameters)
     plan = _cached_plan(specs, groups, settings.make_exchange(), channel)
     try:
-        results = plan.reduce(arrays, name, channel, weight)
+        results = plan.reduce(arrays, name, channel, weight, step)
     except MismatchError:
         _raise_difference(specs, name, channel)  # if that is the reason
         raise

@@ -65,6 +65,7 @@ class Exchange(ABC):
             nodes; otherwise each rank counts as a node.
         checks_finite: whether `end` needs to know if all elements were finite.
         uses_rate: whether `reduce` needs the learning rate.
+        counts_samples: whether `due` needs the number of samples in a step.
         resets_optimizer: whether ranks forget the state of their own optimizers after each
             exchange of weights.
         partial: whether an exchange of weights that is due leaves some parameters as they are,
@@ -82,6 +83,7 @@ class Exchange(ABC):
     hierarchical: bool = False
     checks_finite: bool = False
     uses_rate: bool = False
+    counts_samples: bool = False
     resets_optimizer: bool = False
     partial: bool = False
     looks_ahead: bool = False
@@ -146,6 +148,8 @@ class Exchange(ABC):
 
     def load(self, state: ExchangeState) -> None:
         """Restore a state that state() has returned on the rank of the same number (local).
+
+        On another number of ranks it has no arrays in `own`, and each rank begins anew.
 
         Raises:
             ValueError: the state belongs to another exchange.

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from block_momentum import BlockMomentum
-from exchange_formulas import BlockFormula, Flat, OneBitFormula
+from exchange_formulas import Flat, OneBitFormula
 from nodes import nodes_of_their_own
 from one_bit import OneBit
 from torch.nn import functional as F
@@ -17,6 +16,7 @@ from torch_training import Model, batch, case, difference, momentum, plan_of, re
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.objects import allgather_object
@@ -116,28 +116,6 @@ def gradients_of_one_bit() -> None:
             put(formula.step(plan, found, counts), gradients(alone))
             inner.step()
             assert difference(model, alone) < 1e-12, (hierarchical, step)
-
-
-@case
-def weights_of_blocks() -> None:
-    form = (0.5, 0.75, True)
-    model, everybody = dense(), [dense() for _ in range(hvd.size())]
-    optimizer = wrapped(model, BlockMomentum(2, *form))
-    inner = [momentum(parameters(each)) for each in everybody]
-    formula = BlockFormula(flat(parameters(model)), *form)
-    for step in range(6):
-        optimizer.sample_weight = samples(step, hvd.rank())
-        backward(model, step, hvd.rank())
-        optimizer.step()
-        for rank, (each, its_optimizer) in enumerate(zip(everybody, inner, strict=True)):
-            backward(each, step, rank)
-            its_optimizer.step()
-        if step % 2:
-            counts = [samples(step, rank) for rank in range(hvd.size())]
-            result = formula.block([flat(parameters(each)) for each in everybody], counts)
-            for each in everybody:
-                put(result, parameters(each))
-        assert difference(model, everybody[hvd.rank()]) < 1e-12, step
 
 
 @case
@@ -279,7 +257,7 @@ def what_does_not_go_together_is_refused() -> None:
     ):
         wrong = beside
         assert "says itself" in refused(ValueError, partial(wrap, exchange=OneBit(), **wrong))
-    local = wrap(exchange=BlockMomentum(2))
+    local = wrap(exchange=BlockMomentum(steps=2))
     assert "cannot be skipped" in refused(AssertionError, local.skip_synchronize().__enter__)
     weight.sum().backward()
     local.step()  # the first of two
