@@ -16,7 +16,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 from hvdtrain.train.config.read import resolve
 from hvdtrain.train.loop.collective_errors import call_everywhere
-from hvdtrain.train.loop.protocol import TrainingState
+from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress, restore_progress
 from hvdtrain.train.recipes.recipe import Recipe
@@ -45,6 +45,14 @@ class _ReadOnlyLoader(CheckpointLoader):
         samples = content.get("epoch_samples", epoch_samples)
         progress = restore_progress(path, content, self._options, samples, state)
         return RunStart(path.parent, progress, str(path), resumed=True)
+
+    def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
+        """Do nothing: no step is taken (local).
+
+        Args:
+            loop: unused.
+            start: unused.
+        """
 
 
 def options_of_run(run: Path, checkpoint: str, changes: Mapping[str, Any]) -> TrainOptions:
