@@ -29,6 +29,7 @@ from exchange_ranks import (
     weighed,
 )
 from exchanging import Driven, plan_of, together
+from half_cases import half_types_cross_the_network
 from one_bit import OneBit
 from ranks import report
 from weight_exchange_cases import STATEFUL, WEIGHT_CASES
@@ -182,6 +183,14 @@ def nothing_is_lost_but_to_a_planted_error() -> int:
     return len(layouts()) + 1
 
 
+def half_types_between_nodes() -> int:
+    return sum(
+        half_types_cross_the_network(range(hvd.size()) if nodes is None else nodes, made)
+        for nodes in (None, *layouts())
+        for made in (communicators_of(nodes),)
+    )
+
+
 def warmed_up() -> Exchange:
     return WarmUp(OneBit(hierarchical=False), 2)
 
@@ -240,8 +249,9 @@ def wires_of_the_nodes() -> int:
             mine.index(hvd.rank()),
         )
         assert communicators.owners == min(nodes.count(node) for node in nodes)
+        assert communicators.one_node == (len(mine) == hvd.size())
         assert (communicators.network is not None) == (
-            mine.index(hvd.rank()) < communicators.owners
+            len(mine) < hvd.size() and mine.index(hvd.rank()) < communicators.owners
         )
         if communicators.network is not None:
             assert communicators.network.size == len(set(nodes))
@@ -272,6 +282,7 @@ def main() -> None:
         no_samples_are_an_error,
         adasum_combines_steps_of_each_parameter,
         one_bit_with_feedback,
+        half_types_between_nodes,
         nothing_is_lost_but_to_a_planted_error,
         first_steps_are_plain,
         exchange_of_the_page,

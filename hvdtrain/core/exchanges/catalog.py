@@ -11,6 +11,7 @@ from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.exchanges.diloco import DiLoCo
+from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.post_local_sgd import PostLocalSGD
@@ -22,6 +23,7 @@ __all__ = ["EXCHANGES", "ExchangeOption", "exchange_options", "make_exchange"]
 # The options in text are the arguments of these classes that are numbers, text or bool.
 EXCHANGES: Mapping[str, type[Exchange]] = {
     "average": AllreduceExchange,
+    "half": HalfExchange,
     "adasum": AdasumExchange,
     "nbit": NBitExchange,
     "local": LocalSGD,

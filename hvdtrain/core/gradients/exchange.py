@@ -74,6 +74,7 @@ class Exchange(ABC):
             returns even if no rank has taken a step.
         first: exchange of gradients that is used instead of an exchange of weights until this is
             None; `due` or `load` may change it.
+        stateless: whether it keeps nothing from step to step, so that it can reduce any gradients.
     """
 
     spec: str
@@ -89,6 +90,7 @@ class Exchange(ABC):
     partial: bool = False
     looks_ahead: bool = False
     first: Exchange | None = None
+    stateless: bool = False
 
     def prepare(self, plan: BucketPlan) -> None:  # noqa: B027  # most need nothing
         """Prepare for a plan, when it is made and whenever it changes (local).

@@ -15,7 +15,7 @@ import numpy as np
 from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import BucketTimes, Operation
-from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.communicators import Communicators, communicators_of
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 from hvdtrain.core.gradients.progress import BucketProgress
@@ -50,7 +50,8 @@ class GradientStep(Operation):
         rate: learning rate, if the exchange uses it.
         flush: whether this rank asks for equal weights now, at whatever step the others are.
         local_steps: steps of this rank since the weights of all were equal.
-        communicators: communicators of the exchange; by default each rank counts as a node.
+        communicators: communicators of the exchange; by default those that were opened for the
+            channel, else each rank counts as a node.
         joined: whether this rank has joined, so that it has no data and no weight.
         reduced: future of each bucket, which returns the mark after its reduction.
         added: future that is done when the step is over and the next one may be submitted.
@@ -182,7 +183,9 @@ class GradientStep(Operation):
         self.launch_all()
 
     def execute(self, communicator: Communicator) -> None:
-        communicators = self.communicators or Communicators.flat(communicator)
+        communicators = self.communicators or communicators_of(
+            communicator, self._exchange.hierarchical
+        )
         self.info = info = self._agree_on_info(communicator)
         needed = info.drifted or (info.flush and self._exchange.looks_ahead)
         for number in range(len(self._buffers)):

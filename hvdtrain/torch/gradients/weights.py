@@ -14,7 +14,7 @@ from hvdtrain.core.bucket_plans import agree_on_change
 from hvdtrain.core.gradients.exchange import FilledBucket, LocalSteps, StepInfo
 from hvdtrain.streams import Streams
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
-from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.tensors.parameters import rate_of
 
 __all__ = ["Weights"]
@@ -40,7 +40,7 @@ class Weights:
         self,
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
-        settings: GradientSettings,
+        settings: ParameterSettings,
     ) -> None:
         self._optimizer, self._named, self._settings = optimizer, list(parameters), settings
         self._parameters = [parameter for _, parameter in parameters]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from exchange_formulas import Flat, OneBitFormula
+from nodes import nodes_of_their_own
 from one_bit import OneBit
 from torch.nn import functional as F
 from torch_training import Model, batch, case, difference, momentum, plan_of, refused
@@ -177,6 +178,33 @@ def half_types_are_exchanged_in_float32() -> None:
     optimizer.step()
     total = torch.stack([(rank + 1) * sign.repeat(6) for rank, sign in enumerate(signs)]).sum(0)
     assert torch.equal(weight.detach(), (-total / hvd.size()).bfloat16())
+
+
+@case
+def compression_rounds_what_crosses_the_network_and_joined_ranks_answer() -> None:
+    # Neither 1/3 of 1 nor its sums fit into half types.
+    for kind, dtype in ((hvd.Compression.fp16, torch.half), (hvd.Compression.bf16, torch.bfloat16)):
+        for op in (hvd.Sum, hvd.Average):
+            with nodes_of_their_own():
+                weight = torch.nn.Parameter(torch.zeros(37))
+                inner = torch.optim.SGD([weight], lr=1.0)
+                optimizer = hvd.DistributedOptimizer(inner, compression=kind, op=op)
+            thirds = torch.arange(1, 38) / 3
+            for joined in (0, 1):
+                if hvd.rank() < joined and hvd.size() > 1:
+                    continue
+                optimizer.zero_grad()
+                (weight * thirds * (hvd.rank() + 1)).sum().backward()
+                before = weight.detach().clone()
+                optimizer.step()
+                ranks = range(joined if hvd.size() > 1 else 0, hvd.size())
+                parts = [thirds * (rank + 1) for rank in ranks]
+                if hvd.size() > 1:
+                    parts = [part.to(dtype).float() for part in parts]
+                total = torch.stack(parts).sum(0) / (1 if op == hvd.Sum else hvd.size())
+                expected = total.to(dtype).float() if hvd.size() > 1 else total
+                assert torch.equal(weight.detach(), before - expected), (kind, op, joined)
+            hvd.join()
 
 
 @case

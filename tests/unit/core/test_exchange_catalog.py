@@ -32,7 +32,7 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("averag", "exchange 'averag': the name must be one of average, adasum"),
+        ("averag", "exchange 'averag': the name must be one of average, half, adasum"),
         ("average:bits=1", "options are key=value with one of predivide, warmup, got 'bits=1'"),
         ("average:predivide", "got 'predivide'"),
         ("average:predivide=x", "exchange 'average:predivide=x': predivide must be a number"),
