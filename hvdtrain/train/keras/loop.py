@@ -90,6 +90,10 @@ class KerasLoop:
         """Average the statistics that forward passes have changed on each rank (collective)."""
         self.state.average_statistics()
 
+    @property
+    def pushes(self) -> None:
+        """None: there is no parameter server."""
+
     def bucket_plan(self) -> None:
         """Return None: buckets follow the order of the variables, so there is nothing to save."""
 

@@ -15,6 +15,7 @@ from hvdtrain.train.options.optimisation import OptimisationOptions
 from hvdtrain.train.options.precision import PrecisionOptions
 from hvdtrain.train.options.saving import SavingOptions
 from hvdtrain.train.options.schedule import ScheduleOptions
+from hvdtrain.train.options.strategy import StrategyOptions, require_strategy_has
 from hvdtrain.train.options.task import TaskOptions
 from hvdtrain.train.options.tracking import TrackingOptions
 from hvdtrain.train.options.watching import MonitoringOptions
@@ -31,6 +32,7 @@ class TrainOptions(
     EvaluationOptions,
     SavingOptions,
     PrecisionOptions,
+    StrategyOptions,
     ScheduleOptions,
     OptimisationOptions,
     DataOptions,
@@ -51,6 +53,7 @@ class TrainOptions(
             group.check(self)
         values = {one.name: (getattr(self, one.name), one.default) for one in OPTIONS}
         require_framework_has(self.framework, values)
+        require_strategy_has(self.strategy, values)
 
     def with_absolute_paths(self) -> TrainOptions:
         """Return the same options for a reader in another working directory."""
@@ -63,11 +66,17 @@ class TrainOptions(
     def scaled_lr(self, size: int) -> float:
         """Return the learning rate for `size` ranks, reached after the warm-up.
 
-        With virtual shards it is that of one rank, whatever the size.
+        With virtual shards it is that of one rank, whatever the size; also with an asynchronous
+        parameter server, where each update is a step on the samples of one rank.
         """
-        if self.virtual_shards is not None:
+        server = self.parameter_server
+        if self.virtual_shards is not None or (server is not None and server.is_async):
             return self.base_lr
-        return scaled_lr(self.base_lr, size, self.lr_scaling)
+        return scaled_lr(self.base_lr, self.worker_count(size), self.lr_scaling)
+
+    def samples_per_step(self, size: int) -> int:
+        """Return the global batch size for `size` ranks, all backward passes of a step included."""
+        return super().samples_per_step(self.worker_count(size))
 
 
 # In the order of docs/options.md.
@@ -85,6 +94,7 @@ _TORCH_ONLY: tuple[tuple[str, Any, str], ...] = (
     ("workers", _ANY, ""),
     ("non_finite", "skip", ""),
     ("virtual_shards", _ANY, ""),
+    ("strategy", _ANY, ""),
     ("engine", "nccl", "gradients of {framework} are reduced in host memory"),
 )
 

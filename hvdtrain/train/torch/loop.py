@@ -18,6 +18,7 @@ from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.exact import Gathered
 from hvdtrain.train.metrics.totals import Totals, Values
 from hvdtrain.train.optimizers.make import torch_optimizer
+from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.checksums import torch_checksums
 from hvdtrain.train.torch.device import move_to
@@ -63,7 +64,7 @@ class TorchLoop:
         self._forward = self._model
         if options.compile is not None:
             self._forward = compile_model(self._model, options.compile)
-        self._optimizer = self._distributed()
+        self._optimizer = self._make_optimizer()
         # Groups with learning rates of their own keep them in proportion to the first group's.
         rates = [group["lr"] for group in self._optimizer.param_groups]
         self._lr_ratios = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
@@ -86,17 +87,21 @@ class TorchLoop:
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
 
-    def _distributed(self) -> Any:
-        options, named = self._step_plan.options, list(self._model.named_parameters())
-        if self._recipe.optimizer is None:
-            own = torch_optimizer(options, self._model.parameters(), options.base_lr)
-        else:
-            own = self._recipe.optimizer(self._model.parameters(), options.base_lr)
+    def _make_optimizer(self) -> Any:
         return hvd.DistributedOptimizer(
-            own,
-            named_parameters=named,
-            op=hvd.Average if options.virtual_shards is None else hvd.Sum,
+            self._plain_optimizer(),
+            named_parameters=list(self._model.named_parameters()),
+            op=hvd.Average if self._step_plan.options.virtual_shards is None else hvd.Sum,
         )
+
+    def _plain_optimizer(self) -> torch.optim.Optimizer:
+        options = self._step_plan.options
+        if self._recipe.optimizer is None:
+            return torch_optimizer(options, self._model.parameters(), options.base_lr)
+        own: torch.optim.Optimizer = self._recipe.optimizer(
+            self._model.parameters(), options.base_lr
+        )
+        return own
 
     def _make_evaluation(self) -> TorchEvaluation | None:
         recipe, options = self._recipe, self._step_plan.options
@@ -142,10 +147,7 @@ class TorchLoop:
             )
             self._feed = self._train.batches(steps, epoch)
         for step, batches in self._feed:
-            rate = self._step_plan.lr(step.number)
-            groups = self._optimizer.param_groups
-            for group, ratio in zip(groups, self._lr_ratios, strict=True):
-                group["lr"] = rate * ratio
+            self._set_rate(self._optimizer, step.number)
             self._step(step, batches)
             done += len(step.samples)
             self._position = (epoch, done)
@@ -153,10 +155,21 @@ class TorchLoop:
                 break
         return self._sums.reduce()
 
+    def _set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Set the learning rates for a step, counted from 0 over all epochs (local)."""
+        rate = self._step_plan.lr(step)
+        for group, ratio in zip(optimizer.param_groups, self._lr_ratios, strict=True):
+            group["lr"] = rate * ratio
+
     def average_buffers(self) -> None:
         """Average the statistics that forward passes have changed on each rank (collective)."""
         for model in filter(None, [self._model, self._updater.averaged]):
             average_model_buffers(model)
+
+    @property
+    def pushes(self) -> Pushes | None:
+        """The gradients that servers have received; None without a parameter server."""
+        return None
 
     def bucket_plan(self) -> Any:
         """Return how gradients are cut into buckets; None before that is known (local)."""
