@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-
-from hvdtrain.data.sampling.sharding import rank_slice
+from itertools import accumulate, pairwise
 
 __all__ = ["Piece", "pieces", "shard_bounds"]
+
+# Parameters are cut at multiples of this. Vectorized optimizers round the elements of a vector and
+# those left over differently: these are then the same in the pieces as in the whole parameter.
+_CUT_ELEMENTS = 64
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,22 @@ class Piece:
     count: int
 
 
-def shard_bounds(elements: int, servers: int) -> list[tuple[int, int]]:
+def shard_bounds(sizes: Sequence[int], servers: int) -> list[tuple[int, int]]:
     """Return where each shard begins and ends in the row of all parameters.
 
     Args:
-        elements: number of elements of all parameters.
-        servers: number of shards, whose sizes differ by one element at most.
+        sizes: number of elements of each parameter.
+        servers: number of shards, whose sizes differ by less than 128 elements.
     """
-    parts = [rank_slice(elements, server, servers) for server in range(servers)]
-    return [(part.start, part.stop) for part in parts]
+    elements = sum(sizes)
+    cuts = [_cut_before(sizes, elements * server // servers) for server in range(servers)]
+    return list(pairwise([*cuts, elements]))
+
+
+def _cut_before(sizes: Sequence[int], position: int) -> int:
+    """Return the last place at or before a position where a parameter may be cut."""
+    start = max(start for start in accumulate([0, *sizes]) if start <= position)
+    return start + (position - start) // _CUT_ELEMENTS * _CUT_ELEMENTS
 
 
 def pieces(sizes: Sequence[int], bounds: tuple[int, int]) -> Iterator[Piece]:

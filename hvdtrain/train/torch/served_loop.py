@@ -28,7 +28,6 @@ from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.flat_parameters import FlatParameters
 from hvdtrain.train.torch.loop import TorchLoop
 from hvdtrain.train.torch.model import average_model_buffers
-from hvdtrain.train.torch.non_finite import ADVICE
 from hvdtrain.train.torch.served_state import collect_state, collect_weights
 from hvdtrain.train.torch.shard import TorchShard, require_elementwise
 from hvdtrain.train.torch.sources import Batch, Step
@@ -61,7 +60,7 @@ class ServedLoop(TorchLoop):
         rank, size = here.topology.rank, here.topology.size
         self._workers = size - settings.servers
         self._flat = FlatParameters(p for p in self._model.parameters() if p.requires_grad)
-        ranges = shard_bounds(sum(self._flat.sizes), settings.servers)
+        ranges = shard_bounds(self._flat.sizes, settings.servers)
         self._bounds = dict(zip(range(self._workers, size), ranges, strict=True))
         self._messages = open_point_to_point(here.world)
         self._blocked = here.blocked.running
@@ -172,6 +171,7 @@ class ServedLoop(TorchLoop):
         self._flat.read_gradients()
         if samples and not self._flat.gradients.isfinite().all():
             raise OneRankError(
-                f"step {step.number + 1}: the gradient of this rank is not finite. {ADVICE}"
+                f"step {step.number + 1}: the gradient of this rank is not finite. Lower --lr, "
+                "lengthen --warmup-epochs, or look at the samples of this step"
             )
         self._worker.push(self._flat.gradients.numpy(), samples)

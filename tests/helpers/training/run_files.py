@@ -26,6 +26,7 @@ SUMMARY_FIELDS = [
     "steps",
     "best",
     "ended",
+    "parameter_server",
 ]
 
 
