@@ -16,11 +16,12 @@ from hvdtrain_bench.analysis.link import PRESETS, Link
 from hvdtrain_bench.analysis.machine import largest_power_of_two
 from hvdtrain_bench.analysis.paper import Work, even_work
 from hvdtrain_bench.harness.jobs import RankLauncher
-from hvdtrain_bench.harness.settings import DEFAULT, FITTED, MODELS, QUICK
+from hvdtrain_bench.harness.settings import DEFAULT, FITTED, MODELS, QUICK, TASKS
 from hvdtrain_bench.suite import Paper, Suite
 
 from hvdtrain.check.machine import find_cores
 from hvdtrain.config import DEFAULT_BUCKET_BYTES, Config
+from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageError
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.train.options import BACKENDS, RUNS
@@ -31,6 +32,7 @@ __all__ = ["command"]
 
 _HERE = "here"
 _LINKS = click.Choice([_HERE, *PRESETS])
+_LOSS_HELP = "Instead of timing steps, train this task in ten turns, once for each repeat, as seed."
 _MODELS_HELP = "Instead of all; more than one may be given."
 
 
@@ -153,6 +155,44 @@ def _checkpoint(options: _Options, models: tuple[str, ...]) -> int:
     return _run(Suite.checkpoint, options, models=chosen)
 
 
+@command.command("exchange")
+@_measuring
+@click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=_MODELS_HELP)
+@click.option(
+    "exchanges",
+    "--exchange",
+    multiple=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="Instead of the usual; see `hvdtrain exchanges`.",
+)
+@click.option("--steps", default=8, show_default=True, help="Of a turn: a multiple of each period.")
+@click.option("tasks", "--loss", multiple=True, type=click.Choice(TASKS), help=_LOSS_HELP)
+def _exchange(
+    options: _Options,
+    models: tuple[str, ...],
+    exchanges: tuple[str, ...],
+    steps: int,
+    tasks: tuple[str, ...],
+) -> int:
+    """Compare other ways to exchange gradients or weights with the average.
+
+    On hosts that share no memory (-hostfile): within a node nothing is compressed. The bytes are
+    those that a host's network cards have counted.
+    """
+    if steps < 1:
+        raise UsageError(f"--steps {steps} must be at least 1")
+    for text in exchanges:
+        try:
+            make_exchange(text)
+        except ValueError as error:
+            raise UsageError(f"--exchange: {error}") from None
+    changes: dict[str, int | Sequence[str]] = {"exchanges": exchanges, "steps_per_turn": steps}
+    if tasks:
+        return _run(Suite.exchange_losses, options, tasks=tasks, **changes)
+    chosen = models or (() if options.quick else ("transformer",))
+    return _run(Suite.exchange, options, models=chosen, **changes)
+
+
 @command.command("loop")
 @_measuring
 def _loop(options: _Options) -> int:
@@ -245,7 +285,7 @@ def _own_work(phases_ms: Sequence[float | None], megabytes: float | None) -> tup
 def _run(
     benchmark: Callable[[Suite], None],
     options: _Options,
-    **changes: Sequence[int | str],
+    **changes: int | Sequence[int | str],
 ) -> int:
     """Run a benchmark; `changes` are settings that replace the usual ones if not empty."""
     ranks = _ranks(options)

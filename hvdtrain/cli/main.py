@@ -33,6 +33,7 @@ _COMMANDS = {
     "script": "Run a script, with hvdtrain in the place of a Horovod that is not installed.",
     "exec": "Run a script that finds its world in variables: of torch.distributed or TensorFlow.",
     "check": "Say what is installed here, try two ranks, and say how to mend what is wrong.",
+    "exchanges": "List what ranks can send one another in each step: train --exchange.",
     "bench": "Compare with Horovod, DDP and others here, and predict how a step scales.",
     "build-horovod": "Build and install Horovod for the installed frameworks.",
 }

@@ -35,6 +35,7 @@ def facts(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
         ("global batch", "global_batch_size"),
         ("framework", "framework"),
         ("engine", "engine"),
+        ("exchange", "exchange"),
         ("ended by", "ended"),
     ):
         rows[label] = [_text(_of(run, key)) for run in runs]

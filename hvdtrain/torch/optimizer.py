@@ -29,7 +29,7 @@ from hvdtrain.torch.operations.compression import Compression, Compressor
 from hvdtrain.torch.operations.divergence import note_wrapped
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
 from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.parameters import check_reduced, name_parameters, parameters_of
+from hvdtrain.torch.tensors.parameters import check_reduced, name_parameters, parameters_of, rate_of
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer"]
@@ -127,10 +127,11 @@ class DistributedOptimizer(OptimizerWrapper):
             (self._names[id(p)], p) for p in parameters_of(self._optimizer) if p.requires_grad
         ]
         groups = group_indices(self._groups, [p for _, p in trainable])
-        settings, rate = replace(self._settings, groups=groups), partial(_rate, self._optimizer)
+        settings = replace(self._settings, groups=groups)
         if settings.weights:
-            self._weights = Weights(trainable, settings, rate)
+            self._weights = Weights(self._optimizer, trainable, settings)
         else:
+            rate = partial(rate_of, self._optimizer)
             self._gradients = Gradients(trainable, settings, rate)
 
     @property
@@ -145,7 +146,8 @@ class DistributedOptimizer(OptimizerWrapper):
         The gradient of the step is sum_r(c_r g_r) / sum_r(c_r), where g_r is the gradient of
         rank r's mean loss. A rank without samples sets 0, skips backward() and calls step(); a
         rank that has joined has weight 0. If it is None on all ranks, the gradient is the plain
-        average over ranks.
+        average over ranks. An exchange of weights counts a rank with all samples that it had
+        since the weights of all ranks were equal, or with its steps since then.
 
         Raises:
             ValueError: the weight is negative or not finite, or `op` is not Average.
@@ -164,6 +166,26 @@ class DistributedOptimizer(OptimizerWrapper):
             exchanged.sample_weight = None if weight is None else float(weight)
 
     @property
+    def synchronized(self) -> bool:
+        """Whether this rank has taken no step since the weights of all ranks were equal (local).
+
+        Always true with an exchange of gradients. Otherwise evaluate, save and compare the model
+        of one rank only where it is true, as after flush().
+        """
+        return self._weights is None or self._weights.synchronized
+
+    @disable_compile
+    def flush(self) -> None:
+        """Exchange weights now if those of any rank have changed since all were equal (collective).
+
+        Afterwards all ranks have the same bits. With an exchange of gradients it does nothing.
+        Ranks may have taken different numbers of steps: a rank takes part in the exchanges of the
+        others until all call flush().
+        """
+        if self._weights is not None:
+            self._weights.flush()
+
+    @property
     def backward_passes_per_step(self) -> int:
         """Number of backward passes accumulated before a reduction."""
         return self._settings.passes
@@ -173,6 +195,11 @@ class DistributedOptimizer(OptimizerWrapper):
         self._settings = replace(self._settings, passes=passes)
         if self._gradients is not None:
             self._gradients.passes = passes
+
+    @property
+    def exchanges_weights(self) -> bool:
+        """Whether ranks step on their own gradients, and exchange weights afterwards."""
+        return self._settings.weights
 
     def bucket_plan(self) -> dict[str, Any] | None:
         """Return the division of gradients into buckets, as plain data for a checkpoint (local).
@@ -280,8 +307,8 @@ class DistributedOptimizer(OptimizerWrapper):
         """
         if self._weights is not None and not self._weights.synchronized:
             raise RuntimeError(
-                "the ranks' weights differ until their next exchange: add parameters right after "
-                "one, or before the first step"
+                "the ranks' weights differ until their next exchange: call flush() before "
+                "add_param_group()"
             )
         self._optimizer.add_param_group(param_group)
         self._names = name_parameters(self._optimizer, None) | self._names
@@ -292,9 +319,3 @@ class DistributedOptimizer(OptimizerWrapper):
             after.steps = before.steps
         if weight is not None:
             self.sample_weight = weight
-
-
-def _rate(optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the learning rate of an optimizer's first parameter group, if there is one."""
-    rate = optimizer.param_groups[0].get("lr")
-    return None if rate is None else float(rate)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvdtrain import __version__
-from hvdtrain.topology import format_ranks
-from hvdtrain.train.loop.collective_errors import by_rank
+from hvdtrain.topology import format_by_rank, format_ranks
 from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
@@ -45,11 +44,17 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "servers": _servers_text(options, size),
         "lr": _lr_text(options, size, setup.recipe.optimizer is not None),
         "buckets": world.buckets if size > 1 else "",
+        "exchange": _exchange_text(options),
         "resume": setup.start.origin,
         "results": str(setup.start.directory),
     }
     title = f"hvdtrain {__version__}: training {options.recipe} with {setup.title}"
-    return [title, *(f"  {name:<8}{text}" for name, text in lines.items() if text)]
+    return [title, *(f"  {name:<9}{text}" for name, text in lines.items() if text)]
+
+
+def _exchange_text(options: TrainOptions) -> str:
+    exchange = options.make_exchange()
+    return "" if exchange is None else f"{options.exchange}. {exchange.exactness}"
 
 
 def _lr_text(options: TrainOptions, size: int, own: bool) -> str:
@@ -87,10 +92,10 @@ def decay_text(options: TrainOptions, warmup: float) -> str:
 
 
 def device_text(devices: Sequence[str]) -> str:
-    """Describe the devices of all ranks: "cpu", or "ranks 0-1: cuda:0, rank 2: cpu"."""
+    """Describe the devices of all ranks: "cpu", or "ranks 0, 1: cuda:0; rank 2: cpu"."""
     if len(set(devices)) == 1:
         return devices[0] if len(devices) == 1 else f"{devices[0]} on every rank"
-    return by_rank(devices)
+    return format_by_rank(devices)
 
 
 def epoch_lines(lines: Sequence[MetricsRecord], epochs: int) -> list[str]:

@@ -42,6 +42,7 @@ def make_summary(
         host_names=list(dict.fromkeys(topology.hostnames)),
         engine=world.engine_name,
         framework=options.framework,
+        exchange=options.exchange,
         global_batch_size=options.samples_per_step(topology.size),
         base_lr=options.base_lr,
         scaled_lr=options.scaled_lr(topology.size),

@@ -54,6 +54,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         *(
             "optimizers",
             "tracking",
+            "parameter_server",
             "options",
             "config",
             "metrics",
@@ -61,9 +62,9 @@ _FOLDERS: Mapping[str, list[str]] = {
             "recipes",
             "checkpoint",
         ),
-        *("heartbeat", "parameter_server", "loop", "recipes.builtin", "torch", "keras", ""),
+        *("heartbeat", "loop", "recipes.builtin", "torch.shards", "torch", "keras", ""),
     ],
-    "hvdtrain_bench": ["harness", "analysis", "cases", ""],
+    "hvdtrain_bench": ["harness", "analysis", "cases", "exchanges", ""],
 }
 _MOST_FILES = 15
 # All that other layers may know of engines: the contract, and how to find one by name.

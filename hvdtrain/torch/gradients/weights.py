@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import cast
 
@@ -11,63 +11,82 @@ import torch
 
 from hvdtrain.arrays import Array, HostArray, is_tensor
 from hvdtrain.core.bucket_plans import agree_on_change
-from hvdtrain.core.gradients.exchange import FilledBucket
+from hvdtrain.core.gradients.exchange import FilledBucket, LocalSteps, StepInfo
 from hvdtrain.streams import Streams
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
 from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.torch.tensors.parameters import rate_of
 
 __all__ = ["Weights"]
 
 
 class Weights:
-    """Exchanges the weights of all ranks in the steps in which their exchange is due.
+    """Exchanges the weights of all ranks when their exchange is due, or when all ask for it.
+
+    A rank counts in an exchange with the samples that it had since all weights were equal, or with
+    its steps since then if no rank was given sample weights.
 
     Args:
+        optimizer: optimizer of this rank alone, which steps on the gradients of this rank.
         parameters: name and parameter, in the order of the model; equal on all ranks.
         settings: settings, equal on all ranks; the exchange is of kind WEIGHTS.
-        rate: function that returns the learning rate.
 
     Attributes:
-        sample_weight: weight of this rank in the next exchanges; None for the plain average.
+        sample_weight: number of samples of this rank in each of the next steps; None if unknown.
         steps: number of steps that the program has completed.
-        synchronized: whether no local step has been taken since the last exchange.
+        synchronized: whether this rank has taken no step since the weights of all were equal.
     """
 
     def __init__(
         self,
+        optimizer: torch.optim.Optimizer,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
         settings: GradientSettings,
-        rate: Callable[[], float | None],
     ) -> None:
-        self._named, self._settings, self._rate = list(parameters), settings, rate
+        self._optimizer, self._named, self._settings = optimizer, list(parameters), settings
         self._parameters = [parameter for _, parameter in parameters]
         self.sample_weight: float | None = None
         self.steps = 0
+        self._note_equal_weights()
         self._make_plan()
 
     def _make_plan(self) -> None:
         """Agree on a plan for the current parameters (collective)."""
         self._buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
-        self._buckets.reducer.rate = self._rate
-        self.synchronized = True
+        self._buckets.reducer.rate = partial(rate_of, self._optimizer)
+
+    def _note_equal_weights(self) -> None:
+        self.synchronized, self._begun = True, False
+        self._steps_alone, self._samples = 0, 0.0
 
     def before_step(self) -> None:
-        """Pass the weights before the first local step to the exchange (local)."""
-        if self.synchronized:
+        """Pass the weights that all ranks have in common to the exchange, if new (local)."""
+        if not self._begun:
             for bucket, streams in self._filled():
                 filled = partial(self._buckets.exchange.begin, bucket)
                 _, read = streams.run_after(streams.mark(), filled)
                 streams.wait(read)
-            self.synchronized = False
+            self._begun = True
 
     def after_step(self) -> None:
-        """Exchange the weights if the exchange is due (collective if so)."""
-        if self._buckets.exchange.due(self.steps):
-            self._follow_dtypes()
-            self._exchange()
-            self.synchronized = True
+        """Count a step, and exchange the weights if the exchange is due (collective if so)."""
+        self.synchronized = False
+        self._steps_alone += 1
+        self._samples += 1.0 if self.sample_weight is None else self.sample_weight
+        samples = None if self.sample_weight is None else self._samples
+        steps = LocalSteps(self._steps_alone, samples, self.steps + 1, rate_of(self._optimizer))
+        if self._buckets.exchange.due(steps):
+            self._exchange(flush=False)
         self.steps += 1
+
+    def flush(self) -> None:
+        """Make the weights of all ranks equal now (collective).
+
+        A rank that is at its end earlier than others takes part in their exchanges until then.
+        """
+        while not self._exchange(flush=True).flush:
+            pass
 
     def _follow_dtypes(self) -> None:
         """Make a new plan if dtypes of parameters have changed (collective)."""
@@ -77,9 +96,14 @@ class Weights:
             self._release()
             self._make_plan()
 
-    def _exchange(self) -> None:
-        reducer = self._buckets.reducer
-        reducer.weight, reducer.steps = self.sample_weight, self.steps
+    def _exchange(self, flush: bool) -> StepInfo:
+        """Exchange the weights of all ranks; return what they know about it (collective)."""
+        self._follow_dtypes()
+        self.before_step()
+        some, reducer = self._buckets.exchange.partial, self._buckets.reducer
+        reducer.weight, reducer.steps = self._samples, self.steps
+        step = reducer.step
+        step.flush, step.drifted = flush, not self.synchronized
         try:
             for bucket, _ in self._filled():
                 for index in bucket.layout.parameters:
@@ -90,6 +114,14 @@ class Weights:
         finally:
             reducer.forget()
         reducer.count_step()
+        assert step.info is not None
+        self._steps_alone = 0
+        if step.info.flush or not some:
+            self._note_equal_weights()
+        if step.info.drifted and self._buckets.exchange.resets_optimizer:
+            for parameter in self._parameters:
+                self._optimizer.state.pop(parameter, None)
+        return step.info
 
     def _bucket_views(self) -> Iterator[tuple[FilledBucket, Streams]]:
         reducer = self._buckets.reducer

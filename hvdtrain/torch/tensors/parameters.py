@@ -7,12 +7,18 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-__all__ = ["check_reduced", "name_parameters", "parameters_of"]
+__all__ = ["check_reduced", "name_parameters", "parameters_of", "rate_of"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     """Return the parameters of all groups, in order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def rate_of(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return the learning rate of the first parameter group, if there is one."""
+    rate = optimizer.param_groups[0].get("lr")
+    return None if rate is None else float(rate)
 
 
 def check_reduced(optimizer: torch.optim.Optimizer, reduced: Sequence[torch.nn.Parameter]) -> None:

@@ -72,8 +72,15 @@ class TrainingLoop(Protocol):
     def broadcast(self) -> None:
         """Copy the weights and the optimizer state of rank 0 to every rank (collective)."""
 
-    def average_buffers(self) -> None:
-        """Average the statistics that forward passes have changed on each rank (collective)."""
+    @property
+    def synchronized(self) -> bool:
+        """Whether the weights of all ranks are equal at this step; the same on all ranks."""
+
+    def synchronize(self) -> None:
+        """Make weights equal, and average the statistics of forward passes (collective).
+
+        Only exchanges of weights let weights drift apart.
+        """
 
     def use_bucket_plan(self, plan: Any) -> None:
         """Reduce gradients in the order of a checkpoint (collective, before the first step).

@@ -11,11 +11,15 @@ from hvdtrain.train.options.data import DataOptions
 from hvdtrain.train.options.declare import declared, groups_of
 from hvdtrain.train.options.devices import DeviceOptions
 from hvdtrain.train.options.evaluation import EvaluationOptions
+from hvdtrain.train.options.exchange import (
+    ExchangeOptions,
+    require_exchange_takes,
+    require_strategy_has,
+)
 from hvdtrain.train.options.optimisation import OptimisationOptions
 from hvdtrain.train.options.precision import PrecisionOptions
 from hvdtrain.train.options.saving import SavingOptions
 from hvdtrain.train.options.schedule import ScheduleOptions
-from hvdtrain.train.options.strategy import StrategyOptions, require_strategy_has
 from hvdtrain.train.options.task import TaskOptions
 from hvdtrain.train.options.tracking import TrackingOptions
 from hvdtrain.train.options.watching import MonitoringOptions
@@ -32,8 +36,8 @@ class TrainOptions(
     EvaluationOptions,
     SavingOptions,
     PrecisionOptions,
-    StrategyOptions,
     ScheduleOptions,
+    ExchangeOptions,
     OptimisationOptions,
     DataOptions,
     TaskOptions,
@@ -54,6 +58,7 @@ class TrainOptions(
         values = {one.name: (getattr(self, one.name), one.default) for one in OPTIONS}
         require_framework_has(self.framework, values)
         require_strategy_has(self.strategy, values)
+        require_exchange_takes(self.make_exchange(), values)
 
     def with_absolute_paths(self) -> TrainOptions:
         """Return the same options for a reader in another working directory."""

@@ -91,6 +91,7 @@ class Summary:
         host_names: these names.
         engine: name of the engine.
         framework: name of the framework.
+        exchange: what ranks sent one another, as --exchange names it.
         global_batch_size: samples of all ranks per step.
         base_lr: learning rate for one rank.
         scaled_lr: learning rate for all ranks.
@@ -112,6 +113,7 @@ class Summary:
     host_names: list[str]
     engine: str
     framework: str
+    exchange: str
     global_batch_size: int
     base_lr: float
     scaled_lr: float

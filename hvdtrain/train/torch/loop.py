@@ -17,11 +17,11 @@ from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.exact import Gathered
 from hvdtrain.train.metrics.totals import Totals, Values
-from hvdtrain.train.optimizers.make import torch_optimizer
 from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.checksums import torch_checksums
 from hvdtrain.train.torch.device import move_to
+from hvdtrain.train.torch.distributed import distributed_optimizer
 from hvdtrain.train.torch.evaluation import (
     TorchEvaluation,
     as_array,
@@ -30,7 +30,7 @@ from hvdtrain.train.torch.evaluation import (
 )
 from hvdtrain.train.torch.metrics import TorchMetricSums
 from hvdtrain.train.torch.model import average_model_buffers, compile_model, require_scalar
-from hvdtrain.train.torch.non_finite import ADVICE, non_finite_cause
+from hvdtrain.train.torch.non_finite import ADVICE, left_out_text, non_finite_cause
 from hvdtrain.train.torch.sources import Batch, Step, make_source
 from hvdtrain.train.torch.state import TorchTrainingState
 from hvdtrain.train.torch.update import Precision, Updater
@@ -84,24 +84,12 @@ class TorchLoop:
         self._evaluation = self._make_evaluation()
         self._feed: Iterator[tuple[Step, list[Batch]]] = iter(())
         self._position, self._step_number = (-1, 0), 0
+        self._left_out = 0
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
 
     def _make_optimizer(self) -> Any:
-        return hvd.DistributedOptimizer(
-            self._plain_optimizer(),
-            named_parameters=list(self._model.named_parameters()),
-            op=hvd.Average if self._step_plan.options.virtual_shards is None else hvd.Sum,
-        )
-
-    def _plain_optimizer(self) -> torch.optim.Optimizer:
-        options = self._step_plan.options
-        if self._recipe.optimizer is None:
-            return torch_optimizer(options, self._model.parameters(), options.base_lr)
-        own: torch.optim.Optimizer = self._recipe.optimizer(
-            self._model.parameters(), options.base_lr
-        )
-        return own
+        return distributed_optimizer(self._recipe, self._model, self._step_plan.options)
 
     def _make_evaluation(self) -> TorchEvaluation | None:
         recipe, options = self._recipe, self._step_plan.options
@@ -153,6 +141,8 @@ class TorchLoop:
             self._position = (epoch, done)
             if not go_on():
                 break
+        if self._exchanges_weights:
+            self._report_left_out()
         return self._sums.reduce()
 
     def _set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -161,8 +151,21 @@ class TorchLoop:
         for group, ratio in zip(optimizer.param_groups, self._lr_ratios, strict=True):
             group["lr"] = rate * ratio
 
-    def average_buffers(self) -> None:
-        """Average the statistics that forward passes have changed on each rank (collective)."""
+    @property
+    def _exchanges_weights(self) -> bool:
+        exchanges: bool = self._optimizer.exchanges_weights
+        return exchanges
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether the weights of all ranks are equal at this step."""
+        equal: bool = self._optimizer.synchronized
+        return equal
+
+    def synchronize(self) -> None:
+        """Make weights equal, and average the statistics of forward passes (collective)."""
+        self.state.settle()
+        self._optimizer.flush()
         for model in filter(None, [self._model, self._updater.averaged]):
             average_model_buffers(model)
 
@@ -183,7 +186,8 @@ class TorchLoop:
         """Return a checksum of everything that must be equal on all ranks, by name (local)."""
         # Random numbers depend on seed and step alone: if these are equal, so are they.
         numbers = {"seed": float(self._step_plan.options.seed), "step": float(self._step_number)}
-        return torch_checksums(self._model, self._optimizer, numbers)
+        local = self._exchanges_weights
+        return torch_checksums(self._model, None if local else self._optimizer, numbers)
 
     def evaluate(self) -> Values:
         """Return loss and metrics of all test samples, each seen by one rank (collective)."""
@@ -239,9 +243,13 @@ class TorchLoop:
         update = self._updater.step()
         if update.fault:
             self._handle_non_finite(step, batches)
+        elif self._optimizer.exchanges_weights:
+            self._left_out += update.skipped
 
     def _backward(self, step: Step, batches: list[Batch]) -> None:
         self._updater.begin([len(batch.microbatch.samples) for batch in batches])
+        if self._optimizer.exchanges_weights:  # equal, so that exchanges are due on all ranks
+            self._optimizer.sample_weight = len(step.samples) / self._step_plan.topology.size
         for batch in batches:
             self._updater.backward(self._loss(step, batch), len(batch.microbatch.samples))
 
@@ -269,6 +277,28 @@ class TorchLoop:
             self._sums.add(outputs.detach(), batch.targets, loss, len(batch.microbatch.samples))
         return loss
 
+    def _report_left_out(self) -> None:
+        """Report the updates that ranks have left out since the last call (collective)."""
+        text = left_out_text(self._step_number, hvd.allgather_object(self._left_out, name="skips"))
+        self._left_out = 0
+        if text:
+            self._stop_or_warn(text)
+
+    def _stop_or_warn(self, text: str, consequence: str = "") -> None:
+        """Raise an error or warn, as --non-finite asks for.
+
+        Args:
+            text: what is not finite.
+            consequence: what the warning says beside it.
+
+        Raises:
+            TrainingError: --non-finite is "stop".
+        """
+        if self._step_plan.options.non_finite == "stop":
+            raise TrainingError(f"{text}. {ADVICE}")
+        if self._step_plan.topology.rank == 0:
+            print(f"hvdtrain: {text}{consequence}", file=sys.stderr, flush=True)
+
     def _handle_non_finite(self, step: Step, batches: list[Batch]) -> None:
         """Find what is not finite, and raise or warn as --non-finite asks for (collective).
 
@@ -278,7 +308,4 @@ class TorchLoop:
         present = [batch for batch in batches if batch.inputs is not None]
         losses = [partial(self._loss, step, batch, counted=False) for batch in present]
         cause = non_finite_cause(step.number + 1, self._model, losses)
-        if self._step_plan.options.non_finite == "stop":
-            raise TrainingError(f"{cause}. {ADVICE}")
-        if self._step_plan.topology.rank == 0:
-            print(f"hvdtrain: {cause}; the step is left out", file=sys.stderr, flush=True)
+        self._stop_or_warn(cause, "; the step is left out")

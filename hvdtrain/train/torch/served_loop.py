@@ -14,22 +14,23 @@ from hvdtrain.data.sampling.sharding import steps_per_epoch
 from hvdtrain.errors import OneRankError
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.totals import Totals
-from hvdtrain.train.options.strategy import ParameterServer
 from hvdtrain.train.parameter_server.protocol import (
     AsynchronousProtocol,
     Protocol,
     SynchronousProtocol,
 )
 from hvdtrain.train.parameter_server.server import Server
+from hvdtrain.train.parameter_server.settings import ParameterServer
 from hvdtrain.train.parameter_server.shards import pieces, shard_bounds
 from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.parameter_server.worker import Worker
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.torch.flat_parameters import FlatParameters
+from hvdtrain.train.torch.distributed import plain_optimizer
 from hvdtrain.train.torch.loop import TorchLoop
 from hvdtrain.train.torch.model import average_model_buffers
-from hvdtrain.train.torch.served_state import collect_state, collect_weights
-from hvdtrain.train.torch.shard import TorchShard, require_elementwise
+from hvdtrain.train.torch.shards.collect import collect_state, collect_weights
+from hvdtrain.train.torch.shards.flat_parameters import FlatParameters
+from hvdtrain.train.torch.shards.shard import TorchShard, require_elementwise
 from hvdtrain.train.torch.sources import Batch, Step
 
 __all__ = ["ServedLoop"]
@@ -69,7 +70,7 @@ class ServedLoop(TorchLoop):
         self._first = 0
 
     def _make_optimizer(self) -> Any:
-        optimizer = self._plain_optimizer()
+        optimizer = plain_optimizer(self._recipe, self._model, self._step_plan.options)
         require_elementwise(optimizer)
         return optimizer
 
@@ -95,7 +96,16 @@ class ServedLoop(TorchLoop):
     def use_bucket_plan(self, plan: Any) -> None:
         """Ignore the plan of a run that has all-reduced."""
 
-    def average_buffers(self) -> None:
+    @property
+    def _exchanges_weights(self) -> bool:
+        return False
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether the weights of all ranks are equal: always after train()."""
+        return True
+
+    def synchronize(self) -> None:
         """Average the statistics that forward passes have changed on each worker (collective)."""
         average_model_buffers(self._model, self._workers)
 

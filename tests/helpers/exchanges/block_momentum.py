@@ -18,6 +18,7 @@ from hvdtrain.core.gradients.exchange import (
     ExchangeState,
     FilledBucket,
     Kind,
+    LocalSteps,
     StepInfo,
 )
 from hvdtrain.types import ReduceOp
@@ -52,8 +53,8 @@ class BlockMomentum(Exchange):
             self._anchor.put(part.index, copy(part.array))
         self._anchor.end()
 
-    def due(self, step: int) -> bool:
-        return (step + 1) % self._period == 0
+    def due(self, steps: LocalSteps) -> bool:
+        return steps.number >= self._period
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         for part in bucket.parts:

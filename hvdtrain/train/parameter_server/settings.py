@@ -1,4 +1,4 @@
-"""Options for how ranks train one model together."""
+"""The settings of a parameter server, from text such as "ps:servers=2,mode=sync"."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options.checks import at_least, one_of
-from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["ParameterServer", "StrategyOptions", "require_strategy_has"]
+__all__ = ["ALLREDUCE", "ParameterServer", "parse_strategy"]
 
 ALLREDUCE, PARAMETER_SERVER = "allreduce", "ps"
 ASYNC, SYNC = "async", "sync"
@@ -84,10 +82,11 @@ def _whole(label: str, value: str) -> int:
 
 
 def _check(label: str, made: ParameterServer, given: Mapping[str, Any]) -> None:
-    at_least(1)(f"{label}: servers", made.servers)
-    one_of((ASYNC, SYNC))(f"{label}: mode", made.mode)
-    at_least(0)(f"{label}: staleness", made.staleness)
-    at_least(0)(f"{label}: backup", made.backup)
+    for name, least in (("servers", 1), ("staleness", 0), ("backup", 0)):
+        if getattr(made, name) < least:
+            raise UsageError(f"{label}: {name} must be at least {least}, got {given[name]}")
+    if made.mode not in (ASYNC, SYNC):
+        raise UsageError(f"{label}: mode must be {ASYNC} or {SYNC}, got {made.mode!r}")
     other = "backup" if made.is_async else "staleness"
     if other in given:
         raise UsageError(f"{label}: {other} is no option of mode={made.mode}: leave it out")
@@ -95,65 +94,3 @@ def _check(label: str, made: ParameterServer, given: Mapping[str, Any]) -> None:
         raise UsageError(
             f"{label}: backup needs servers=1: several servers could count different gradients"
         )
-
-
-def _check_strategy(label: str, text: str) -> None:
-    parse_strategy(label, text)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StrategyOptions(OptionGroup):
-    """Options for how ranks train one model together."""
-
-    title = "Strategy"
-
-    strategy: str = option(
-        ALLREDUCE,
-        "allreduce, or a parameter server as ps:servers=1,mode=async,staleness=4, see "
-        "docs/exchanges/parameter-server.md.",
-        metavar="NAME[:KEY=VALUE,...]",
-        check=_check_strategy,
-    )
-
-    @property
-    def parameter_server(self) -> ParameterServer | None:
-        """The options of the parameter server; None: ranks all-reduce."""
-        return parse_strategy("--strategy", self.strategy)
-
-    def worker_count(self, size: int) -> int:
-        """Return how many of `size` ranks compute gradients, at least 1."""
-        settings = self.parameter_server
-        return size if settings is None else max(1, size - settings.servers)
-
-
-# Options that a parameter server does not have: name, values (empty: all but the default), reason.
-_REFUSED: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("optimizer", ("lars", "lamb"), "servers hold parts of layers, and cannot compute their norms"),
-    ("clip_norm", (), "no rank has the whole reduced gradient"),
-    ("ema", (), "servers do not average weights"),
-    ("amp", ("fp16",), "servers do not agree on a loss scale"),
-    ("virtual_shards", (), "gradients are added in the order of arrival"),
-    ("non_finite", ("skip",), "servers do not agree on skipping a step"),
-    ("engine", ("local", "gloo", "nccl", "horovod"), "only mpi has messages between two ranks"),
-)
-
-
-def require_strategy_has(strategy: str, values: Mapping[str, tuple[Any, Any]]) -> None:
-    """Check that the strategy supports the options.
-
-    Args:
-        strategy: value of the option.
-        values: value and default of each option by name.
-
-    Raises:
-        UsageError: it does not support one.
-    """
-    if strategy == ALLREDUCE:
-        return
-    for name, refused, reason in _REFUSED:
-        value, default = values[name]
-        if value in refused or (not refused and value != default):
-            raise UsageError(
-                f"--{name.replace('_', '-')} {value} does not go with --strategy {strategy}: "
-                f"{reason}"
-            )

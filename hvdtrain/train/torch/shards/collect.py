@@ -8,8 +8,8 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.train.parameter_server.shards import Piece
-from hvdtrain.train.torch.flat_parameters import FlatParameters
-from hvdtrain.train.torch.shard import PieceState, TorchShard
+from hvdtrain.train.torch.shards.flat_parameters import FlatParameters
+from hvdtrain.train.torch.shards.shard import PieceState, TorchShard
 
 __all__ = ["Outlines", "collect_state", "collect_weights"]
 
