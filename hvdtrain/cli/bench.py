@@ -257,9 +257,12 @@ def _own_link(latency_us: float | None, gigabytes: float | None) -> Link | None:
     if latency_us is None and gigabytes is None:
         return None
     if latency_us is None or gigabytes is None:
-        raise UsageError("a link has both --latency-us and --gigabytes")
+        raise UsageError("a link needs both --latency-us and --gigabytes")
     if latency_us < 0 or gigabytes <= 0:
-        raise UsageError(f"no link has --latency-us {latency_us:g} and --gigabytes {gigabytes:g}")
+        raise UsageError(
+            f"--latency-us must be 0 or more and --gigabytes positive, got {latency_us:g} "
+            f"and {gigabytes:g}"
+        )
     return Link("given", latency_us / 1e6, gigabytes * 1e9)
 
 
@@ -271,7 +274,7 @@ def _own_work(phases_ms: Sequence[float | None], megabytes: float | None) -> tup
     known = [value for value in figures if value is not None and value >= 0]
     if len(known) < len(figures) or not sum(known[:-1]):
         raise UsageError(
-            "a step of your own has --forward-ms, --backward-ms, --optimizer-ms and --megabytes, "
+            "a step of your own needs --forward-ms, --backward-ms, --optimizer-ms and --megabytes, "
             "none of them negative"
         )
     forward_ms, backward_ms, optimizer_ms, size = known
@@ -322,7 +325,7 @@ def _ranks(options: _Options) -> int:
     if hostfile is not None:
         read_file(hostfile)
         if ranks is None:
-            raise UsageError("how many ranks on these hosts? Say -np N")
+            raise UsageError("how many ranks on these hosts? Pass -np N")
     if ranks is not None and ranks < 2:
         raise UsageError(f"-np {ranks} must be at least 2")
     for name, count in (("threads", options.threads), ("repeats", options.repeats)):

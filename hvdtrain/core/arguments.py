@@ -47,7 +47,7 @@ def choose_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
         ValueError: both are given, or op is not a reduction.
     """
     if op is not None and average is not None:
-        raise ValueError("op and average say the same thing: give only op")
+        raise ValueError("op and average mean the same: pass only op")
     if average is not None:
         warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, 3)
         return ReduceOp.AVERAGE if average else ReduceOp.SUM
@@ -78,11 +78,11 @@ def op_on_wire(
     if "bool" not in kinds:
         return op, kinds
     if any(kind != "bool" for kind in kinds):
-        raise ValueError("a group cannot hold bool and other tensors")
+        raise ValueError("a group cannot contain both bool and other tensors")
     if (prescale_factor, postscale_factor) != (1.0, 1.0):
-        raise ValueError("a factor makes no sense for bool")
+        raise ValueError("a factor cannot be applied to bool")
     if op not in _BOOL_OPS:
-        raise ValueError(f"{op.value} of bool makes no sense")
+        raise ValueError(f"{op.value} is not defined for bool")
     return _BOOL_OPS[op], [f"bool ({op.value})"] * len(kinds)
 
 
@@ -115,7 +115,7 @@ def choose_groups(num_groups: int, groups: Groups) -> Groups:
     if not num_groups:
         return groups
     if groups is not None:
-        raise ValueError("num_groups and groups say the same thing: give only groups")
+        raise ValueError("num_groups and groups mean the same: pass only groups")
     warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, 3)
     return num_groups
 

@@ -39,8 +39,8 @@ def read_python_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
     except Exception as error:
         raise UsageError(
             f"{path} is damaged or not a Python batch of cifar10 "
-            f"({type(error).__name__}: {error}); the binary version "
-            "does as well"
+            f"({type(error).__name__}: {error}): download it again, or "
+            "use the binary version"
         ) from None
 
 

@@ -27,8 +27,8 @@ def data_folder(data_dir: Path | None, data_set: str, layout: str) -> Path:
         raise UsageError(f"{data_set} needs --data-dir DIR, with {layout}; nothing is downloaded")
     if not data_dir.is_dir():
         raise UsageError(
-            f"{data_set}: there is no folder {data_dir}; expected is one with {layout}; nothing is "
-            "downloaded"
+            f"{data_set}: there is no folder {data_dir}; expected a folder with {layout}; nothing "
+            "is downloaded"
         )
     return data_dir
 
@@ -43,7 +43,7 @@ def missing_files(data_set: str, folder: Path, names: Sequence[str], layout: str
         layout: files expected in the folder, for people.
     """
     return UsageError(
-        f"{data_set}: {', '.join(names)} not found in {folder}; expected are {layout}; nothing is "
+        f"{data_set}: {', '.join(names)} not found in {folder}; expected {layout}; nothing is "
         "downloaded"
     )
 
@@ -74,4 +74,4 @@ def read_text(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not text in UTF-8: byte {error.start} is wrong") from None
+        raise UsageError(f"{path} is not text in UTF-8: byte {error.start} is invalid") from None

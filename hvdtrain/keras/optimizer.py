@@ -101,8 +101,8 @@ def _accumulate(optimizer: keras.optimizers.Optimizer, passes: int) -> None:
         raise ValueError(f"backward_passes_per_step must be at least 1, got {passes}")
     if inner.gradient_accumulation_steps or inner.built:
         raise ValueError(
-            "backward_passes_per_step does not go with gradient_accumulation_steps, nor with an "
-            "optimizer that has been used"
+            "backward_passes_per_step cannot be combined with gradient_accumulation_steps, or with "
+            "an optimizer that has been used"
         )
     inner.gradient_accumulation_steps = passes
 
@@ -133,7 +133,7 @@ def PartialDistributedOptimizer(
     layers = [] if local_layers is None else local_layers
     layers = [layers] if isinstance(layers, keras.layers.Layer) else layers
     if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
-        raise ValueError("local_layers must be layers of Keras")
+        raise ValueError("local_layers must be Keras layers")
     distributed = DistributedOptimizer(
         optimizer,
         name,

@@ -107,7 +107,8 @@ def _listen(address: str, np: int, key: bytes) -> Listener:
         return Listener(address, "AF_UNIX", backlog=2 * np, authkey=key)
     except OSError as error:
         raise UsageError(
-            f"run() cannot listen at {address} ({error}): set TMPDIR to a folder with a short name"
+            f"run() cannot listen at {address} ({error}): set TMPDIR to a folder with a "
+            "shorter path"
         ) from None
 
 

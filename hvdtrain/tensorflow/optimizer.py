@@ -95,5 +95,5 @@ def DistributedOptimizer(
     if op is not ReduceOp.ADASUM:
         return ReducingOptimizer(optimizer, name, use_locking, settings, local, *passes)
     if average_aggregated_gradients or backward_passes_per_step > 1:
-        raise ValueError("Adasum goes with backward_passes_per_step=1 only")
+        raise ValueError("Adasum needs backward_passes_per_step=1")
     return AdasumOptimizer(optimizer, name, use_locking, settings)

@@ -191,7 +191,7 @@ def PartialDistributedGradientTape(
     if isinstance(layers, tf.keras.layers.Layer):
         layers = [layers]
     if not all(isinstance(layer, tf.keras.layers.Layer) for layer in layers):
-        raise ValueError("local_layers must be layers of tf.keras")
+        raise ValueError("local_layers must be tf.keras layers")
     tape = DistributedGradientTape(
         gradtape,
         device_dense,

@@ -20,6 +20,7 @@ from hvdtrain.core.arguments import (
     choose_op,
     group_indices,
 )
+from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.gradients.gradients import Gradients
@@ -222,6 +223,40 @@ class DistributedOptimizer(OptimizerWrapper):
         """
         if self._gradients is not None:
             self._gradients.use_layout(plan)
+
+    def exchange_state(self) -> SavedExchange:
+        """Return the state of the exchange and the number of steps, for a checkpoint (local).
+
+        A checkpoint needs that of each rank, because `own` differs between ranks.
+
+        Raises:
+            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
+        """
+        if not self.synchronized:
+            raise RuntimeError(
+                "the ranks' weights differ until their next exchange: call flush() before "
+                "exchange_state()"
+            )
+        exchanged = self._gradients or self._weights
+        steps = 0 if exchanged is None else exchanged.steps
+        return save_exchange(self._settings.make_exchange(), steps)
+
+    def load_exchange_state(self, state: SavedExchange) -> None:
+        """Restore the state of the exchange, when the model and the optimizer are restored (local).
+
+        Args:
+            state: result of exchange_state() on the rank of the same number. On another number of
+                ranks pass `own` empty: what each rank kept for itself then begins anew.
+
+        Raises:
+            ValueError: it is the state of another exchange.
+        """
+        exchanged = self._gradients or self._weights
+        steps = load_exchange(self._settings.make_exchange(), state)
+        if exchanged is not None:
+            exchanged.steps = steps
+        if self._weights is not None:
+            self._weights.begin_anew()
 
     @disable_compile
     def synchronize(self) -> None:

@@ -27,7 +27,10 @@ def own_shards(shards: int) -> range:
             f"{shards} virtual shards on {topology.size} ranks: both must be powers of two"
         )
     if topology.size > shards:
-        raise UsageError(f"{shards} virtual shards are too few for {topology.size} ranks")
+        raise UsageError(
+            f"{shards} virtual shards are too few for {topology.size} ranks: use at "
+            "least as many shards as ranks"
+        )
     each = shards // topology.size
     return range(topology.rank * each, (topology.rank + 1) * each)
 

@@ -90,6 +90,7 @@ def set_up(
     start = call_on_root(partial(loader.begin_run, step_plan.samples, loop.state))
     settings.apply(loop, world)
     loop.broadcast()
+    loader.restore_exchange(loop, start)
     return TrainingSetup(framework.title, world, recipe, step_plan, devices, threads, loop, start)
 
 

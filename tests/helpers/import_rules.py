@@ -41,8 +41,8 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
 _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
-        *("process", "agreement", "collectives", "timeline", "stall", "gradients", "exchanges"),
-        *("", "arrays"),
+        *("process", "agreement", "collectives", "timeline", "stall", "gradients"),
+        *("quantization", "exchanges", "", "arrays"),
     ],
     "torch": ["tensors", "operations", "gradients", "", "elastic"],
     "tensorflow": ["tensors", "graph", "operations", "gradients", ""],

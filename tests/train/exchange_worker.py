@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from hashlib import blake2b
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 from block_momentum import BlockMomentum
-from exchange_formulas import BlockFormula, Flat, OfRanks, OneBitFormula, mean
-from exchanging import SHAPES, Driven, plan_of, together
+from compression_cases import CASES
+from exchange_formulas import BlockFormula, Flat, OneBitFormula, mean
+from exchange_ranks import (
+    BITS,
+    COUNTS,
+    LIMITS,
+    check,
+    close,
+    communicators_of,
+    exchanged,
+    kinds,
+    layouts,
+    of_ranks,
+    values,
+    weighed,
+)
+from exchanging import Driven, plan_of, together
 from one_bit import OneBit
 from ranks import report
 
@@ -31,78 +45,6 @@ from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
-
-COUNTS = [int(np.prod(shape)) for shape in SHAPES]
-LIMITS = (1 << 20, 300)
-# Up to four ranks, on one node, on nodes of their own, side by side and mixed, evenly and not.
-NODES = [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 1, 1]]
-TOLERANCE = {DType.FLOAT32: 2e-5, DType.FLOAT64: 1e-12}
-
-# Of all results so far: every rank has the same.
-BITS = blake2b()
-OPS = [(ReduceOp.AVERAGE, 1.0), (ReduceOp.AVERAGE, 3.0), (ReduceOp.SUM, 1.0)]
-
-
-def values(step: int, rank: int, dtype: DType) -> list[Flat]:
-    """Return a rank's own, in the type in which buckets hold them."""
-    generator = np.random.default_rng([step, rank])
-    return [generator.standard_normal(count).astype(dtype.numpy) for count in COUNTS]
-
-
-def of_ranks(step: int, dtype: DType) -> OfRanks:
-    """Return everybody's."""
-    return [
-        [each.astype(np.float64) for each in values(step, rank, dtype)]
-        for rank in range(hvd.size())
-    ]
-
-
-def check(found: Sequence[Flat], expected: Sequence[Flat], dtype: DType) -> None:
-    """Compare with a formula, and note the bits."""
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE[dtype])
-        BITS.update(one.tobytes())
-
-
-def layouts() -> list[tuple[int, ...]]:
-    """Return for each layout of the nodes the node of each rank of this world."""
-    return list(dict.fromkeys(tuple(nodes[: hvd.size()]) for nodes in NODES))
-
-
-@cache
-def communicators_of(nodes: tuple[int, ...] | None) -> Communicators:
-    """Return the communicators of some nodes; None for each rank on its own."""
-    communicators: Communicators = together(
-        Communicators.flat if nodes is None else partial(Communicators.hierarchical, nodes=nodes)
-    )
-    return communicators
-
-
-def close(communicators: Communicators, _: Communicator) -> None:
-    """Give them back, when all ranks are there."""
-    communicators.close()
-
-
-def exchanged(
-    driven: Driven, own: Sequence[Flat], info: StepInfo, nodes: tuple[int, ...] | None = None
-) -> list[Flat]:
-    """Take a step."""
-    communicators = communicators_of(nodes)
-    result: list[Flat] = together(lambda _: driven.step(own, info, communicators))
-    return result
-
-
-def weighed(step: int, weights: Sequence[float] | None) -> StepInfo:
-    """Return the info of a step in which the ranks count so much, or as much as one another."""
-    if weights is None:
-        return StepInfo(step, hvd.size())
-    rank = hvd.rank()
-    return StepInfo(step, hvd.size(), None, weights[rank], sum(weights), weighted=True)
-
-
-def kinds() -> Iterator[tuple[DType, bool]]:
-    """Return types of elements, and whether buckets are tensors."""
-    return product((DType.FLOAT32, DType.FLOAT64), (False, True))
 
 
 def allreduce_is_the_average_of_samples() -> int:
@@ -367,6 +309,7 @@ def main() -> None:
         first_steps_are_plain,
         exchange_of_the_page,
         state_goes_through_a_checkpoint,
+        *CASES,
     )
     ran = sum(case() for case in cases)
     for nodes in layouts():

@@ -15,6 +15,7 @@ from run_files import summary_of
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint
+from hvdtrain.train.inference import options_of_run
 
 WORKER = Path(__file__).with_name("train_worker.py")
 LIMIT_SECONDS = 150
@@ -198,3 +199,12 @@ def test_a_worker_that_raises_ends_the_job(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "[rank 0/2] step 2: the gradient of this rank is not finite" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_any_number_of_ranks_evaluates_what_servers_have_trained(
+    runs: dict[int, Results], folder: Path
+) -> None:
+    run = folder / "3" / "digits"
+    assert len(runs[3]["digits"]) == 3
+    assert options_of_run(run, "newest", {}).worker_count(1) == 1
+    assert options_of_run(run, "newest", {}).strategy == "allreduce"

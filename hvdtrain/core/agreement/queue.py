@@ -107,8 +107,8 @@ class Queue:
         with self._lock:
             if request.key in self._operations:
                 raise ValueError(
-                    f"{self._title} {request.subject}: an operation of this name is under way; "
-                    "wait for it, or use another name"
+                    f"{self._title} {request.subject}: an operation of this name is still "
+                    "pending; wait for it, or use another name"
                 )
             self._state, actions = transition(self._state, Submitted(request))
             for action in actions:

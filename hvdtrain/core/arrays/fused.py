@@ -28,7 +28,11 @@ _MOST_IN_ENGINE_MEMORY, _MOST_CACHED = 16, 32
 
 
 def reduce_fused(
-    arrays: Sequence[HostArray], name: str, settings: FusedSettings, weight: float | None = None
+    arrays: Sequence[HostArray],
+    name: str,
+    settings: FusedSettings,
+    weight: float | None = None,
+    step: int | None = None,
 ) -> list[HostArray]:
     """Reduce dense gradients as one operation (collective, blocking).
 
@@ -37,6 +41,7 @@ def reduce_fused(
         name: operation name.
         settings: settings of the reduction, equal on all ranks.
         weight: weight of this rank in the average, samples for example; None for 1.
+        step: number of steps before, for the exchange; None for those with such gradients.
 
     Returns:
         The reduced gradients, with the shapes and dtypes of `arrays`. Their memory is reused when
@@ -50,7 +55,7 @@ def reduce_fused(
     channel = settings.process_set.channel()
     plan = _cached_plan(specs, settings, channel)
     try:
-        results = plan.reduce(arrays, name, channel, weight)
+        results = plan.reduce(arrays, name, channel, weight, step)
     except MismatchError:
         _raise_difference(specs, name, channel)  # if that is the reason
         raise

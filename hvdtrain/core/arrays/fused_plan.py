@@ -106,7 +106,12 @@ class FusedPlan:
         return any(granted)
 
     def reduce(
-        self, arrays: Sequence[HostArray], name: str, channel: Channel, weight: float | None
+        self,
+        arrays: Sequence[HostArray],
+        name: str,
+        channel: Channel,
+        weight: float | None,
+        step: int | None,
     ) -> list[HostArray]:
         """Reduce the gradients of one step (collective, blocking).
 
@@ -115,6 +120,7 @@ class FusedPlan:
             name: operation name.
             channel: channel of the ranks that take part.
             weight: weight of this rank in the average; None for 1.
+            step: number of steps before, for the exchange; None for those of this plan.
 
         Returns:
             The reduced gradients, with the shapes and dtypes of `arrays`.
@@ -130,7 +136,7 @@ class FusedPlan:
             name,
             communicators=self._communicators,
         )
-        reducer.weight, reducer.steps = weight, self._steps
+        reducer.weight, reducer.steps = weight, self._steps if step is None else step
         if channel.has_thread:  # reduces the first bucket while this one fills the second
             reducer.submit()
         try:

@@ -10,6 +10,7 @@ from typing import get_type_hints
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
+from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.exchange import Exchange
 
@@ -19,6 +20,7 @@ __all__ = ["EXCHANGES", "ExchangeOption", "exchange_options", "make_exchange"]
 EXCHANGES: Mapping[str, type[Exchange]] = {
     "average": AllreduceExchange,
     "adasum": AdasumExchange,
+    "nbit": NBitExchange,
     "local": LocalSGD,
 }
 # An option of every exchange: steps of plain averages before it.

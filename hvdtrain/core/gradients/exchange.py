@@ -145,6 +145,8 @@ class Exchange(ABC):
     def load(self, state: ExchangeState) -> None:
         """Restore a state that state() has returned on the rank of the same number (local).
 
+        On another number of ranks it has no arrays in `own`, and each rank begins anew.
+
         Raises:
             ValueError: the state belongs to another exchange.
         """

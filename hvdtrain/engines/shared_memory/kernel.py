@@ -172,8 +172,8 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
     """
     if path is None:
         raise KernelError(
-            "it was not compiled when hvdtrain was installed: install it again where a C compiler "
-            "is"
+            "it was not compiled when hvdtrain was installed: install a C compiler, "
+            "then hvdtrain again"
         )
     try:
         library = ctypes.CDLL(str(path))

@@ -155,7 +155,7 @@ def _share(
 def warn_once(reason: str) -> None:
     """Log once per process why the ranks of this node do not share memory (local)."""
     _logger.warning(
-        "hvdtrain: the ranks of this node meet through MPI, which is slower: %s", reason
+        "hvdtrain: the ranks of this node communicate through MPI, which is slower: %s", reason
     )
 
 

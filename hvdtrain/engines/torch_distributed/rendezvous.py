@@ -184,8 +184,8 @@ def _reporting(rank: int, size: int) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:  # the store may also return something else
         reason = str(error).splitlines()[0]
         raise HvdtrainError(
-            f"[rank {rank}/{size}] the ranks did not find each other ({reason}). Start all of "
-            "them within five minutes, where they can reach rank 0"
+            f"[rank {rank}/{size}] the ranks could not connect to each other ({reason}). Start all "
+            "of them within five minutes, where they can reach rank 0"
         ) from error
 
 

@@ -12,6 +12,9 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.arrays.fused_plan import FusedSettings
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
+from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.keras.backends.settings import GradientSettings
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
@@ -84,7 +87,7 @@ class Reduction:
         name: operation name.
         uneven: whether ranks may have different numbers of batches. Then tf.IndexedSlices are made
             dense, because a rank without data can contribute zeros to dense gradients only.
-        steps: number of reductions so far.
+        steps: number of reductions so far, including those before a checkpoint.
     """
 
     def __init__(
@@ -177,5 +180,25 @@ class Reduction:
         fused = FusedSettings(
             settings.op, settings.process_set, settings.predivide, groups, settings.exchange
         )
-        self.steps += 1
-        return reduce_fused(arrays, name or self.name, fused, samples)
+        step, self.steps = self.steps, self.steps + 1
+        return reduce_fused(arrays, name or self.name, fused, samples, step)
+
+    def exchange_state(self) -> SavedExchange:
+        """Return the state of the exchange and the number of reductions (local)."""
+        return save_exchange(self._exchange, self.steps)
+
+    def load_exchange_state(self, state: SavedExchange) -> None:
+        """Restore the state of the exchange (local).
+
+        Args:
+            state: result of exchange_state() on the rank of the same number.
+
+        Raises:
+            ValueError: it is the state of another exchange.
+        """
+        self.steps = load_exchange(self._exchange, state)
+
+    @property
+    def _exchange(self) -> Exchange:
+        settings = self.settings
+        return settings.exchange or AllreduceExchange(settings.op, settings.predivide)

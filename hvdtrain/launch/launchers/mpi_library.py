@@ -103,7 +103,9 @@ def find_mpirun(library: MpiLibrary) -> Path:
         UsageError: there is none, or the vendor's launcher is not supported.
     """
     if library.vendor not in _NAMES:
-        raise UsageError(f"no way is known to start ranks with {library}: use its own launcher")
+        raise UsageError(
+            f"hvdtrain does not know how to start ranks with {library}: use its own launcher"
+        )
     others = []
     for path in programs(library, _NAMES[library.vendor]):
         found = launcher_version(path)

@@ -107,7 +107,7 @@ def distributed_keras_optimizer(
         raise ValueError("the optimizer is a DistributedOptimizer already")
     kind: Any = (tf_keras_class if is_tf_keras(optimizer) else _keras_3_class)(optimizer)
     if settings.op is ReduceOp.ADASUM:
-        raise ValueError("op=Adasum does not go with optimizers of Keras")
+        raise ValueError("op=Adasum is not supported with Keras optimizers")
     original: Any = optimizer
     distributed = kind.from_config(original.get_config())
     distributed._hvdtrain_settings, distributed._hvdtrain_local = settings, local

@@ -61,8 +61,8 @@ class TfKerasOptimizerMixin:
         pairs = list(grads_and_vars)
         if self._hvdtrain_aggregation is not None:
             raise ValueError(
-                "backward_passes_per_step > 1 does not go with a LossScaleOptimizer of tf_keras: "
-                "use backward_passes_per_step=1, or an optimizer of Keras 3"
+                "backward_passes_per_step > 1 cannot be combined with a LossScaleOptimizer of "
+                "tf_keras: use backward_passes_per_step=1, or an optimizer of Keras 3"
             )
         variables = [variable for _, variable in pairs]
         reduced = self._hvdtrain_reduced([gradient for gradient, _ in pairs], variables)

@@ -108,7 +108,9 @@ class Gradients:
             RuntimeError: a step has begun.
         """
         if self.open:
-            raise RuntimeError("a bucket plan cannot be taken between backward() and step()")
+            raise RuntimeError(
+                "a bucket plan cannot be set between backward() and step(): call step() first"
+            )
         plan = take_layout(self.plan, layout, self._settings.process_set.channel())
         if plan is not self.plan:
             self._use_plan(plan)

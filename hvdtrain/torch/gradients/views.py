@@ -184,7 +184,7 @@ class BucketViews:
             self._warned = True
             warnings.warn(
                 "a gradient was changed between backward() and step() before it was reduced, "
-                "because another rank was in another operation; the change is lost. Call "
+                "because another rank was executing another operation; the change is lost. Call "
                 "optimizer.synchronize() before changing gradients, and step() within "
                 "`with optimizer.skip_synchronize():`",
                 stacklevel=2,

@@ -47,7 +47,7 @@ class Weights:
         self._parameters = [parameter for _, parameter in parameters]
         self.sample_weight: float | None = None
         self.steps = 0
-        self._note_equal_weights()
+        self.begin_anew()
         self._make_plan()
 
     def _make_plan(self) -> None:
@@ -56,7 +56,8 @@ class Weights:
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
         self._buckets.reducer.rate = partial(rate_of, self._optimizer)
 
-    def _note_equal_weights(self) -> None:
+    def begin_anew(self) -> None:
+        """Note that the weights of all ranks are equal now (local)."""
         self.synchronized, self._begun = True, False
         self._steps_alone, self._samples = 0, 0.0
 
@@ -117,7 +118,7 @@ class Weights:
         assert step.info is not None
         self._steps_alone = 0
         if step.info.flush or not some:
-            self._note_equal_weights()
+            self.begin_anew()
         if step.info.drifted and self._buckets.exchange.resets_optimizer:
             for parameter in self._parameters:
                 self._optimizer.state.pop(parameter, None)

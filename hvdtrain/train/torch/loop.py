@@ -12,6 +12,7 @@ import torch
 import hvdtrain.torch as hvd
 from hvdtrain.data.sampling.seeds import seed_generators, step_seed
 from hvdtrain.errors import TrainingError
+from hvdtrain.train.loop.exchange_record import ExchangeRecord, gather_record, scatter_record
 from hvdtrain.train.loop.gather import predict_on_all_ranks
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
@@ -173,6 +174,25 @@ class TorchLoop:
     def pushes(self) -> Pushes | None:
         """The gradients that servers have received; None without a parameter server."""
         return None
+
+    def exchange_record(self) -> ExchangeRecord | None:
+        """Return the state of the exchange on all ranks, on rank 0 (collective)."""
+        if self._step_plan.options.make_exchange() is None:
+            return None
+        local = self._optimizer.exchanges_weights
+        own = self._optimizer.state_dict()["state"] if local else {}
+        return gather_record(self._optimizer.exchange_state(), own)
+
+    def restore_exchange(self, record: ExchangeRecord | None) -> str:
+        """Restore the state of the exchange, and return what is lost (collective)."""
+        exchange = self._step_plan.options.make_exchange()
+        restored, lost = scatter_record(record, None if exchange is None else exchange.spec)
+        if restored is not None:
+            self._optimizer.load_exchange_state(restored.saved)
+            if restored.optimizer:
+                state = {**self._optimizer.state_dict(), "state": restored.optimizer}
+                self._optimizer.load_state_dict(state)
+        return lost
 
     def bucket_plan(self) -> Any:
         """Return how gradients are cut into buckets; None before that is known (local)."""

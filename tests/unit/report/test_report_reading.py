@@ -32,22 +32,22 @@ def run(*words: object) -> int:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("metrics.jsonl", '{"epoch": 1\n{}\n', "metrics.jsonl, line 1: this is no JSON object"),
-        ("metrics.jsonl", '[{"epoch": 1}]\n{}\n', "line 1: this is no JSON object"),
-        ("metrics.jsonl", "{}\n", "line 1: it has no split or no step"),
-        ("metrics.jsonl", '{"split": "test", "step": 1, "epoch": []}\n', "line 1: its epoch is no"),
-        ("metrics.jsonl", "[" * 100_000 + "\n{}\n", "line 1: this is no JSON object"),
+        ("metrics.jsonl", '{"epoch": 1\n{}\n', "metrics.jsonl, line 1: not a JSON object"),
+        ("metrics.jsonl", '[{"epoch": 1}]\n{}\n', "line 1: not a JSON object"),
+        ("metrics.jsonl", "{}\n", "line 1: split or step is missing"),
+        ("metrics.jsonl", '{"split": "test", "step": 1, "epoch": []}\n', "line 1: epoch is not a"),
+        ("metrics.jsonl", "[" * 100_000 + "\n{}\n", "line 1: not a JSON object"),
         ("ranks.jsonl", json.dumps(SPAN) + "\n", "ranks.jsonl, line 1: step, seconds, span or"),
         (
             "ranks.jsonl",
             json.dumps(SPAN | {"moving": [0, "x"]}),
             "line 1: step, seconds, span or",
         ),
-        ("summary.json", "{", "summary.json: this is no JSON object"),
-        ("environment.json", "[]", "environment.json: this is no JSON object"),
-        ("config.yaml", "a: [", "config.yaml: this is no YAML"),
-        ("config.yaml", "only words", "config.yaml: these are no options"),
-        ("config.yaml", "a: \0", "config.yaml: this is no YAML"),
+        ("summary.json", "{", "summary.json: not a JSON object"),
+        ("environment.json", "[]", "environment.json: not a JSON object"),
+        ("config.yaml", "a: [", "config.yaml: not YAML"),
+        ("config.yaml", "only words", "config.yaml: these are not options"),
+        ("config.yaml", "a: \0", "config.yaml: not YAML"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(
@@ -73,7 +73,7 @@ def test_what_is_no_run_is_refused_in_one_line(
     for words, said in (
         ((tmp_path / "none",), "there is no such directory"),
         ((tmp_path / "file",), "is a file: name the directory of a run"),
-        ((good, tmp_path / "empty"), "is no run: it has no metrics.jsonl"),
+        ((good, tmp_path / "empty"), "is not a run: it has no metrics.jsonl"),
         ((tmp_path / "odd",), "Is a directory"),
         ((good, "--out", tmp_path / "no" / "page.html"), "cannot be written: No such file"),
         ((good, "--out", tmp_path / "empty"), "cannot be written: Is a directory"),
