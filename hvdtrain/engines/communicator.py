@@ -41,7 +41,7 @@ class Capabilities:
         rounds_once: whether half types are then also added in float32 and rounded once, instead of
             after each addition.
         tree_sums: whether allreduce adds floating-point numbers along a binary tree over the ranks,
-            neighbours first and an odd one last, whatever their number and location.
+            neighbors first and an odd one last, whatever their number and location.
         point_to_point: whether there are messages between pairs of ranks.
     """
 

@@ -65,6 +65,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("heartbeat", "loop", "recipes.builtin", "torch.shards", "torch", "keras", ""),
     ],
     "hvdtrain_bench": ["harness", "analysis", "cases", "exchanges", ""],
+    "cli": ["bench", ""],
 }
 _MOST_FILES = 15
 # All that other layers may know of engines: the contract, and how to find one by name.

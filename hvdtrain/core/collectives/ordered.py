@@ -23,10 +23,10 @@ Array: TypeAlias = Any
 
 
 def tree_sum(terms: Sequence[Array]) -> Array:
-    """Return the sum of arrays along a binary tree: neighbours are added until one is left.
+    """Return the sum of arrays along a binary tree: neighbors are added until one is left.
 
-    An array without a neighbour moves up a level unchanged. If N and V are powers of two and N
-    divides V, the tree sum of N tree sums of V / N neighbours each has the same bits as the tree
+    An array without a neighbor moves up a level unchanged. If N and V are powers of two and N
+    divides V, the tree sum of N tree sums of V / N neighbors each has the same bits as the tree
     sum of all V.
 
     Args:
