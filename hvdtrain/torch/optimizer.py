@@ -14,19 +14,17 @@ import torch
 from hvdtrain.core.arguments import (
     Groups,
     check_groups,
-    check_predivide,
     choose_exchange,
     choose_groups,
     choose_op,
-    group_indices,
 )
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.gradients.gradients import Gradients
-from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.gradients.weights import Weights
-from hvdtrain.torch.operations.compression import Compression, Compressor
+from hvdtrain.torch.operations.compression import Compression, Compressor, compression_name
 from hvdtrain.torch.operations.divergence import note_wrapped
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
 from hvdtrain.torch.tensors.dynamo import disable_compile
@@ -48,7 +46,8 @@ class DistributedOptimizer(OptimizerWrapper):
         optimizer: any torch optimizer; it keeps its state and parameter groups.
         named_parameters: `model.named_parameters()`, for names in messages; without it
             parameters are numbered.
-        compression: how gradients are rounded before the reduction.
+        compression: Compression.fp16 or bf16, equivalent to exchange="half:type=fp16" or bf16; or
+            a class of your own, whose compress() changes gradients before the reduction.
         backward_passes_per_step: number of backward passes whose gradients are accumulated
             locally before they are reduced; for their mean, divide the loss yourself.
         op: Average, Sum or Adasum. Adasum combines the ranks' steps instead of their gradients:
@@ -92,27 +91,21 @@ class DistributedOptimizer(OptimizerWrapper):
         op = choose_op(op, None)
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
             raise ValueError(f"op must be Average, Sum or Adasum, got {op}")
-        check_predivide(gradient_predivide_factor, op)
-        if backward_passes_per_step < 1:
-            raise ValueError(
-                f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}"
-            )
         groups = choose_groups(num_groups, groups)
         check_groups(groups, torch.Tensor)
+        kind = compression_name(compression)
+        self._settings = ParameterSettings(
+            op,
+            process_set,
+            gradient_predivide_factor,
+            groups,
+            sparse_as_dense,
+            choose_exchange(exchange, op, gradient_predivide_factor, kind),
+            passes=backward_passes_per_step,
+            compressor=compression if kind == "own" else Compression.none,
+        )
         super().__init__(optimizer)
         self._names = name_parameters(optimizer, named_parameters)
-        self._groups = groups
-        self._settings = GradientSettings(
-            op=op,
-            process_set=process_set,
-            compression=compression,
-            passes=backward_passes_per_step,
-            predivide=gradient_predivide_factor,
-            sparse_as_dense=sparse_as_dense,
-            exchange=choose_exchange(
-                exchange, op, gradient_predivide_factor, compression is not Compression.none
-            ),
-        )
         self._gradients: Gradients | None = None
         self._weights: Weights | None = None
         self._plan()
@@ -127,13 +120,11 @@ class DistributedOptimizer(OptimizerWrapper):
         trainable = [
             (self._names[id(p)], p) for p in parameters_of(self._optimizer) if p.requires_grad
         ]
-        groups = group_indices(self._groups, [p for _, p in trainable])
-        settings = replace(self._settings, groups=groups)
-        if settings.weights:
-            self._weights = Weights(self._optimizer, trainable, settings)
+        if self._settings.weights:
+            self._weights = Weights(self._optimizer, trainable, self._settings)
         else:
             rate = partial(rate_of, self._optimizer)
-            self._gradients = Gradients(trainable, settings, rate)
+            self._gradients = Gradients(trainable, self._settings, rate)
 
     @property
     def _parameter_names(self) -> dict[torch.nn.Parameter, str]:

@@ -46,6 +46,7 @@ class WarmUp(Exchange):
         self.kind, self.hierarchical = exchange.kind, exchange.hierarchical
         self.whole_tensors, self.half_types = exchange.whole_tensors, exchange.half_types
         self.checks_finite, self.uses_rate = exchange.checks_finite, exchange.uses_rate
+        self.counts_samples = exchange.counts_samples
         self._follow()
 
     def _follow(self) -> None:

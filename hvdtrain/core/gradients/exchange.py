@@ -65,12 +65,14 @@ class Exchange(ABC):
             nodes; otherwise each rank counts as a node.
         checks_finite: whether `end` needs to know if all elements were finite.
         uses_rate: whether `reduce` needs the learning rate.
+        counts_samples: whether `due` needs the number of samples in a step.
         resets_optimizer: whether ranks forget the state of their own optimizers after each
             exchange of weights.
         partial: whether an exchange of weights that is due leaves some parameters as they are,
             so that only a flush makes the weights equal.
         looks_ahead: whether ranks go on from other weights than the model's, to which a flush
             returns even if no rank has taken a step.
+        stateless: whether it keeps nothing from step to step, so that it can reduce any gradients.
     """
 
     spec: str
@@ -81,9 +83,11 @@ class Exchange(ABC):
     hierarchical: bool = False
     checks_finite: bool = False
     uses_rate: bool = False
+    counts_samples: bool = False
     resets_optimizer: bool = False
     partial: bool = False
     looks_ahead: bool = False
+    stateless: bool = False
 
     def prepare(self, plan: BucketPlan) -> None:  # noqa: B027  # most need nothing
         """Prepare for a plan, when it is made and whenever it changes (local).

@@ -9,13 +9,9 @@ from typing import Protocol, TypeVar
 import keras
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.arrays.fused import reduce_fused
-from hvdtrain.core.arrays.fused_plan import FusedSettings
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
-from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.keras.backends.settings import GradientSettings
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 
@@ -175,17 +171,12 @@ class Reduction:
         Returns:
             The reduced gradients, with the shapes and dtypes of `arrays`.
         """
-        settings = self.settings
-        groups = group_indices(settings.groups, variables)
-        fused = FusedSettings(
-            settings.op, settings.process_set, settings.predivide, groups, settings.exchange
-        )
         step, self.steps = self.steps, self.steps + 1
-        return reduce_fused(arrays, name or self.name, fused, samples, step)
+        return reduce_fused(arrays, variables, name or self.name, self.settings, samples, step)
 
     def exchange_state(self) -> SavedExchange:
         """Return the state of the exchange and the number of reductions (local)."""
-        return save_exchange(self._exchange, self.steps)
+        return save_exchange(self.settings.make_exchange(), self.steps)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
         """Restore the state of the exchange (local).
@@ -196,9 +187,4 @@ class Reduction:
         Raises:
             ValueError: it is the state of another exchange.
         """
-        self.steps = load_exchange(self._exchange, state)
-
-    @property
-    def _exchange(self) -> Exchange:
-        settings = self.settings
-        return settings.exchange or AllreduceExchange(settings.op, settings.predivide)
+        self.steps = load_exchange(self.settings.make_exchange(), state)

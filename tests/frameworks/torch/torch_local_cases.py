@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from exchange_formulas import mean
+from exchange_formulas import BlockFormula, DiLoCoFormula, Flat, OfRanks, mean
 from torch_exchange_cases import backward, dense, flat, parameters, put, samples, wrapped
-from torch_training import Model, case, difference, momentum
+from torch_training import Model, case, difference, momentum, refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.catalog import make_exchange
@@ -23,8 +23,9 @@ class Alone:
     """
 
     def __init__(self, make: Make) -> None:
+        self._make = make
         self.models = [dense() for _ in range(hvd.size())]
-        self.optimizers = [make(parameters(model)) for model in self.models]
+        self.forget()
         self.samples = [0.0] * hvd.size()
 
     @property
@@ -39,12 +40,23 @@ class Alone:
             self.optimizers[rank].step()
             self.samples[rank] += samples(step, rank)
 
+    def weights(self) -> OfRanks:
+        """Return the weights of all ranks."""
+        return [flat(parameters(model)) for model in self.models]
+
+    def put(self, weights: Sequence[Flat]) -> None:
+        """Give all ranks the same weights."""
+        for model in self.models:
+            put(weights, parameters(model))
+        self.samples = [0.0] * hvd.size()
+
     def average(self) -> None:
         """Give all ranks the average of their weights."""
-        result = mean([flat(parameters(model)) for model in self.models], self.samples)
-        for model in self.models:
-            put(result, parameters(model))
-        self.samples = [0.0] * hvd.size()
+        self.put(mean(self.weights(), self.samples))
+
+    def forget(self) -> None:
+        """Give all ranks new optimizers."""
+        self.optimizers = [self._make(parameters(model)) for model in self.models]
 
 
 def sgd(own: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -93,7 +105,7 @@ def ranks_average_weights_every_few_steps() -> None:
                 alone.average()
                 check_equal(model)
                 if state == "reset":
-                    alone.optimizers = [momentum(parameters(each)) for each in alone.models]
+                    alone.forget()
             assert difference(model, alone.own) < 1e-12, (state, step)
         optimizer.flush()
         alone.average()
@@ -130,3 +142,71 @@ def a_flush_waits_for_ranks_that_take_more_steps() -> None:
     alone.average()
     check_equal(model)
     assert difference(model, alone.own) < 1e-12
+
+
+@case
+def blocks_of_samples() -> None:
+    """Blocks of two batches of 11 samples, one that a flush ends after one, and an empty flush."""
+    block_momentum, rate = 0.5, 0.75
+    options = f"block=22,momentum={block_momentum},rate={rate}"
+    model, alone = dense(), Alone(momentum)
+    optimizer = wrapped(model, make_exchange(f"blockmomentum:{options}"))
+    formula = BlockFormula(flat(parameters(model)), hvd.size(), block_momentum, rate, nesterov=True)
+    for step in range(7):
+        take_step(model, optimizer, step)
+        alone.step(step)
+        if step in (1, 3, 4, 6):
+            flush = step == 4
+            if flush:
+                optimizer.flush()
+            shared = sum(alone.samples) / 22
+            alone.put(formula.block(alone.weights(), alone.samples, shared, flush))
+            alone.forget()
+            check_equal(model)
+        assert difference(model, alone.own) < 1e-12, step
+    optimizer.flush()
+    alone.put(formula.model)
+    assert difference(model, alone.own) < 1e-12
+
+
+@case
+def blocks_count_samples_that_are_known() -> None:
+    model = dense()
+    optimizer = wrapped(model, make_exchange("blockmomentum:block=22"))
+    backward(model, 0, hvd.rank())
+    assert "set optimizer.sample_weight" in refused(ValueError, optimizer.step)
+
+
+def adam(own: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return what DiLoCo has within."""
+    return torch.optim.AdamW(own, lr=0.01)
+
+
+@case
+def an_outer_optimizer_beside_adam() -> None:
+    model, alone = dense(), Alone(adam)
+    optimizer = hvd.DistributedOptimizer(adam(parameters(model)), exchange="diloco:steps=3")
+    formula = DiLoCoFormula(flat(parameters(model)), 0.7, 0.9)
+    for step in range(7):
+        take_step(model, optimizer, step)
+        alone.step(step)
+        if step == 6:
+            optimizer.flush()
+        if optimizer.synchronized:
+            averages = mean(alone.weights(), alone.samples)
+            alone.put([formula.round(index, each) for index, each in enumerate(averages)])
+            check_equal(model)
+        assert difference(model, alone.own) < 1e-11, step
+
+
+@case
+def fragments_of_an_outer_optimizer() -> None:
+    model = dense()
+    inner = adam(parameters(model))
+    optimizer = hvd.DistributedOptimizer(inner, exchange="diloco:steps=4,fragments=2")
+    for step in range(5):
+        take_step(model, optimizer, step)
+        assert not optimizer.synchronized
+    optimizer.flush()
+    assert optimizer.synchronized
+    check_equal(model)
