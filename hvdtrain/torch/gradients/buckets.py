@@ -126,7 +126,7 @@ class ParameterBuckets:
         sparse: Iterable[int],
         arrivals: Sequence[int] | None,
     ) -> None:
-        """Write what ranks sum beside this rank's gradients.
+        """Write what ranks sum in addition to this rank's gradients.
 
         Args:
             absent, sparse, arrivals: as in `usage.write_usage`.

@@ -26,7 +26,7 @@ __all__ = ["Gradients"]
 class Gradients:
     """Passes the gradients of parameters to a reducer as backward passes compute them.
 
-    Parameters may change their dtype, device or memory format: the plan is then made anew.
+    Parameters may change their dtype, device or memory format: a new plan is then made.
 
     Args:
         parameters: name and parameter, in the order of the model; equal on all ranks.
