@@ -13,6 +13,7 @@ import numpy.typing as npt
 from hvdtrain.arrays import elements_of
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Communicator, Pending
+from hvdtrain.engines.point_to_point import PointToPoint
 from hvdtrain.types import ReduceOp
 
 __all__ = ["OrderedCommunicator", "tree_sum"]
@@ -147,6 +148,9 @@ class OrderedCommunicator(Communicator):
     def split(self, ranks: Sequence[int]) -> OrderedCommunicator | None:
         inner = self._inner.split(ranks)
         return None if inner is None else OrderedCommunicator(inner)
+
+    def point_to_point(self) -> PointToPoint:
+        return self._inner.point_to_point()
 
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
         return self._inner.empty(nbytes, device)

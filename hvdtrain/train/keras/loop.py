@@ -103,6 +103,10 @@ class KerasLoop:
         """Average the statistics that forward passes have changed on each rank (collective)."""
         self.state.average_statistics()
 
+    @property
+    def pushes(self) -> None:
+        """None: there is no parameter server."""
+
     def exchange_record(self) -> ExchangeRecord | None:
         """Return the state of the exchange on all ranks, on rank 0 (collective)."""
         if self._step_plan.options.make_exchange() is None:

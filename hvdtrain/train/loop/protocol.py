@@ -14,6 +14,7 @@ from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.exchange_record import ExchangeRecord
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.totals import RatedMetric, SummedMetric, Totals, Values
+from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 
 __all__ = ["Array", "Framework", "TrainingLoop", "TrainingState"]
@@ -64,6 +65,10 @@ class TrainingLoop(Protocol):
     @property
     def lr(self) -> float:
         """The learning rate of the last step."""
+
+    @property
+    def pushes(self) -> Pushes | None:
+        """The gradients that servers have received; None without a parameter server."""
 
     def broadcast(self) -> None:
         """Copy the weights and the optimizer state of rank 0 to every rank (collective)."""
