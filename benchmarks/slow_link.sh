@@ -5,8 +5,8 @@
 #
 #     benchmarks/slow_link.sh python -m hvdtrain bench collectives -np 4 -hostfile HOSTS
 #
-# The word HOSTS becomes the name of a hostfile with two slots on each host. RATE=10gbit names
-# another rate. Nothing of it is left behind.
+# The word HOSTS becomes the name of a hostfile with two slots on each host; SLOTS=1 makes it one.
+# RATE=10gbit names another rate. Nothing of it is left behind.
 set -euo pipefail
 
 rate=${RATE:-1gbit}
@@ -17,7 +17,7 @@ trap 'for node in "${nodes[@]}"; do ip netns del "hvd-$node" 2> /dev/null || tru
 for node in "${nodes[@]}"; do
   ip netns add "hvd-$node"
   ip -n "hvd-$node" link set lo up
-  echo "$node slots=2" >> "$work/hosts"
+  echo "$node slots=${SLOTS:-2}" >> "$work/hosts"
 done
 ip link add hvd0 netns hvd-nodea type veth peer name hvd0 netns hvd-nodeb
 for end in 1 2; do

@@ -1,6 +1,6 @@
 """Functions on numpy arrays and torch tensors, for what the two do differently.
 
-What both do alike (slices, arithmetic, comparisons, reshape) is used directly. numpy has no
+What is the same in both (slices, arithmetic, comparisons, reshape) is used directly. numpy has no
 bfloat16: algorithms get float32 unless they declare support for half types (see Exchange).
 """
 
@@ -20,11 +20,15 @@ __all__ = [
     "Array",
     "HostArray",
     "all_finite",
+    "as_bytes",
     "buffer_of",
+    "concatenate",
     "copy",
     "elements_of",
+    "from_bytes",
     "is_tensor",
     "like",
+    "like_shape",
     "namespace",
     "of_type",
     "pack_signs",
@@ -43,6 +47,10 @@ class Array(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def T(self) -> Array: ...  # the name in numpy and torch
     def reshape(self, *shape: int) -> Array: ...
     def __getitem__(self, key: Any, /) -> Array: ...
     def __setitem__(self, key: Any, value: Any, /) -> None: ...
@@ -102,6 +110,47 @@ def of_type(array: Array, model: Array) -> Array:
     given, dtype = cast("Any", array), cast("Any", model).dtype
     made = given.to(dtype) if is_tensor(array) else given.astype(dtype, copy=False)
     return cast("Array", made)
+
+
+def like_shape(array: Array, shape: Sequence[int], dtype: str | None = None) -> Array:
+    """Return uninitialized elements on the device of another array.
+
+    Args:
+        array: array with the wanted device.
+        shape: shape of the result.
+        dtype: name of the dtype; by default that of the array.
+    """
+    reference, xp = cast("Any", array), namespace(array)
+    kind = reference.dtype if dtype is None else getattr(xp, dtype)
+    if is_tensor(array):
+        return cast("Array", xp.empty(tuple(shape), dtype=kind, device=reference.device))
+    return cast("Array", np.empty(tuple(shape), kind))
+
+
+def concatenate(arrays: Sequence[Array]) -> Array:
+    """Return the elements of 1-d arrays, one after the other.
+
+    Args:
+        arrays: at least one array, all of the same dtype and device.
+    """
+    return cast("Array", namespace(arrays[0]).concatenate(list(arrays)))
+
+
+def as_bytes(array: Array) -> Array:
+    """Return a view of the bytes of a contiguous array, 1-d uint8."""
+    made: Any = array
+    return cast("Array", made.reshape(-1).view(namespace(array).uint8))
+
+
+def from_bytes(data: Array, array: Array) -> Array:
+    """Return a view of bytes as elements of the dtype of another array.
+
+    Args:
+        data: 1-d uint8, aligned to the elements.
+        array: array with the wanted dtype.
+    """
+    made, reference = cast("Any", data), cast("Any", array)
+    return cast("Array", made.view(reference.dtype))
 
 
 def strided(

@@ -130,7 +130,7 @@ class Buffer:
             ValueError: the memory is not on the host.
         """
         if self.device != "cpu":
-            raise ValueError(f"numpy cannot see memory on {self.device}")
+            raise ValueError(f"numpy cannot access memory on {self.device}")
         if self.count == 0:
             return np.empty(0, self.dtype.numpy)
         memory = (ctypes.c_byte * self.nbytes).from_address(self.pointer)
@@ -164,7 +164,7 @@ class Buffer:
         """
         count, rest = divmod(self.nbytes, dtype.itemsize)
         if rest:
-            raise ValueError(f"{self.nbytes} bytes are no whole number of {dtype.value}")
+            raise ValueError(f"{self.nbytes} bytes are not a multiple of the size of {dtype.value}")
         owner: object = self
         if _is_tensor(self.owner):
             owner = _flat(self.owner).view(getattr(sys.modules["torch"], dtype.value))
@@ -219,7 +219,7 @@ class Buffer:
             ValueError: the part is not within the buffer.
         """
         if start < 0 or count < 0 or start + count > self.count:
-            raise ValueError(f"slice {start}+{count} lies outside a buffer of {self.count}")
+            raise ValueError(f"slice {start}+{count} is outside a buffer of {self.count} elements")
         address = self.pointer + start * self.dtype.itemsize if self.pointer else 0
         owner: object = self
         if _is_tensor(self.owner):

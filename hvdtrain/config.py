@@ -107,7 +107,7 @@ def _positive(environ: Mapping[str, str], name: str, default: int, most: int | N
     if text is None:
         return default
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"{name}={text!r} must be a positive whole number of bytes")
+        raise UsageError(f"{name}={text!r} must be a positive integer, in bytes")
     if most is not None and int(text) > most:
         raise UsageError(f"{name}={text!r} must be at most {most} bytes")
     return int(text)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-__all__ = ["Topology", "cpu_threads", "format_ranks"]
+__all__ = ["Topology", "cpu_threads", "format_by_rank", "format_ranks"]
 
 
 @dataclass(frozen=True)
@@ -99,3 +99,15 @@ def format_ranks(ranks: Iterable[int]) -> str:
     ]
     names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(names)}"
+
+
+def format_by_rank(values: Sequence[str]) -> str:
+    """Return which ranks have which value, e.g. "ranks 0, 1: cuda:0; rank 2: cpu".
+
+    Args:
+        values: value of each rank, by rank.
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return "; ".join(f"{format_ranks(those)}: {value}" for value, those in ranks.items())

@@ -106,8 +106,18 @@ class Suite:
         """Compare steps while a checkpoint is written with those without."""
         self._run("checkpoint", self.ranks, self.settings)
 
+    def exchange(self) -> None:
+        """Compare steps with other ways to exchange gradients or weights."""
+        self._run("exchange", self.ranks, self.settings)
+
+    def exchange_losses(self) -> None:
+        """Compare the losses that small models reach with other exchanges."""
+        result = self._run("exchange-loss", self.ranks, self.settings)
+        self._draw("losses-steps", lambda plots, path: plots.plot_losses(result, 0, path))
+        self._draw("losses-seconds", lambda plots, path: plots.plot_losses(result, 1, path))
+
     def loop(self) -> None:
-        """Compare the built-in loop with one written by hand, on one rank and on all."""
+        """Compare the built-in loop with a handwritten one, on one rank and on all."""
         for ranks in (1, self.ranks):
             self._run("loop", ranks, self.settings)
 

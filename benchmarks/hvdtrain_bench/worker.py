@@ -25,8 +25,9 @@ def main(kind: str, settings: str, threads: str, file: str) -> None:
     """Measure together with all other ranks; rank 0 writes the result into `file`.
 
     Args:
-        kind: "collectives", "steps", "idle", "profile", "checkpoint", "loop", "tensorflow",
-            "tensorflow-strategy" or "keras-BACKEND".
+        kind: "collectives", "steps", "idle", "profile", "checkpoint", "exchange",
+            "exchange-loss", "loop",
+            "tensorflow", "tensorflow-strategy" or "keras-BACKEND".
         settings: output of Settings.to_json().
         threads: number of threads with which torch computes, per rank.
         file: file for the result.
@@ -91,10 +92,14 @@ def _measure(kind: str) -> Callable[..., Result]:
     from hvdtrain_bench.cases.loops import measure_loops
     from hvdtrain_bench.cases.profile import measure_profile
     from hvdtrain_bench.cases.steps import measure_steps
+    from hvdtrain_bench.exchanges.losses import measure_losses
+    from hvdtrain_bench.exchanges.steps import measure_exchanges
 
     return {
         "checkpoint": measure_checkpoints,
         "collectives": measure_collectives,
+        "exchange": measure_exchanges,
+        "exchange-loss": measure_losses,
         "steps": measure_steps,
         "idle": measure_idle,
         "loop": measure_loops,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hvdtrain.cli.trained import with_run_options
+from hvdtrain.cli.train import with_run_options
 
 __all__ = ["command"]
 

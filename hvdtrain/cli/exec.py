@@ -36,9 +36,9 @@ def command(
     Accelerate and Lightning, TF_CONFIG for tf.distribute.
     """
     if script is None and not only_print:
-        raise UsageError("which script? Name one, or say --print")
+        raise UsageError("which script? Name one, or pass --print")
     if script is not None and not os.path.isfile(script):
-        raise UsageError(f"no script {script} here: name an existing file")
+        raise UsageError(f"there is no file {script}: name an existing script")
     place = _report_rank()
     names = parse_roles(roles or f"worker:{place.size}", place.size)
     variables = torch_variables(place) | {"TF_CONFIG": tensorflow_config(place, names)}

@@ -90,9 +90,9 @@ def _request(
     launcher = launcher or kind.launchers[0]
     if launcher not in kind.launchers:
         usable = " or ".join(kind.launchers)
-        raise UsageError(f"--launcher {launcher} is none of {scheduler}: use {usable}")
+        raise UsageError(f"--launcher {launcher} is not available with {scheduler}: use {usable}")
     if plain["array"] and not kind.array:
-        raise UsageError(f"--array: scripts for {scheduler} cannot have one")
+        raise UsageError(f"--array: job scripts for {scheduler} cannot have one")
     first = plain["array"].partition("-")[0]
     if first.isdecimal() and int(first[-9:]) < kind.first:
         raise UsageError(f"--array {plain['array']}: {scheduler} counts from {kind.first}")
@@ -150,7 +150,7 @@ def _take_out(arguments: list[str]) -> tuple[str, list[str]]:
         elif word.startswith("--out="):
             out = word.removeprefix("--out=")
         elif word.split("=")[0] == "--resume":
-            raise UsageError("leave out --resume: a job always goes on from its last checkpoint")
+            raise UsageError("leave out --resume: a job always resumes from its last checkpoint")
         else:
             rest.append(word)
     return out, rest

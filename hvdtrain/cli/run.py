@@ -81,7 +81,7 @@ def command(
     _require_sense(request)
     require_program(arguments)
     if is_script(arguments) and not os.path.isfile(arguments[0]):
-        raise UsageError(f"no script {arguments[0]} here: name an existing file")
+        raise UsageError(f"there is no file {arguments[0]}: name an existing script")
     if as_horovod and not is_script(arguments):
         raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
     library = loaded_library()
@@ -99,13 +99,15 @@ def _require_sense(request: LaunchRequest) -> None:
     if promised is not None and promised.size > 1:
         raise UsageError(f"'run' starts ranks itself: call it without {promised.launcher}")
     if request.ranks is None and request.per_node is None and not request.names_hosts:
-        raise UsageError("how many ranks? Say -np N, or name a hostfile with -hostfile FILE")
+        raise UsageError("how many ranks? Pass -np N, or name a hostfile with -hostfile FILE")
     if request.ranks is not None and request.ranks < 1:
         raise UsageError(f"-np {request.ranks} must be at least 1")
     if request.hostfile is not None and request.hosts:
         raise UsageError("-hostfile and -H both name hosts: leave out one of them")
     if request.log_folder and (request.prefix or request.timestamps):
-        raise UsageError("--prefix and --timestamps are not for --output-dir: leave them out")
+        raise UsageError(
+            "--prefix and --timestamps cannot be combined with --output-dir: leave them out"
+        )
     if request.hostfile is not None:
         read_file(request.hostfile)
     check_interface(request.interface)
@@ -116,7 +118,7 @@ def _run(line: LaunchCommand) -> int:
         if line.folder is not None:
             os.makedirs(line.folder, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot make a folder: {error}") from None
+        raise UsageError(f"cannot create a directory: {error}") from None
     with session_folder(os.environ) as session:
         environ = {SESSION: session.folder, **os.environ, **line.variables}
         try:

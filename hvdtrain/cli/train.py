@@ -1,10 +1,11 @@
-"""`hvdtrain train`: train a recipe on all ranks."""
+"""`hvdtrain train`: train a recipe on all ranks; and options of the commands that use the model."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,16 +17,16 @@ from hvdtrain.train.config.write import config_text
 from hvdtrain.train.options import OPTIONS, RECIPES, Option, TrainOptions
 from hvdtrain.world import promised_world
 
-__all__ = ["OF_CONFIGURATION", "command", "read_options"]
+__all__ = ["OF_CONFIGURATION", "command", "read_options", "with_run_options"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 # Help of the options that only the command line has, by flag.
 OF_CONFIGURATION = {
     "--config": "A YAML file with any of these options; the command line wins.",
     "--print-config": "Print all options as such a file and leave.",
 }
-_TYPES: dict[Any, Any] = {int: int, float: float, str: str, Path: Path}
+_TYPES: dict[object, type] = {int: int, float: float, str: str, Path: Path}
 
 
 class _GroupedCommand(click.Command):
@@ -121,3 +122,31 @@ def _arguments(words: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"--set {name} is given twice: {arguments[name]!r} and {value!r}")
         arguments[name] = value
     return arguments
+
+
+_CHANGES = {
+    "--data-dir": (Path, "Where the recipe's data is now."),
+    "--recipe": (str, "Where the recipe's file is now, as FILE.py[:FUNCTION]."),
+    "--engine": (str, "What moves the figures."),
+    "--device": (str, "auto, cpu or cuda."),
+    "--workers": (int, "Loading processes per rank."),
+}
+
+
+def with_run_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add options for the checkpoint, and for settings of a run that may have changed."""
+
+    @wraps(function)
+    def wrapped(**given: object) -> None:
+        function(**{name: value for name, value in given.items() if value is not None})
+
+    with_options: Callable[..., None] = wrapped
+    for flag, (kind, text) in reversed(_CHANGES.items()):
+        with_options = click.option(flag, type=kind, help=text)(with_options)
+    return click.option(
+        "--checkpoint",
+        default="best",
+        show_default=True,
+        metavar="[best|newest|PATH]",
+        help="Which one; best is the newest where nothing was evaluated.",
+    )(with_options)

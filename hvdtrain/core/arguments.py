@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
+from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.types import ReduceOp
 
@@ -47,7 +48,7 @@ def choose_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
         ValueError: both are given, or op is not a reduction.
     """
     if op is not None and average is not None:
-        raise ValueError("op and average say the same thing: give only op")
+        raise ValueError("op and average mean the same: pass only op")
     if average is not None:
         warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, 3)
         return ReduceOp.AVERAGE if average else ReduceOp.SUM
@@ -78,11 +79,11 @@ def op_on_wire(
     if "bool" not in kinds:
         return op, kinds
     if any(kind != "bool" for kind in kinds):
-        raise ValueError("a group cannot hold bool and other tensors")
+        raise ValueError("a group cannot contain both bool and other tensors")
     if (prescale_factor, postscale_factor) != (1.0, 1.0):
-        raise ValueError("a factor makes no sense for bool")
+        raise ValueError("a factor cannot be applied to bool")
     if op not in _BOOL_OPS:
-        raise ValueError(f"{op.value} of bool makes no sense")
+        raise ValueError(f"{op.value} is not defined for bool")
     return _BOOL_OPS[op], [f"bool ({op.value})"] * len(kinds)
 
 
@@ -115,7 +116,7 @@ def choose_groups(num_groups: int, groups: Groups) -> Groups:
     if not num_groups:
         return groups
     if groups is not None:
-        raise ValueError("num_groups and groups say the same thing: give only groups")
+        raise ValueError("num_groups and groups mean the same: pass only groups")
     warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, 3)
     return num_groups
 
@@ -172,27 +173,30 @@ def group_indices(groups: Groups, parameters: Sequence[object]) -> tuple[tuple[i
 
 
 def choose_exchange(
-    exchange: object, op: ReduceOp, predivide: float, compressed: bool
+    exchange: object, op: ReduceOp, predivide: float, compression: str = "none"
 ) -> Exchange | None:
-    """Return the exchange that was given or implied by op=Adasum; None for the default one.
+    """Return the exchange that was given or implied by another argument; None for the default one.
 
     Args:
         exchange: exchange given by the user, as an object or as text, or None.
         op: reduction of the gradients.
         predivide: gradient_predivide_factor.
-        compressed: whether a compression was given.
+        compression: "fp16" or "bf16" for that compression, which is an exchange; "own" for a
+            compressor of the user; "none".
 
     Raises:
         TypeError: `exchange` is neither an Exchange nor text.
         ValueError: the text names no exchange, or the arguments contradict one another.
     """
     if exchange is None:
-        return AdasumExchange() if op is ReduceOp.ADASUM else None
+        if op is ReduceOp.ADASUM:
+            return AdasumExchange()
+        return None if compression in ("none", "own") else HalfExchange(compression, op, predivide)
     if isinstance(exchange, str):
         exchange = make_exchange(exchange)
     if not isinstance(exchange, Exchange):
         raise TypeError(f"exchange must be an Exchange or text, got {type(exchange).__name__}")
-    if op is not ReduceOp.AVERAGE or predivide != 1.0 or compressed:
+    if op is not ReduceOp.AVERAGE or predivide != 1.0 or compression != "none":
         raise ValueError(
             f"exchange {exchange.spec!r} says itself what is sent: leave out op, compression and "
             "gradient_predivide_factor"

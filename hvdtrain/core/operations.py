@@ -191,8 +191,8 @@ def alltoall(
     if splits is None:
         if shape[0] % size:
             raise ValueError(
-                f"alltoall {name!r}: first dimension {shape[0]} does not divide by {size} ranks: "
-                "pass splits"
+                f"alltoall {name!r}: first dimension {shape[0]} is not divisible by {size} "
+                "ranks: pass splits"
             )
         splits = [shape[0] // size] * size
     if len(splits) != size or min(splits) < 0 or sum(splits) != shape[0]:

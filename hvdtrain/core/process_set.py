@@ -133,8 +133,8 @@ def require_process_set(process_set: object) -> ProcessSet:
     if isinstance(process_set, ProcessSet):
         return process_set
     raise TypeError(
-        f"process_set={process_set!r} is no ProcessSet: register the ranks once, on every rank of "
-        "the world, with members = hvd.add_process_set([...]), and pass process_set=members"
+        f"process_set={process_set!r} is not a ProcessSet: register the ranks once, on every rank "
+        "of the world, with members = hvd.add_process_set([...]), and pass process_set=members"
     )
 
 
@@ -170,7 +170,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         raise ValueError(f"a process set of ranks {ranks} is registered already")
     if here.topology.size > 1 and not here.world.communicator.capabilities.concurrent:
         raise UnsupportedError(
-            f"process sets need an MPI that may be called by several threads; {here.library} "
+            f"process sets need an MPI that several threads may call; {here.library} "
             "was started without MPI_THREAD_MULTIPLE"
         )
     number = max(here.process_sets, default=0) + 1

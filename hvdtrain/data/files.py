@@ -1,4 +1,4 @@
-"""Reading files that a user provides, with one line of error for each thing that can be wrong."""
+"""Read files that a user provides; every fault is reported in one line."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def data_folder(data_dir: Path | None, data_set: str, layout: str) -> Path:
 
     Args:
         data_dir: folder that the user names, or None.
-        data_set: name of the data set for people.
-        layout: files expected in the folder, for people.
+        data_set: display name of the data set.
+        layout: description of the files expected in the folder.
 
     Raises:
         UsageError: no folder was named, or it does not exist.
@@ -27,8 +27,8 @@ def data_folder(data_dir: Path | None, data_set: str, layout: str) -> Path:
         raise UsageError(f"{data_set} needs --data-dir DIR, with {layout}; nothing is downloaded")
     if not data_dir.is_dir():
         raise UsageError(
-            f"{data_set}: there is no folder {data_dir}; expected is one with {layout}; nothing is "
-            "downloaded"
+            f"{data_set}: there is no folder {data_dir}; expected a folder with {layout}; nothing "
+            "is downloaded"
         )
     return data_dir
 
@@ -37,13 +37,13 @@ def missing_files(data_set: str, folder: Path, names: Sequence[str], layout: str
     """Return the error for missing files of a data set.
 
     Args:
-        data_set: name of the data set for people.
+        data_set: display name of the data set.
         folder: folder where the files should be.
         names: names of the missing files.
-        layout: files expected in the folder, for people.
+        layout: description of the files expected in the folder.
     """
     return UsageError(
-        f"{data_set}: {', '.join(names)} not found in {folder}; expected are {layout}; nothing is "
+        f"{data_set}: {', '.join(names)} not found in {folder}; expected {layout}; nothing is "
         "downloaded"
     )
 
@@ -74,4 +74,4 @@ def read_text(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not text in UTF-8: byte {error.start} is wrong") from None
+        raise UsageError(f"{path} is not text in UTF-8: byte {error.start} is invalid") from None

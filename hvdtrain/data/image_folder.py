@@ -50,7 +50,7 @@ def _part(folder: Path, names: Sequence[str]) -> Path:
         if (folder / name).is_dir():
             return folder / name
     raise UsageError(
-        f"imagefolder: there is no folder {' or '.join(names)} in {folder}; expected are "
+        f"imagefolder: there is no folder {' or '.join(names)} in {folder}; expected "
         f"{_LAYOUT}; nothing is downloaded"
     )
 
@@ -59,7 +59,7 @@ def _classes(folder: Path) -> list[str]:
     inside = (inner for inner in folder.iterdir() if inner.is_dir())
     classes = sorted(inner.name for inner in inside if not _hidden(inner))
     if not classes:
-        raise UsageError(f"{folder} has no folders: expected is one for each class")
+        raise UsageError(f"{folder} has no folders: expected one for each class")
     return classes
 
 
@@ -74,7 +74,7 @@ def _images(folder: Path, classes: Sequence[str], size: int, crop: int | None) -
         paths += of_class
         labels += [label] * len(of_class)
     if not paths:
-        raise UsageError(f"{folder} has no images: expected are {_LAYOUT}")
+        raise UsageError(f"{folder} has no images: expected {_LAYOUT}")
     return ImageFiles(paths, labels, classes, size, crop)
 
 

@@ -10,7 +10,7 @@ from hvdtrain.errors import UsageError
 
 __all__ = ["load_map_files", "read_map_file"]
 
-_LAYOUT = "train.txt and test.txt, each line the path of an image, a TAB and its label from 0"
+_LAYOUT = "train.txt and test.txt, each line the path of an image, a tab and its label from 0"
 
 
 def load_map_files(data_dir: Path | None, size: int, crop: int) -> tuple[ImageFiles, ImageFiles]:
@@ -56,17 +56,17 @@ def read_map_file(path: Path, classes: int | None = None) -> tuple[list[Path], l
             paths.append(path.parent / name)
             labels.append(label)
     if not paths:
-        raise UsageError(f"{path} lists no images; expected on each line: PATH, a TAB, LABEL")
+        raise UsageError(f"{path} lists no images; expected on each line: PATH, a tab, LABEL")
     return paths, labels
 
 
 def _parsed(line: str, where: str, classes: int | None) -> tuple[str, int]:
     name, tab, text = line.partition("\t")
     if not (tab and name.strip()):
-        raise UsageError(f"{where}: expected PATH, a TAB and LABEL, got {line.rstrip()!r}")
+        raise UsageError(f"{where}: expected PATH, a tab and LABEL, got {line.rstrip()!r}")
     label = text.strip()
     if not (label.isascii() and label.isdigit()):
-        raise UsageError(f"{where}: the label must be a whole number from 0, got {label!r}")
+        raise UsageError(f"{where}: the label must be an integer from 0, got {label!r}")
     if classes is not None and int(label) >= classes:
-        raise UsageError(f"{where}: label {label} is none of the {classes} classes to train on")
+        raise UsageError(f"{where}: label {label} is not one of the {classes} training classes")
     return name.strip(), int(label)

@@ -35,8 +35,8 @@ _GRACE_SECONDS = 10.0
 
 def run(
     function: Callable[..., Result],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     np: int = 1,
 ) -> list[Result]:
     """Call a function on every rank of a new job on this host, and return what each one returned.
@@ -107,7 +107,8 @@ def _listen(address: str, np: int, key: bytes) -> Listener:
         return Listener(address, "AF_UNIX", backlog=2 * np, authkey=key)
     except OSError as error:
         raise UsageError(
-            f"run() cannot listen at {address} ({error}): set TMPDIR to a folder with a short name"
+            f"run() cannot listen at {address} ({error}): set TMPDIR to a folder with a "
+            "shorter path"
         ) from None
 
 

@@ -31,7 +31,7 @@ def require_program(arguments: Sequence[str]) -> None:
     if word.startswith("-") or word in OF_RANKS or is_script(arguments):
         return
     raise UsageError(
-        f"'{word}' is nothing that ranks run: name a script, or one of {', '.join(OF_RANKS)}"
+        f"'{word}' cannot be run by ranks: name a script, or one of {', '.join(OF_RANKS)}"
     )
 
 
@@ -48,10 +48,10 @@ def _refuse_python(arguments: Sequence[str]) -> None:
         instead = " ".join(words[2:] or ["train"])
         raise UsageError(f"ranks run 'python -m hvdtrain' already: write -- {instead}")
     if words[:1] == ["-m"]:
-        raise UsageError("ranks run no modules by name: write -- and the path of the module's file")
+        raise UsageError("ranks cannot run a module by name: write -- and the path of its file")
     if words[:1] == ["-c"]:
         raise UsageError(
-            "ranks run no code from the command line: put it into a file, write -- FILE"
+            "ranks cannot run code from the command line: put it into a file and write -- FILE"
         )
 
 

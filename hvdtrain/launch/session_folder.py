@@ -69,7 +69,7 @@ def session_folder(environ: Mapping[str, str]) -> Iterator[Session]:
             prefix="hvdtrain-run-", dir=parent, ignore_cleanup_errors=True
         )
     except OSError as error:
-        raise UsageError(f"cannot make a folder: {error}") from None
+        raise UsageError(f"cannot create a directory: {error}") from None
     with temporary as folder, _cleaned_up(folder) as lifeline:
         yield Session(folder, lifeline)
 

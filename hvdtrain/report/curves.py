@@ -136,9 +136,9 @@ def _take_chunk(chunk: Sequence[JsonObject], lines: Lines, found: _Found) -> Non
     for place, line in enumerate(chunk):
         step, epoch = line.get("step"), number(line.get("epoch"))
         if type(line.get("split")) is not str or type(step) is not int or not 0 <= step < 2**53:
-            raise lines.wrong(place, "it has no split or no step")
+            raise lines.wrong(place, "split or step is missing")
         if epoch is None:
-            raise lines.wrong(place, "its epoch is no number")
+            raise lines.wrong(place, "epoch is not a number")
     for (split, *names), group in groupby(chunk, lambda line: (line["split"], *line)):
         rows = list(group)
         columns = found.splits.get(split) or found.splits.setdefault(split, _Split())

@@ -61,7 +61,7 @@ class Lines:
             elif place + 1 == len(lines) and not file.peek(1):
                 self.torn = True
             else:
-                raise self.wrong(place, "this is no JSON object")
+                raise self.wrong(place, "not a JSON object")
         return found
 
 
@@ -76,7 +76,7 @@ def read_object(path: Path) -> JsonObject:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     if found is None:
-        raise UsageError(f"{path}: this is no JSON object: the file is damaged")
+        raise UsageError(f"{path}: not a JSON object: the file is damaged")
     return found
 
 

@@ -108,7 +108,7 @@ def _refuse(path: Path) -> None:
         raise UsageError(f"{path}: there is no such directory")
     if not path.is_dir():
         raise UsageError(f"{path} is a file: name the directory of a run (train's --out)")
-    raise UsageError(f"{path} is no run: it has no metrics.jsonl, which train writes into --out")
+    raise UsageError(f"{path} is not a run: it has no metrics.jsonl, which train writes to --out")
 
 
 def _read_yaml(path: Path) -> JsonObject:
@@ -123,7 +123,7 @@ def _read_yaml(path: Path) -> JsonObject:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: this is no YAML: the file is damaged") from error
+        raise UsageError(f"{path}: not YAML: the file is damaged") from error
     if not isinstance(found, dict):
-        raise UsageError(f"{path}: these are no options: the file is damaged")
+        raise UsageError(f"{path}: these are not options: the file is damaged")
     return found

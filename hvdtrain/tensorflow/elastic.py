@@ -61,7 +61,9 @@ class TensorFlowState(ObjectState):
         self.variables = list(variables)
         self.session = session or (None if eager else tf.compat.v1.get_default_session())
         if self.session is None and not eager:
-            raise ValueError("TensorFlowState needs a session in a graph of TensorFlow 1")
+            raise ValueError(
+                "TensorFlowState needs a session in a graph of TensorFlow 1: pass session="
+            )
         self._broadcast = None if eager else broadcast_variables(self.variables, root_rank=0)
         super().__init__(broadcast_object, rank, **kwargs)
 

@@ -54,7 +54,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
         if process_set_id == 0:
             return here.topology.size
         if process_set_id not in here.process_sets:
-            raise ValueError(f"there is no process set number {process_set_id}")
+            raise ValueError(f"there is no process set with id {process_set_id}")
         return len(here.process_sets[process_set_id])
 
     return _number_op(size, name or "size")

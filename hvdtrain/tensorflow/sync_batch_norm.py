@@ -32,7 +32,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
         if fused is not False:
-            raise ValueError("SyncBatchNormalization does not go with fused=True")
+            raise ValueError("SyncBatchNormalization does not support fused=True")
         if is_tf_keras(self):  # else it would normalize in one operation of TensorFlow
             kwargs["fused"] = False
         super().__init__(**kwargs)

@@ -27,7 +27,10 @@ def own_shards(shards: int) -> range:
             f"{shards} virtual shards on {topology.size} ranks: both must be powers of two"
         )
     if topology.size > shards:
-        raise UsageError(f"{shards} virtual shards are too few for {topology.size} ranks")
+        raise UsageError(
+            f"{shards} virtual shards are too few for {topology.size} ranks: use at "
+            "least as many shards as ranks"
+        )
     each = shards // topology.size
     return range(topology.rank * each, (topology.rank + 1) * each)
 
@@ -56,7 +59,7 @@ def backward_by_shards(
         UsageError: as for `own_shards`.
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    # Sums of 1, 2, 4 ... neighbouring shards that wait for their sibling, as in a binary counter.
+    # Sums of 1, 2, 4 ... neighboring shards that wait for their sibling, as in a binary counter.
     waiting: list[tuple[int, Gradients]] = []
     for shard in own_shards(shards):
         loss = loss_of(shard)

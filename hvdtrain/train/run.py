@@ -50,7 +50,7 @@ class Run:
         self._heartbeat, self._run_log = heartbeat, run_log
         self._triggers = Triggers.of(options)
         self._clock = RunClock(setup.world, self._progress)
-        self._taken, self._reserved = 0, False
+        self._taken, self._reserved, self._watch_due = 0, False, False
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
         self._evaluated: MetricsRecord | None = None
         self._saved_step, self._first_step = -1, self._progress.step
@@ -134,7 +134,9 @@ class Run:
             self._terminal.print(epoch_lines(lines, self._options.epochs))
             if self._run_log is not None:
                 self._run_log.write(lines)
-        if self._triggers.watches(step, whole):
+        self._watch_due |= self._triggers.watches(step, whole)
+        # A check must not change the weights, so it waits until they are equal anyway.
+        if self._watch_due and self._loop.synchronized:
             self._compare_ranks()
         if better or self._saves(whole):
             self._save(better)
@@ -168,7 +170,7 @@ class Run:
     def _evaluate(self, lines: list[MetricsRecord]) -> bool:
         """Evaluate and add a line; return whether it is the best evaluation so far (collective)."""
         began = time.perf_counter()
-        self._loop.average_buffers()
+        self._loop.synchronize()
         with on_this_rank():
             values = self._loop.evaluate()
         self._heartbeat.done(EVALUATE)
@@ -209,6 +211,7 @@ class Run:
         Raises:
             TrainingError: on every rank, they differ.
         """
+        self._watch_due = False
         difference = replica_difference(self._loop.checksums())
         if difference is not None:
             raise TrainingError(f"step {self._progress.step}: {difference}")
@@ -216,11 +219,12 @@ class Run:
     def _save(self, best: bool) -> None:
         """Start writing a checkpoint on rank 0 (collective)."""
         self._heartbeat.done(SAVE)
-        self._loop.average_buffers()
+        self._loop.synchronize()
         self._saved_step = self._progress.step
+        exchange = self._loop.exchange_record()
         if self._run_log is not None:
             progress = self._clock.read(self._progress)
-            self._run_log.save(progress, self._step_plan.samples, self._loop, best)
+            self._run_log.save(progress, self._step_plan.samples, self._loop, exchange, best)
 
     def _stop(self) -> None:
         """Print, after the checkpoint is written, that the run was stopped (collective)."""
@@ -236,7 +240,7 @@ class Run:
         if last is not None and last.step == step:
             return last.values
         if step == self._first_step:  # nothing was trained: the run_log have it already
-            self._loop.average_buffers()
+            self._loop.synchronize()
             with on_this_rank():
                 return self._loop.evaluate()
         lines: list[MetricsRecord] = []

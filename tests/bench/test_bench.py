@@ -115,6 +115,36 @@ def test_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+def test_exchange(tmp_path: Path) -> None:
+    """No byte crosses a network here; a wrong or unequal weight would end the job."""
+    words = ["-np", 2, "--quick", "--repeats", 1, "--steps", 2, "--exchange", "local:steps=2"]
+    done = bench("exchange", *words, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (result,) = found(tmp_path)["results"]
+    (case,) = result["cases"]
+    names = ["no communication", "average", "average again", "local:steps=2"]
+    assert list(case["values"]) == names
+    assert list(case["about"]["sent_bytes"]) == names
+    assert all(len(times) == 1 and times[0] > 0 for times in case["values"].values())
+
+
+@pytest.mark.bench
+def test_losses_of_exchanges(tmp_path: Path) -> None:
+    words = ["-np", 2, "--repeats", 1, "--steps", 4, "--exchange", "local:steps=2"]
+    done = bench("exchange", *words, "--loss", "digits", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (result,) = found(tmp_path)["results"]
+    (case,) = result["cases"]
+    assert list(case["about"]["curves"]) == ["average", "local:steps=2"]
+    for name, (curve,) in case["about"]["curves"].items():
+        assert [point[0] for point in curve] == [4 * number for number in range(11)]
+        assert [point[1] for point in curve] == sorted(point[1] for point in curve)
+        assert 0 < curve[-1][2] < curve[0][2] / 2
+        assert case["values"][name] == [curve[-1][2]]
+    assert (tmp_path / "losses-steps.png").stat().st_size > 0
+
+
+@pytest.mark.bench
 def test_checkpoint(tmp_path: Path) -> None:
     done = bench("checkpoint", "-np", 2, "--quick", "--repeats", 1, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -186,6 +216,11 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         (["-np", "1"], "-np 1 must be at least 2"),
         (["steps", "--model", "gpt"], "'gpt' is not one of"),
         (["collectives", "--bytes", "6"], "--bytes 6: give positive multiples of 4"),
+        (["exchange", "--steps", "0"], "--steps 0 must be at least 1"),
+        (
+            ["exchange", "--exchange", "quarter"],
+            "--exchange: exchange 'quarter': the name must be one of",
+        ),
         (["idle", "--repeats", "0"], "--repeats 0 must be at least 1"),
         (["idle", "-hostfile", "missing"], "hostfile missing: does not exist"),
         (["scaling", "--gigabytes", "1"], "both --latency-us and --gigabytes"),

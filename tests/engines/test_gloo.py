@@ -153,7 +153,7 @@ store.set("hvdtrain/1/1/1", pickle.dumps(Program()))
     assert not list(tmp_path.iterdir())
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("hvdtrain: [rank 0/2] the ranks did not find each other (")
+    assert line.startswith("hvdtrain: [rank 0/2] the ranks could not connect to each other (")
 
 
 def test_mpi_under_torchrun_is_refused() -> None:

@@ -50,6 +50,8 @@ OPTIONS: list[tuple[list[object], list[str]]] = [
     (["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
     (["digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
     (["digits", "--engine", "smoke"], ["--engine", "smoke", "auto, local, mpi"]),
+    (["digits", "--exchange", "averag"], ["--exchange 'averag'", "one of average, adasum"]),
+    (["digits", "--exchange", "adasum", "--ema", "0.9"], ["--ema 0.9", "--exchange adasum"]),
     (["digits", "--batch-size", 0], ["--batch-size", "0"]),
     (["digits", "--batch-size", "many"], ["--batch-size", "many"]),
     (["digits", "--global-batch-size", -1], ["--global-batch-size", "-1"]),
@@ -115,7 +117,7 @@ def test_options_on_two_ranks(tmp_path: Path) -> None:
         (
             ["--lr", 0.1, "--seed", 1],
             ["--lr", 0.2, "--seed", 2],
-            ["--seed differs between ranks (rank 0: 1, rank 1: 2)"],
+            ["--seed differs between ranks (rank 0: 1; rank 1: 2)"],
         ),
         ([], ["--lr", -1], ["rank 1: --lr must be a positive number"]),
         (["--speed", "high"], [], ["--speed"]),
@@ -147,9 +149,7 @@ def test_a_rank_whose_weights_moved_ends_the_job(tmp_path: Path) -> None:
     arguments = ["--global-batch-size", 500, "--epochs", 2, "--watch-every", 5]
     code, (line,) = ended_by("drifting", arguments, tmp_path)
     assert code == 1
-    assert line.startswith(
-        "hvdtrain: step 5: weight 'model.0.weight' differs between ranks 0 and 1"
-    )
+    assert line.startswith("hvdtrain: step 5: weight 'model.0.weight' differs between ranks 0, 1")
 
 
 def test_a_damaged_sample_is_told_by_the_rank_that_reads_it(tmp_path: Path) -> None:

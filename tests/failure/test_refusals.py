@@ -25,7 +25,7 @@ def test_a_rank_without_descriptors_or_memory() -> None:
     assert first["watched"] == second["watched"] == {"1": [1, 1, 0], "numpy": [0, 0, 0]}
     assert second["warned"] == []
     hidden, forbidden = first["warned"]
-    slower = "hvdtrain: the ranks of this node meet through MPI, which is slower: "
+    slower = "hvdtrain: the ranks of this node communicate through MPI, which is slower: "
     assert hidden.startswith(f"{slower}rank 0 and rank 1, both on ")
     assert "cannot read each other's files in /proc: have one user start them" in hidden
     assert forbidden == f"{slower}pidfd_open: Operation not permitted"

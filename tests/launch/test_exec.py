@@ -185,7 +185,7 @@ def test_on_two_hosts(mpi: str, tmp_path: Path) -> None:
     ("words", "reason"),
     [
         ([], "which script?"),
-        (["no.py"], "no script no.py here"),
+        (["no.py"], "there is no file no.py"),
         (["--roles", "x:1", "--print"], "x:1"),
     ],
 )

@@ -94,10 +94,13 @@ def test_directives_stand_before_all_else_and_alone() -> None:
         (["--nodes", "0", "--gpus-per-node", "1"], "--nodes must be at least 1, got 0"),
         ([], "how many ranks on each node?"),
         (["--ranks-per-node", "0"], "how many ranks on each node?"),
-        (["--gpus-per-node", "4", "--ranks-per-node", "3"], "4 GPUs cannot be shared out to 3"),
+        (["--gpus-per-node", "4", "--ranks-per-node", "3"], "4 GPUs cannot be divided among 3"),
         (["--gpus-per-node", "1", "--time", "soon"], "--time 'soon': write it as 4h"),
-        (["--gpus-per-node", "1", "--notice", "4h"], "--notice must be longer than nothing"),
-        (["--gpus-per-node", "1", "--launcher", "jsrun"], "jsrun is none of slurm: use srun or"),
+        (["--gpus-per-node", "1", "--notice", "4h"], "--notice must be positive"),
+        (
+            ["--gpus-per-node", "1", "--launcher", "jsrun"],
+            "jsrun is not available with slurm: use srun or",
+        ),
         (["--gpus-per-node", "1", "--launcher", "mpirun", "--mpi", "pmi2"], "goes with --launcher"),
         (["--gpus-per-node", "1", "--name", "a b"], "--name 'a b': write letters"),
         (["--gpus-per-node", "1", "--array", "1,2"], "--array '1,2': write it as 1-4"),
@@ -108,7 +111,7 @@ def test_directives_stand_before_all_else_and_alone() -> None:
         (["--gpus-per-node", "1", "--", "--epochs", "0"], "epochs"),
         (["--gpus-per-node", "1", "--", "--out"], "requires an argument"),
         (["--gpus-per-node", "1", "--", "--config", "no.yaml"], "no.yaml cannot be read"),
-        (["--gpus-per-node", "1", "--", "check"], "'check' is nothing that ranks run"),
+        (["--gpus-per-node", "1", "--", "check"], "'check' cannot be run by ranks"),
         (["--gpus-per-node", "1", "--", "python", "train.py"], "leave out 'python'"),
         (["--gpus-per-node", "1", "--", "--resume", "auto"], "leave out --resume"),
     ],
@@ -135,9 +138,9 @@ def test_bad_input_of_single_schedulers() -> None:
     for name in ("lsf", "sge"):
         with pytest.raises(UsageError, match=f"--array 0-3: {name} counts from 1"):
             written([name, *PLAIN, "--array", "0-3"])
-    with pytest.raises(UsageError, match="small letters"):
+    with pytest.raises(UsageError, match="lower-case letters"):
         written(["k8s", *PLAIN, "--name", "Digits"])
-    with pytest.raises(UsageError, match="no name of an image"):
+    with pytest.raises(UsageError, match="not the name of an image"):
         written(["k8s", *PLAIN, "--image", "a b"])
 
 

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from hashlib import blake2b
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from block_momentum import BlockMomentum
-from exchange_formulas import BlockFormula, Flat, OfRanks, OneBitFormula, mean
-from exchanging import SHAPES, Driven, plan_of, together
+from compression_cases import CASES
+from exchange_formulas import Flat, OneBitFormula, mean
+from exchange_ranks import (
+    BITS,
+    COUNTS,
+    LIMITS,
+    check,
+    close,
+    communicators_of,
+    exchanged,
+    kinds,
+    layouts,
+    of_ranks,
+    values,
+    weighed,
+)
+from exchanging import Driven, plan_of, together
+from half_cases import half_types_cross_the_network
 from one_bit import OneBit
 from ranks import report
+from weight_exchange_cases import STATEFUL, WEIGHT_CASES
 
 import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
@@ -31,78 +46,6 @@ from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
-
-COUNTS = [int(np.prod(shape)) for shape in SHAPES]
-LIMITS = (1 << 20, 300)
-# Up to four ranks, on one node, on nodes of their own, side by side and mixed, evenly and not.
-NODES = [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 1, 1]]
-TOLERANCE = {DType.FLOAT32: 2e-5, DType.FLOAT64: 1e-12}
-
-# Of all results so far: every rank has the same.
-BITS = blake2b()
-OPS = [(ReduceOp.AVERAGE, 1.0), (ReduceOp.AVERAGE, 3.0), (ReduceOp.SUM, 1.0)]
-
-
-def values(step: int, rank: int, dtype: DType) -> list[Flat]:
-    """Return a rank's own, in the type in which buckets hold them."""
-    generator = np.random.default_rng([step, rank])
-    return [generator.standard_normal(count).astype(dtype.numpy) for count in COUNTS]
-
-
-def of_ranks(step: int, dtype: DType) -> OfRanks:
-    """Return everybody's."""
-    return [
-        [each.astype(np.float64) for each in values(step, rank, dtype)]
-        for rank in range(hvd.size())
-    ]
-
-
-def check(found: Sequence[Flat], expected: Sequence[Flat], dtype: DType) -> None:
-    """Compare with a formula, and note the bits."""
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE[dtype])
-        BITS.update(one.tobytes())
-
-
-def layouts() -> list[tuple[int, ...]]:
-    """Return for each layout of the nodes the node of each rank of this world."""
-    return list(dict.fromkeys(tuple(nodes[: hvd.size()]) for nodes in NODES))
-
-
-@cache
-def communicators_of(nodes: tuple[int, ...] | None) -> Communicators:
-    """Return the communicators of some nodes; None for each rank on its own."""
-    communicators: Communicators = together(
-        Communicators.flat if nodes is None else partial(Communicators.hierarchical, nodes=nodes)
-    )
-    return communicators
-
-
-def close(communicators: Communicators, _: Communicator) -> None:
-    """Give them back, when all ranks are there."""
-    communicators.close()
-
-
-def exchanged(
-    driven: Driven, own: Sequence[Flat], info: StepInfo, nodes: tuple[int, ...] | None = None
-) -> list[Flat]:
-    """Take a step."""
-    communicators = communicators_of(nodes)
-    result: list[Flat] = together(lambda _: driven.step(own, info, communicators))
-    return result
-
-
-def weighed(step: int, weights: Sequence[float] | None) -> StepInfo:
-    """Return the info of a step in which the ranks count so much, or as much as one another."""
-    if weights is None:
-        return StepInfo(step, hvd.size())
-    rank = hvd.rank()
-    return StepInfo(step, hvd.size(), None, weights[rank], sum(weights), weighted=True)
-
-
-def kinds() -> Iterator[tuple[DType, bool]]:
-    """Return types of elements, and whether buckets are tensors."""
-    return product((DType.FLOAT32, DType.FLOAT64), (False, True))
 
 
 def allreduce_is_the_average_of_samples() -> int:
@@ -240,38 +183,12 @@ def nothing_is_lost_but_to_a_planted_error() -> int:
     return len(layouts()) + 1
 
 
-def drift(step: int, rank: int, dtype: DType) -> list[Flat]:
-    """Return what a rank's own steps add to its weights."""
-    return [each * np.float32(0.25) for each in values(step, rank, dtype)]
-
-
-def blocks_of_local_steps() -> int:
-    cases = 0
-    weights = [float(rank) for rank in range(1, hvd.size() + 1)]
-    forms = ((0.0, 1.0, False), (0.5, 0.75, False), (0.5, 0.75, True))
-    for (dtype, tensors), form in product(kinds(), forms):
-        given = None if dtype is DType.FLOAT32 else weights
-        start = values(99, 0, dtype)
-        exchange = BlockMomentum(3, *form)
-        driven = Driven(exchange, plan_of(dtype, LIMITS[0]), tensors)
-        driven.begin(start)
-        formula = BlockFormula([w.astype(np.float64) for w in start], *form)
-        own, everybody = start, [list(formula.start) for _ in range(hvd.size())]
-        for step in range(9):
-            own = [w + d for w, d in zip(own, drift(step, hvd.rank(), dtype), strict=True)]
-            everybody = [
-                [w + d for w, d in zip(ws, drift(step, rank, dtype), strict=True)]
-                for rank, ws in enumerate(everybody)
-            ]
-            if not exchange.due(step):
-                continue
-            own = exchanged(driven, own, weighed(step, given))
-            expected = formula.block(everybody, given or [1.0] * hvd.size())
-            check(own, expected, dtype)
-            everybody = [list(expected) for _ in everybody]
-            driven.use_plan(plan_of(dtype, LIMITS[1]))
-        cases += 1
-    return cases
+def half_types_between_nodes() -> int:
+    return sum(
+        half_types_cross_the_network(range(hvd.size()) if nodes is None else nodes, made)
+        for nodes in (None, *layouts())
+        for made in (communicators_of(nodes),)
+    )
 
 
 def warmed_up() -> Exchange:
@@ -295,16 +212,18 @@ def goes_on(make: Callable[[], Exchange], plan: BucketPlan, tensors: bool) -> No
 
     def step(driven: Driven, number: int) -> list[Flat]:
         own = values(number, hvd.rank(), dtype)
-        return exchanged(driven, own, StepInfo(number, hvd.size()))
+        flush = number == 1 and driven.exchange.partial
+        return exchanged(driven, own, StepInfo(number, hvd.size(), flush=flush))
 
     driven = Driven(make(), plan, tensors)
     driven.begin(values(99, 0, dtype))
     for number in range(2):
         step(driven, number)
-    saved = driven.exchange.state()
+    saved, weights = driven.exchange.state(), driven.values()
     through = [step(driven, number) for number in (2, 3)]
     resumed = Driven(make(), plan_of(dtype, LIMITS[0]), tensors)
     resumed.exchange.load(saved)
+    resumed.begin(weights)
     for number, expected in zip((2, 3), through, strict=True):
         for one, other in zip(step(resumed, number), expected, strict=True):
             assert (one == other).all()
@@ -314,7 +233,7 @@ def state_goes_through_a_checkpoint() -> int:
     """Residuals do not depend on buckets where scales do not: each rank is a node."""
     cases = 0
     for dtype, tensors in kinds():
-        for make in (warmed_up, lambda: BlockMomentum(1, 0.5, 0.75, nesterov=True)):
+        for make in (warmed_up, *STATEFUL):
             goes_on(make, plan_of(dtype, LIMITS[1]), tensors)
             cases += 1
     return cases
@@ -330,8 +249,9 @@ def wires_of_the_nodes() -> int:
             mine.index(hvd.rank()),
         )
         assert communicators.owners == min(nodes.count(node) for node in nodes)
+        assert communicators.one_node == (len(mine) == hvd.size())
         assert (communicators.network is not None) == (
-            mine.index(hvd.rank()) < communicators.owners
+            len(mine) < hvd.size() and mine.index(hvd.rank()) < communicators.owners
         )
         if communicators.network is not None:
             assert communicators.network.size == len(set(nodes))
@@ -362,11 +282,13 @@ def main() -> None:
         no_samples_are_an_error,
         adasum_combines_steps_of_each_parameter,
         one_bit_with_feedback,
+        half_types_between_nodes,
         nothing_is_lost_but_to_a_planted_error,
-        blocks_of_local_steps,
         first_steps_are_plain,
         exchange_of_the_page,
         state_goes_through_a_checkpoint,
+        *CASES,
+        *WEIGHT_CASES,
     )
     ran = sum(case() for case in cases)
     for nodes in layouts():

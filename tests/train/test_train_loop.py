@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ VALLEY = {
 # 100 samples: 9 steps.
 NOISY = {**COMMON, "kind": "noisy", "global_batch_size": 12, "epochs": 2}
 POISONED = {**NOISY, "kind": "poisoned", "optimizer": "adam", "ema": 0.9}
+# Each rank keeps what one bit has lost, or the state of its own Adam.
+ONE_BIT = {**NOISY, "exchange": "onebit:hierarchical=false,warmup=2"}
+ALONE = {
+    **NOISY,
+    "exchange": "local:steps=5",
+    "optimizer": "adam",
+    "checkpoint_every": "6 steps",
+}
 CASES: dict[str, dict[str, Any]] = {
     "valley": {**VALLEY, "early_stop": 3},
     "on": {**VALLEY, "early_stop": 4, "resume": "auto", "out": "valley"},
@@ -58,6 +67,24 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "poisoned": POISONED,
     "skipping": {**POISONED, "non_finite": "skip"},
+    "adasum": {**NOISY, "exchange": "adasum:warmup=2", "watch_every": 1, "clip_norm": 1.0},
+    "local": {**NOISY, "exchange": "local:steps=5", "watch_every": 1, "evaluate_every": "4 steps"},
+    "local again": {**NOISY, "exchange": "local:steps=5", "resume": "auto", "out": "local"},
+    "onebit": ONE_BIT,
+    "onebit stopped": {**ONE_BIT, "stop": 6},
+    "onebit goes on": {**ONE_BIT, "resume": "auto", "out": "onebit stopped"},
+    "adam": ALONE,
+    "adam stopped": {**ALONE, "stop": 6},
+    "adam goes on": {**ALONE, "resume": "auto", "out": "adam stopped"},
+    "another": {**NOISY, "exchange": "local:steps=2", "resume": "auto", "out": "onebit stopped"},
+    "adasum poisoned": {**NOISY, "kind": "poisoned", "exchange": "adasum"},
+    "adasum skipping": {
+        **NOISY,
+        "kind": "poisoned",
+        "exchange": "adasum",
+        "non_finite": "skip",
+        "optimizer": "adam",
+    },
 }
 
 
@@ -158,7 +185,7 @@ def test_or_is_left_out_and_told(runs: Any) -> None:
     for result in runs[1]["skipping"]:
         assert result["steps"] == 18
         assert np.isfinite(result["final"]["loss"])
-    told = [line for line in runs[2].splitlines() if "left out" in line]
+    told = [line for line in runs[2].splitlines() if "the step is left out" in line]
     expected = [
         (9 * epoch + step + 1, rank) for epoch in (0, 1) for step, rank in [poisoned_step(epoch)]
     ]
@@ -174,3 +201,64 @@ def test_or_is_left_out_and_told(runs: Any) -> None:
     assert all(tensor.isfinite().all() for tensor in content["model"].values())
     # Adam has not counted the steps that were left out.
     assert {int(state["step"]) for state in content["optimizer"]["state"].values()} == {16}
+
+
+def test_weights_are_exchanged_after_steps_on_the_gradients_of_each_rank(runs: Any) -> None:
+    """The ranks' weights are compared after each step; Adam's state may differ."""
+    for result in runs[1]["adasum"]:
+        assert result["exchange"] == "adasum:warmup=2"
+        assert (result["steps"], len(set(result["weights_sha256"]))) == (18, 1)
+
+
+def test_local_weights_are_averaged_before_they_are_evaluated_and_saved(runs: Any) -> None:
+    """Another run evaluates what the first one has saved, and trains no further."""
+    first, again = runs[1]["local"], runs[1]["local again"]
+    assert len({digest for result in first for digest in result["weights_sha256"]}) == 1
+    assert again[0]["final"] == first[0]["final"]
+    assert again[0]["weights_sha256"] == first[0]["weights_sha256"]
+    tests = [line["step"] for line in metrics_of(runs[0] / "local") if line["split"] == "test"]
+    assert tests == [4, 8, 12, 16, 18]
+
+
+@pytest.mark.parametrize("name", ["onebit", "adam"])
+def test_an_exchange_goes_on_with_the_same_bits(runs: Any, name: str) -> None:
+    whole, stopped, goes_on = (runs[1][f"{name}{part}"] for part in ("", " stopped", " goes on"))
+    assert stopped[0]["newest"].startswith("checkpoint-0000+72-")
+    for result in goes_on:
+        assert result["weights_sha256"] == whole[0]["weights_sha256"]
+    assert len(set(goes_on[0]["weights_sha256"])) == 1
+
+
+def test_what_an_exchange_cannot_carry_over_is_told(runs: Any, tmp_path: Path) -> None:
+    """Another exchange, and another number of ranks, go on from the checkpoint of three."""
+    assert runs[1]["another"][0]["steps"] == 18
+    begins = [line for line in runs[2].splitlines() if "begins anew" in line]
+    assert len(begins) == 1
+    assert begins[0].startswith("hvdtrain: the checkpoint was made with exchange 'onebit after 2 ")
+    assert begins[0].endswith("': exchange 'local:steps=2,state=keep' begins anew")
+    shutil.copytree(runs[0] / "onebit", tmp_path / "onebit")
+    case = {**ONE_BIT, "epochs": 3, "resume": "auto", "out": str(tmp_path / "onebit")}
+    done = run_ranks(WORKER, 2, args=[json.dumps([case])], timeout_seconds=60)
+    for [result] in done.results:
+        assert result["steps"] == 27
+        assert len(set(result["weights_sha256"])) == 1
+    assert "hvdtrain: the checkpoint is one of 3 ranks, and there are 2 now: what " in done.stderr
+
+
+def test_a_rank_without_a_finite_gradient_takes_part_in_the_exchange(runs: Any) -> None:
+    _, rank = poisoned_step(0)
+    for result in runs[1]["adasum poisoned"]:
+        assert result["failed"].startswith(
+            f"until step 9: 1 updates left out on rank {rank}, where the gradient of the rank was "
+            "not finite. "
+        )
+    for result in runs[1]["adasum skipping"]:
+        assert result["steps"] == 18
+        assert np.isfinite(result["final"]["loss"])
+        assert len(set(result["weights_sha256"])) == 1
+    told = [line for line in runs[2].splitlines() if "updates left out" in line]
+    assert [line.partition(" where")[0] for line in told] == [
+        f"hvdtrain: until step {9 * epoch + 9}: 1 updates left out on rank "
+        f"{poisoned_step(epoch)[1]},"
+        for epoch in (0, 1)
+    ]

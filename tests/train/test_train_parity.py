@@ -67,12 +67,16 @@ SHORT = {"short": {**STREAM["stream"], "kind": "short"}}
 DRIFT: dict[str, dict[str, Any]] = {
     "drift": {**COMMON, "kind": "drifting", "epochs": 1, "global_batch_size": 500}
 }
+# The average again, by way of an exchange that the user names.
+NAMED = {"average by name": {**EXACT["sgd float64"], "exchange": "average:predivide=2,warmup=3"}}
+# Weights are averaged after each step, on three ranks with one sample each.
+LOCAL = {"local steps": {**FEW["batches of 3"], "exchange": "local:steps=1"}}
 SCARCE: dict[str, dict[str, Any]] = {"scarce": {**COMMON, "kind": "scarce"}}
 # One launch for each number of ranks.
 CASES = {
     1: EXACT | FEW | LONG | STREAM,
     2: EXACT,
-    3: EXACT | STREAM | SHORT | DRIFT | SCARCE | LONG,
+    3: EXACT | NAMED | LOCAL | STREAM | SHORT | DRIFT | SCARCE | LONG,
     7: EXACT | FEW,
 }
 
@@ -138,6 +142,19 @@ def test_ranks_give_the_weights_of_one_rank(runs: Runs, size: int, case: str) ->
     assert len(together[0]["weights_sha256"]) == size
     assert together[0]["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-3)
     assert together[0]["samples"] == CASES[size][case]["epochs"] * 1437
+
+
+def test_the_average_by_name_gives_the_weights_of_one_rank(runs: Runs) -> None:
+    together = runs.results(3, "average by name")[0]
+    assert together["exchange"] == "average:predivide=2,warmup=3"
+    runs.results(1, "sgd float64")
+    assert runs.difference((1, "sgd float64"), (3, "average by name")) <= 1e-12
+
+
+def test_averaged_weights_of_each_step_are_those_of_averaged_gradients(runs: Runs) -> None:
+    assert len(set(runs.results(3, "local steps")[0]["weights_sha256"])) == 1
+    runs.results(1, "batches of 3")
+    assert runs.difference((1, "batches of 3"), (3, "local steps")) <= 1e-12
 
 
 @pytest.mark.mpich

@@ -13,11 +13,14 @@ from hvdtrain_bench.analysis.statistics import Comparison, compare, paired_ratio
 from hvdtrain_bench.harness.results import Case, Result
 
 __all__ = [
+    "AVERAGE",
+    "AVERAGE_AGAIN",
     "BUILT_IN",
     "BY_HAND",
     "LONGEST",
     "LONGEST_WITHOUT",
     "MEAN",
+    "NO_COMMUNICATION",
     "USUAL",
     "ComparedContender",
     "Efficiency",
@@ -37,7 +40,9 @@ _NAMED_BYTES, _MEDIUM_BYTES, _LARGE_BYTES = 1 << 10, 4 << 20, 64 << 20
 USUAL, LONGEST_WITHOUT = "no checkpoint", "no checkpoint, longest"
 MEAN, LONGEST = "checkpoint, mean", "checkpoint, longest"
 BY_HAND, BUILT_IN = "by hand", "hvdtrain train"
-_LIMIT, _ALONE, _WHOLE = "no communication", "one rank alone", "one rank, whole batch"
+NO_COMMUNICATION = "no communication"
+AVERAGE, AVERAGE_AGAIN = "average", "average again"
+_ALONE, _WHOLE = "one rank alone", "one rank, whole batch"
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Figure:
         number: median.
         low: lower quartile.
         high: upper quartile.
-        unit: "us", "ms", "x" or "%".
+        unit: "us", "ms", "s", "MB", "x", "%" or "" for a loss.
         verdict: its meaning; empty if obvious.
         met: whether the target is met; None without a target.
     """
@@ -125,7 +130,7 @@ def efficiencies(case: Case, ranks: int) -> dict[str, Efficiency]:
     """
     if _WHOLE not in case.values:
         return {}
-    together = [name for name in case.values if name not in (_ALONE, _WHOLE, _LIMIT)]
+    together = [name for name in case.values if name not in (_ALONE, _WHOLE, NO_COMMUNICATION)]
     return {name: _efficiency(case, name, ranks) for name in together}
 
 
@@ -135,6 +140,8 @@ def figures(result: Result) -> list[Figure]:
         "collectives": _of_collectives,
         "idle": _of_idle,
         "checkpoint": _of_checkpoint,
+        "exchange": _of_exchanges,
+        "exchange-loss": _of_losses,
         "loop": _of_loop,
     }
     return list(kinds[result.kind](result)) if result.kind in kinds else []
@@ -143,7 +150,8 @@ def figures(result: Result) -> list[Figure]:
 def _efficiency(case: Case, name: str, ranks: int) -> Efficiency:
     own = case.values[name]
     weak, strong, limit = (
-        median(paired_ratios(own, case.values[other])) for other in (_ALONE, _WHOLE, _LIMIT)
+        median(paired_ratios(own, case.values[other]))
+        for other in (_ALONE, _WHOLE, NO_COMMUNICATION)
     )
     return Efficiency(weak, strong / ranks, limit)
 
@@ -209,6 +217,26 @@ def _of_checkpoint(result: Result) -> Iterator[Figure]:
         yield _figure(f"{case.name}: longest step - usual", stall, "ms", _STALL_MILLISECONDS)
         yield _figure(f"{case.name}: the same without a checkpoint", beyond(without), "ms")
         yield _figure(f"{case.name}: all that a checkpoint takes of training", in_all, "ms")
+
+
+def _of_exchanges(result: Result) -> Iterator[Figure]:
+    for case in result.cases:
+        for name, nbytes in case.about["sent_bytes"].items():
+            label = f"{case.name}: {name}: sent by a host per step"
+            yield Figure(label, nbytes / 1e6, nbytes / 1e6, nbytes / 1e6, "MB")
+            if name not in (NO_COMMUNICATION, AVERAGE_AGAIN):
+                found = compare(case.values[NO_COMMUNICATION], case.values[name], _noise(case))
+                label = f"{case.name}: {name} / {NO_COMMUNICATION}"
+                yield Figure(label, found.ratio, found.low, found.high, "x", _verdict(found))
+
+
+def _of_losses(result: Result) -> Iterator[Figure]:
+    for case in result.cases:
+        for name, losses in case.values.items():
+            yield _figure(f"{case.name}: {name}: loss at the end", losses, "")
+        seconds = {n: [curve[-1][1] for curve in of] for n, of in case.about["curves"].items()}
+        for name, of_seeds in seconds.items():
+            yield _figure(f"{case.name}: {name}: seconds of training", of_seeds, "s")
 
 
 def _of_loop(result: Result) -> Iterator[Figure]:

@@ -14,7 +14,7 @@ from hvdtrain_bench.analysis.paper import Prediction
 from hvdtrain_bench.analysis.scaling import Check
 from hvdtrain_bench.harness.results import Result
 
-__all__ = ["plot_collectives", "plot_scaling", "plot_steps"]
+__all__ = ["plot_collectives", "plot_losses", "plot_scaling", "plot_steps"]
 
 _INCHES = (9.0, 5.5)
 
@@ -40,6 +40,33 @@ def plot_collectives(result: Result, path: Path) -> None:
         title=f"sum of float32 over {result.ranks} ranks",
     )
     _finish(figure, axes, path)
+
+
+def plot_losses(result: Result, against: int, path: Path) -> None:
+    """Plot the loss of each task on the way, one line per exchange: medians over the seeds.
+
+    Args:
+        result: result of "exchange-loss".
+        against: 0 for the number of steps on the x axis, 1 for the seconds of training.
+        path: PNG file to write.
+    """
+    figure = Figure((_INCHES[0], _INCHES[1] * len(result.cases)), layout="constrained")
+    for row, case in enumerate(result.cases):
+        axes = figure.add_subplot(len(result.cases), 1, row + 1)
+        for name, curves in case.about["curves"].items():
+            points = list(zip(*curves, strict=True))  # by point, then by seed
+            places = [median(seed[against] for seed in point) for point in points]
+            losses = [median(seed[2] for seed in point) for point in points]
+            axes.plot(places, losses, marker="o", markersize=3, label=name)
+        axes.set(
+            xlabel=("steps", "seconds of training")[against],
+            ylabel="test loss, median of the seeds",
+            yscale="log",
+            title=f"{case.name}, {result.ranks} ranks on {result.nodes} nodes",
+        )
+        axes.legend(fontsize=8)
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
 
 
 def plot_steps(results: Sequence[Result], path: Path) -> None:

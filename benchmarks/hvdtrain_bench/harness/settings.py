@@ -6,11 +6,22 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
-__all__ = ["DEFAULT", "FITTED", "MODELS", "QUICK", "Settings", "estimated_seconds"]
+__all__ = [
+    "DEFAULT",
+    "EXCHANGES",
+    "FITTED",
+    "MODELS",
+    "QUICK",
+    "TASKS",
+    "Settings",
+    "estimated_seconds",
+]
 
 MODELS = ("mlp", "transformer", "resnet50", "mnist-cnn")
 # Models that exist for Keras.
 FITTED = ("mlp", "mnist-cnn")
+TASKS = ("digits", "text", "mnist-cnn")
+EXCHANGES = ("half:type=bf16", "nbit:bits=1", "powersgd:rank=4", "topk:ratio=0.01", "local:steps=8")
 
 # Durations on two cores, for the estimate that is printed.
 _START_SECONDS = 6.0
@@ -18,6 +29,7 @@ _WAYS, _STATES = 15, 10
 _SECONDS_PER_BYTE = 3e-9
 _STEP_SECONDS = {"mlp": 0.15, "transformer": 0.3, "resnet50": 0.25, "mnist-cnn": 0.08}
 _TENSORFLOW_SECONDS, _FITS_SECONDS = 0.7, 8.0  # one step, or fit, of all contenders
+_TASK_SECONDS = {"digits": 0.002, "text": 0.02, "mnist-cnn": 0.05}  # a step
 _CHECKPOINT_STEPS = 20  # while a checkpoint is written, and without
 _LOOP_SECONDS = {"digits": 1.0, "mlp": 4.0, "resnet": 8.0}  # an epoch of all contenders
 _STEP_CONTENDERS = {"steps": 7, "profile": 2}
@@ -39,6 +51,9 @@ class Settings:
         steps_per_turn: number of training steps.
         idle_seconds: time for which idle ranks are observed.
         loops: models of loops.py.
+        exchanges: exchanges to compare, as text; see `hvdtrain exchanges`.
+        tasks: tasks of exchanges/tasks.py.
+        points: number of times that a training is interrupted to test what it has learned.
     """
 
     repeats: int
@@ -49,6 +64,9 @@ class Settings:
     idle_seconds: float
     batches: tuple[int, ...] = (1,)
     loops: tuple[str, ...] = ("digits", "mlp", "resnet")
+    exchanges: tuple[str, ...] = EXCHANGES
+    tasks: tuple[str, ...] = TASKS
+    points: int = 10
 
     def to_json(self) -> str:
         """Return the settings as one line of JSON."""
@@ -80,6 +98,7 @@ QUICK = replace(
     sizes_bytes=(_KIB, _MIB * 4),
     models=("mnist-cnn",),
     loops=("digits",),
+    tasks=("digits",),
     steps_per_turn=1,
     idle_seconds=2.0,
 )
@@ -107,5 +126,14 @@ def estimated_seconds(kind: str, settings: Settings) -> float:
         return _START_SECONDS + 2 * repeats * steps
     if kind == "loop":
         return _START_SECONDS + (repeats + 1) * sum(map(_LOOP_SECONDS.__getitem__, settings.loops))
+    if kind == "exchange-loss":
+        steps = settings.points * settings.steps_per_turn * (1 + len(settings.exchanges))
+        tasks = sum(map(_TASK_SECONDS.__getitem__, settings.tasks))
+        return _START_SECONDS + settings.repeats * steps * tasks
+    if kind == "exchange":
+        steps = 2 * settings.steps_per_turn * (3 + len(settings.exchanges))
+        return _START_SECONDS + repeats * steps * sum(
+            map(_STEP_SECONDS.__getitem__, settings.models)
+        )
     steps = (settings.steps_per_turn + 1) * len(settings.batches) * _STEP_CONTENDERS[kind]
     return _START_SECONDS + repeats * steps * sum(map(_STEP_SECONDS.__getitem__, settings.models))

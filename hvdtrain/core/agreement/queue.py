@@ -107,8 +107,8 @@ class Queue:
         with self._lock:
             if request.key in self._operations:
                 raise ValueError(
-                    f"{self._title} {request.subject}: an operation of this name is under way; "
-                    "wait for it, or use another name"
+                    f"{self._title} {request.subject}: an operation of this name is still "
+                    "pending; wait for it, or use another name"
                 )
             self._state, actions = transition(self._state, Submitted(request))
             for action in actions:
@@ -254,7 +254,7 @@ class Queue:
             return not self.closed
 
     def back_off(self) -> None:
-        """Wait for a submission on this rank, or for others to submit meanwhile (driver)."""
+        """Wait for a submission on this rank, or on another rank in the meantime (driver)."""
         with self._lock:
             self._backing_off = True
             arrived = self._changed.wait_for(

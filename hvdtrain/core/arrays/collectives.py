@@ -173,7 +173,7 @@ def alltoall(
     counts = None
     if splits is not None:
         if splits.ndim != 1 or splits.dtype.kind not in "iu":
-            raise ValueError(f"splits must be 1-d and whole numbers, got {splits}")
+            raise ValueError(f"splits must be a 1-d array of integers, got {splits}")
         counts = [int(count) for count in splits]
     buffer, received = operations.alltoall(
         channel_of(process_set), as_buffer(array), array.shape, counts, name

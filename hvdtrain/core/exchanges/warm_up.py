@@ -9,7 +9,13 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
+from hvdtrain.core.gradients.exchange import (
+    Exchange,
+    ExchangeState,
+    FilledBucket,
+    LocalSteps,
+    StepInfo,
+)
 from hvdtrain.core.gradients.plan import BucketPlan
 
 __all__ = ["WarmUp"]
@@ -27,12 +33,14 @@ class WarmUp(Exchange):
         steps: number of steps of the warm-up, including those before a checkpoint.
 
     Raises:
-        ValueError: `steps` is negative.
+        ValueError: `steps` is negative, or the exchange has a warm-up of its own.
     """
 
     def __init__(self, exchange: Exchange, steps: int) -> None:
         if steps < 0:
             raise ValueError(f"warm-up steps must be at least 0, got {steps}")
+        if exchange.first is not None:
+            raise ValueError(f"exchange {exchange.spec!r} begins with plain averages by itself")
         self._exchange, self._steps, self._done = exchange, steps, 0
         self._plain = AllreduceExchange()
         self.spec = f"{exchange.spec} after {steps} steps of {self._plain.spec}"
@@ -40,6 +48,14 @@ class WarmUp(Exchange):
         self.kind, self.hierarchical = exchange.kind, exchange.hierarchical
         self.whole_tensors, self.half_types = exchange.whole_tensors, exchange.half_types
         self.checks_finite, self.uses_rate = exchange.checks_finite, exchange.uses_rate
+        self.counts_samples = exchange.counts_samples
+        self._follow()
+
+    def _follow(self) -> None:
+        """Take over from the exchange what does not hold for plain averages."""
+        warm, exchange = self._warm, self._exchange
+        self.partial, self.looks_ahead = warm and exchange.partial, warm and exchange.looks_ahead
+        self.resets_optimizer = warm and exchange.resets_optimizer
 
     @property
     def _warm(self) -> bool:
@@ -51,8 +67,8 @@ class WarmUp(Exchange):
     def begin(self, bucket: FilledBucket) -> None:
         self._exchange.begin(bucket)
 
-    def due(self, step: int) -> bool:
-        return not self._warm or self._exchange.due(step)
+    def due(self, steps: LocalSteps) -> bool:
+        return not self._warm or self._exchange.due(steps)
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         (self._exchange if self._warm else self._plain).reduce(bucket, info, communicators)
@@ -62,6 +78,7 @@ class WarmUp(Exchange):
             self._exchange.end(info)
         else:
             self._done += 1
+            self._follow()
 
     def state(self) -> ExchangeState:
         inner = self._exchange.state()
@@ -73,4 +90,5 @@ class WarmUp(Exchange):
         if _STEPS not in shared:
             raise ValueError(f"exchange {self.spec!r} was given no {_STEPS}")
         self._done = int(shared.pop(_STEPS))
+        self._follow()
         self._exchange.load(ExchangeState(shared, state.own))

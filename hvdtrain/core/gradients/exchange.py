@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 
-from hvdtrain.arrays import Array, HostArray, elements_of, strided
-from hvdtrain.buffer import Buffer
-from hvdtrain.core.agreement.operation import AgreedError
+from hvdtrain.arrays import HostArray
 from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec
+from hvdtrain.core.gradients.filled_bucket import FilledBucket, ParameterSlice, ParameterView
+from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.core.gradients.step_info import LocalSteps, StepInfo
 from hvdtrain.types import DType
 
 __all__ = [
@@ -21,6 +20,7 @@ __all__ = [
     "ExchangeState",
     "FilledBucket",
     "Kind",
+    "LocalSteps",
     "ParameterSlice",
     "ParameterView",
     "StepInfo",
@@ -32,130 +32,6 @@ class Kind(Enum):
 
     GRADIENTS = "gradients"
     WEIGHTS = "weights"
-
-
-@dataclass(frozen=True)
-class StepInfo:
-    """Information about a step.
-
-    Attributes:
-        step: number of steps that the program has completed before.
-        size: number of ranks that take part.
-        rate: learning rate, if the adapter knows it; only for an exchange with `uses_rate`.
-        weight: weight of this rank in the average; 0 if it has joined.
-        total: sum of the weights of all ranks.
-        weighted: whether any rank was given a weight; otherwise the plain average is used.
-        finite: whether the elements of all ranks are finite, known at the end of the step; only
-            for an exchange with `checks_finite`.
-    """
-
-    step: int
-    size: int
-    rate: float | None = None
-    weight: float = 1.0
-    total: float = 0.0
-    weighted: bool = False
-    finite: bool = True
-
-    def weigh(self, factor: float = 1.0) -> float:
-        """Return `factor` times the weight of this rank's elements.
-
-        With these factors, the sum over the ranks divided by `size` is the average.
-
-        Raises:
-            AgreedError: the weights of all ranks are zero.
-        """
-        if not self.weighted:
-            return factor
-        if self.total <= 0.0:
-            raise AgreedError(
-                ValueError("no rank has samples: the sample weights of all ranks are zero")
-            )
-        # Equal weights give the factor 1, and then the sum divided by the number of ranks.
-        return factor * self.weight * self.size / self.total
-
-
-@dataclass(frozen=True)
-class ParameterView:
-    """A parameter's elements in a bucket.
-
-    Attributes:
-        index: index of the parameter in the plan.
-        start: its first element in the bucket.
-        count: number of its elements.
-        array: view of the elements in the shape of the parameter.
-    """
-
-    index: int
-    start: int
-    count: int
-    array: Array
-
-
-@dataclass(frozen=True)
-class ParameterSlice:
-    """Contiguous elements of one parameter.
-
-    Attributes:
-        index: index of the parameter in the plan.
-        first: position of the first of them among the parameter's elements.
-        count: number of elements of the whole parameter.
-        elements: view of the elements, 1-d.
-    """
-
-    index: int
-    first: int
-    count: int
-    elements: Array
-
-
-@dataclass(frozen=True)
-class FilledBucket:
-    """A filled bucket and its layout.
-
-    Attributes:
-        number: number of the bucket in the plan.
-        buffer: memory of the whole bucket.
-        layout: positions of the parameters in the bucket.
-        specs: parameters of the plan.
-    """
-
-    number: int
-    buffer: Buffer
-    layout: Bucket = field(repr=False)
-    specs: Sequence[ParameterSpec] = field(repr=False)
-
-    @cached_property
-    def elements(self) -> Array:
-        """View of all elements, 1-d."""
-        return elements_of(self.buffer)
-
-    @cached_property
-    def parts(self) -> list[ParameterView]:
-        """Views of the parameters' elements, in the shapes of the parameters."""
-        parts = []
-        for index, start in zip(self.layout.parameters, self.layout.starts, strict=True):
-            spec = self.specs[index]
-            array = strided(self.elements, start, spec.count, spec.shape, spec.strides)
-            parts.append(ParameterView(index, start, spec.count, array))
-        return parts
-
-    def pieces(self, elements: Array, start: int) -> list[ParameterSlice]:
-        """Split a slice of the bucket at the bounds of its parameters.
-
-        Args:
-            elements: elements of the slice, 1-d.
-            start: position of the slice in the bucket.
-        """
-        end = start + elements.shape[0]
-        pieces = []
-        for index, begin in zip(self.layout.parameters, self.layout.starts, strict=True):
-            count = self.specs[index].count
-            low, high = max(start, begin), min(end, begin + count)
-            if low < high:
-                view = elements[low - start : high - start]
-                pieces.append(ParameterSlice(index, low - begin, count, view))
-        return pieces
 
 
 @dataclass(frozen=True)
@@ -188,7 +64,17 @@ class Exchange(ABC):
         hierarchical: whether it sums within a node first, and concerns only the network between
             nodes; otherwise each rank counts as a node.
         checks_finite: whether `end` needs to know if all elements were finite.
-        uses_rate: whether it needs the learning rate.
+        uses_rate: whether `reduce` needs the learning rate.
+        counts_samples: whether `due` needs the number of samples in a step.
+        resets_optimizer: whether ranks forget the state of their own optimizers after each
+            exchange of weights.
+        partial: whether an exchange of weights that is due leaves some parameters as they are,
+            so that only a flush makes the weights equal.
+        looks_ahead: whether ranks go on from other weights than the model's, to which a flush
+            returns even if no rank has taken a step.
+        first: exchange of gradients that is used instead of an exchange of weights until this is
+            None; `due` or `load` may change it.
+        stateless: whether it keeps nothing from step to step, so that it can reduce any gradients.
     """
 
     spec: str
@@ -199,6 +85,12 @@ class Exchange(ABC):
     hierarchical: bool = False
     checks_finite: bool = False
     uses_rate: bool = False
+    counts_samples: bool = False
+    resets_optimizer: bool = False
+    partial: bool = False
+    looks_ahead: bool = False
+    first: Exchange | None = None
+    stateless: bool = False
 
     def prepare(self, plan: BucketPlan) -> None:  # noqa: B027  # most need nothing
         """Prepare for a plan, when it is made and whenever it changes (local).
@@ -210,12 +102,22 @@ class Exchange(ABC):
     def begin(self, bucket: FilledBucket) -> None:  # noqa: B027  # only for weights
         """Receive the weights that all ranks have in common (local).
 
-        Called with every bucket at first and after each exchange, if the kind is WEIGHTS. The
-        bucket is overwritten later, so copy what has to be kept.
+        Called with every bucket before the first step and before the first step after each
+        exchange, if the kind is WEIGHTS. The bucket is overwritten later, so copy what has to be
+        kept.
         """
 
-    def due(self, step: int) -> bool:
-        """Return whether weights are exchanged after a step, counted from 0; equal on all ranks."""
+    def due(self, steps: LocalSteps) -> bool:
+        """Return whether weights are exchanged after a step (local).
+
+        A rank for which it is true earlier than for others waits for them.
+
+        Args:
+            steps: steps since the last exchange.
+
+        Raises:
+            ValueError: it cannot tell from these steps.
+        """
         return True
 
     @abstractmethod
@@ -249,6 +151,8 @@ class Exchange(ABC):
 
     def load(self, state: ExchangeState) -> None:
         """Restore a state that state() has returned on the rank of the same number (local).
+
+        On another number of ranks it has no arrays in `own`, and each rank begins anew.
 
         Raises:
             ValueError: the state belongs to another exchange.

@@ -15,10 +15,11 @@ import numpy as np
 from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import BucketTimes, Operation
-from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.communicators import Communicators, communicators_of
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 from hvdtrain.core.gradients.progress import BucketProgress
+from hvdtrain.core.gradients.step_info import agree_on_step
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST, Mark, Place, Streams
 from hvdtrain.types import ReduceOp
@@ -42,17 +43,21 @@ class GradientStep(Operation):
 
     Attributes:
         request: request on which ranks agree; to be set before the step is submitted, like
-            `number`, `weight`, `rate`, `communicators` and `joined`.
+            `number`, `weight`, `rate`, `flush`, `local_steps`, `communicators` and `joined`.
         number: number of steps that the program has completed before, for the exchange.
         weight: weight of this rank in the average; None for 1. If no rank gives a weight, the
             plain average is taken over all ranks, including joined ones.
         rate: learning rate, if the exchange uses it.
-        communicators: communicators of the exchange; by default each rank counts as a node.
+        flush: whether this rank asks for equal weights now, at whatever step the others are.
+        local_steps: steps of this rank since the weights of all were equal.
+        communicators: communicators of the exchange; by default those that were opened for the
+            channel, else each rank counts as a node.
         joined: whether this rank has joined, so that it has no data and no weight.
         reduced: future of each bucket, which returns the mark after its reduction.
         added: future that is done when the step is over and the next one may be submitted.
         arrivals: indices of the gradients that are ready, in the order of their arrival.
         passes: number of backward passes that have been accumulated in each gradient, by index.
+        info: information that ranks have agreed on, when the step is over.
         sparse: sparse gradients, which ranks exchange without buckets, by index.
         delivered: number of buckets whose results the program has received.
     """
@@ -72,6 +77,7 @@ class GradientStep(Operation):
         self.number = 0
         self.weight: float | None = None
         self.rate: float | None = None
+        self.flush, self.local_steps = False, 1
         self.communicators: Communicators | None = None
         self.joined = False
         self.reduced: list[Future[Mark]] = [Future() for _ in buffers]
@@ -88,6 +94,7 @@ class GradientStep(Operation):
         self._filled: list[float] = []
         self._moves: list[tuple[float, float, float]] = []
         self._finite: list[Array] = []
+        self.info: StepInfo | None = None
 
     @property
     def launched(self) -> int:
@@ -176,19 +183,23 @@ class GradientStep(Operation):
         self.launch_all()
 
     def execute(self, communicator: Communicator) -> None:
-        communicators = self.communicators or Communicators.flat(communicator)
-        info = self._agree_on_info(communicator)
+        communicators = self.communicators or communicators_of(
+            communicator, self._exchange.hierarchical
+        )
+        self.info = info = self._agree_on_info(communicator)
+        needed = info.drifted or (info.flush and self._exchange.looks_ahead)
         for number in range(len(self._buffers)):
             free = time.perf_counter()
             filled = self._await_bucket(number)
             began = time.perf_counter()
-            reduce = partial(self._reduce, self._bucket(number), info, communicators)
+            reduce = partial(self._reduce, self._bucket(number), info, communicators, needed)
             _, reduced = self._streams[number].run_after(filled, reduce)
             self._moves.append((free, began, time.perf_counter()))
             self._note_reduced(number, reduced)
         if self._exchange.checks_finite:
             info = replace(info, finite=self._agree_on_finite(communicator))
-        self._exchange.end(info)
+        if needed:
+            self._exchange.end(info)
         communicator.allreduce(self._numbers, ReduceOp.SUM)
 
     def end(self, result: object, error: BaseException | None) -> None:
@@ -199,10 +210,13 @@ class GradientStep(Operation):
         else:
             self._fail_futures(error)
 
-    def _reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+    def _reduce(
+        self, bucket: FilledBucket, info: StepInfo, communicators: Communicators, needed: bool
+    ) -> None:
         if self._exchange.checks_finite:
             self._finite.append(all_finite(bucket.elements))
-        self._exchange.reduce(bucket, info, communicators)
+        if needed:
+            self._exchange.reduce(bucket, info, communicators)
 
     def _agree_on_finite(self, communicator: Communicator) -> bool:
         """Return whether the gradients of all ranks were finite; this waits for devices."""
@@ -230,13 +244,16 @@ class GradientStep(Operation):
                 future.set_exception(error)
 
     def _agree_on_info(self, communicator: Communicator) -> StepInfo:
-        given = self.weight is not None and not self.joined
-        own = 0.0 if self.joined else 1.0 if self.weight is None else self.weight
-        weights = np.array([own, float(given)])
-        communicator.allreduce(Buffer.from_array(weights), ReduceOp.SUM)
-        total, weighted = weights.tolist()
-        size = communicator.size
-        return StepInfo(self.number, size, self.rate, own, total, bool(weighted))
+        weight = 1.0 if self.weight is None else self.weight
+        own = StepInfo(
+            self.number,
+            communicator.size,
+            self.rate,
+            weight,
+            flush=self.flush,
+            local_steps=self.local_steps,
+        )
+        return agree_on_step(own, self.weight is not None, self.joined, communicator)
 
     def _bucket(self, number: int) -> FilledBucket:
         buffer, plan = self._buffers[number], self._plan

@@ -38,7 +38,7 @@ def _found(path: str) -> list[Path]:
         return find_pieces(path)
     except OSError as error:
         raise TimelineError(
-            f"{path} cannot be looked for ({error.strerror}): name the timeline of a job"
+            f"{path} cannot be searched for ({error.strerror}): name the timeline of a job"
         ) from error
 
 

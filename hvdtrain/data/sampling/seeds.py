@@ -77,8 +77,6 @@ def _mixed(purpose: bytes, *numbers: int) -> int:
     try:
         packed = _THREE_NUMBERS.pack(*numbers)
     except struct.error:
-        raise ValueError(
-            f"seeds are made of whole numbers from 0 to 2^64 - 1, got {numbers}"
-        ) from None
+        raise ValueError(f"seeds must be integers from 0 to 2^64 - 1, got {numbers}") from None
     digest = hashlib.blake2b(packed, digest_size=8, person=purpose).digest()
     return int.from_bytes(digest, "little")

@@ -116,7 +116,7 @@ class HorovodCommunicator(Communicator):
         if max(outgoing.numel(), words(receive).numel()) > _MOST_WORDS:
             raise UnsupportedError(
                 f"engine horovod: alltoall of more than {_MOST_WORDS} elements on one rank, "
-                "which is as far as it counts: send them in parts"
+                "the most it can count: send them in several operations"
             )
         sizes = word_counts(send.dtype, send_counts)
         if not self._in_order:

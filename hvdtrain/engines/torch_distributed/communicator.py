@@ -183,7 +183,8 @@ class TorchCommunicator(Communicator):
         elif device not in (self._device, torch.device("cuda")):
             raise HvdtrainError(
                 f"[rank {self.rank}/{self.size}] memory on {device}, but this rank is connected "
-                f"to the others by {self._device}: keep what is reduced together on one GPU"
+                f"to the others by {self._device}: keep tensors that are reduced "
+                "together on one GPU"
             )
         return self._nccl
 

@@ -153,7 +153,7 @@ def _through_torchrun(rank: int, size: int, environ: Mapping[str, str]) -> RankI
 class _StoreGather:
     """Gathers JSON values through a store; pickles would let anyone who reaches it run code."""
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
         self._store = store
         self._rank = rank
         self._size = size
@@ -184,8 +184,8 @@ def _reporting(rank: int, size: int) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:  # the store may also return something else
         reason = str(error).splitlines()[0]
         raise HvdtrainError(
-            f"[rank {rank}/{size}] the ranks did not find each other ({reason}). Start all of "
-            "them within five minutes, where they can reach rank 0"
+            f"[rank {rank}/{size}] the ranks could not connect to each other ({reason}). Start all "
+            "of them within five minutes, where they can reach rank 0"
         ) from error
 
 

@@ -76,8 +76,8 @@ class Log:
         if process.returncode != 0:
             shown = "".join(f"\n  {line.strip()}" for line in _telling(lines))
             raise BuildFailedError(
-                f"{Path(command[0]).name} ended with code {process.returncode}; all that it said "
-                f"is in {self._path}, and last:{shown}"
+                f"{Path(command[0]).name} ended with code {process.returncode}; its output "
+                f"is in {self._path}; it ended with:{shown}"
             )
 
 

@@ -94,7 +94,8 @@ def _find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
     tried = _run([*found[0], *check], environ)
     if tried is None or tried.returncode != 0:
         raise UsageError(
-            f"{found[0][0]} does not compile C++20: it takes GCC 10 or clang 12, named by CXX=…"
+            f"{found[0][0]} does not compile C++20: install GCC 10 or clang 12, and name it "
+            "with CXX=…"
         )
     return found[0]
 

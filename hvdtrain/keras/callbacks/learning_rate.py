@@ -65,8 +65,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         optimizer = _with_learning_rate(self.model.optimizer)
         if not isinstance(optimizer._learning_rate, keras.Variable):
             raise ValueError(
-                f"{type(self).__name__} sets the learning rate, but the optimizer has a schedule "
-                "of its own: give the optimizer a number"
+                f"{type(self).__name__} sets the learning rate, but the optimizer has a "
+                "learning rate schedule: pass a number to the optimizer instead"
             )
         if self.staircase:
             return
@@ -75,8 +75,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self._steps = 0 if None in gathered else max(gathered)
         if not self._steps:
             raise ValueError(
-                f"{type(self).__name__} needs to know the batches of an epoch: give it "
-                "steps_per_epoch"
+                f"{type(self).__name__} needs the number of batches per epoch: pass steps_per_epoch"
             )
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:

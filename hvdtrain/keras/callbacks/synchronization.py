@@ -105,8 +105,8 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         title = context.current().topology.title
         if any(optimizer.hvdtrain_reduction.has_local for optimizer in optimizers):
             raise UnsupportedError(
-                f"{title} fit: ranks did {done} steps in this epoch, but layers that stay local go "
-                "with equal numbers only: give every rank the same steps_per_epoch"
+                f"{title} fit: ranks did {done} steps in this epoch, but local layers need the "
+                "same number on every rank: give every rank the same steps_per_epoch"
             )
         local = {
             id(variable)
@@ -125,8 +125,8 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
             if names != gathered[0][0]:
                 raise MismatchError(
                     f"[rank {rank}/{size}] fit: callbacks {names}, but rank 0 has "
-                    f"{gathered[0][0]}. Give every rank those that ask other ranks, in the same "
-                    "order"
+                    f"{gathered[0][0]}. Give every rank the callbacks that communicate, in the "
+                    "same order"
                 )
 
 

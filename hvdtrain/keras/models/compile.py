@@ -83,5 +83,5 @@ def _refuse_xla(jit_compile: bool | str) -> None:
     if jit_compile and jit_compile != "auto":
         raise UnsupportedError(
             "compile(jit_compile=True): XLA cannot compile a step that reduces gradients on the "
-            "TensorFlow backend, because that calls Python: leave jit_compile out"
+            "TensorFlow backend, because reducing calls Python: leave out jit_compile"
         )

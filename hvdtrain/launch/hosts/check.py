@@ -76,5 +76,5 @@ def with_slots(hosts: Sequence[Host], slots: int | None, where: str) -> list[Hos
     """
     for host in hosts:
         if host.slots is None and slots is None:
-            raise HostfileError(where, host.name, "has no number of slots: say --slots N")
+            raise HostfileError(where, host.name, "has no number of slots: pass --slots N")
     return [replace(host, slots=host.slots or slots) for host in hosts]

@@ -80,12 +80,12 @@ def source_of_job(name: str, environ: Mapping[str, str]) -> HostText:
         environ: environment variables of the job.
 
     Raises:
-        HostfileError: this is no job of that scheduler.
+        HostfileError: this is not a job of that scheduler.
     """
     if name in _FILES:
         path = environ.get(_FILES[name])
         if not path:
-            raise HostfileError(f"${_FILES[name]}", "", f"is not set: this is no job of {name}")
+            raise HostfileError(f"${_FILES[name]}", "", f"is not set: this is not a job of {name}")
         return read_file(path)
     if name == "k8s":
         return read_file(_K8S_FILE)
@@ -94,7 +94,7 @@ def source_of_job(name: str, environ: Mapping[str, str]) -> HostText:
         return HostText("the environment", "\n".join(settings))
     if name == "lsf":
         if not environ.get("LSB_MCPU_HOSTS"):
-            raise HostfileError("$LSB_MCPU_HOSTS", "", "is not set: this is no job of lsf")
+            raise HostfileError("$LSB_MCPU_HOSTS", "", "is not set: this is not a job of lsf")
         return HostText("$LSB_MCPU_HOSTS", environ["LSB_MCPU_HOSTS"])
     return HostText("flux getattr hostlist", _ask_flux())
 
@@ -105,7 +105,7 @@ def _ask_flux() -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise HostfileError(
-            " ".join(command), "", f"failed ({error}): this is no job of flux"
+            " ".join(command), "", f"failed ({error}): this is not a job of flux"
         ) from None
     return done.stdout
 
@@ -128,12 +128,14 @@ def read_file(path: str) -> HostText:
         text = raw.removeprefix(mark).decode("ascii")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise HostfileError(f"{path}:{line}", "", "has a letter that is not ASCII") from None
+        raise HostfileError(
+            f"{path}:{line}", "", "contains a character that is not ASCII"
+        ) from None
     except OSError as error:
         raise HostfileError(where, "", f"cannot be read: {error.strerror}") from None
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
-        raise HostfileError(f"{path}:{line}", "", "has a zero byte: it is no text file")
+        raise HostfileError(f"{path}:{line}", "", "contains a zero byte: it is not a text file")
     return HostText(path, text, foreign=bool(mark) or "\r" in text)
 
 

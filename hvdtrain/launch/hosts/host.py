@@ -89,7 +89,7 @@ def check_name(name: str, where: str, *, ipv6: bool = False) -> str:
         HostfileError: the name is a placeholder, or not a valid name.
     """
     if _PLACEHOLDER.fullmatch(name):
-        raise HostfileError(where, name, "is a placeholder: put the name of a host there")
+        raise HostfileError(where, name, "is a placeholder: replace it by the name of a host")
     if _NAME.fullmatch(name) and len(name) <= 253:
         return name
     if ":" in name and _IPV6.fullmatch(name):
@@ -97,7 +97,7 @@ def check_name(name: str, where: str, *, ipv6: bool = False) -> str:
             return name
         raise HostfileError(where, name, "an IPv6 address cannot stand here: use a host's name")
     raise HostfileError(
-        where, name, "is no host's name: write letters, digits, dots and dashes, as in node1"
+        where, name, "is not a host name: use letters, digits, dots and dashes, as in node1"
     )
 
 
@@ -113,7 +113,7 @@ def check_slots(text: str, where: str, token: str) -> int:
         HostfileError: the text is not a whole number from 1 to a million.
     """
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
-        raise HostfileError(where, token, "needs a whole number, at least 1")
+        raise HostfileError(where, token, "needs an integer of at least 1")
     if int(text) > _LARGEST:
         raise HostfileError(where, token, f"is more than any host has: at most {_LARGEST} slots")
     return int(text)

@@ -57,5 +57,5 @@ def _mend(token: str, name: str) -> str:
     if token.startswith("#"):
         return "MPICH takes a comment only in a line of its own"
     if token.isascii() and token.isdecimal():
-        return f"is left over: write '{name}:{token}'"
-    return f"is left over: write '{name}:N', one host per line; MPICH knows binding= and user="
+        return f"is unexpected: write '{name}:{token}'"
+    return f"is unexpected: write '{name}:N', one host per line; MPICH knows binding= and user="

@@ -62,7 +62,7 @@ def expand_counts(text: str, where: str) -> list[int]:
     for part in text.split(","):
         match = _COUNT.fullmatch(part.strip())
         if match is None:
-            raise HostfileError(where, part, "is no number of tasks: write them as in 2(x3),1")
+            raise HostfileError(where, part, "is not a number of tasks: write it as in 2(x3),1")
         repeats = int(match[2] or 1)
         if len(counts) + repeats > _MOST_OF_A_RANGE:
             raise HostfileError(where, part, f"is more than {_MOST_OF_A_RANGE} hosts")
@@ -82,7 +82,7 @@ def _split(text: str, where: str) -> list[str]:
     for letter in text.strip():
         depth += (letter == "[") - (letter == "]")
         if depth not in (0, 1):
-            raise HostfileError(where, text[:80], "has brackets that do not match")
+            raise HostfileError(where, text[:80], "has unbalanced brackets")
         if letter == "," and depth == 0:
             parts.append("")
         else:
@@ -101,7 +101,7 @@ def _range(text: str, part: str, where: str) -> list[str]:
         high = high if dash else low
         if not (low.isascii() and low.isdecimal() and high.isascii() and high.isdecimal()):
             raise HostfileError(
-                where, part[:80], f"{piece!r} is no range: write it as in [01-04,07]"
+                where, part[:80], f"{piece!r} is not a range: write it as in [01-04,07]"
             )
         if max(len(low), len(high)) > 9:
             raise HostfileError(where, part[:80], f"{piece!r} has too many digits")

@@ -62,7 +62,7 @@ def _refuse_open_comment(source: HostText) -> None:
     last = source.text.rpartition("\n")[2]
     if any(comment[1] for comment in _COMMENT.finditer(last)):
         where = f"{source.name}:{len(source.text.splitlines())}"
-        mend = "Open MPI wants a newline behind a comment: end this line with one"
+        mend = "Open MPI needs a newline after a comment: end this line with one"
         raise HostfileError(where, "", mend)
 
 
@@ -114,12 +114,12 @@ def _refuse_foreign(first: str, where: str) -> None:
 def _refuse_word(token: str, name: str, where: str) -> None:
     if token.isascii() and token.isdecimal():
         raise HostfileError(where, token, f"Open MPI ignores it: write '{name} slots={token}'")
-    raise HostfileError(where, token, f"is left over: write '{name} slots=N', one host per line")
+    raise HostfileError(where, token, f"is unexpected: write '{name} slots=N', one host per line")
 
 
 def _refuse_key(key: str, token: str, where: str) -> None:
     if key.lower() in _SLOTS | _MOST | _OTHERS:
-        raise HostfileError(where, token, f"Open MPI wants it in small letters: {key.lower()}=")
+        raise HostfileError(where, token, f"Open MPI needs it in lower case: {key.lower()}=")
     raise HostfileError(where, token, "Open MPI knows slots=, max_slots=, port= and username=")
 
 

@@ -110,7 +110,7 @@ def read_lsf(source: HostText) -> list[Host]:
     """
     words = source.text.split()
     if len(words) % 2:
-        raise HostfileError(source.name, words[-1], "has no number behind it: write host slots")
+        raise HostfileError(source.name, words[-1], "has no number after it: write host slots")
     pairs = list(zip(words[::2], words[1::2], strict=True))
     hosts = [
         Host(check_name(name, source.name), check_slots(count, source.name, f"{name} {count}"))

@@ -87,10 +87,10 @@ def mpi_job(request: JobRequest) -> str:
     """
     if not _NAME.fullmatch(request.name):
         raise UsageError(
-            f"--name {request.name!r}: for k8s write small letters, digits and '-', up to 52"
+            f"--name {request.name!r}: for k8s use up to 52 lower-case letters, digits and '-'"
         )
     if not _IMAGE.fullmatch(request.image):
-        raise UsageError(f"--image {request.image!r} is no name of an image")
+        raise UsageError(f"--image {request.image!r} is not the name of an image")
     lines = body(replace(request, modules=()), KUBERNETES).splitlines()
     gpus = f", nvidia.com/gpu: {request.gpus_per_node}" if request.gpus_per_node else ""
     return _MANIFEST.format(

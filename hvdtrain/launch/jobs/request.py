@@ -77,16 +77,18 @@ class JobRequest:
             if count < 1:
                 raise UsageError(f"{option} must be at least 1, got {count}")
         if self.ranks_per_node < 1:
-            raise UsageError("how many ranks on each node? Say --gpus-per-node or --ranks-per-node")
+            raise UsageError(
+                "how many ranks on each node? Pass --gpus-per-node or --ranks-per-node"
+            )
         if self.gpus_per_node % self.ranks_per_node:
             raise UsageError(
-                f"{self.gpus_per_node} GPUs cannot be shared out to {self.ranks_per_node} ranks: "
+                f"{self.gpus_per_node} GPUs cannot be divided among {self.ranks_per_node} ranks: "
                 "give a rank one GPU, or the same number to each"
             )
         if self.seconds < 1:
-            raise UsageError("--time must be longer than nothing")
+            raise UsageError("--time must be positive")
         if not 0 < self.notice_seconds < self.seconds:
-            raise UsageError("--notice must be longer than nothing and shorter than --time")
+            raise UsageError("--notice must be positive and shorter than --time")
         if self.mpi and self.launcher != "srun":
             raise UsageError(f"--mpi {self.mpi} goes with --launcher srun only")
         if self.array and not _counts_up(self.array):

@@ -81,12 +81,12 @@ def jsrun(request: LaunchRequest, site: Site) -> LaunchCommand:
     """
     _refuse_timestamps(request, "jsrun")
     if request.hosts:
-        raise UsageError("jsrun has its hosts from LSF: leave out -hostfile and -H")
+        raise UsageError("jsrun gets its hosts from LSF: leave out -hostfile and -H")
     ranks, each = request.ranks, request.per_node
     if ranks is None or each is None or ranks % each:
-        raise UsageError("jsrun wants -np N and --per-node K, with N a multiple of K")
+        raise UsageError("jsrun needs -np N and --per-node K, with N a multiple of K")
     if request.bind not in (None, *_JSRUN_BINDINGS):
-        raise UsageError(f"jsrun cannot bind to {request.bind}: --bind none or core")
+        raise UsageError(f"jsrun cannot bind to {request.bind}: use --bind none or core")
     flags = ["-n", str(ranks // each), "-r", "1", "-a", str(each), "-c", "ALL_CPUS"]
     # All ranks of a host see all its GPUs, and each takes that of its local rank.
     flags += ["-g", "ALL_GPUS", "-d", "packed", "-b", _JSRUN_BINDINGS[request.bind or "none"]]
@@ -140,5 +140,5 @@ def _settings(request: LaunchRequest, site: Site) -> dict[str, str]:
 def _refuse_timestamps(request: LaunchRequest, launcher: str) -> None:
     if request.timestamps:
         raise UsageError(
-            f"{launcher} puts no times before its output: leave out --timestamps, or add '| ts'"
+            f"{launcher} cannot add timestamps to its output: leave out --timestamps, or add '| ts'"
         )

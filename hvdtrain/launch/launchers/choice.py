@@ -73,7 +73,9 @@ def choose_launcher(
         found = _of_scheduler(name)
         if found is None and not missing_ok:
             program = _OF_SCHEDULERS[name].program
-            raise UsageError(f"--launcher {name}: there is no {program} on PATH that is {name}'s")
+            raise UsageError(
+                f"--launcher {name}: there is no {program} on PATH that belongs to {name}"
+            )
         return found or Launcher(name, _OF_SCHEDULERS[name].program, _OF_SCHEDULERS[name].build)
     try:
         return Launcher("mpirun", str(find_mpirun(library)), own_builder(library))

@@ -48,7 +48,7 @@ def intel_mpi(request: LaunchRequest, site: Site) -> LaunchCommand:
         UsageError: Intel MPI does not support what is requested.
     """
     if request.timestamps:
-        raise UsageError("Intel MPI puts no times before its output: leave out --timestamps")
+        raise UsageError("Intel MPI cannot add timestamps to its output: leave out --timestamps")
     hosts = []
     if request.hostfile is None and request.hosts:
         hosts = ["-hosts", ",".join(host.name for host in request.hosts)]
@@ -79,7 +79,9 @@ def _interface(interface: str | None) -> list[str]:
     if interface is None:
         return []
     if "," in interface:
-        raise UsageError(f"--interface {interface}: this launcher takes only one: name one of them")
+        raise UsageError(
+            f"--interface {interface}: this launcher accepts only one: name one of them"
+        )
     return ["-iface", interface]
 
 
@@ -98,7 +100,7 @@ def _environment(request: LaunchRequest) -> list[str]:
 
 def _intel_binding(bind: str | None, environ: Mapping[str, str]) -> list[str]:
     if bind == "hwthread":
-        raise UsageError("Intel MPI binds to cores and more: say --bind core")
+        raise UsageError("Intel MPI cannot do that: use --bind core")
     if bind in (None, "none"):
         # By default it divides the cores between the ranks, whatever threads they have.
         chosen = bind is None and any(name.startswith("I_MPI_PIN") for name in environ)

@@ -56,7 +56,7 @@ class MpiLibrary:
 
     @property
     def name(self) -> str:
-        """Name of the vendor for people."""
+        """Display name of the vendor."""
         names = {vendor: name for name, vendor in _VENDORS.items()}
         return names.get(self.vendor, self.vendor)
 
@@ -97,13 +97,15 @@ def loaded_library(python: str = sys.executable) -> MpiLibrary:
 def find_mpirun(library: MpiLibrary) -> Path:
     """Return the launcher of a library: one that reports the same vendor and major version.
 
-    It is searched in the library's prefix, then beside the interpreter, then on PATH.
+    It is searched in the library's prefix, then next to the interpreter, then on PATH.
 
     Raises:
         UsageError: there is none, or the vendor's launcher is not supported.
     """
     if library.vendor not in _NAMES:
-        raise UsageError(f"no way is known to start ranks with {library}: use its own launcher")
+        raise UsageError(
+            f"hvdtrain does not know how to start ranks with {library}: use its own launcher"
+        )
     others = []
     for path in programs(library, _NAMES[library.vendor]):
         found = launcher_version(path)
@@ -132,7 +134,7 @@ def launcher_version(mpirun: Path) -> tuple[str, str] | None:
 
 
 def programs(library: MpiLibrary, names: Sequence[str]) -> Iterator[Path]:
-    """Yield programs from the library's prefix, then beside the interpreter, then on PATH.
+    """Yield programs from the library's prefix, then next to the interpreter, then on PATH.
 
     Args:
         library: MPI library.

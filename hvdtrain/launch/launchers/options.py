@@ -81,7 +81,7 @@ def parse_folder(text: str | None) -> str | None:
         return None
     if not text or "%" in text:
         raise UsageError(
-            f"--output-dir {text!r}: name a folder, without %, which launchers fill in"
+            f"--output-dir {text!r}: name a folder without %, which launchers would expand"
         )
     return os.path.abspath(text)
 
@@ -144,7 +144,7 @@ def _require_hosts(
     place = each * max(1, len(hosts))
     here = own and not allocation
     if ranks is not None and ranks > place and (hosts or here):
-        raise UsageError(f"-np {ranks} is more than --per-node {each} leaves room for: {place}")
+        raise UsageError(f"-np {ranks} is more than --per-node {each} allows: {place}")
     for host in hosts if own and request.hostfile else ():
         if host.slots is not None and host.slots < each:
             raise HostfileError(

@@ -134,7 +134,7 @@ def total_ranks(request: LaunchRequest, site: Site) -> int | None:
     if request.ranks is not None or request.per_node is None:
         return request.ranks
     if not request.hosts and has_allocation(site.environ):
-        raise UsageError(f"--per-node {request.per_node} on how many hosts? Say -np N, too")
+        raise UsageError(f"--per-node {request.per_node} on how many hosts? Also pass -np N")
     return request.per_node * max(1, len(request.hosts))
 
 
@@ -153,12 +153,14 @@ def equal_slots(request: LaunchRequest, launcher: str) -> int:
     slots = {host.slots for host in request.hosts}
     (first, *others) = slots
     if first is None or None in others:
-        raise UsageError(f"{launcher} is not told how many ranks a host gets: say --per-node N")
+        raise UsageError(
+            f"{launcher} does not know how many ranks each host gets: pass --per-node N"
+        )
     if others:
         total = total_slots(request.hosts)
         raise UsageError(
-            f"{launcher} takes one number of ranks for all hosts, not {total} in unequal parts: "
-            "give all hosts as many slots, or say --per-node N"
+            f"{launcher} takes the same number of ranks on every host, not {total} in unequal "
+            "parts: give all hosts the same number of slots, or pass --per-node N"
         )
     return first
 

@@ -93,7 +93,7 @@ class LocalAggregation:
             return gradient
         if not self._sparse_as_dense:
             raise ValueError(
-                "tf.IndexedSlices do not go with backward_passes_per_step > 1: use "
+                "tf.IndexedSlices cannot be combined with backward_passes_per_step > 1: use "
                 "sparse_as_dense=True"
             )
         return tf.convert_to_tensor(gradient)

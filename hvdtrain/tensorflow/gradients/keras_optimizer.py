@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
 from hvdtrain.tensorflow.gradients.reduction import (
-    GradientSettings,
     LocalVariables,
+    VariableSettings,
     reduce_gradients,
 )
 from hvdtrain.tensorflow.gradients.tf_keras_optimizer import (
@@ -34,7 +34,7 @@ Optimizer = TypeVar("Optimizer")
 class _KerasOptimizerMixin:
     """Base class of distributed optimizers, before the class of an optimizer of Keras 3."""
 
-    _hvdtrain_settings: GradientSettings
+    _hvdtrain_settings: VariableSettings
     _hvdtrain_local: LocalVariables
     _hvdtrain_aggregation: LocalAggregation | None
     _trainable_variables: Sequence[Variable]
@@ -85,7 +85,7 @@ class _KerasOptimizerMixin:
 
 def distributed_keras_optimizer(
     optimizer: Optimizer,
-    settings: GradientSettings,
+    settings: VariableSettings,
     local: LocalVariables,
     passes: int = 1,
     average: bool = False,
@@ -107,7 +107,7 @@ def distributed_keras_optimizer(
         raise ValueError("the optimizer is a DistributedOptimizer already")
     kind: Any = (tf_keras_class if is_tf_keras(optimizer) else _keras_3_class)(optimizer)
     if settings.op is ReduceOp.ADASUM:
-        raise ValueError("op=Adasum does not go with optimizers of Keras")
+        raise ValueError("op=Adasum is not supported with Keras optimizers")
     original: Any = optimizer
     distributed = kind.from_config(original.get_config())
     distributed._hvdtrain_settings, distributed._hvdtrain_local = settings, local

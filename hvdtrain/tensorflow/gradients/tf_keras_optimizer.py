@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
 from hvdtrain.tensorflow.gradients.reduction import (
-    GradientSettings,
     LocalVariables,
+    VariableSettings,
     reduce_gradients,
 )
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
@@ -36,7 +36,7 @@ class TfKerasOptimizerMixin:
     looks for gradients that are not finite. A caller that has aggregated them may say so.
     """
 
-    _hvdtrain_settings: GradientSettings
+    _hvdtrain_settings: VariableSettings
     _hvdtrain_local: LocalVariables
     _hvdtrain_aggregation: LocalAggregation | None
     iterations: tf.Variable
@@ -61,8 +61,8 @@ class TfKerasOptimizerMixin:
         pairs = list(grads_and_vars)
         if self._hvdtrain_aggregation is not None:
             raise ValueError(
-                "backward_passes_per_step > 1 does not go with a LossScaleOptimizer of tf_keras: "
-                "use backward_passes_per_step=1, or an optimizer of Keras 3"
+                "backward_passes_per_step > 1 cannot be combined with a LossScaleOptimizer of "
+                "tf_keras: use backward_passes_per_step=1, or an optimizer of Keras 3"
             )
         variables = [variable for _, variable in pairs]
         reduced = self._hvdtrain_reduced([gradient for gradient, _ in pairs], variables)

@@ -123,8 +123,8 @@ def _refuse_xla(graph: tf.Graph) -> None:
     if control_flow_util.GraphOrParentsInXlaContext(graph):
         raise UnsupportedError(
             "XLA cannot compile operations that call Python, as hvdtrain's do: use "
-            "tf.function(jit_compile=False), in Keras model.compile(jit_compile=False), and call "
-            "what XLA is to compile in a tf.function of its own, without hvdtrain's operations"
+            "tf.function(jit_compile=False), in Keras model.compile(jit_compile=False), and move "
+            "what XLA should compile into a tf.function without hvdtrain's operations"
         )
 
 

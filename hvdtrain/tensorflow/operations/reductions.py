@@ -122,7 +122,7 @@ def _gather_slices(
             "dense with tf.convert_to_tensor or sparse_as_dense=True"
         )
     if (reduction.prescale, reduction.postscale) != (1.0, 1.0):
-        raise NotImplementedError("factors do not go with tf.IndexedSlices: make them dense")
+        raise NotImplementedError("factors cannot be applied to tf.IndexedSlices: make them dense")
     parts = [part for each in slices for part in (each.values, each.indices)]
     own = name.name and f"{name.name}.slices"
     gathered = differentiable.allgather(

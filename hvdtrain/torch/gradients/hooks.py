@@ -30,8 +30,8 @@ def check_hookable(named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
     for name, parameter in named:
         if parameter.is_inference():
             raise RuntimeError(
-                f"parameter {name!r} was made in torch.inference_mode() and gets no gradient: "
-                "make the model outside of it"
+                f"parameter {name!r} was created in torch.inference_mode() and gets no gradient: "
+                "create the model outside of it"
             )
 
 
@@ -73,7 +73,7 @@ class GradientHooks:
             self._hook_node(index)
 
     def forget(self) -> None:
-        """Forget the state that a failed backward pass has left."""
+        """Discard the state that a failed backward pass has left."""
         self._callback_queued = False
 
     def remove(self) -> None:

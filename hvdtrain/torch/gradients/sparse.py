@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.torch.operations.allgather import sparse_allreduce_async
 
 __all__ = ["reduce_sparse"]
@@ -34,8 +34,8 @@ def reduce_sparse(
     indices = [index for index, count in enumerate(counts) if count]
     if indices and weighted:
         raise ValueError(
-            f"the gradient of {named[indices[0]][0]!r} is sparse, which does not go with "
-            "sample_weight: use sparse_as_dense=True"
+            f"the gradient of {named[indices[0]][0]!r} is sparse, which sample_weight does "
+            "not support: use sparse_as_dense=True"
         )
     for index in indices:
         _reduce_one(own.get(index), *named[index], settings)

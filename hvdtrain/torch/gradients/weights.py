@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import cast
 
@@ -11,63 +11,100 @@ import torch
 
 from hvdtrain.arrays import Array, HostArray, is_tensor
 from hvdtrain.core.bucket_plans import agree_on_change
-from hvdtrain.core.gradients.exchange import FilledBucket
+from hvdtrain.core.gradients.exchange import FilledBucket, LocalSteps, StepInfo
 from hvdtrain.streams import Streams
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
-from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.torch.gradients.settings import ParameterSettings
+from hvdtrain.torch.tensors.parameters import rate_of
 
 __all__ = ["Weights"]
 
 
 class Weights:
-    """Exchanges the weights of all ranks in the steps in which their exchange is due.
+    """Exchanges the weights of all ranks when their exchange is due, or when all ask for it.
+
+    A rank counts in an exchange with the samples that it had since all weights were equal, or with
+    its steps since then if no rank was given sample weights.
 
     Args:
+        optimizer: optimizer of this rank alone, which steps on the gradients of this rank.
         parameters: name and parameter, in the order of the model; equal on all ranks.
         settings: settings, equal on all ranks; the exchange is of kind WEIGHTS.
-        rate: function that returns the learning rate.
 
     Attributes:
-        sample_weight: weight of this rank in the next exchanges; None for the plain average.
+        sample_weight: number of samples of this rank in each of the next steps; None if unknown.
         steps: number of steps that the program has completed.
-        synchronized: whether no local step has been taken since the last exchange.
     """
 
     def __init__(
         self,
+        optimizer: torch.optim.Optimizer,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
-        settings: GradientSettings,
-        rate: Callable[[], float | None],
+        settings: ParameterSettings,
     ) -> None:
-        self._named, self._settings, self._rate = list(parameters), settings, rate
+        self._optimizer, self._named, self._settings = optimizer, list(parameters), settings
         self._parameters = [parameter for _, parameter in parameters]
         self.sample_weight: float | None = None
         self.steps = 0
+        self._samples_per_step: float | None = None
+        self.begin_anew()
         self._make_plan()
 
     def _make_plan(self) -> None:
         """Agree on a plan for the current parameters (collective)."""
         self._buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
-        self._buckets.reducer.rate = self._rate
-        self.synchronized = True
+        self._buckets.reducer.rate = partial(rate_of, self._optimizer)
+
+    def begin_anew(self) -> None:
+        """Note that the weights of all ranks are equal now (local)."""
+        self._begun = False
+        self._steps_since_exchange = self._local_steps = 0
+        self._samples = 0.0
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether this rank has taken no step since the weights of all were equal."""
+        return self._local_steps == 0
 
     def before_step(self) -> None:
-        """Pass the weights before the first local step to the exchange (local)."""
-        if self.synchronized:
+        """Prepare for a step (local; collective before the first one if samples are counted)."""
+        counts = self._buckets.exchange.counts_samples and self._samples_per_step is None
+        if counts and self.sample_weight is not None:
+            self._exchange(flush=False, weight=self.sample_weight)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Pass the weights that all ranks have in common to the exchange, if new (local)."""
+        if not self._begun:
             for bucket, streams in self._filled():
                 filled = partial(self._buckets.exchange.begin, bucket)
                 _, read = streams.run_after(streams.mark(), filled)
                 streams.wait(read)
-            self.synchronized = False
+            self._begun = True
 
     def after_step(self) -> None:
-        """Exchange the weights if the exchange is due (collective if so)."""
-        if self._buckets.exchange.due(self.steps):
-            self._follow_dtypes()
-            self._exchange()
-            self.synchronized = True
+        """Count a step, and exchange the weights if the exchange is due (collective if so)."""
+        self._steps_since_exchange += 1
+        self._local_steps += 1
+        self._samples += 1.0 if self.sample_weight is None else self.sample_weight
+        steps = LocalSteps(
+            self._steps_since_exchange,
+            self._samples_per_step,
+            self.steps + 1,
+            rate_of(self._optimizer),
+        )
+        if self._buckets.exchange.due(steps):
+            self._exchange(flush=False, weight=self._samples)
         self.steps += 1
+
+    def flush(self) -> None:
+        """Make the weights of all ranks equal now (collective).
+
+        A rank that is at its end earlier than others takes part in their exchanges until then.
+        """
+        while not self._exchange(flush=True, weight=self._samples).flush:
+            pass
 
     def _follow_dtypes(self) -> None:
         """Make a new plan if dtypes of parameters have changed (collective)."""
@@ -77,9 +114,14 @@ class Weights:
             self._release()
             self._make_plan()
 
-    def _exchange(self) -> None:
-        reducer = self._buckets.reducer
-        reducer.weight, reducer.steps = self.sample_weight, self.steps
+    def _exchange(self, flush: bool, weight: float) -> StepInfo:
+        """Exchange the weights of all ranks; return what they know about it (collective)."""
+        self._follow_dtypes()
+        self._begin()
+        some, reducer = self._buckets.exchange.partial, self._buckets.reducer
+        reducer.weight, reducer.steps = weight, self.steps
+        step = reducer.step
+        step.flush, step.local_steps = flush, self._local_steps
         try:
             for bucket, _ in self._filled():
                 for index in bucket.layout.parameters:
@@ -90,6 +132,17 @@ class Weights:
         finally:
             reducer.forget()
         reducer.count_step()
+        assert step.info is not None
+        self._steps_since_exchange = 0
+        if self.sample_weight is not None and step.info.total:
+            steps = step.info.local_steps or step.info.size
+            self._samples_per_step = step.info.total * step.info.size / steps
+        if step.info.flush or not some:
+            self.begin_anew()
+        if step.info.drifted and self._buckets.exchange.resets_optimizer:
+            for parameter in self._parameters:
+                self._optimizer.state.pop(parameter, None)
+        return step.info
 
     def _bucket_views(self) -> Iterator[tuple[FilledBucket, Streams]]:
         reducer = self._buckets.reducer

@@ -143,7 +143,7 @@ def _counts(splits: Splits) -> list[int] | None:
         return None
     if isinstance(splits, torch.Tensor):
         if splits.dim() != 1 or splits.is_floating_point():
-            raise ValueError(f"splits must be 1-d and whole numbers, got {splits}")
+            raise ValueError(f"splits must be a 1-d array of integers, got {splits}")
         return [int(count) for count in splits.tolist()]
     return [int(count) for count in splits]
 

@@ -7,12 +7,18 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-__all__ = ["check_reduced", "name_parameters", "parameters_of"]
+__all__ = ["check_reduced", "name_parameters", "parameters_of", "rate_of"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     """Return the parameters of all groups, in order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def rate_of(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return the learning rate of the first parameter group, if there is one."""
+    rate = optimizer.param_groups[0].get("lr")
+    return None if rate is None else float(rate)
 
 
 def check_reduced(optimizer: torch.optim.Optimizer, reduced: Sequence[torch.nn.Parameter]) -> None:
@@ -30,8 +36,8 @@ def check_reduced(optimizer: torch.optim.Optimizer, reduced: Sequence[torch.nn.P
         if parameter.requires_grad and id(parameter) not in hooked:
             raise RuntimeError(
                 f"parameter {number} of the optimizer (shape {tuple(parameter.shape)}) was "
-                "frozen when DistributedOptimizer was made, and is not now: wrap the "
-                "optimizer again after changing requires_grad"
+                "frozen when DistributedOptimizer was created, and is not frozen now: wrap "
+                "the optimizer again after changing requires_grad"
             )
 
 

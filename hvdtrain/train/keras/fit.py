@@ -26,6 +26,8 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
         batches: global batches that are left of the epoch, each the numbers of its samples.
         rows: samples in each batch of this rank, padding included.
         epoch: epoch, counted from 0.
+        scale: factor of the weights of samples, which are otherwise one over the number of samples
+            of all ranks in their batch.
     """
 
     def __init__(
@@ -35,10 +37,11 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
         batches: Sequence[Indices],
         rows: int,
         epoch: int,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         self._reader, self._step_plan, self._epoch = reader, step_plan, epoch
-        self._batches, self._rows = batches, rows
+        self._batches, self._rows, self._scale = batches, rows, scale
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -46,15 +49,16 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
     def __getitem__(self, number: int) -> tuple[Array, Array, Array]:
         """Return inputs [rows, ...], targets [rows, ...] and sample weights [rows]."""
         rows, counted = self._step_plan.padded(self._batches[number], self._rows)
-        weights = (counted / len(self._batches[number])).astype(self._step_plan.options.dtype)
-        return *self._reader.read(rows, self._epoch), weights
+        weights = self._scale * counted / len(self._batches[number])
+        inputs, targets = self._reader.read(rows, self._epoch)
+        return inputs, targets, weights.astype(self._step_plan.options.dtype)
 
     def joined(self) -> dict[str, Array | int]:
         """Return all batches in one piece as arguments of `fit`, which is faster that way."""
         parts = [self._step_plan.padded(batch, self._rows) for batch in self._batches]
         counts = np.repeat([len(batch) for batch in self._batches], self._rows)
         inputs, targets = self._reader.read(np.concatenate([rows for rows, _ in parts]))
-        weights = np.concatenate([counted for _, counted in parts]) / counts
+        weights = self._scale * np.concatenate([counted for _, counted in parts]) / counts
         return {"x": inputs, "y": targets, "sample_weight": weights, "batch_size": self._rows}
 
 

@@ -14,6 +14,7 @@ from hvdtrain.train.keras.fit import BatchDataset, StepCallback, StepPlanSchedul
 from hvdtrain.train.keras.metrics import KerasMetricSums, KerasMetricValue, sum_over_samples
 from hvdtrain.train.keras.sample_reader import SampleReader
 from hvdtrain.train.keras.state import KerasTrainingState
+from hvdtrain.train.loop.exchange_record import ExchangeRecord, gather_record, scatter_record
 from hvdtrain.train.loop.gather import predict_on_all_ranks, split_samples
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
@@ -31,7 +32,8 @@ class KerasLoop:
 
     Every batch of a rank has the same number of samples, so that a step is compiled once. Padding
     has weight 0. The other samples weigh one over the number of samples of all ranks in their
-    step, so that the sum over ranks is the gradient of the mean.
+    step, so that the sum over ranks is the gradient of the mean. For an exchange of the user's
+    choice they weigh as many times more as there are ranks, because exchanges take the average.
 
     Args:
         recipe: model, data, loss, optimizer and metrics.
@@ -47,7 +49,13 @@ class KerasLoop:
     def __init__(self, recipe: Recipe, step_plan: StepPlan) -> None:
         self._step_plan, self._model = step_plan, recipe.model
         self._schedule = StepPlanSchedule(step_plan)
-        self._optimizer = hvd.DistributedOptimizer(self._plain_optimizer(recipe), op=hvd.Sum)
+        exchange = step_plan.options.make_exchange()
+        self._scale = 1.0 if exchange is None else float(step_plan.topology.size)
+        self._optimizer = hvd.DistributedOptimizer(
+            self._plain_optimizer(recipe),
+            op=hvd.Sum if exchange is None else hvd.Average,
+            exchange=exchange,
+        )
         self._optimizer.build(self._model.trainable_variables)
         options = step_plan.options
         self._train_reader = SampleReader(recipe.train, options.dtype, options.seed, recipe.augment)
@@ -86,9 +94,32 @@ class KerasLoop:
         hvd.broadcast_variables(self.state.variables, root_rank=0)
         self.state.broadcast_counters()
 
-    def average_buffers(self) -> None:
+    @property
+    def synchronized(self) -> bool:
+        """Whether the weights of all ranks are equal at this step."""
+        return True
+
+    def synchronize(self) -> None:
         """Average the statistics that forward passes have changed on each rank (collective)."""
         self.state.average_statistics()
+
+    @property
+    def pushes(self) -> None:
+        """None: there is no parameter server."""
+
+    def exchange_record(self) -> ExchangeRecord | None:
+        """Return the state of the exchange on all ranks, on rank 0 (collective)."""
+        if self._step_plan.options.make_exchange() is None:
+            return None
+        return gather_record(self._optimizer.exchange_state(), {})
+
+    def restore_exchange(self, record: ExchangeRecord | None) -> str:
+        """Restore the state of the exchange, and return what is lost (collective)."""
+        exchange = self._step_plan.options.make_exchange()
+        restored, lost = scatter_record(record, None if exchange is None else exchange.spec)
+        if restored is not None:
+            self._optimizer.load_exchange_state(restored.saved)
+        return lost
 
     def bucket_plan(self) -> None:
         """Return None: buckets follow the order of the variables, so there is nothing to save."""
@@ -112,7 +143,9 @@ class KerasLoop:
         if self._schedule.ahead is None:
             self._schedule.ahead = first - int(self._optimizer.iterations)
         batches = [batch for _, batch in self._step_plan.batches(epoch, done)]
-        data = BatchDataset(self._train_reader, self._step_plan, batches, self._rows, epoch)
+        data = BatchDataset(
+            self._train_reader, self._step_plan, batches, self._rows, epoch, self._scale
+        )
         steps = StepCallback(self._step_plan, first, go_on)
         self._model.fit(
             **(data.joined() if self._in_memory else {"x": data}),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import groupby
 from typing import TypeVar
 
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import OneRankError, UsageError
+from hvdtrain.topology import format_by_rank
 from hvdtrain.train.options import OPTIONS, TrainOptions
 
-__all__ = ["by_rank", "call_everywhere", "on_this_rank", "refuse_options", "require_same_options"]
+__all__ = ["call_everywhere", "on_this_rank", "refuse_options", "require_same_options"]
 
 T = TypeVar("T")
 
@@ -75,8 +75,8 @@ def require_same_options(options: TrainOptions) -> None:
         values = [str(getattr(one, option.name)) for one in options_by_rank]
         if len(set(values)) > 1:
             raise UsageError(
-                f"{option.label} differs between ranks ({by_rank(values)}): give all ranks the "
-                "same options"
+                f"{option.label} differs between ranks ({format_by_rank(values)}): give all "
+                "ranks the same options"
             )
 
 
@@ -89,13 +89,3 @@ def refuse_options(message: str) -> None:
         message: description of the error in this rank's options.
     """
     allgather_object(message, _OPTIONS)
-
-
-def by_rank(values: Sequence[str]) -> str:
-    """Return which ranks have which value: "ranks 0-1: cuda:0, rank 2: cpu"."""
-    parts = []
-    for value, group in groupby(enumerate(values), key=lambda pair: pair[1]):
-        ranks = [rank for rank, _ in group]
-        title = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-        parts.append(f"{title}: {value}")
-    return ", ".join(parts)

@@ -13,10 +13,11 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core import context, operations
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import TrainingError
+from hvdtrain.topology import format_ranks
 from hvdtrain.train.metrics.totals import Totals
 from hvdtrain.types import ReduceOp
 
-__all__ = ["difference_text", "ranks_text", "replica_difference", "require_finite"]
+__all__ = ["difference_text", "replica_difference", "require_finite"]
 
 
 def replica_difference(checksums: Mapping[str, int]) -> str | None:
@@ -81,19 +82,12 @@ def difference_text(checksums: Sequence[Mapping[str, int]]) -> str:
     return f"{first} {_where(values[first])} ({len(different)} of {len(names)} checksums differ)"
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return "rank 1", "ranks 1 and 3" or "ranks 0, 1 and 3"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
 def _where(values: Sequence[int | None]) -> str:
     [(usual, count), *_] = Counter(values).most_common()
     odd = [rank for rank, value in enumerate(values) if value != usual]
     if 2 * count > len(values):
-        return f"on {ranks_text(odd)} is not that of the other {_counted(count)}"
-    return f"differs between {ranks_text(range(len(values)))}"
+        return f"on {format_ranks(odd)} is not that of the other {_counted(count)}"
+    return f"differs between {format_ranks(range(len(values)))}"
 
 
 def _counted(ranks: int) -> str:

@@ -91,6 +91,7 @@ class Summary:
         host_names: these names.
         engine: name of the engine.
         framework: name of the framework.
+        exchange: what ranks sent one another, as --exchange names it.
         global_batch_size: samples of all ranks per step.
         base_lr: learning rate for one rank.
         scaled_lr: learning rate for all ranks.
@@ -103,6 +104,8 @@ class Summary:
         steps: optimizer steps done.
         best: name and best value of the metric that decides, with its epoch and step.
         ended: "epochs", or "early stop".
+        parameter_server: settings of the parameter server, and the gradients that it has received
+            in this start, as Pushes.record(); None without one.
     """
 
     world_size: int
@@ -110,6 +113,7 @@ class Summary:
     host_names: list[str]
     engine: str
     framework: str
+    exchange: str
     global_batch_size: int
     base_lr: float
     scaled_lr: float
@@ -122,6 +126,7 @@ class Summary:
     steps: int
     best: dict[str, Any] | None
     ended: str
+    parameter_server: dict[str, Any] | None = None
 
 
 def append_lines(

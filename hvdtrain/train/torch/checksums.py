@@ -19,7 +19,7 @@ _MANY_ROWS = 128
 
 def torch_checksums(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     numbers: Mapping[str, float] | None = None,
 ) -> dict[str, int]:
     """Return the checksums of weights, optimizer state and learning rates by name (local).
@@ -29,7 +29,8 @@ def torch_checksums(
 
     Args:
         model: model, which also names the parameters.
-        optimizer: optimizer of its parameters, distributed or not.
+        optimizer: optimizer of its parameters, distributed or not; None if ranks have different
+            optimizer states.
         numbers: other numbers that must be equal, such as the step, by name.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -37,9 +38,10 @@ def torch_checksums(
         f"weight {name!r}": parameter for name, parameter in model.named_parameters()
     }
     found = dict(numbers or {})
-    for number, group in enumerate(optimizer.param_groups):
+    for number, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
         for parameter in group["params"]:
             name = repr(names.get(id(parameter), f"parameter of group {number}"))
+            assert optimizer is not None
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor) and value.ndim:
                     tensors[f"{key} of {name}"] = value

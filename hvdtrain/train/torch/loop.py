@@ -12,15 +12,17 @@ import torch
 import hvdtrain.torch as hvd
 from hvdtrain.data.sampling.seeds import seed_generators, step_seed
 from hvdtrain.errors import TrainingError
+from hvdtrain.train.loop.exchange_record import ExchangeRecord, gather_record, scatter_record
 from hvdtrain.train.loop.gather import predict_on_all_ranks
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.exact import Gathered
 from hvdtrain.train.metrics.totals import Totals, Values
-from hvdtrain.train.optimizers.make import torch_optimizer
+from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.checksums import torch_checksums
 from hvdtrain.train.torch.device import move_to
+from hvdtrain.train.torch.distributed import distributed_optimizer
 from hvdtrain.train.torch.evaluation import (
     TorchEvaluation,
     as_array,
@@ -29,7 +31,7 @@ from hvdtrain.train.torch.evaluation import (
 )
 from hvdtrain.train.torch.metrics import TorchMetricSums
 from hvdtrain.train.torch.model import average_model_buffers, compile_model, require_scalar
-from hvdtrain.train.torch.non_finite import ADVICE, non_finite_cause
+from hvdtrain.train.torch.non_finite import ADVICE, left_out_text, non_finite_cause
 from hvdtrain.train.torch.sources import Batch, Step, make_source
 from hvdtrain.train.torch.state import TorchTrainingState
 from hvdtrain.train.torch.update import Precision, Updater
@@ -63,7 +65,7 @@ class TorchLoop:
         self._forward = self._model
         if options.compile is not None:
             self._forward = compile_model(self._model, options.compile)
-        self._optimizer = self._distributed()
+        self._optimizer = self._make_optimizer()
         # Groups with learning rates of their own keep them in proportion to the first group's.
         rates = [group["lr"] for group in self._optimizer.param_groups]
         self._lr_ratios = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
@@ -83,20 +85,12 @@ class TorchLoop:
         self._evaluation = self._make_evaluation()
         self._feed: Iterator[tuple[Step, list[Batch]]] = iter(())
         self._position, self._step_number = (-1, 0), 0
+        self._left_out = 0
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
 
-    def _distributed(self) -> Any:
-        options, named = self._step_plan.options, list(self._model.named_parameters())
-        if self._recipe.optimizer is None:
-            own = torch_optimizer(options, self._model.parameters(), options.base_lr)
-        else:
-            own = self._recipe.optimizer(self._model.parameters(), options.base_lr)
-        return hvd.DistributedOptimizer(
-            own,
-            named_parameters=named,
-            op=hvd.Average if options.virtual_shards is None else hvd.Sum,
-        )
+    def _make_optimizer(self) -> Any:
+        return distributed_optimizer(self._recipe, self._model, self._step_plan.options)
 
     def _make_evaluation(self) -> TorchEvaluation | None:
         recipe, options = self._recipe, self._step_plan.options
@@ -142,21 +136,63 @@ class TorchLoop:
             )
             self._feed = self._train.batches(steps, epoch)
         for step, batches in self._feed:
-            rate = self._step_plan.lr(step.number)
-            groups = self._optimizer.param_groups
-            for group, ratio in zip(groups, self._lr_ratios, strict=True):
-                group["lr"] = rate * ratio
+            self._set_rate(self._optimizer, step.number)
             self._step(step, batches)
             done += len(step.samples)
             self._position = (epoch, done)
             if not go_on():
                 break
+        if self._exchanges_weights:
+            self._report_left_out()
         return self._sums.reduce()
 
-    def average_buffers(self) -> None:
-        """Average the statistics that forward passes have changed on each rank (collective)."""
+    def _set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Set the learning rates for a step, counted from 0 over all epochs (local)."""
+        rate = self._step_plan.lr(step)
+        for group, ratio in zip(optimizer.param_groups, self._lr_ratios, strict=True):
+            group["lr"] = rate * ratio
+
+    @property
+    def _exchanges_weights(self) -> bool:
+        exchanges: bool = self._optimizer.exchanges_weights
+        return exchanges
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether the weights of all ranks are equal at this step."""
+        equal: bool = self._optimizer.synchronized
+        return equal
+
+    def synchronize(self) -> None:
+        """Make weights equal, and average the statistics of forward passes (collective)."""
+        self.state.settle()
+        self._optimizer.flush()
         for model in filter(None, [self._model, self._updater.averaged]):
             average_model_buffers(model)
+
+    @property
+    def pushes(self) -> Pushes | None:
+        """The gradients that servers have received; None without a parameter server."""
+        return None
+
+    def exchange_record(self) -> ExchangeRecord | None:
+        """Return the state of the exchange on all ranks, on rank 0 (collective)."""
+        if self._step_plan.options.make_exchange() is None:
+            return None
+        local = self._optimizer.exchanges_weights
+        own = self._optimizer.state_dict()["state"] if local else {}
+        return gather_record(self._optimizer.exchange_state(), own)
+
+    def restore_exchange(self, record: ExchangeRecord | None) -> str:
+        """Restore the state of the exchange, and return what is lost (collective)."""
+        exchange = self._step_plan.options.make_exchange()
+        restored, lost = scatter_record(record, None if exchange is None else exchange.spec)
+        if restored is not None:
+            self._optimizer.load_exchange_state(restored.saved)
+            if restored.optimizer:
+                state = {**self._optimizer.state_dict(), "state": restored.optimizer}
+                self._optimizer.load_state_dict(state)
+        return lost
 
     def bucket_plan(self) -> Any:
         """Return how gradients are cut into buckets; None before that is known (local)."""
@@ -170,7 +206,8 @@ class TorchLoop:
         """Return a checksum of everything that must be equal on all ranks, by name (local)."""
         # Random numbers depend on seed and step alone: if these are equal, so are they.
         numbers = {"seed": float(self._step_plan.options.seed), "step": float(self._step_number)}
-        return torch_checksums(self._model, self._optimizer, numbers)
+        local = self._exchanges_weights
+        return torch_checksums(self._model, None if local else self._optimizer, numbers)
 
     def evaluate(self) -> Values:
         """Return loss and metrics of all test samples, each seen by one rank (collective)."""
@@ -226,9 +263,13 @@ class TorchLoop:
         update = self._updater.step()
         if update.fault:
             self._handle_non_finite(step, batches)
+        elif self._optimizer.exchanges_weights:
+            self._left_out += update.skipped
 
     def _backward(self, step: Step, batches: list[Batch]) -> None:
         self._updater.begin([len(batch.microbatch.samples) for batch in batches])
+        if self._optimizer.exchanges_weights:  # equal, so that exchanges are due on all ranks
+            self._optimizer.sample_weight = len(step.samples) / self._step_plan.topology.size
         for batch in batches:
             self._updater.backward(self._loss(step, batch), len(batch.microbatch.samples))
 
@@ -256,6 +297,28 @@ class TorchLoop:
             self._sums.add(outputs.detach(), batch.targets, loss, len(batch.microbatch.samples))
         return loss
 
+    def _report_left_out(self) -> None:
+        """Report the updates that ranks have left out since the last call (collective)."""
+        text = left_out_text(self._step_number, hvd.allgather_object(self._left_out, name="skips"))
+        self._left_out = 0
+        if text:
+            self._stop_or_warn(text)
+
+    def _stop_or_warn(self, text: str, consequence: str = "") -> None:
+        """Raise an error or warn, as --non-finite asks for.
+
+        Args:
+            text: what is not finite.
+            consequence: what the warning says beside it.
+
+        Raises:
+            TrainingError: --non-finite is "stop".
+        """
+        if self._step_plan.options.non_finite == "stop":
+            raise TrainingError(f"{text}. {ADVICE}")
+        if self._step_plan.topology.rank == 0:
+            print(f"hvdtrain: {text}{consequence}", file=sys.stderr, flush=True)
+
     def _handle_non_finite(self, step: Step, batches: list[Batch]) -> None:
         """Find what is not finite, and raise or warn as --non-finite asks for (collective).
 
@@ -265,7 +328,4 @@ class TorchLoop:
         present = [batch for batch in batches if batch.inputs is not None]
         losses = [partial(self._loss, step, batch, counted=False) for batch in present]
         cause = non_finite_cause(step.number + 1, self._model, losses)
-        if self._step_plan.options.non_finite == "stop":
-            raise TrainingError(f"{cause}. {ADVICE}")
-        if self._step_plan.topology.rank == 0:
-            print(f"hvdtrain: {cause}; the step is left out", file=sys.stderr, flush=True)
+        self._stop_or_warn(cause, "; the step is left out")

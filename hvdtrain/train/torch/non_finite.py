@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.train.loop.replica_check import ranks_text
+from hvdtrain.topology import format_ranks
 
-__all__ = ["ADVICE", "non_finite_cause", "non_finite_text"]
+__all__ = ["ADVICE", "left_out_text", "non_finite_cause", "non_finite_text"]
 
 ADVICE = (
     "Lower --lr, lengthen --warmup-epochs, set --clip-norm, look at the samples of this step, or "
@@ -64,13 +64,29 @@ def non_finite_text(step: int, findings: Sequence[NonFiniteValue]) -> str:
     for rank, finding in enumerate(findings):
         if finding.what:
             ranks.setdefault(_description(finding), []).append(rank)
-    parts = [f"{description} on {ranks_text(where)}" for description, where in ranks.items()]
+    parts = [f"{description} on {format_ranks(where)}" for description, where in ranks.items()]
     if not parts:
         parts = [
             "the gradient over all ranks is not finite, though each rank's own is: its sum or its "
             "norm is too large"
         ]
     return f"step {step}: {'; '.join(parts)}"
+
+
+def left_out_text(step: int, counts: Sequence[int]) -> str:
+    """Return the message about updates that ranks have left out; "" if there are none.
+
+    Args:
+        step: number of steps done.
+        counts: number of updates that each rank has left out, by rank.
+    """
+    ranks = [rank for rank, count in enumerate(counts) if count]
+    if not ranks:
+        return ""
+    return (
+        f"until step {step}: {sum(counts)} updates left out on {format_ranks(ranks)}, where the "
+        "gradient of the rank was not finite"
+    )
 
 
 def _description(finding: NonFiniteValue) -> str:

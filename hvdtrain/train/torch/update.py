@@ -20,11 +20,11 @@ _SMALLEST_SCALE = 1.0
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step, the same on every rank.
+    """The result of a step, the same on every rank, unless ranks exchange weights.
 
     Attributes:
-        norm: norm of the reduced gradient before clipping; inf or nan if it is not finite.
-        skipped: whether the weights are unchanged because the gradient was not finite.
+        norm: norm of the gradient before clipping; inf or nan if it is not finite.
+        skipped: whether this update was left out because the gradient was not finite.
         fault: whether that was not because of a too large loss scale, which fp16 causes at times.
     """
 
@@ -47,6 +47,10 @@ class Updater:
     the number and the sizes of each rank's microbatches. For gradients computed otherwise, such as
     by hvd.backward_by_shards(), of losses from precision.scaled(), call optimizer.zero_grad()
     instead of begin(), and no backward().
+
+    If the optimizer exchanges weights, the gradient is that of the rank's own mean loss, and so is
+    its norm. A rank whose gradient is not finite leaves out its update, and takes part in the
+    exchange.
 
     Args:
         model: model whose parameters the optimizer has, as it was before torch.compile().
@@ -102,6 +106,8 @@ class Updater:
 
     def step(self) -> StepResult:
         """Reduce what is left, then step unless the gradient is not finite (collective)."""
+        if self._optimizer.exchanges_weights:
+            return self._local_step()
         scaler = self.precision.scaler
         self._optimizer.synchronize()
         if scaler is not None:
@@ -124,6 +130,18 @@ class Updater:
         update = StepResult(norm) if finite else StepResult(norm, True, self._is_real_overflow())
         self.precision.losses.clear()
         return update
+
+    def _local_step(self) -> StepResult:
+        """Step on the gradient of this rank, and exchange weights if that is due."""
+        gradients = self._gradients()
+        norm = total_norm(gradients).item()
+        finite = math.isfinite(norm)
+        if not finite:
+            self._optimizer.zero_grad()  # then the step leaves the weights as they are
+        elif self._clip_norm is not None:
+            clip_gradients(gradients, norm, self._clip_norm)
+        self._optimizer.step()
+        return StepResult(norm, skipped=not finite)
 
     def broadcast(self) -> None:
         """Copy the loss scale and the averaged weights of rank 0 to every rank (collective)."""

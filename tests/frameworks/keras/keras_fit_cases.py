@@ -243,7 +243,7 @@ def what_xla_is_to_compile() -> None:
     model = dense_model(seed=5)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     if keras.backend.backend() == "tensorflow":
-        with raising(UnsupportedError, text="leave jit_compile out"):
+        with raising(UnsupportedError, text="leave out jit_compile"):
             model.compile(optimizer, loss="mse", jit_compile=True)
         model.compile(optimizer, loss="mse")
         assert model.jit_compile is False

@@ -67,13 +67,13 @@ def bad_input() -> None:
     invalid = tf.errors.InvalidArgumentError
     with raising(ValueError, invalid, text=f"root_rank {size}"):
         hvd.broadcast(tf.ones([2]), size)
-    with raising(ValueError, invalid, text="does not divide"):
+    with raising(ValueError, invalid, text="is not divisible"):
         hvd.alltoall(tf.ones([size + 1]))
     with raising(ValueError, invalid, text="scalar"):
         hvd.reducescatter(1.0)
     # In graphs TensorFlow has no other classes for what Python raises.
     for of_session in (False, True):
-        with raising(invalid, text="does not divide"):
+        with raising(invalid, text="is not divisible"):
             run_in_graph(lambda: hvd.alltoall(tf.ones([size + 1])), of_session)
         with raising(invalid, text="scalar"):
             run_in_graph(lambda: hvd.reducescatter(tf.constant(1.0)), of_session)

@@ -68,7 +68,7 @@ def factors_compression_and_slices() -> None:
     got = hvd.allreduce(third, compression=hvd.Compression.fp16)
     assert got.dtype == tf.float32
     np.testing.assert_allclose(got, [rounded], rtol=1e-6)
-    with raising(ValueError, text="give only op"):
+    with raising(ValueError, text="pass only op"):
         hvd.allreduce(x, average=True, op=hvd.Sum)
 
     def slices(values: Any) -> Any:

@@ -246,4 +246,4 @@ def inference_mode_is_named() -> None:
     assert "outside torch.inference_mode()" in message
     sgd = torch.optim.SGD([made_there], lr=1.0)
     message = refused(RuntimeError, partial(hvd.DistributedOptimizer, sgd, [("w", made_there)]))
-    assert "'w' was made in torch.inference_mode()" in message
+    assert "'w' was created in torch.inference_mode()" in message

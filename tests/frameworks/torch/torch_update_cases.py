@@ -167,7 +167,7 @@ def a_rank_whose_replica_differs_is_named() -> None:
         assert text is None
     elif hvd.size() == 2:
         assert text is not None
-        assert text.startswith("weight '5.bias' differs between ranks 0 and 1 (2 of ")
+        assert text.startswith("weight '5.bias' differs between ranks 0, 1 (2 of ")
     else:
         last = hvd.size() - 1
         assert text is not None

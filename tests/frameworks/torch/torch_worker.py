@@ -16,6 +16,7 @@ import torch_batch_norm_cases
 # Whose functions add themselves to the table of torch_training.
 import torch_compile_cases  # noqa: F401
 import torch_exchange_cases
+import torch_local_cases
 import torch_operation_cases
 import torch_optimizer_gradient_cases  # noqa: F401
 import torch_optimizer_hook_cases  # noqa: F401
@@ -29,7 +30,8 @@ from shared_launch import run_each
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 
-OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ == torch_exchange_cases.__name__]
+_OF_EXCHANGES = (torch_exchange_cases.__name__, torch_local_cases.__name__)
+OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ in _OF_EXCHANGES]
 TABLES = {
     "operations": [case for case in torch_operation_cases.CASES for _ in range(2)],
     "asynchronous": torch_async_cases.CASES,

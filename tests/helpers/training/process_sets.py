@@ -23,7 +23,9 @@ def assert_lists_are_refused(module: ModuleType, arguments: Mapping[str, Any], l
         for name in module.__all__
         if name not in ("add_process_set", "ProcessSet") and _takes_a_set(getattr(module, name))
     }
-    refused = [name for name, text in answers.items() if "[0] is no ProcessSet: register" in text]
+    refused = [
+        name for name, text in answers.items() if "[0] is not a ProcessSet: register" in text
+    ]
     assert len(refused) >= least, answers
     assert set(refused) == set(answers), {n: t for n, t in answers.items() if n not in refused}
 

@@ -14,6 +14,7 @@ SUMMARY_FIELDS = [
     "host_names",
     "engine",
     "framework",
+    "exchange",
     "global_batch_size",
     "base_lr",
     "scaled_lr",
@@ -26,6 +27,7 @@ SUMMARY_FIELDS = [
     "steps",
     "best",
     "ended",
+    "parameter_server",
 ]
 
 

@@ -42,7 +42,7 @@ def test_where_files_are_expected(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as two:
         load_mnist(tmp_path)
     missing = "train-images-idx3-ubyte, t10k-labels-idx1-ubyte not found in"
-    assert str(two.value).startswith(f"mnist: {missing} {tmp_path}; expected are {layout}")
+    assert str(two.value).startswith(f"mnist: {missing} {tmp_path}; expected {layout}")
     assert str(two.value).endswith("nothing is downloaded")
     assert "\n" not in str(two.value)
 

@@ -46,11 +46,11 @@ def test_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "fault"),
     [
-        ([], "there is no folder train in {}; expected are train/CLASS/"),
-        (["train/a/x.png"], "there is no folder test or val in {}; expected are train/CLASS/"),
-        (["train/x.png", "test/a/x.png"], "{}/train has no folders: expected is one for each"),
+        ([], "there is no folder train in {}; expected train/CLASS/"),
+        (["train/a/x.png"], "there is no folder test or val in {}; expected train/CLASS/"),
+        (["train/x.png", "test/a/x.png"], "{}/train has no folders: expected one for each"),
         (["train/a/x.png", "test/b/x.png"], "{}/test/b: there is no class 'b' in {}/train"),
-        (["train/a/x.txt", "test/a/x.png"], "{}/train has no images: expected are train/CLASS/"),
+        (["train/a/x.txt", "test/a/x.png"], "{}/train has no images: expected train/CLASS/"),
     ],
 )
 def test_bad_folders(tmp_path: Path, names: list[str], fault: str) -> None:
@@ -81,14 +81,14 @@ def test_map_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("a.png\t1\nb.png 2\n", "line 2: expected PATH, a TAB and LABEL, got 'b.png 2'"),
-        ("\n\n\t2", "line 3: expected PATH, a TAB and LABEL"),
-        ("a.png\tcat", "line 1: the label must be a whole number from 0, got 'cat'"),
-        ("a.png\t-1", "line 1: the label must be a whole number from 0, got '-1'"),
-        ("a.png\t1\t2", r"line 1: the label must be a whole number from 0, got '1\\t2'"),
-        ("a.png\t3", "line 1: label 3 is none of the 3 classes to train on"),
+        ("a.png\t1\nb.png 2\n", "line 2: expected PATH, a tab and LABEL, got 'b.png 2'"),
+        ("\n\n\t2", "line 3: expected PATH, a tab and LABEL"),
+        ("a.png\tcat", "line 1: the label must be an integer from 0, got 'cat'"),
+        ("a.png\t-1", "line 1: the label must be an integer from 0, got '-1'"),
+        ("a.png\t1\t2", r"line 1: the label must be an integer from 0, got '1\\t2'"),
+        ("a.png\t3", "line 1: label 3 is not one of the 3 training classes"),
         ("\n", "map.txt lists no images"),
-        ("\udcff", "map.txt is not text in UTF-8: byte 0 is wrong"),
+        ("\udcff", "map.txt is not text in UTF-8: byte 0 is invalid"),
     ],
 )
 def test_bad_map_files(tmp_path: Path, text: str, fault: str) -> None:
@@ -96,7 +96,7 @@ def test_bad_map_files(tmp_path: Path, text: str, fault: str) -> None:
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UsageError, match=f"{tmp_path}/map.txt.*{fault}|{fault}"):
         read_map_file(path, 3)
-    with pytest.raises(UsageError, match=r"train.txt, test.txt not found in .*, a TAB and its"):
+    with pytest.raises(UsageError, match=r"train.txt, test.txt not found in .*, a tab and its"):
         load_map_files(tmp_path, 16, 8)
 
 

@@ -58,5 +58,5 @@ def test_global_generators() -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 2**64, 0.5])
 def test_wrong_numbers(wrong: int) -> None:
-    with pytest.raises(ValueError, match=r"whole numbers from 0 to 2\^64 - 1, got \(0, "):
+    with pytest.raises(ValueError, match=r"integers from 0 to 2\^64 - 1, got \(0, "):
         sample_seed(0, wrong, 0)

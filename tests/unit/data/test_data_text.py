@@ -32,7 +32,7 @@ def test_windows(tmp_path: Path) -> None:
 def test_which_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="text needs --data-dir DIR, with one file that ends in"):
         load_text(None, 7)
-    with pytest.raises(UsageError, match=rf"text: \*\.txt not found in {tmp_path}; expected are"):
+    with pytest.raises(UsageError, match=rf"text: \*\.txt not found in {tmp_path}; expected"):
         load_text(tmp_path, 7)
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name * 50)
@@ -49,7 +49,7 @@ def test_which_file(tmp_path: Path) -> None:
     [
         (b"", 7, "has 0 characters: too few for windows of 7"),
         (b"x" * 70, 7, "has 70 characters: too few"),
-        (b"ab\xff", 1, "is not text in UTF-8: byte 2 is wrong"),
+        (b"ab\xff", 1, "is not text in UTF-8: byte 2 is invalid"),
         (b"abc", 0, "context must be at least 1, got 0"),
     ],
 )

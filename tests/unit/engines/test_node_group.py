@@ -264,8 +264,9 @@ def test_memory_that_the_control_group_does_not_allow(small_group: Path) -> None
             assert team.arena.empty(100 << 20) is None
         assert len(heard) == (1 if rank == 0 else 0), heard
         assert rank or heard[0] == (
-            "hvdtrain: the ranks of this node meet through MPI, which is slower: each of 2 ranks "
-            "cannot share 102,400 KiB (the machine or the control group has too little memory left)"
+            "hvdtrain: the ranks of this node communicate through MPI, which is slower: each of 2 "
+            "ranks cannot share 102,400 KiB (the machine or the control group has too little "
+            "memory left)"
         )
 
     assert in_processes(2, work) == [0, 0]
@@ -282,7 +283,7 @@ def test_a_kernel_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     # As if compiled before a comment was changed: structures and sizes are the same.
     (tmp_path / "old.so").write_bytes(whole.replace(b"All-reduce among", b"All-Reduce among"))
     for path, reason in (
-        (None, "not compiled when hvdtrain was installed: install it again where a C compiler"),
+        (None, "not compiled when hvdtrain was installed: install a C compiler"),
         (tmp_path / "text.so", r"text\.so does not load \(.*\): install hvdtrain again"),
         (Path(ctypes.util.find_library("c") or ""), "does not load .*hvd_source"),
         (tmp_path / "old.so", r"old\.so was not compiled from .*node_kernel\.c: install"),

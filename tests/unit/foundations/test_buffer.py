@@ -73,7 +73,7 @@ def test_what_is_no_element_type() -> None:
     for elements in (np.zeros(2, "datetime64[s]"), torch.zeros(2, dtype=torch.float8_e4m3fn)):
         with pytest.raises(ValueError, match="cannot be communicated"):
             Buffer.of(elements)
-    with pytest.raises(ValueError, match="7 bytes are no whole number of int32"):
+    with pytest.raises(ValueError, match="7 bytes are not a multiple of the size of int32"):
         Buffer.of(np.zeros(7, np.uint8)).view(DType.INT32)
 
 
@@ -122,7 +122,7 @@ def test_memory_without_addresses() -> None:
         view.zero()
         view.scale(2.0)
         view.copy_from(view.like(view.count))
-        with pytest.raises(ValueError, match="numpy cannot see memory on meta"):
+        with pytest.raises(ValueError, match="numpy cannot access memory on meta"):
             view.array()
         with pytest.raises(ValueError, match="memory on meta is not the host's"):
             view.host()

@@ -180,7 +180,7 @@ def test_a_failed_command_shows_its_errors_and_the_log(tmp_path: Path) -> None:
     with open(path, "w") as file, pytest.raises(BuildFailedError) as raised:
         Log(file, path).run(["bash", "-c", program], {"PATH": "/usr/bin:/bin"})
     message = str(raised.value)
-    assert message.startswith(f"bash ended with code 3; all that it said is in {path}")
+    assert message.startswith(f"bash ended with code 3; its output is in {path}")
     assert "a.cc:1: error: first" in message
     assert "noise" not in message
     assert path.read_text().count("noise\n") == 50

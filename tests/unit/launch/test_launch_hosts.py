@@ -120,16 +120,16 @@ def test_open_mpi(text: str, hosts: list[Host]) -> None:
         ("openmpi", "a\nnode1 4", "hosts:2: '4': Open MPI ignores it: write 'node1 slots=4'"),
         ("openmpi", "node1:4", "hosts:1: 'node1:4': is MPICH's form, .* write 'node1 slots=4'"),
         ("openmpi", "a,b", "'a,b': Open MPI takes it for one host's name: one host per line"),
-        ("openmpi", "a slots=0", "'slots=0': needs a whole number, at least 1"),
-        ("openmpi", "a slots=-1", "'slots=-1': needs a whole number"),
-        ("openmpi", "a slots=4.5", "'slots=4.5': needs a whole number"),
-        ("openmpi", "a slots=four", "'slots=four': needs a whole number"),
-        ("openmpi", "a slots=", "'slots=': needs a whole number"),
+        ("openmpi", "a slots=0", "'slots=0': needs an integer of at least 1"),
+        ("openmpi", "a slots=-1", "'slots=-1': needs an integer"),
+        ("openmpi", "a slots=4.5", "'slots=4.5': needs an integer"),
+        ("openmpi", "a slots=four", "'slots=four': needs an integer"),
+        ("openmpi", "a slots=", "'slots=': needs an integer"),
         ("openmpi", "a slots=9999999", "is more than any host has"),
         ("openmpi", "a gpus=4", "'gpus=4': Open MPI knows slots=, max_slots="),
-        ("openmpi", "a SLOTS=4", "'SLOTS=4': Open MPI wants it in small letters: slots="),
+        ("openmpi", "a SLOTS=4", "'SLOTS=4': Open MPI needs it in lower case: slots="),
         ("openmpi", "a slots=4 max_slots=2", "'max_slots=2': is less than slots=4"),
-        ("openmpi", "a slots=4 b", "'b': is left over: write 'a slots=N', one host per line"),
+        ("openmpi", "a slots=4 b", "'b': is unexpected: write 'a slots=N', one host per line"),
         ("openmpi", "a slots=2 slots=3", "hosts:1: 'slots=3': is a second number"),
         ("openmpi", "a slots=2 cpu=2", "hosts:1: 'cpu=2': is a second number"),
         ("openmpi", "a max_slots=2 max-slots=3", "'max-slots=3': is a second number"),
@@ -139,22 +139,22 @@ def test_open_mpi(text: str, hosts: list[Host]) -> None:
             "hosts:4: 'a': is also in hosts:1, which goes only",
         ),
         ("openmpi", "a\na slots=2", "hosts:2: 'a': is also in hosts:1"),
-        ("openmpi", "a slots=1\nb slots=1 # two", "hosts:2: Open MPI wants a newline behind a"),
-        ("openmpi", "a slots=1\n// two", "hosts:2: Open MPI wants a newline behind a comment"),
+        ("openmpi", "a slots=1\nb slots=1 # two", "hosts:2: Open MPI needs a newline after a"),
+        ("openmpi", "a slots=1\n// two", "hosts:2: Open MPI needs a newline after a comment"),
         ("openmpi", "name_of_node1 slots=4", "'name_of_node1': is a placeholder"),
         ("openmpi", "a /* slots=4", "'/\\*': this comment does not end"),
         ("openmpi", "^a", "'\\^a': excluded and relative hosts"),
         ("openmpi", "+n2", "excluded and relative hosts and rankfiles"),
         ("openmpi", "rank 0=a slot=1", "rankfiles"),
-        ("openmpi", "a! slots=1", "'a!': is no host's name"),
+        ("openmpi", "a! slots=1", "'a!': is not a host name"),
         ("mpich", "a slots=4", "hosts:1: 'slots=4': is Open MPI's form: write 'a:4'"),
         ("mpich", "a:2 # two", "'#': MPICH takes a comment only in a line of its own"),
-        ("mpich", "a:x", "'a:x': needs a whole number"),
-        ("mpich", "a 4", "'4': is left over: write 'a:4'"),
+        ("mpich", "a:x", "'a:x': needs an integer"),
+        ("mpich", "a 4", "'4': is unexpected: write 'a:4'"),
         ("mpich", "fe80::1:4", "an IPv6 address cannot stand here"),
         ("slurm", "SLURM_JOB_NODELIST=a[1-2", "SLURM_JOB_NODELIST: .*bracket that is not closed"),
         ("slurm", "SLURM_JOB_NODELIST=a[2-1]", "'2-1' runs backwards: write \\[1-2\\]"),
-        ("slurm", "SLURM_JOB_NODELIST=a[1--2]", "is no range"),
+        ("slurm", "SLURM_JOB_NODELIST=a[1--2]", "is not a range"),
         ("slurm", "SLURM_JOB_NODELIST=a[0-99999]", "more than 65536 hosts"),
         ("slurm", "SLURM_JOB_NODELIST=a,,b", "nothing between two commas"),
         (
@@ -162,12 +162,12 @@ def test_open_mpi(text: str, hosts: list[Host]) -> None:
             "SLURM_JOB_NODELIST=a[1-3]\nSLURM_TASKS_PER_NODE=2(x2)",
             "SLURM_TASKS_PER_NODE: '2\\(x2\\)': tells of 2 hosts, but SLURM_JOB_NODELIST of 3",
         ),
-        ("slurm", "SLURM_JOB_NODELIST=a\nSLURM_TASKS_PER_NODE=two", "is no number of tasks"),
+        ("slurm", "SLURM_JOB_NODELIST=a\nSLURM_TASKS_PER_NODE=two", "is not a number of tasks"),
         ("slurm", "", "no SLURM_JOB_NODELIST: call it within a job of Slurm"),
         ("sge", "a", "lacks the number of slots"),
         ("sge", "a 4 b 4", "hosts:1: '4': is another host's number, as in LSF's form"),
-        ("lsf", "a 2 b", "'b': has no number behind it"),
-        ("pbs", "a b", "'a b': is no host's name"),
+        ("lsf", "a 2 b", "'b': has no number after it"),
+        ("pbs", "a b", "'a b': is not a host name"),
     ],
 )
 def test_refused(form: str, text: str, message: str) -> None:
@@ -210,7 +210,7 @@ def test_what_schedulers_tell(tmp_path: Path) -> None:
     pjm = source_of_job("pjm", {"PJM_O_NODEINF": str(tmp_path / "pjm")})
     assert FORMATS["pjm"].read(pjm) == [Host("n1"), Host("n2")]
     for name in ("pbs", "sge", "lsf", "pjm", "flux", "k8s"):
-        with pytest.raises(HostfileError, match=r"no job of|does not exist"):
+        with pytest.raises(HostfileError, match=r"not a job of|does not exist"):
             source_of_job(name, {})
 
 
@@ -225,8 +225,8 @@ def test_files_of_windows_and_others(tmp_path: Path) -> None:
         with pytest.raises(HostfileError, match=r"hvdtrain hosts --from .* --to openmpi writes"):
             read_hostfile(str(path), "openmpi")
     for content, message in (
-        (b"a\nb\0", "hosts:2: has a zero byte"),
-        ("a\nnöde".encode(), "hosts:2: has a letter that is not ASCII"),
+        (b"a\nb\0", "hosts:2: contains a zero byte"),
+        ("a\nnöde".encode(), "hosts:2: contains a character that is not ASCII"),
     ):
         path.write_bytes(content)
         with pytest.raises(HostfileError, match=message):
@@ -298,5 +298,5 @@ def test_what_would_go_wrong_in_silence() -> None:
     with pytest.raises(HostfileError, match="5 ranks need more than the 3 slots of a 1, b 2"):
         require_slots([Host("a", 1), Host("b", 2)], 5, "hosts")
     assert with_slots([Host("a"), Host("b", 1)], 4, "hosts") == [Host("a", 4), Host("b", 1)]
-    with pytest.raises(HostfileError, match="hosts: 'a': has no number of slots: say --slots N"):
+    with pytest.raises(HostfileError, match="hosts: 'a': has no number of slots: pass --slots N"):
         with_slots([Host("a")], None, "hosts")

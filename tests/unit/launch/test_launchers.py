@@ -254,15 +254,15 @@ def test_srun_hands_on_what_sbatch_was_told() -> None:
 @pytest.mark.parametrize(
     ("name", "wanted", "message"),
     [
-        ("intel mpi", {"hosts": UNEQUAL}, "Intel MPI takes one number of ranks for all hosts"),
-        ("srun", {"hosts": UNEQUAL}, "srun takes one number of ranks for all hosts, not 3"),
-        ("pals", {"hosts": (Host("a"),)}, "PALS is not told how many ranks a host gets"),
-        ("jsrun", {"hosts": TWO, "ranks": 4}, "jsrun has its hosts from LSF"),
-        ("jsrun", {"ranks": 4}, "jsrun wants -np N and --per-node K"),
+        ("intel mpi", {"hosts": UNEQUAL}, "Intel MPI takes the same number of ranks on every host"),
+        ("srun", {"hosts": UNEQUAL}, "srun takes the same number of ranks on every host, not 3"),
+        ("pals", {"hosts": (Host("a"),)}, "PALS does not know how many ranks each host gets"),
+        ("jsrun", {"hosts": TWO, "ranks": 4}, "jsrun gets its hosts from LSF"),
+        ("jsrun", {"ranks": 4}, "jsrun needs -np N and --per-node K"),
         ("jsrun", {"ranks": 4, "per_node": 3}, "with N a multiple of K"),
         ("jsrun", {"ranks": 4, "per_node": 2, "bind": "numa"}, "jsrun cannot bind to numa"),
-        ("intel mpi", {"ranks": 2, "bind": "hwthread"}, "say --bind core"),
-        ("mpich", {"ranks": 2, "interface": "a,b"}, "takes only one"),
+        ("intel mpi", {"ranks": 2, "bind": "hwthread"}, "use --bind core"),
+        ("mpich", {"ranks": 2, "interface": "a,b"}, "accepts only one"),
     ],
 )
 def test_what_a_launcher_cannot_do(name: str, wanted: dict[str, Any], message: str) -> None:

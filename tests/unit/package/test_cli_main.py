@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
+
+from hvdtrain.cli.exchanges import command as exchanges
+from hvdtrain.core.exchanges.catalog import EXCHANGES
 
 TRAIN = """
 from hvdtrain.cli.main import main
@@ -60,3 +65,28 @@ def test_bench_without_its_package_is_one_line() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("hvdtrain: 'bench' needs the package hvdtrain_bench")
     assert done.stderr.count("\n") == 1
+
+
+def test_exchanges_are_listed_with_their_options() -> None:
+    listed = CliRunner().invoke(exchanges, catch_exceptions=False).stdout
+    lines = [line for line in listed.splitlines() if not line.startswith(" ")]
+    assert [line.split()[0] for line in lines] == list(EXCHANGES)
+    assert all(len(line.split()) > 1 for line in lines)
+    assert listed.count("warmup (int, 0)") == len(EXCHANGES)
+    assert max(map(len, listed.splitlines())) <= 100
+
+
+def test_exchanges_are_listed_for_programs() -> None:
+    """In a process of its own, because it may import neither a framework nor MPI."""
+    program = (
+        "import sys; from hvdtrain.cli.main import main\n"
+        "try: main(['exchanges', '--json'])\n"
+        "finally: assert not {'torch', 'keras', 'tensorflow', 'mpi4py'} & sys.modules.keys()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    listed = json.loads(done.stdout)
+    assert list(listed) == list(EXCHANGES)
+    assert listed["average"]["options"]["predivide"] == {"type": "float", "default": 1.0}

@@ -15,7 +15,7 @@ from hvdtrain.cli.main import main
 from hvdtrain.report.curves import read_curves, thinned
 from hvdtrain.report.ranks import read_ranks
 from hvdtrain.report.run import distinct_names, read_run
-from hvdtrain.report.tables import side_by_side
+from hvdtrain.report.tables import facts, side_by_side
 from hvdtrain.report.verdict import verdict
 
 LINE = {"epoch": 1, "step": 1, "split": "test", "loss": 0.5}
@@ -32,22 +32,22 @@ def run(*words: object) -> int:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("metrics.jsonl", '{"epoch": 1\n{}\n', "metrics.jsonl, line 1: this is no JSON object"),
-        ("metrics.jsonl", '[{"epoch": 1}]\n{}\n', "line 1: this is no JSON object"),
-        ("metrics.jsonl", "{}\n", "line 1: it has no split or no step"),
-        ("metrics.jsonl", '{"split": "test", "step": 1, "epoch": []}\n', "line 1: its epoch is no"),
-        ("metrics.jsonl", "[" * 100_000 + "\n{}\n", "line 1: this is no JSON object"),
+        ("metrics.jsonl", '{"epoch": 1\n{}\n', "metrics.jsonl, line 1: not a JSON object"),
+        ("metrics.jsonl", '[{"epoch": 1}]\n{}\n', "line 1: not a JSON object"),
+        ("metrics.jsonl", "{}\n", "line 1: split or step is missing"),
+        ("metrics.jsonl", '{"split": "test", "step": 1, "epoch": []}\n', "line 1: epoch is not a"),
+        ("metrics.jsonl", "[" * 100_000 + "\n{}\n", "line 1: not a JSON object"),
         ("ranks.jsonl", json.dumps(SPAN) + "\n", "ranks.jsonl, line 1: step, seconds, span or"),
         (
             "ranks.jsonl",
             json.dumps(SPAN | {"moving": [0, "x"]}),
             "line 1: step, seconds, span or",
         ),
-        ("summary.json", "{", "summary.json: this is no JSON object"),
-        ("environment.json", "[]", "environment.json: this is no JSON object"),
-        ("config.yaml", "a: [", "config.yaml: this is no YAML"),
-        ("config.yaml", "only words", "config.yaml: these are no options"),
-        ("config.yaml", "a: \0", "config.yaml: this is no YAML"),
+        ("summary.json", "{", "summary.json: not a JSON object"),
+        ("environment.json", "[]", "environment.json: not a JSON object"),
+        ("config.yaml", "a: [", "config.yaml: not YAML"),
+        ("config.yaml", "only words", "config.yaml: these are not options"),
+        ("config.yaml", "a: \0", "config.yaml: not YAML"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(
@@ -73,7 +73,7 @@ def test_what_is_no_run_is_refused_in_one_line(
     for words, said in (
         ((tmp_path / "none",), "there is no such directory"),
         ((tmp_path / "file",), "is a file: name the directory of a run"),
-        ((good, tmp_path / "empty"), "is no run: it has no metrics.jsonl"),
+        ((good, tmp_path / "empty"), "is not a run: it has no metrics.jsonl"),
         ((tmp_path / "odd",), "Is a directory"),
         ((good, "--out", tmp_path / "no" / "page.html"), "cannot be written: No such file"),
         ((good, "--out", tmp_path / "empty"), "cannot be written: Is a directory"),
@@ -223,3 +223,15 @@ def test_settings_are_laid_side_by_side() -> None:
         ("set.width", ["8", "-", "-"], True),
         ("amp", ["-", "-", "bf16"], True),
     ]
+
+
+def test_staleness_of_a_parameter_server_is_shown(tmp_path: Path) -> None:
+    plain, served = make_run(tmp_path / "plain"), make_run(tmp_path / "served")
+    summary = json.loads((served / "summary.json").read_text())
+    summary["parameter_server"] = {"mean_staleness": 0.25, "staleness": {"0": 3, "1": 1}}
+    (served / "summary.json").write_text(json.dumps(summary))
+    runs = [read_run(plain), read_run(served)]
+    assert facts(runs)["mean staleness"] == ["", "0.25"]
+    assert "mean staleness" not in facts(runs[:1])
+    rows = {row.name: row.texts for row in side_by_side([run.summary for run in runs])}
+    assert rows["parameter_server.staleness.1"] == ["-", "1"]

@@ -28,6 +28,7 @@ def summary(digests: list[str]) -> Summary:
         host_names=["here"],
         engine="mpi",
         framework="torch",
+        exchange="average",
         global_batch_size=32,
         base_lr=0.02,
         scaled_lr=0.04,
@@ -48,8 +49,8 @@ def summary(digests: list[str]) -> Summary:
     [
         (["cpu"], "cpu"),
         (["cpu", "cpu"], "cpu on every rank"),
-        (["cuda:0", "cuda:1"], "rank 0: cuda:0, rank 1: cuda:1"),
-        (["cuda:0", "cpu", "cpu"], "rank 0: cuda:0, ranks 1-2: cpu"),
+        (["cuda:0", "cuda:1"], "rank 0: cuda:0; rank 1: cuda:1"),
+        (["cuda:0", "cpu", "cpu"], "rank 0: cuda:0; ranks 1, 2: cpu"),
     ],
 )
 def test_devices(devices: list[str], text: str) -> None:

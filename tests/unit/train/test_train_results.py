@@ -27,6 +27,7 @@ SUMMARY = Summary(
     host_names=["here"],
     engine="mpi",
     framework="torch",
+    exchange="average",
     global_batch_size=32,
     base_lr=0.02,
     scaled_lr=0.04,

@@ -123,7 +123,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
         raise ValueError(f"the version to compare with must be major.minor.patch, got {target!r}")
     match = re.match(r"v?(\d+(?:\.\d+)*)(.*)", ver)
     if match is None:
-        raise ValueError(f"{ver!r} is no version")
+        raise ValueError(f"{ver!r} is not a version")
     release = [int(part) for part in match[1].split(".")]
     wanted = [int(part) for part in target.split(".")]
     release += [0] * (len(wanted) - len(release))

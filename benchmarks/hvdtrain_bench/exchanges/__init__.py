@@ -1,0 +1,1 @@
+"""Exchanges compared with the average: step times, bytes sent, and losses."""

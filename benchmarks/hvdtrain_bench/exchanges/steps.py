@@ -1,0 +1,128 @@
+"""Training steps with each exchange, and the bytes that each sends over the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import hvdtrain.torch as hvd
+from hvdtrain_bench.analysis.judge import AVERAGE, AVERAGE_AGAIN, NO_COMMUNICATION
+from hvdtrain_bench.cases.models import MODELS, BenchModel
+from hvdtrain_bench.cases.peers import Peers
+from hvdtrain_bench.cases.sums import WrongResultError
+from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
+from hvdtrain_bench.harness.ranks import Ranks
+from hvdtrain_bench.harness.results import Case, PeerFacts, Result
+from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.turns import Contender, take_turns
+
+__all__ = ["measure_exchanges"]
+
+_COUNTERS = Path("/proc/net/dev")
+
+
+def measure_exchanges(
+    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
+) -> Result:
+    """Time steps of each model with every exchange, and count what they send (collective).
+
+    Args:
+        ranks: all ranks.
+        peers: source of the version of this library.
+        settings: models, exchanges, steps of a turn and number of repeats.
+        say: prints what is measured now.
+    """
+    facts: dict[str, PeerFacts] = {}
+    cases = []
+    for key in settings.models:
+        model = MODELS[key]
+        say(model.title)
+        meter = _Meter()
+        contenders = _contenders(ranks, peers, model, settings, meter)
+        turns = take_turns(
+            ranks, contenders, settings.repeats, seconds_per_turn=0.0, fewest_calls=1
+        )
+        facts |= {peer.name: peer for peer in turns.peers}
+        steps = settings.steps_per_turn
+        seconds = {n: [value / steps for value in values] for n, values in turns.seconds.items()}
+        sent = {name: max(ranks.all_of(meter.per_step(name))) for name in seconds}
+        about = {"model": key, "title": model.title, "steps": steps, "sent_bytes": sent}
+        cases.append(Case(model.title, about, "seconds", seconds, AVERAGE, AVERAGE_AGAIN))
+    return Result("exchange", ranks.size, peers.nodes, list(facts.values()), {}, cases)
+
+
+class _Meter:
+    """Counts the bytes that this host sends during the steps of each contender."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, int] = {}
+        self._steps: dict[str, int] = {}
+
+    def run(self, name: str, steps: int, step: Callable[[], None]) -> None:
+        """Take steps of a contender, and count them and what they send."""
+        before = _sent_bytes()
+        for _ in range(steps):
+            step()
+        self._sent[name] = self._sent.get(name, 0) + _sent_bytes() - before
+        self._steps[name] = self._steps.get(name, 0) + steps
+
+    def per_step(self, name: str) -> float:
+        """Return the mean number of bytes of a step of a contender."""
+        return self._sent[name] / self._steps[name]
+
+
+def _sent_bytes() -> int:
+    """Return the bytes that the network cards of this host have sent, without the loopback."""
+    lines = _COUNTERS.read_text(encoding="ascii").splitlines()[2:]
+    cards = dict(line.split(":", 1) for line in lines)
+    return sum(int(counts.split()[8]) for name, counts in cards.items() if name.strip() != "lo")
+
+
+def _contenders(
+    ranks: Ranks, peers: Peers, model: BenchModel, settings: Settings, meter: _Meter
+) -> list[Contender]:
+    weights = first_weights(model)
+    batch = model.make_batch(model.batch, seed=ranks.rank)
+    steps = settings.steps_per_turn
+    plain = Trainer(model, weights, batch, bare, ranks.rank)
+    run = partial(meter.run, NO_COMMUNICATION, steps, plain.step)
+    library = f"torch {torch.__version__}"
+    found = [Contender(NO_COMMUNICATION, library, _once(plain), run, lambda _: None, meets=True)]
+    texts = {AVERAGE: "average", AVERAGE_AGAIN: "average"} | {t: t for t in settings.exchanges}
+    for name, text in texts.items():
+        wrap = partial(_with_exchange, text)
+        trainer = Trainer(model, weights, batch, wrap, ranks.rank)
+        run = partial(meter.run, name, steps, trainer.step)
+        check = partial(_check, name, ranks, trainer)
+        found.append(Contender(name, peers.library, _once(trainer), run, check, meets=True))
+    return found
+
+
+def _with_exchange(text: str, module: nn.Module) -> tuple[nn.Module, Optimizer]:
+    optimizer = bare(module)[1]
+    named = module.named_parameters()
+    return module, hvd.DistributedOptimizer(optimizer, named, exchange=text)
+
+
+def _once(trainer: Trainer) -> Callable[[], None]:
+    """Return what sets the first weights, which belong to the state of an exchange, only once."""
+
+    def prepare() -> None:
+        if not trainer.parameters:
+            trainer.restart()
+
+    return prepare
+
+
+def _check(name: str, ranks: Ranks, trainer: Trainer, _: int) -> None:
+    """Compare the weights of the ranks (collective)."""
+    assert isinstance(trainer.optimizer, hvd.DistributedOptimizer)
+    trainer.optimizer.flush()
+    moved = ranks.all_of(trainer.moved())
+    if len(set(moved)) > 1 or not 0 < moved[0] < float("inf"):
+        raise WrongResultError(f"{name}: the ranks moved their weights by {moved}")

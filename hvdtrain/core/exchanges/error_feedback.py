@@ -1,0 +1,128 @@
+"""The common part of exchanges that compress gradients and keep what the compression loses."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from hvdtrain.arrays import Array, buffer_of, concatenate, elements_of, zeros_like
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.exchanges.parameter_state import ParameterState
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import (
+    Exchange,
+    ExchangeState,
+    FilledBucket,
+    ParameterSlice,
+    StepInfo,
+)
+from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["ErrorFeedback", "sum_together"]
+
+_TYPES = (DType.FLOAT32, DType.FLOAT64)
+
+
+class ErrorFeedback(Exchange):
+    """Compress each node's sum of gradients, and add what was lost to the next step's sum.
+
+    The ranks of a node add their gradients in full; the owner of a slice compresses it, and keeps
+    its error. With one node nothing is compressed.
+    """
+
+    hierarchical = True
+    checks_finite = True
+
+    def __init__(self) -> None:
+        self._residual = ParameterState("residual")
+        self._states = [self._residual]
+
+    @abstractmethod
+    def combine(
+        self, bucket: FilledBucket, elements: Array, start: int, network: Communicator
+    ) -> Array:
+        """Overwrite a slice with its sum over the nodes, and return this rank's error (collective).
+
+        Args:
+            bucket: bucket of the slice.
+            elements: elements of the slice, 1-d, with the residual added.
+            start: position of the slice in the bucket.
+            network: communicator of the slice's owners.
+
+        Returns:
+            The part of `elements` that is to be added to those of the next step, 1-d.
+        """
+
+    def prepare(self, plan: BucketPlan) -> None:
+        for spec in plan.specs:
+            if spec.dtype not in _TYPES:
+                name = self.spec.partition(":")[0]
+                raise ValueError(
+                    f"{name} takes float32 and float64, {spec.name!r} is {spec.dtype.value}"
+                )
+
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        errors: list[ParameterSlice] = []
+
+        def combine(own: Buffer, start: int, network: Communicator) -> None:
+            error = self.combine(bucket, elements_of(own), start, network)
+            errors.extend(bucket.pieces(error, start))
+
+        with np.errstate(all="ignore"):  # elements that are not finite stay so in the result
+            bucket.buffer.scale(info.weigh())
+            self._add_residual(bucket)
+            cuts = [part.start for part in bucket.parts] if self.whole_tensors else None
+            communicators.over_network(bucket.buffer, combine, cuts=cuts)
+            bucket.buffer.scale(1 / info.size)
+        self._keep(bucket, errors)
+
+    def _add_residual(self, bucket: FilledBucket) -> None:
+        # All of it: another plan may have given this rank other slices.
+        for piece in bucket.pieces(bucket.elements, 0):
+            residual = self._residual.get(piece.index, piece.elements)
+            piece.elements[...] = piece.elements + residual
+
+    def _keep(self, bucket: FilledBucket, errors: Sequence[ParameterSlice]) -> None:
+        """Keep the errors of this rank's slice; the rest of the residual is zero."""
+        found = {error.index: error for error in errors}
+        for piece in bucket.pieces(bucket.elements, 0):
+            error = found.get(piece.index)
+            if error is not None and error.elements.shape[0] == error.count:
+                self._residual.put(piece.index, error.elements)
+                continue
+            residual = zeros_like(piece.elements)
+            if error is not None:
+                residual[error.first : error.first + error.elements.shape[0]] = error.elements
+            self._residual.put(piece.index, residual)
+
+    def end(self, info: StepInfo) -> None:
+        for state in self._states:
+            state.end(keep=info.finite)
+
+    def state(self) -> ExchangeState:
+        kept = [state.arrays() for state in self._states]
+        return ExchangeState(own={name: array for each in kept for name, array in each.items()})
+
+    def load(self, state: ExchangeState) -> None:
+        for each in self._states:
+            each.load(state.own)
+
+
+def sum_together(parts: Sequence[Array], network: Communicator) -> None:
+    """Sum arrays over the network in one message, in place (collective).
+
+    Args:
+        parts: 1-d arrays of the same dtype.
+        network: communicator of the members.
+    """
+    if not parts:
+        return
+    message, first = concatenate(parts), 0
+    network.allreduce(buffer_of(message), ReduceOp.SUM)
+    for part in parts:
+        part[...] = message[first : first + part.shape[0]]
+        first += part.shape[0]

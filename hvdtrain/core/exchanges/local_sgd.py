@@ -1,0 +1,47 @@
+"""Local SGD: ranks train by themselves, and average their weights from time to time."""
+
+from __future__ import annotations
+
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, LocalSteps, StepInfo
+from hvdtrain.types import ReduceOp
+
+__all__ = ["LocalSGD"]
+
+_STATES = ("keep", "reset")
+
+
+class LocalSGD(Exchange):
+    """The average w = sum_r(c_r w_r) / sum_r(c_r) of the weights, every few steps.
+
+    c_r are the samples of rank r since the last average.
+
+    Args:
+        steps: steps of each rank between two averages.
+        state: what becomes of the state of each rank's optimizer after an average: "keep", or
+            "reset" to forget it.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    exactness = (
+        "Ranks drift apart between averages; with steps=1 and SGD without momentum it is the "
+        "average of gradients, up to rounding."
+    )
+    kind = Kind.WEIGHTS
+
+    def __init__(self, steps: int, state: str = "keep") -> None:
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}")
+        if state not in _STATES:
+            raise ValueError(f"state must be one of {', '.join(_STATES)}, got {state}")
+        self._steps = steps
+        self.resets_optimizer = state == "reset"
+        self.spec = f"local:steps={steps},state={state}"
+
+    def due(self, steps: LocalSteps) -> bool:
+        return steps.number >= self._steps
+
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        communicators.all_ranks.allreduce(bucket.buffer, ReduceOp.SUM, info.weigh(), 1 / info.size)

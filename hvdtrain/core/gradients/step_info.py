@@ -1,0 +1,110 @@
+"""What an exchange is told about a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.operation import AgreedError
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import ReduceOp
+
+__all__ = ["LocalSteps", "StepInfo", "agree_on_step"]
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """Information about a step.
+
+    Attributes:
+        step: number of steps that the program has completed before.
+        size: number of ranks that take part.
+        rate: learning rate, if the adapter knows it; only for an exchange with `uses_rate`.
+        weight: weight of this rank in the average; 0 if it has joined.
+        total: sum of the weights of all ranks.
+        weighted: whether any rank was given a weight; otherwise the plain average is used.
+        finite: whether the elements of all ranks are finite, known at the end of the step; only
+            for an exchange with `checks_finite`.
+        flush: whether all ranks asked for equal weights now, at whatever step they are.
+        local_steps: number of steps that ranks have taken since the weights of all were equal,
+            all ranks together; 0 in a flush of equal weights.
+    """
+
+    step: int
+    size: int
+    rate: float | None = None
+    weight: float = 1.0
+    total: float = 0.0
+    weighted: bool = False
+    finite: bool = True
+    flush: bool = False
+    local_steps: int = 1
+
+    @property
+    def drifted(self) -> bool:
+        """Whether any rank has taken a step since the weights of all were equal."""
+        return self.local_steps > 0
+
+    def weigh(self, factor: float = 1.0) -> float:
+        """Return `factor` times the weight of this rank's elements.
+
+        With these factors, the sum over the ranks divided by `size` is the average.
+
+        Raises:
+            AgreedError: the weights of all ranks are zero.
+        """
+        if not self.weighted:
+            return factor
+        if self.total <= 0.0:
+            raise AgreedError(
+                ValueError("no rank has samples: the sample weights of all ranks are zero")
+            )
+        # Equal weights give the factor 1, and then the sum divided by the number of ranks.
+        return factor * self.weight * self.size / self.total
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """The steps that a rank has taken by itself since weights were last exchanged.
+
+    Ranks take steps at the same time, so these are equal on all ranks, except while a rank skips
+    steps.
+
+    Attributes:
+        number: number of these steps, at least 1.
+        samples: mean number of samples of all ranks in a step, equal on all ranks; None if ranks
+            were given no sample weights, or the exchange has not set `counts_samples`.
+        total: number of steps that the program has completed.
+        rate: learning rate, if the adapter knows it.
+    """
+
+    number: int
+    samples: float | None
+    total: int
+    rate: float | None
+
+
+def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Communicator) -> StepInfo:
+    """Return what the ranks know together about a step (collective).
+
+    Args:
+        own: what this rank knows: `weight`, `flush` and `local_steps` are its own.
+        given: whether the rank was given its weight.
+        joined: whether the rank has joined.
+        communicator: communicator of the ranks.
+    """
+    weight = 0.0 if joined else own.weight
+    others, steps = not own.flush and not joined, 0 if joined else own.local_steps
+    sums = np.array([weight, given and not joined, others, steps], np.float64)
+    communicator.allreduce(Buffer.from_array(sums), ReduceOp.SUM)
+    total, weighted, others, steps = sums.tolist()
+    return replace(
+        own,
+        weight=weight,
+        total=total,
+        weighted=bool(weighted),
+        flush=not others,
+        local_steps=int(steps),
+    )

@@ -1,0 +1,1 @@
+"""Numbers as codes of few bits: blocks of elements, their codes, and messages of codes."""

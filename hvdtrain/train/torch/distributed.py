@@ -1,0 +1,53 @@
+"""The optimizer of a run with torch."""
+
+from __future__ import annotations
+
+import torch
+
+import hvdtrain.torch as hvd
+from hvdtrain.errors import UsageError
+from hvdtrain.train.optimizers.make import torch_optimizer
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipes.recipe import Recipe
+
+__all__ = ["distributed_optimizer", "plain_optimizer"]
+
+
+def plain_optimizer(
+    recipe: Recipe, model: torch.nn.Module, options: TrainOptions
+) -> torch.optim.Optimizer:
+    """Return the optimizer of a recipe or of the options (local).
+
+    Args:
+        recipe: recipe of this rank.
+        model: its model, on its device.
+        options: options of the run.
+    """
+    if recipe.optimizer is None:
+        return torch_optimizer(options, model.parameters(), options.base_lr)
+    own: torch.optim.Optimizer = recipe.optimizer(model.parameters(), options.base_lr)
+    return own
+
+
+def distributed_optimizer(
+    recipe: Recipe, model: torch.nn.Module, options: TrainOptions
+) -> hvd.DistributedOptimizer:
+    """Return the optimizer of a recipe or of the options, distributed (collective).
+
+    Args:
+        recipe: recipe of this rank.
+        model: its model, on its device.
+        options: options of the run.
+
+    Raises:
+        UsageError: the exchange does not take the parameters of the model.
+    """
+    own = plain_optimizer(recipe, model, options)
+    op = hvd.Average if options.virtual_shards is None else hvd.Sum
+    exchange = options.make_exchange()
+    try:
+        return hvd.DistributedOptimizer(own, model.named_parameters(), op=op, exchange=exchange)
+    except ValueError as error:
+        if exchange is None:
+            raise
+        raise UsageError(f"--exchange {options.exchange}: {error}") from error

@@ -1,0 +1,91 @@
+"""What compressed exchanges must give, computed for all ranks on one process, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+from exchange_formulas import Flat, OfRanks
+
+from hvdtrain.core.gradients.communicators import slice_bounds
+from hvdtrain.core.gradients.plan import Bucket, BucketPlan
+
+__all__ = ["NBitFormula", "coded"]
+
+
+def coded(x: Flat, bits: int) -> Flat:
+    """Return the values that the codes of a block stand for."""
+    if bits == 1:
+        below, above = x[x < 0], x[x >= 0]
+        low = below.mean() if below.size else 0.0
+        high = above.mean() if above.size else 0.0
+        return np.where(x >= 0, high, low)
+    outermost = 2 ** (bits - 1) - 1
+    reach = 2.0 if bits == 2 else 4.0
+    cell = 2 * reach * np.sqrt(np.mean(x**2)) / (2**bits - 1)
+    return np.clip(np.round(x / cell), -outermost, outermost) * cell
+
+
+class NBitFormula:
+    """Codes of few bits between nodes, in two phases, with error feedback.
+
+    Args:
+        bits: bits of a code.
+        block: elements of a block; 0 for columns, which only the vector of 64 has.
+        nodes: for each rank the number of its node.
+        plan: plan of the buckets.
+    """
+
+    def __init__(self, bits: int, block: int, nodes: Sequence[int], plan: BucketPlan) -> None:
+        self.ranks = [[r for r, n in enumerate(nodes) if n == node] for node in sorted(set(nodes))]
+        self.size, self.owners = len(nodes), min(len(ranks) for ranks in self.ranks)
+        self._bits, self._block, self._plan = bits, block, plan
+        self.residual = [[np.zeros(spec.count) for spec in plan.specs] for _ in nodes]
+
+    def step(self, gradients: OfRanks) -> list[Flat]:
+        """Return the average, by parameter."""
+        given = [
+            [g + e for g, e in zip(gs, es, strict=True)]
+            for gs, es in zip(gradients, self.residual, strict=True)
+        ]
+        result = [sum(each) for each in zip(*given, strict=True)]
+        self.residual = [[0 * e for e in es] for es in self.residual]
+        if len(self.ranks) > 1:
+            for owner, blocks in self._slices():
+                for number, (index, place) in enumerate(blocks):
+                    stripe = _stripe(number, len(blocks), len(self.ranks))
+                    own = [
+                        np.sum([given[r][index][place] for r in ranks], axis=0)
+                        for ranks in self.ranks
+                    ]
+                    sent = [x if n == stripe else coded(x, self._bits) for n, x in enumerate(own)]
+                    total = np.sum(sent, axis=0)
+                    result[index][place] = coded(total, self._bits)
+                    for n, ranks in enumerate(self.ranks):
+                        error = total - result[index][place] if n == stripe else own[n] - sent[n]
+                        self.residual[ranks[owner]][index][place] = error
+        return [each / self.size for each in result]
+
+    def _slices(self) -> Iterator[tuple[int, list[tuple[int, slice]]]]:
+        """Yield an owner, and parameter and place of the blocks of its slice, for each slice."""
+        for bucket in self._plan.buckets:
+            cuts = None if self._block else bucket.starts
+            bounds = slice_bounds(bucket.count, self.owners, cuts)
+            for owner, (low, high) in enumerate(pairwise(bounds)):
+                yield owner, list(self._blocks(bucket, low, high))
+
+    def _blocks(self, bucket: Bucket, low: int, high: int) -> Iterator[tuple[int, slice]]:
+        """Yield parameter and place of each whole block between two elements of a bucket."""
+        length = self._block or 64
+        for index, start in zip(bucket.parameters, bucket.starts, strict=True):
+            first = max(low - start, 0)
+            end = min(high - start, self._plan.specs[index].count)
+            for at in range(first, end - length + 1, length):
+                yield index, slice(at, at + length)
+
+
+def _stripe(number: int, count: int, size: int) -> int:
+    """Return which of `size` members sums a block, given its number among `count`."""
+    bounds = slice_bounds(count, size)
+    return next(member for member in range(size) if number < bounds[member + 1])
