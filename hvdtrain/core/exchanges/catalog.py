@@ -11,6 +11,8 @@ from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.n_bit import NBitExchange
+from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
+from hvdtrain.core.exchanges.top_k import TopKExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.exchange import Exchange
 
@@ -21,6 +23,8 @@ EXCHANGES: Mapping[str, type[Exchange]] = {
     "average": AllreduceExchange,
     "adasum": AdasumExchange,
     "nbit": NBitExchange,
+    "powersgd": PowerSGDExchange,
+    "topk": TopKExchange,
     "local": LocalSGD,
 }
 # An option of every exchange: steps of plain averages before it.

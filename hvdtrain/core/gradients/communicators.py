@@ -65,6 +65,11 @@ class Communicators:
         slices = [[ranks[index] for ranks in groups.values()] for index in range(owners)]
         return cls(all_ranks, node, _split(all_ranks, slices), owners)
 
+    @property
+    def across_nodes(self) -> bool:
+        """Whether there is more than one node."""
+        return self.all_ranks.size > (1 if self.node is None else self.node.size)
+
     def over_network(
         self,
         buffer: Buffer,
