@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 _KNOWN = platform.machine() in ("aarch64", "x86_64")
 _Environment = ctypes.c_uint64 * 4
 _DEFAULT = ctypes.c_void_p(-1)
-# PyDLL keeps the GIL; releasing it would be expensive beside a busy thread.
+# PyDLL keeps the GIL; releasing it would be expensive while another thread is busy.
 _LIBM = ctypes.PyDLL(None)
 
 

@@ -1,6 +1,6 @@
 """Functions on numpy arrays and torch tensors, for what the two do differently.
 
-What both do alike (slices, arithmetic, comparisons, reshape) is used directly. numpy has no
+What is the same in both (slices, arithmetic, comparisons, reshape) is used directly. numpy has no
 bfloat16: algorithms get float32 unless they declare support for half types (see Exchange).
 """
 

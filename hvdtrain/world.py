@@ -72,7 +72,7 @@ def _srun_speaks_pmi(environ: Mapping[str, str]) -> bool:
 
 
 def idle_tasks(environ: Mapping[str, str]) -> int:
-    """Return the number of unused Slurm tasks beside this process, in the shell of a batch job.
+    """Return the number of unused Slurm tasks besides this process, in the shell of a batch job.
 
     SLURM_PROCID is 0 there, as for the first task, but the other tasks are not started.
     """

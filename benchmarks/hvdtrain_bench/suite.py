@@ -117,7 +117,7 @@ class Suite:
         self._draw("losses-seconds", lambda plots, path: plots.plot_losses(result, 1, path))
 
     def loop(self) -> None:
-        """Compare the built-in loop with one written by hand, on one rank and on all."""
+        """Compare the built-in loop with a handwritten one, on one rank and on all."""
         for ranks in (1, self.ranks):
             self._run("loop", ranks, self.settings)
 

@@ -10,12 +10,12 @@ __all__ = ["Section", "guarded"]
 
 @dataclass(frozen=True)
 class Section:
-    """What was found, for programs and for people.
+    """The findings of a check, as data and as text.
 
     Attributes:
         name: name of the section.
         facts: the findings, as JSON can hold them.
-        lines: the same findings for people.
+        lines: the same findings as text.
         problems: reasons why hvdtrain does not work here and how to fix them, one line each.
     """
 

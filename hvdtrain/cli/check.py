@@ -26,7 +26,7 @@ def command(as_json: bool) -> int:
     """Look at this installation and try two ranks.
 
     Ends with exit code 0 if hvdtrain works here; else with 1, and one line for each thing that is
-    wrong and how to mend it.
+    wrong and how to fix it.
     """
     promised = promised_world(os.environ)
     if promised is not None and promised.size > 1:

@@ -23,18 +23,18 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "train": "Train a recipe on all ranks (the default: train digits).",
-    "evaluate": "Measure what was trained, on its test samples.",
-    "predict": "Use what was trained, on files.",
+    "evaluate": "Evaluate a trained model on its test samples.",
+    "predict": "Compute the outputs of a trained model for files.",
     "run": "Start ranks with the mpirun that belongs to the installed MPI.",
     "report": "Write one HTML page about runs: curves, where the time went, options.",
-    "timeline": "Make one timeline of what the ranks of a job that failed have left.",
-    "hosts": "Read the hosts of a file or a job, check them, write them for a launcher.",
-    "job": "Write the script of a job for a scheduler, to be submitted there.",
-    "script": "Run a script, with hvdtrain in the place of a Horovod that is not installed.",
-    "exec": "Run a script that finds its world in variables: of torch.distributed or TensorFlow.",
-    "check": "Say what is installed here, try two ranks, and say how to mend what is wrong.",
+    "timeline": "Merge the timelines that the ranks of a failed job have left into one.",
+    "hosts": "Read and check the hosts of a file or a job, and write them for a launcher.",
+    "job": "Write a job script for a scheduler.",
+    "script": "Run a script written for Horovod on hvdtrain.",
+    "exec": "Run a script for torch.distributed or TensorFlow, with the variables that it needs.",
+    "check": "Show what is installed, try two ranks, and say how to fix what is wrong.",
     "exchanges": "List what ranks can send one another in each step: train --exchange.",
-    "bench": "Compare with Horovod, DDP and others here, and predict how a step scales.",
+    "bench": "Compare with Horovod, DDP and others, and predict how a step scales.",
     "build-horovod": "Build and install Horovod for the installed frameworks.",
 }
 

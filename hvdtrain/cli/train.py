@@ -19,14 +19,14 @@ from hvdtrain.world import promised_world
 
 __all__ = ["OF_CONFIGURATION", "command", "read_options", "with_run_options"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 # Help of the options that only the command line has, by flag.
 OF_CONFIGURATION = {
     "--config": "A YAML file with any of these options; the command line wins.",
     "--print-config": "Print all options as such a file and leave.",
 }
-_TYPES: dict[Any, Any] = {int: int, float: float, str: str, Path: Path}
+_TYPES: dict[object, type] = {int: int, float: float, str: str, Path: Path}
 
 
 class _GroupedCommand(click.Command):

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
+from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.types import ReduceOp
 
@@ -172,27 +173,30 @@ def group_indices(groups: Groups, parameters: Sequence[object]) -> tuple[tuple[i
 
 
 def choose_exchange(
-    exchange: object, op: ReduceOp, predivide: float, compressed: bool
+    exchange: object, op: ReduceOp, predivide: float, compression: str = "none"
 ) -> Exchange | None:
-    """Return the exchange that was given or implied by op=Adasum; None for the default one.
+    """Return the exchange that was given or implied by another argument; None for the default one.
 
     Args:
         exchange: exchange given by the user, as an object or as text, or None.
         op: reduction of the gradients.
         predivide: gradient_predivide_factor.
-        compressed: whether a compression was given.
+        compression: "fp16" or "bf16" for that compression, which is an exchange; "own" for a
+            compressor of the user; "none".
 
     Raises:
         TypeError: `exchange` is neither an Exchange nor text.
         ValueError: the text names no exchange, or the arguments contradict one another.
     """
     if exchange is None:
-        return AdasumExchange() if op is ReduceOp.ADASUM else None
+        if op is ReduceOp.ADASUM:
+            return AdasumExchange()
+        return None if compression in ("none", "own") else HalfExchange(compression, op, predivide)
     if isinstance(exchange, str):
         exchange = make_exchange(exchange)
     if not isinstance(exchange, Exchange):
         raise TypeError(f"exchange must be an Exchange or text, got {type(exchange).__name__}")
-    if op is not ReduceOp.AVERAGE or predivide != 1.0 or compressed:
+    if op is not ReduceOp.AVERAGE or predivide != 1.0 or compression != "none":
         raise ValueError(
             f"exchange {exchange.spec!r} says itself what is sent: leave out op, compression and "
             "gradient_predivide_factor"

@@ -101,8 +101,8 @@ class Context:
         Args:
             ranks: members, as numbered in `parent`.
             label: name in a timeline.
-            parent: channel beside which it is opened, with the same members; by default it is
-                opened in the world.
+            parent: channel with the same members from which it is opened; by default the
+                world's channel.
         """
         whole = parent or self.world
         communicator: Communicator | None = whole.run(Split(ranks))

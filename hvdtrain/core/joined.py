@@ -10,8 +10,10 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, Zeros
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.exchanges.adasum import AdasumExchange
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.half import HalfExchange
+from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.engines.communicator import Communicator
@@ -60,14 +62,19 @@ class _OnDevice(Operation):
 def _answer(request: Request, zeros: Zeros, buffers: Sequence[Buffer]) -> Operation:
     if request.operation == STEP:
         *buckets, numbers = buffers
-        of_steps = zeros.op is ReduceOp.ADASUM
-        exchange = AdasumExchange() if of_steps else allreduce.AllreduceExchange.answering(zeros)
-        step = GradientStep(buckets, numbers, exchange)
+        step = GradientStep(buckets, numbers, _exchange(zeros))
         step.request, step.joined = request, True
         step.launch_all()
         return step
     shapes = [(buffer.count,) for buffer in buffers]
     return Allreduce(buffers, shapes, zeros.op, request.name, zeros.prescale, zeros.postscale)
+
+
+def _exchange(zeros: Zeros) -> Exchange:
+    """Return the exchange of a step of the other ranks."""
+    if zeros.op is ReduceOp.ADASUM:
+        return AdasumExchange()
+    return HalfExchange.answering(zeros) if zeros.half else AllreduceExchange.answering(zeros)
 
 
 def _on_host(count: int, dtype: DType) -> Buffer:

@@ -1,4 +1,4 @@
-"""CIFAR-10: 60,000 colour images of 32 x 32 pixels, as binary or as Python batches."""
+"""CIFAR-10: 60,000 color images of 32 x 32 pixels, as binary or as Python batches."""
 
 from __future__ import annotations
 

@@ -49,10 +49,10 @@ class _Array:
 
     content: bytes = b""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: object) -> None:
         """Accept the arguments of numpy's _reconstruct, which hold no data yet."""
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: tuple[object, object, _Dtype, bool, object]) -> None:
         """Accept numpy's (version, shape, dtype, whether it is in Fortran order, bytes)."""
         _, _, dtype, in_fortrans_order, content = state
         if dtype.name not in (b"u1", "u1") or in_fortrans_order or type(content) is not bytes:
@@ -63,10 +63,10 @@ class _Array:
 class _Dtype:
     """Stands for a numpy dtype and keeps its name."""
 
-    def __init__(self, name: bytes | str, *_: Any) -> None:
+    def __init__(self, name: bytes | str, *_: object) -> None:
         self.name = name
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         """Accept the byte order and more, which do not matter for unsigned bytes."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +39,7 @@ class Dataset:
     test: Samples
 
 
-def is_stream(data: Any) -> bool:
+def is_stream(data: object) -> bool:
     """Return whether samples can only be read one after the other, and not by number.
 
     torch's IterableDataset, and classes of the same name, have an [index] that only raises.

@@ -33,7 +33,7 @@ def load_digits() -> Dataset:
 
 
 def _table_of_scikit_learn() -> Path:
-    """Find the file beside scikit-learn's modules: importing them takes a second per rank."""
+    """Find the file among scikit-learn's modules, without importing them (a second per rank)."""
     package = importlib.util.find_spec("sklearn")
     folders = package.submodule_search_locations if package is not None else None
     for folder in folders or []:

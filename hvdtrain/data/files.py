@@ -1,4 +1,4 @@
-"""Reading files that a user provides, with one line of error for each thing that can be wrong."""
+"""Read files that a user provides; every fault is reported in one line."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def data_folder(data_dir: Path | None, data_set: str, layout: str) -> Path:
 
     Args:
         data_dir: folder that the user names, or None.
-        data_set: name of the data set for people.
-        layout: files expected in the folder, for people.
+        data_set: display name of the data set.
+        layout: description of the files expected in the folder.
 
     Raises:
         UsageError: no folder was named, or it does not exist.
@@ -37,10 +37,10 @@ def missing_files(data_set: str, folder: Path, names: Sequence[str], layout: str
     """Return the error for missing files of a data set.
 
     Args:
-        data_set: name of the data set for people.
+        data_set: display name of the data set.
         folder: folder where the files should be.
         names: names of the missing files.
-        layout: files expected in the folder, for people.
+        layout: description of the files expected in the folder.
     """
     return UsageError(
         f"{data_set}: {', '.join(names)} not found in {folder}; expected {layout}; nothing is "

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def read_image(path: Path, size: int, crop: int | None = None) -> npt.NDArray[np
     return scaled if crop is None else center_crop(scaled, crop)
 
 
-def require_pillow() -> Any:
+def require_pillow() -> ModuleType:
     """Import PIL.Image.
 
     Raises:

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.engines.point_to_point import Pending, PointToPoint
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.polling import poll_until
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["ANY_DEVICE", "Capabilities", "Communicator", "EngineWorld", "Pending"]
@@ -41,7 +41,8 @@ class Capabilities:
         rounds_once: whether half types are then also added in float32 and rounded once, instead of
             after each addition.
         tree_sums: whether allreduce adds floating-point numbers along a binary tree over the ranks,
-            neighbours first and an odd one last, whatever their number and location.
+            neighbors first and an odd one last, whatever their number and location.
+        point_to_point: whether there are messages between pairs of ranks.
     """
 
     reduces: Mapping[ReduceOp, frozenset[DType]]
@@ -51,6 +52,7 @@ class Capabilities:
     half_types: bool = False
     rounds_once: bool = True
     tree_sums: bool = False
+    point_to_point: bool = False
 
     def unsupported(self, buffer: Buffer, op: ReduceOp | None = None) -> str | None:
         """Return what about a buffer is not supported, or None if it can be moved or reduced.
@@ -75,18 +77,6 @@ class Capabilities:
         if device.partition(":")[0] in self.devices:
             return None
         return f"memory on {device} (takes {', '.join(sorted(self.devices))})"
-
-
-class Pending(ABC):
-    """An operation in progress."""
-
-    @abstractmethod
-    def test(self) -> bool:
-        """Make progress without blocking; return whether the operation is complete."""
-
-    def wait(self) -> None:
-        """Block until the operation is complete, without keeping a core busy."""
-        poll_until(self.test)
 
 
 class Communicator(ABC):
@@ -210,6 +200,16 @@ class Communicator(ABC):
     @abstractmethod
     def split(self, ranks: Sequence[int]) -> Communicator | None:
         """Return a communicator of the given ranks in that order, or None on other ranks."""
+
+    def point_to_point(self) -> PointToPoint:
+        """Return messages between pairs of the members, apart from the calls of this object.
+
+        Raises:
+            UnsupportedError: the engine has none: `capabilities.point_to_point` is not set.
+        """
+        raise UnsupportedError(
+            f"[rank {self.rank}/{self.size}] the engine has no messages between pairs of ranks"
+        )
 
     @abstractmethod
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:

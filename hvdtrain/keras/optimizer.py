@@ -7,14 +7,14 @@ from os import PathLike
 
 import keras
 
-from hvdtrain.core.arguments import Groups, choose_groups
+from hvdtrain.core.arguments import Groups, choose_exchange, choose_groups
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.keras.backends.backend import current_backend
-from hvdtrain.keras.backends.compression import Compression, Compressor
+from hvdtrain.keras.backends.compression import HALF_TYPES, Compression, Compressor
 from hvdtrain.keras.backends.distributed import distribute
 from hvdtrain.keras.backends.reduction import Reduction
-from hvdtrain.keras.backends.settings import GradientSettings
 from hvdtrain.keras.models.hooks import hook_models
 from hvdtrain.types import ReduceOp
 
@@ -36,7 +36,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-    exchange: Exchange | None = None,
+    exchange: Exchange | str | None = None,
 ) -> keras.optimizers.Optimizer:
     """Return an optimizer of Keras 3 that reduces gradients over the ranks (local).
 
@@ -49,7 +49,7 @@ def DistributedOptimizer(
         name: operation name; by default DistributedOptimizer_gradients.
         device_dense: ignored.
         device_sparse: ignored.
-        compression: compressor, which rounds gradients before the reduction.
+        compression: Compression.fp16 or bf16, equivalent to exchange="half:type=fp16" or bf16.
         sparse_as_dense: make tf.IndexedSlices dense instead of gathering the slices.
         gradient_predivide_factor: divisor of gradients before the sum of an average, which is
             divided by size / gradient_predivide_factor.
@@ -61,24 +61,31 @@ def DistributedOptimizer(
         average_aggregated_gradients: take the average instead of that sum.
         process_set: ranks that take part; other ranks apply their own gradients.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
-        exchange: exchange of dense gradients that replaces op and compression; an object that only
-            this optimizer uses.
+        exchange: exchange of dense gradients that replaces op and compression: text such as
+            "half:type=bf16", or an object that only this optimizer uses.
 
     Raises:
-        TypeError: `exchange` is not an exchange, or `process_set` is not a process set.
+        TypeError: `exchange` is neither an exchange nor text, or `process_set` no process set.
         ValueError: the optimizer is distributed already, or arguments are invalid or exclude each
             other.
         UsageError: Keras runs on a backend that hvdtrain does not support.
     """
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"op must be Average or Sum, got {op!r}")
+    kind = HALF_TYPES[compression.dtype]
     settings = GradientSettings(
         op,
         process_set,
-        compression,
-        sparse_as_dense,
         gradient_predivide_factor,
         choose_groups(num_groups, groups),
-        exchange,
+        sparse_as_dense,
+        choose_exchange(exchange, op, gradient_predivide_factor, kind),
     )
+    if settings.exchange is not None and settings.weights:
+        raise ValueError(
+            f"exchange {settings.exchange.spec!r} exchanges weights, and optimizers of Keras "
+            "exchange gradients only: use hvdtrain.torch"
+        )
     hook_models()
     passes = backward_passes_per_step
     reduction = Reduction(
@@ -166,7 +173,7 @@ def load_model(
         filepath: file that `model.save` wrote, with a DistributedOptimizer or without.
         custom_optimizers: optimizer classes that Keras does not have.
         custom_objects: further objects that Keras does not have, by name.
-        compression: compressor, which rounds gradients before the reduction.
+        compression: Compression.fp16 or bf16, equivalent to exchange="half:type=fp16" or bf16.
         legacy_opts: must be False; Horovod has the argument.
 
     Raises:

@@ -35,8 +35,8 @@ _GRACE_SECONDS = 10.0
 
 def run(
     function: Callable[..., Result],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     np: int = 1,
 ) -> list[Result]:
     """Call a function on every rank of a new job on this host, and return what each one returned.

@@ -102,7 +102,7 @@ def _children() -> set[int]:
     # Not every kernel lists them in /proc/self/task/*/children.
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended in the meantime
             after_name = path.read_text(errors="replace").rpartition(")")[2].split()
             if int(after_name[1]) == os.getpid():
                 found.add(int(path.parent.name))

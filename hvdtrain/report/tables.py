@@ -39,6 +39,7 @@ def facts(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
         ("ended by", "ended"),
     ):
         rows[label] = [_text(_of(run, key)) for run in runs]
+    rows["mean staleness"] = [_staleness(run) for run in runs]
     return {label: texts for label, texts in rows.items() if any(texts)}
 
 
@@ -83,6 +84,13 @@ def _seconds(run: RunFiles) -> float:
         return total
     ends = [curve.seconds[-1] for curve in run.measured.curves]
     return max((end for end in ends if math.isfinite(end)), default=math.nan)
+
+
+def _staleness(run: RunFiles) -> str:
+    """Return the mean staleness of a parameter server's gradients; "" without one."""
+    counts = (run.summary or {}).get("parameter_server")
+    mean = number(counts.get("mean_staleness")) if isinstance(counts, Mapping) else None
+    return "" if mean is None else _short(mean)
 
 
 def _epochs(run: RunFiles) -> float:

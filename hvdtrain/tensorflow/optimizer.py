@@ -10,8 +10,8 @@ from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.gradients.keras_optimizer import distributed_keras_optimizer
 from hvdtrain.tensorflow.gradients.reduction import (
-    GradientSettings,
     LocalVariables,
+    VariableSettings,
 )
 from hvdtrain.tensorflow.gradients.v1_optimizer import (
     AdasumOptimizer,
@@ -55,7 +55,7 @@ def DistributedOptimizer(
         use_locking: locking of the wrapper.
         device_dense: ignored.
         device_sparse: ignored.
-        compression: compressor, which rounds gradients before the reduction.
+        compression: compressor; Compression.fp16 and bf16 round what crosses the network.
         sparse_as_dense: make tf.IndexedSlices dense instead of gathering the slices.
         backward_passes_per_step: number of passes whose gradients are added up locally before they
             are reduced; variables change after the last of them only.
@@ -80,7 +80,7 @@ def DistributedOptimizer(
         raise ValueError(
             f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}"
         )
-    settings = GradientSettings(
+    settings = VariableSettings.of(
         op,
         process_set,
         compression,

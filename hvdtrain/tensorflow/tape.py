@@ -11,8 +11,8 @@ import tensorflow as tf
 from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.gradients.reduction import (
-    GradientSettings,
     LocalVariables,
+    VariableSettings,
     reduce_gradients,
 )
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
@@ -30,7 +30,7 @@ Gradients: TypeAlias = "Gradient | Sequence[Gradients] | Mapping[str, Gradients]
 class _TapeMixin:
     """Base class of distributed tapes, before the class of the tape."""
 
-    _settings: GradientSettings
+    _settings: VariableSettings
     _local: LocalVariables
 
     def register_local_source(self, source: Variable) -> None:
@@ -130,7 +130,7 @@ def DistributedGradientTape(
         gradtape: tape, which must not be used any more.
         device_dense: ignored.
         device_sparse: ignored.
-        compression: compressor, which rounds gradients before the reduction.
+        compression: compressor; Compression.fp16 and bf16 round what crosses the network.
         sparse_as_dense: make tf.IndexedSlices dense instead of gathering the slices.
         op: Average, Sum, or another reduction.
         gradient_predivide_factor: divisor of gradients before the sum of an average, which is
@@ -151,7 +151,7 @@ def DistributedGradientTape(
     tape = kind.__new__(kind)  # without __init__, which would start a new recording
     tape.__dict__.update(gradtape.__dict__)
     tape._recording = False  # if it is wrapped inside its `with`, that ends the user's tape
-    tape._settings = GradientSettings(
+    tape._settings = VariableSettings.of(
         op,
         process_set,
         compression,

@@ -54,10 +54,6 @@ from hvdtrain.torch.operations.allreduce import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
 )
 from hvdtrain.torch.operations.alltoall import alltoall, alltoall_async
 from hvdtrain.torch.operations.barrier import barrier, join
@@ -66,6 +62,12 @@ from hvdtrain.torch.operations.broadcast import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
+)
+from hvdtrain.torch.operations.grouped_allreduce import (
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
 )
 from hvdtrain.torch.operations.handle import poll, synchronize
 from hvdtrain.torch.operations.reducescatter import (

@@ -14,18 +14,17 @@ import torch
 from hvdtrain.core.arguments import (
     Groups,
     check_groups,
-    check_predivide,
     choose_exchange,
     choose_groups,
     choose_op,
-    group_indices,
 )
-from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
+from hvdtrain.core.gradients.exchange import Exchange, Kind, LocalSteps
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.gradients.gradients import Gradients
-from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.gradients.weights import Weights
-from hvdtrain.torch.operations.compression import Compression, Compressor
+from hvdtrain.torch.operations.compression import Compression, Compressor, compression_name
 from hvdtrain.torch.operations.divergence import note_wrapped
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
 from hvdtrain.torch.tensors.dynamo import disable_compile
@@ -47,7 +46,8 @@ class DistributedOptimizer(OptimizerWrapper):
         optimizer: any torch optimizer; it keeps its state and parameter groups.
         named_parameters: `model.named_parameters()`, for names in messages; without it
             parameters are numbered.
-        compression: how gradients are rounded before the reduction.
+        compression: Compression.fp16 or bf16, equivalent to exchange="half:type=fp16" or bf16; or
+            a class of your own, whose compress() changes gradients before the reduction.
         backward_passes_per_step: number of backward passes whose gradients are accumulated
             locally before they are reduced; for their mean, divide the loss yourself.
         op: Average, Sum or Adasum. Adasum combines the ranks' steps instead of their gradients:
@@ -91,27 +91,21 @@ class DistributedOptimizer(OptimizerWrapper):
         op = choose_op(op, None)
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
             raise ValueError(f"op must be Average, Sum or Adasum, got {op}")
-        check_predivide(gradient_predivide_factor, op)
-        if backward_passes_per_step < 1:
-            raise ValueError(
-                f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}"
-            )
         groups = choose_groups(num_groups, groups)
         check_groups(groups, torch.Tensor)
+        kind = compression_name(compression)
+        self._settings = ParameterSettings(
+            op,
+            process_set,
+            gradient_predivide_factor,
+            groups,
+            sparse_as_dense,
+            choose_exchange(exchange, op, gradient_predivide_factor, kind),
+            passes=backward_passes_per_step,
+            compressor=compression if kind == "own" else Compression.none,
+        )
         super().__init__(optimizer)
         self._names = name_parameters(optimizer, named_parameters)
-        self._groups = groups
-        self._settings = GradientSettings(
-            op=op,
-            process_set=process_set,
-            compression=compression,
-            passes=backward_passes_per_step,
-            predivide=gradient_predivide_factor,
-            sparse_as_dense=sparse_as_dense,
-            exchange=choose_exchange(
-                exchange, op, gradient_predivide_factor, compression is not Compression.none
-            ),
-        )
         self._gradients: Gradients | None = None
         self._weights: Weights | None = None
         self._plan()
@@ -126,11 +120,12 @@ class DistributedOptimizer(OptimizerWrapper):
         trainable = [
             (self._names[id(p)], p) for p in parameters_of(self._optimizer) if p.requires_grad
         ]
-        groups = group_indices(self._groups, [p for _, p in trainable])
-        settings = replace(self._settings, groups=groups)
-        if settings.weights:
+        settings = self._settings
+        if self.exchanges_weights:
             self._weights = Weights(self._optimizer, trainable, settings)
         else:
+            if settings.exchange is not None and settings.exchange.first is not None:
+                settings = replace(settings, exchange=settings.exchange.first)
             rate = partial(rate_of, self._optimizer)
             self._gradients = Gradients(trainable, settings, rate)
 
@@ -198,8 +193,12 @@ class DistributedOptimizer(OptimizerWrapper):
 
     @property
     def exchanges_weights(self) -> bool:
-        """Whether ranks step on their own gradients, and exchange weights afterwards."""
-        return self._settings.weights
+        """Whether ranks step on their own gradients, and exchange weights afterwards.
+
+        With post-local SGD that is so from its switch on.
+        """
+        exchange = self._settings.exchange
+        return exchange is not None and exchange.kind is Kind.WEIGHTS and exchange.first is None
 
     def bucket_plan(self) -> dict[str, Any] | None:
         """Return the division of gradients into buckets, as plain data for a checkpoint (local).
@@ -223,6 +222,43 @@ class DistributedOptimizer(OptimizerWrapper):
         if self._gradients is not None:
             self._gradients.use_layout(plan)
 
+    def exchange_state(self) -> SavedExchange:
+        """Return the state of the exchange and the number of steps, for a checkpoint (local).
+
+        A checkpoint needs that of each rank, because `own` differs between ranks.
+
+        Raises:
+            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
+        """
+        if not self.synchronized:
+            raise RuntimeError(
+                "the ranks' weights differ until their next exchange: call flush() before "
+                "exchange_state()"
+            )
+        exchanged = self._gradients or self._weights
+        steps = 0 if exchanged is None else exchanged.steps
+        return save_exchange(self._settings.make_exchange(), steps)
+
+    def load_exchange_state(self, state: SavedExchange) -> None:
+        """Restore the state of the exchange, when the model and the optimizer are restored (local).
+
+        It is collective for an exchange that begins with averages of gradients, as post-local SGD.
+
+        Args:
+            state: result of exchange_state() on the rank of the same number. On another number of
+                ranks pass `own` empty: what each rank kept for itself then begins anew.
+
+        Raises:
+            ValueError: it is the state of another exchange.
+        """
+        exchanged = self._gradients or self._weights
+        steps = load_exchange(self._settings.make_exchange(), state)
+        if exchanged is not None:
+            exchanged.steps = steps
+        self._follow_exchange()
+        if self._weights is not None:
+            self._weights.begin_anew()
+
     @disable_compile
     def synchronize(self) -> None:
         """Reduce all gradients not reduced yet, so that step() does not (collective)."""
@@ -240,7 +276,7 @@ class DistributedOptimizer(OptimizerWrapper):
             AssertionError: op=Adasum or another exchange of weights is used, where step() itself
                 is the reduction.
         """
-        if self._settings.weights:
+        if self.exchanges_weights:
             raise AssertionError(
                 "with op=Adasum, and all else that exchanges weights, step() is the reduction: it "
                 "cannot be skipped"
@@ -261,7 +297,9 @@ class DistributedOptimizer(OptimizerWrapper):
             return loss
         if closure is None:
             self._reduce()
-            return self._optimizer.step()
+            loss = self._optimizer.step()
+            self._end_gradient_step()
+            return loss
 
         def reduced() -> Any:
             with torch.enable_grad():
@@ -269,7 +307,31 @@ class DistributedOptimizer(OptimizerWrapper):
             self._reduce()
             return loss
 
-        return self._optimizer.step(reduced)
+        loss = self._optimizer.step(reduced)
+        self._end_gradient_step()
+        return loss
+
+    def _end_gradient_step(self) -> None:
+        """Let an exchange of weights that begins with averages of gradients end these."""
+        exchange = self._settings.exchange
+        if self._gradients is not None and exchange is not None and exchange.first is not None:
+            exchange.due(LocalSteps(1, None, self._gradients.steps, rate_of(self._optimizer)))
+            self._follow_exchange()
+
+    def _follow_exchange(self) -> None:
+        """Exchange what the exchange wants at present (collective if that has changed)."""
+        exchanged = self._gradients or self._weights
+        if exchanged is not None and self.exchanges_weights != (exchanged is self._weights):
+            self._gradients = self._weights = None
+            self._replan(exchanged)
+
+    def _replan(self, before: Gradients | Weights | None) -> None:
+        """Plan anew, and go on with the steps and sample weight of before (collective)."""
+        self._plan()
+        after = self._weights or self._gradients
+        if before is not None and after is not None:
+            after.steps = before.steps
+            after.sample_weight = before.sample_weight
 
     def _reduce(self) -> None:
         if self._synchronized and not self._skips:
@@ -312,10 +374,4 @@ class DistributedOptimizer(OptimizerWrapper):
             )
         self._optimizer.add_param_group(param_group)
         self._names = name_parameters(self._optimizer, None) | self._names
-        weight, before = self.sample_weight, self._weights or self._gradients
-        self._plan()
-        after = self._weights or self._gradients
-        if before is not None and after is not None:
-            after.steps = before.steps
-        if weight is not None:
-            self.sample_weight = weight
+        self._replan(self._weights or self._gradients)

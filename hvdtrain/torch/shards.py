@@ -59,7 +59,7 @@ def backward_by_shards(
         UsageError: as for `own_shards`.
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    # Sums of 1, 2, 4 ... neighbouring shards that wait for their sibling, as in a binary counter.
+    # Sums of 1, 2, 4 ... neighboring shards that wait for their sibling, as in a binary counter.
     waiting: list[tuple[int, Gradients]] = []
     for shard in own_shards(shards):
         loss = loss_of(shard)

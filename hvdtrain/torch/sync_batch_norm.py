@@ -8,7 +8,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdtrain.torch.operations.allgather import allgather_handle
-from hvdtrain.torch.operations.allreduce import allreduce_handle
+from hvdtrain.torch.operations.allreduce_handle import allreduce_handle
 from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNorm"]

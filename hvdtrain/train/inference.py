@@ -16,8 +16,9 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 from hvdtrain.train.config.read import resolve
 from hvdtrain.train.loop.collective_errors import call_everywhere
-from hvdtrain.train.loop.protocol import TrainingState
+from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.parameter_server.settings import ALLREDUCE
 from hvdtrain.train.progress import Progress, restore_progress
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.records.environment import CONFIG
@@ -46,6 +47,14 @@ class _ReadOnlyLoader(CheckpointLoader):
         progress = restore_progress(path, content, self._options, samples, state)
         return RunStart(path.parent, progress, str(path), resumed=True)
 
+    def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
+        """Do nothing: no step is taken (local).
+
+        Args:
+            loop: unused.
+            start: unused.
+        """
+
 
 def options_of_run(run: Path, checkpoint: str, changes: Mapping[str, Any]) -> TrainOptions:
     """Return the options of a run, changed so that they load one of its checkpoints (local).
@@ -63,7 +72,9 @@ def options_of_run(run: Path, checkpoint: str, changes: Mapping[str, Any]) -> Tr
         raise UsageError(f"{run} is not the directory of a run: there is no {CONFIG} in it")
     options = resolve(changes, config)
     path = _checkpoint(run, checkpoint)
-    return replace(options, out=None, resume=str(path), epochs=max(options.epochs, 1))
+    epochs = max(options.epochs, 1)
+    # One rank can evaluate what a parameter server has trained.
+    return replace(options, out=None, resume=str(path), epochs=epochs, strategy=ALLREDUCE)
 
 
 def open_run(options: TrainOptions) -> TrainingSetup:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hvdtrain import __version__
-from hvdtrain.topology import format_by_rank
+from hvdtrain.topology import format_by_rank, format_ranks
 from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
@@ -40,6 +41,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "device": device_text(setup.devices),
         "data": f"{samples} training and {setup.test_samples} test samples",
         "batch": f"{options.samples_per_step(size)} samples of all ranks{per_rank}",
+        "servers": _servers_text(options, size),
         "lr": _lr_text(options, size, setup.recipe.optimizer is not None),
         "buckets": world.buckets if size > 1 else "",
         "exchange": _exchange_text(options),
@@ -62,6 +64,15 @@ def _lr_text(options: TrainOptions, size: int, own: bool) -> str:
         text += f", warm-up over {options.warmup_epochs:g} epochs"
     text += decay_text(options, options.warmup_epochs if base != scaled else 0.0)
     return f"{text}, {'the optimizer of the recipe' if own else options.optimizer}"
+
+
+def _servers_text(options: TrainOptions, size: int) -> str:
+    """Describe the ranks of a parameter server; "" without one."""
+    server = options.parameter_server
+    if server is None:
+        return ""
+    workers = options.worker_count(size)
+    return f"{format_ranks(range(workers, size))}; workers: {format_ranks(range(workers))}"
 
 
 def decay_text(options: TrainOptions, warmup: float) -> str:
@@ -157,5 +168,18 @@ def closing_lines(summary: Summary, directory: str, files: Sequence[str]) -> lis
         f"{summary.samples_per_second:.0f} samples/s; computing {seconds.compute:.1f} s, "
         f"communicating {seconds.communicate:.1f} s",
         weights,
+        *_server_lines(summary.parameter_server),
         f"results in {directory}: {', '.join(files)}",
+    ]
+
+
+def _server_lines(counts: Mapping[str, Any] | None) -> list[str]:
+    """Describe the gradients that a parameter server has received."""
+    if counts is None:
+        return []
+    shards = f" of {counts['servers']} shards" if counts["servers"] > 1 else ""
+    most = max(map(int, counts["staleness"]), default=0)
+    return [
+        f"servers applied {counts['applied']} gradients{shards} and dropped {counts['dropped']}; "
+        f"staleness {counts['mean_staleness']:.2f} updates on average, at most {most}"
     ]

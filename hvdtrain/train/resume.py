@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from hvdtrain.core import context
 from hvdtrain.core.context import Context
 from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.errors import UsageError
@@ -19,6 +20,7 @@ from hvdtrain.train.checkpoint.directory import (
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.names import position_of
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.loop.exchange_record import ExchangeRecord
 from hvdtrain.train.loop.protocol import Framework, TrainingLoop, TrainingState
 from hvdtrain.train.options import RUNS, TrainOptions
 from hvdtrain.train.progress import Progress, restore_progress
@@ -118,6 +120,7 @@ class CheckpointLoader:
     def __init__(self, options: TrainOptions) -> None:
         self._options = options
         self._found = LoadedCheckpoint()
+        self._exchange: ExchangeRecord | None = None
 
     def find(self, library: TensorLibrary) -> WorldSettings:
         """Find the checkpoint that the options ask for, and warn about damaged ones (rank 0 only).
@@ -149,8 +152,23 @@ class CheckpointLoader:
             UsageError: the checkpoint does not fit, or the directory cannot be used.
         """
         start = begin_run(self._options, epoch_samples, state, self._found)
+        self._exchange = self._found.content.get("exchange")
         self._found = LoadedCheckpoint()  # its tensors take as much memory as the model
         return start
+
+    def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
+        """Restore the state of the exchange of a resumed run; warn about what is lost (collective).
+
+        Args:
+            loop: model in training, with the weights of the checkpoint.
+            start: result of begin_run() on rank 0.
+        """
+        if not start.resumed:
+            return
+        lost = loop.restore_exchange(self._exchange)
+        self._exchange = None
+        if lost and context.current().topology.rank == 0:
+            print(f"hvdtrain: {lost}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

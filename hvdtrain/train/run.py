@@ -221,9 +221,10 @@ class Run:
         self._heartbeat.done(SAVE)
         self._loop.synchronize()
         self._saved_step = self._progress.step
+        exchange = self._loop.exchange_record()
         if self._run_log is not None:
             progress = self._clock.read(self._progress)
-            self._run_log.save(progress, self._step_plan.samples, self._loop, best)
+            self._run_log.save(progress, self._step_plan.samples, self._loop, exchange, best)
 
     def _stop(self) -> None:
         """Print, after the checkpoint is written, that the run was stopped (collective)."""

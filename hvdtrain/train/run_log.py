@@ -12,6 +12,7 @@ from hvdtrain.train.checkpoint.directory import best_file
 from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.heartbeat.heartbeat import HeartbeatReport
 from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
+from hvdtrain.train.loop.exchange_record import ExchangeRecord
 from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress, checkpoint_content
@@ -111,17 +112,27 @@ class RunLog:
         for line in lines:
             self._trackers.log(metric_values(line.line()), line.step, line.seconds)
 
-    def save(self, progress: Progress, epoch_samples: int, loop: TrainingLoop, best: bool) -> None:
+    def save(
+        self,
+        progress: Progress,
+        epoch_samples: int,
+        loop: TrainingLoop,
+        exchange: ExchangeRecord | None,
+        best: bool,
+    ) -> None:
         """Start writing a checkpoint, and report what went wrong with earlier ones.
 
         Args:
             progress: progress of the run.
             epoch_samples: number of training samples in an epoch.
             loop: model in training.
+            exchange: state of the exchange on all ranks.
             best: whether its evaluation is the best so far.
         """
         about = checkpoint_content(progress, self._options, epoch_samples)
         about["world"] = world_settings(self._world, loop, self._threads)
+        if exchange is not None:
+            about["exchange"] = exchange
         self._saver.save(progress.epoch, progress.done, loop.state, about, best)
         self._warn()
 

@@ -79,6 +79,7 @@ def set_up(
     context.init(engine, deterministic=options.virtual_shards is not None)
     world = context.current()
     require_same_options(options)
+    _require_servers_fit(options, world)
     _require_usable_lr(options, world.topology.size)
     recipe, devices, threads = _prepare(options, make_recipe, framework, world)
     step_plan = _plan_steps(options, recipe, world)
@@ -89,6 +90,7 @@ def set_up(
     start = call_on_root(partial(loader.begin_run, step_plan.samples, loop.state))
     settings.apply(loop, world)
     loop.broadcast()
+    loader.restore_exchange(loop, start)
     return TrainingSetup(framework.title, world, recipe, step_plan, devices, threads, loop, start)
 
 
@@ -158,6 +160,28 @@ def _require_test_samples(options: TrainOptions, recipe: Recipe, loop: TrainingL
                 )
     else:
         require_known(options.best, loop.test_metrics)
+
+
+def _require_servers_fit(options: TrainOptions, world: Context) -> None:
+    """Refuse a parameter server that the ranks or their engine cannot be."""
+    server, size = options.parameter_server, world.topology.size
+    if server is None:
+        return
+    if size <= server.servers:
+        raise UsageError(
+            f"--strategy {options.strategy} needs {server.servers + 1} ranks or more, "
+            f"{server.servers} of them as servers, got {size}"
+        )
+    if server.backup >= size - server.servers:
+        raise UsageError(
+            f"--strategy {options.strategy}: backup must be less than the number of workers, "
+            f"{size - server.servers} of {size} ranks"
+        )
+    if not world.world.communicator.capabilities.point_to_point:
+        raise UsageError(
+            f"--strategy {options.strategy} needs messages between two ranks, which engine "
+            f"{world.engine_name} has not: give --engine mpi"
+        )
 
 
 def _require_usable_lr(options: TrainOptions, size: int) -> None:

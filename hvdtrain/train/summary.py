@@ -15,6 +15,7 @@ from hvdtrain.core.objects import allgather_object
 from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.progress import Progress
 from hvdtrain.train.records.results import Seconds, Summary
 
@@ -54,7 +55,15 @@ def make_summary(
         steps=progress.step,
         best=None if best is None else asdict(best),
         ended="early stop" if progress.epoch < options.epochs else "epochs",
+        parameter_server=_parameter_server(options, loop.pushes),
     )
+
+
+def _parameter_server(options: TrainOptions, pushes: Pushes | None) -> dict[str, Any] | None:
+    settings = options.parameter_server
+    if settings is None or pushes is None:
+        return None
+    return {**asdict(settings), **pushes.record()}
 
 
 def weights_digest(weights: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from contract_messages import exchange_messages
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator
@@ -38,6 +39,7 @@ class Case:
         run: does it, and raises AssertionError.
         factors: whether there are factors other than 1.
         rounded_once: whether halves are to be added in float32.
+        messages: whether pairs of ranks send each other messages.
     """
 
     title: str
@@ -46,6 +48,7 @@ class Case:
     run: Callable[[Communicator], None]
     factors: bool = False
     rounded_once: bool = False
+    messages: bool = False
 
     def objection(self, communicator: Communicator) -> str | None:
         """Return why the communicator refuses this case, by its own word."""
@@ -54,6 +57,8 @@ class Case:
             return f"factors of {self.dtype.value}"
         if self.rounded_once and not communicator.capabilities.rounds_once:
             return f"adding {self.dtype.value} in float32"
+        if self.messages and not communicator.capabilities.point_to_point:
+            return "messages between pairs of ranks"
         return communicator.capabilities.unsupported(probe, self.op)
 
 
@@ -85,6 +90,7 @@ def all_cases() -> Iterator[Case]:
     for dtype in FACTORED + HALVES:
         yield _case("in engine memory", dtype, ReduceOp.SUM, _empty)
     yield _case("partly in engine memory", DType.FLOAT32, ReduceOp.SUM, _partly_empty)
+    yield Case("messages", DType.FLOAT64, None, exchange_messages, messages=True)
 
 
 def _case(

@@ -20,14 +20,14 @@ WORKER = Path(__file__).parent / "contract_worker.py"
 # Ranks of one node, and only they, reduce halves in shared memory.
 TAKEN = {
     "local": 453,
-    "mpi": 381,
-    "node": 425,
+    "mpi": 382,
+    "node": 426,
     "gloo": 427,
     "hidden": 427,
     "nccl": 433,
     "horovod": 427,
 }
-REFUSED = {"local": 8, "mpi": 80, "node": 36, "gloo": 34, "hidden": 34, "nccl": 28, "horovod": 34}
+REFUSED = {"local": 9, "mpi": 80, "node": 36, "gloo": 35, "hidden": 35, "nccl": 29, "horovod": 35}
 
 
 # In one launch for each number of ranks. The last one has MPI take the memory of a device, as where

@@ -42,7 +42,7 @@ _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
         *("process", "agreement", "collectives", "timeline", "stall", "gradients"),
-        *("quantization", "exchanges", "", "arrays"),
+        *("compression", "exchanges", "", "arrays"),
     ],
     "torch": ["tensors", "operations", "gradients", "", "elastic"],
     "tensorflow": ["tensors", "graph", "operations", "gradients", ""],
@@ -54,6 +54,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         *(
             "optimizers",
             "tracking",
+            "parameter_server",
             "options",
             "config",
             "metrics",
@@ -61,13 +62,14 @@ _FOLDERS: Mapping[str, list[str]] = {
             "recipes",
             "checkpoint",
         ),
-        *("heartbeat", "loop", "recipes.builtin", "torch", "keras", ""),
+        *("heartbeat", "loop", "recipes.builtin", "torch.shards", "torch", "keras", ""),
     ],
     "hvdtrain_bench": ["harness", "analysis", "cases", "exchanges", ""],
+    "cli": ["bench", ""],
 }
 _MOST_FILES = 15
 # All that other layers may know of engines: the contract, and how to find one by name.
-_ENGINE_CONTRACT = {"engines", "engines.communicator", "engines.registry"}
+_ENGINE_CONTRACT = {"engines", "engines.communicator", "engines.point_to_point", "engines.registry"}
 # Benchmarks compare engines with one another, and probes test the parts of one.
 _KNOW_ENGINES = {"hvdtrain_bench", "probes"}
 

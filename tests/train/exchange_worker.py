@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from block_momentum import BlockMomentum
 from compression_cases import CASES
-from exchange_formulas import BlockFormula, Flat, OneBitFormula, mean
+from exchange_formulas import Flat, OneBitFormula, mean
 from exchange_ranks import (
     BITS,
     COUNTS,
@@ -30,8 +29,10 @@ from exchange_ranks import (
     weighed,
 )
 from exchanging import Driven, plan_of, together
+from half_cases import half_types_cross_the_network
 from one_bit import OneBit
 from ranks import report
+from weight_exchange_cases import STATEFUL, WEIGHT_CASES
 
 import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
@@ -182,38 +183,12 @@ def nothing_is_lost_but_to_a_planted_error() -> int:
     return len(layouts()) + 1
 
 
-def drift(step: int, rank: int, dtype: DType) -> list[Flat]:
-    """Return what a rank's own steps add to its weights."""
-    return [each * np.float32(0.25) for each in values(step, rank, dtype)]
-
-
-def blocks_of_local_steps() -> int:
-    cases = 0
-    weights = [float(rank) for rank in range(1, hvd.size() + 1)]
-    forms = ((0.0, 1.0, False), (0.5, 0.75, False), (0.5, 0.75, True))
-    for (dtype, tensors), form in product(kinds(), forms):
-        given = None if dtype is DType.FLOAT32 else weights
-        start = values(99, 0, dtype)
-        exchange = BlockMomentum(3, *form)
-        driven = Driven(exchange, plan_of(dtype, LIMITS[0]), tensors)
-        driven.begin(start)
-        formula = BlockFormula([w.astype(np.float64) for w in start], *form)
-        own, everybody = start, [list(formula.start) for _ in range(hvd.size())]
-        for step in range(9):
-            own = [w + d for w, d in zip(own, drift(step, hvd.rank(), dtype), strict=True)]
-            everybody = [
-                [w + d for w, d in zip(ws, drift(step, rank, dtype), strict=True)]
-                for rank, ws in enumerate(everybody)
-            ]
-            if (step + 1) % 3:
-                continue
-            own = exchanged(driven, own, weighed(step, given))
-            expected = formula.block(everybody, given or [1.0] * hvd.size())
-            check(own, expected, dtype)
-            everybody = [list(expected) for _ in everybody]
-            driven.use_plan(plan_of(dtype, LIMITS[1]))
-        cases += 1
-    return cases
+def half_types_between_nodes() -> int:
+    return sum(
+        half_types_cross_the_network(range(hvd.size()) if nodes is None else nodes, made)
+        for nodes in (None, *layouts())
+        for made in (communicators_of(nodes),)
+    )
 
 
 def warmed_up() -> Exchange:
@@ -237,16 +212,18 @@ def goes_on(make: Callable[[], Exchange], plan: BucketPlan, tensors: bool) -> No
 
     def step(driven: Driven, number: int) -> list[Flat]:
         own = values(number, hvd.rank(), dtype)
-        return exchanged(driven, own, StepInfo(number, hvd.size()))
+        flush = number == 1 and driven.exchange.partial
+        return exchanged(driven, own, StepInfo(number, hvd.size(), flush=flush))
 
     driven = Driven(make(), plan, tensors)
     driven.begin(values(99, 0, dtype))
     for number in range(2):
         step(driven, number)
-    saved = driven.exchange.state()
+    saved, weights = driven.exchange.state(), driven.values()
     through = [step(driven, number) for number in (2, 3)]
     resumed = Driven(make(), plan_of(dtype, LIMITS[0]), tensors)
     resumed.exchange.load(saved)
+    resumed.begin(weights)
     for number, expected in zip((2, 3), through, strict=True):
         for one, other in zip(step(resumed, number), expected, strict=True):
             assert (one == other).all()
@@ -256,7 +233,7 @@ def state_goes_through_a_checkpoint() -> int:
     """Residuals do not depend on buckets where scales do not: each rank is a node."""
     cases = 0
     for dtype, tensors in kinds():
-        for make in (warmed_up, lambda: BlockMomentum(1, 0.5, 0.75, nesterov=True)):
+        for make in (warmed_up, *STATEFUL):
             goes_on(make, plan_of(dtype, LIMITS[1]), tensors)
             cases += 1
     return cases
@@ -272,8 +249,9 @@ def wires_of_the_nodes() -> int:
             mine.index(hvd.rank()),
         )
         assert communicators.owners == min(nodes.count(node) for node in nodes)
+        assert communicators.one_node == (len(mine) == hvd.size())
         assert (communicators.network is not None) == (
-            mine.index(hvd.rank()) < communicators.owners
+            len(mine) < hvd.size() and mine.index(hvd.rank()) < communicators.owners
         )
         if communicators.network is not None:
             assert communicators.network.size == len(set(nodes))
@@ -304,12 +282,13 @@ def main() -> None:
         no_samples_are_an_error,
         adasum_combines_steps_of_each_parameter,
         one_bit_with_feedback,
+        half_types_between_nodes,
         nothing_is_lost_but_to_a_planted_error,
-        blocks_of_local_steps,
         first_steps_are_plain,
         exchange_of_the_page,
         state_goes_through_a_checkpoint,
         *CASES,
+        *WEIGHT_CASES,
     )
     ran = sum(case() for case in cases)
     for nodes in layouts():

@@ -23,8 +23,8 @@ from ranks import report
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.arrays.fused import reduce_fused
-from hvdtrain.core.arrays.fused_plan import FusedSettings
 from hvdtrain.core.context import Context
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.train.checkpoint.directory import newest_good
@@ -110,8 +110,7 @@ def reduced() -> str:
     """Return a digest of gradients that are reduced as those of TensorFlow and Keras are."""
     generator = np.random.default_rng(hvd.rank())
     arrays = [generator.standard_normal(n, np.float32) for n in (90_000, 20_000, 7_001)]
-    settings = FusedSettings(hvd.Average, hvd.global_process_set)
-    results = reduce_fused(arrays, "gradients", settings)
+    results = reduce_fused(arrays, arrays, "gradients", GradientSettings())
     return weights_digest({str(number): array for number, array in enumerate(results)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ VALLEY = {
 # 100 samples: 9 steps.
 NOISY = {**COMMON, "kind": "noisy", "global_batch_size": 12, "epochs": 2}
 POISONED = {**NOISY, "kind": "poisoned", "optimizer": "adam", "ema": 0.9}
+# Each rank keeps what one bit has lost, or the state of its own Adam.
+ONE_BIT = {**NOISY, "exchange": "onebit:hierarchical=false,warmup=2"}
+ALONE = {
+    **NOISY,
+    "exchange": "local:steps=5",
+    "optimizer": "adam",
+    "checkpoint_every": "6 steps",
+}
 CASES: dict[str, dict[str, Any]] = {
     "valley": {**VALLEY, "early_stop": 3},
     "on": {**VALLEY, "early_stop": 4, "resume": "auto", "out": "valley"},
@@ -61,6 +70,13 @@ CASES: dict[str, dict[str, Any]] = {
     "adasum": {**NOISY, "exchange": "adasum:warmup=2", "watch_every": 1, "clip_norm": 1.0},
     "local": {**NOISY, "exchange": "local:steps=5", "watch_every": 1, "evaluate_every": "4 steps"},
     "local again": {**NOISY, "exchange": "local:steps=5", "resume": "auto", "out": "local"},
+    "onebit": ONE_BIT,
+    "onebit stopped": {**ONE_BIT, "stop": 6},
+    "onebit goes on": {**ONE_BIT, "resume": "auto", "out": "onebit stopped"},
+    "adam": ALONE,
+    "adam stopped": {**ALONE, "stop": 6},
+    "adam goes on": {**ALONE, "resume": "auto", "out": "adam stopped"},
+    "another": {**NOISY, "exchange": "local:steps=2", "resume": "auto", "out": "onebit stopped"},
     "adasum poisoned": {**NOISY, "kind": "poisoned", "exchange": "adasum"},
     "adasum skipping": {
         **NOISY,
@@ -202,6 +218,31 @@ def test_local_weights_are_averaged_before_they_are_evaluated_and_saved(runs: An
     assert again[0]["weights_sha256"] == first[0]["weights_sha256"]
     tests = [line["step"] for line in metrics_of(runs[0] / "local") if line["split"] == "test"]
     assert tests == [4, 8, 12, 16, 18]
+
+
+@pytest.mark.parametrize("name", ["onebit", "adam"])
+def test_an_exchange_goes_on_with_the_same_bits(runs: Any, name: str) -> None:
+    whole, stopped, goes_on = (runs[1][f"{name}{part}"] for part in ("", " stopped", " goes on"))
+    assert stopped[0]["newest"].startswith("checkpoint-0000+72-")
+    for result in goes_on:
+        assert result["weights_sha256"] == whole[0]["weights_sha256"]
+    assert len(set(goes_on[0]["weights_sha256"])) == 1
+
+
+def test_what_an_exchange_cannot_carry_over_is_told(runs: Any, tmp_path: Path) -> None:
+    """Another exchange, and another number of ranks, go on from the checkpoint of three."""
+    assert runs[1]["another"][0]["steps"] == 18
+    begins = [line for line in runs[2].splitlines() if "begins anew" in line]
+    assert len(begins) == 1
+    assert begins[0].startswith("hvdtrain: the checkpoint was made with exchange 'onebit after 2 ")
+    assert begins[0].endswith("': exchange 'local:steps=2,state=keep' begins anew")
+    shutil.copytree(runs[0] / "onebit", tmp_path / "onebit")
+    case = {**ONE_BIT, "epochs": 3, "resume": "auto", "out": str(tmp_path / "onebit")}
+    done = run_ranks(WORKER, 2, args=[json.dumps([case])], timeout_seconds=60)
+    for [result] in done.results:
+        assert result["steps"] == 27
+        assert len(set(result["weights_sha256"])) == 1
+    assert "hvdtrain: the checkpoint is one of 3 ranks, and there are 2 now: what " in done.stderr
 
 
 def test_a_rank_without_a_finite_gradient_takes_part_in_the_exchange(runs: Any) -> None:

@@ -20,10 +20,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from one_bit import OneBit
 from ranks import report
 
 from hvdtrain.cli.main import main
 from hvdtrain.core import context
+from hvdtrain.core.exchanges.catalog import EXCHANGES
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.data.sampling.sharding import epoch_permutation, global_batch, steps_per_epoch
 from hvdtrain.devices import DeviceWish
@@ -100,6 +102,28 @@ def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
     assert samples == 5 * resumed.samples_per_step(2)
     allgather_object(None, "looked")
     train(resumed)
+
+
+def exchange_goes_on(options: dict[str, Any], directory: Path) -> bool:
+    """Return whether a run that goes on from a checkpoint ends with the bits of a whole one."""
+    how: dict[str, Any] = {
+        **options,
+        "epochs": 2,
+        "global_batch_size": 480,
+        "exchange": "onebit:hierarchical=false,warmup=1",
+    }
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setitem(EXCHANGES, "onebit", OneBit)
+        whole = train(TrainOptions(out=directory / "whole", quiet=True, **how))
+        stop_in_step(patches, 3)
+        assert train(TrainOptions(out=directory / "parts", quiet=True, **how)) is None
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setitem(EXCHANGES, "onebit", OneBit)
+        parts = train(TrainOptions(out=directory / "parts", resume="auto", quiet=True, **how))
+    assert whole is not None
+    assert parts is not None
+    assert (whole.steps, len(set(whole.weights_sha256))) == (6, 1)
+    return parts.weights_sha256 == whole.weights_sha256
 
 
 def distance_from_plain_keras(options: dict[str, Any], directory: Path) -> float:
@@ -216,6 +240,8 @@ def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
         arguments += ["--engine", "gloo"]
     calls = whole_job(arguments, directory / "whole")
     resumed_job({"epochs": int(epochs), **options}, directory / "whole", directory / "parts")
+    if keras.backend.backend() == "torch":  # which compiles nothing, and is fastest
+        assert exchange_goes_on(options, directory / "exchange")
     if keras.backend.backend() != "tensorflow":  # weights of samples are the same on all
         return {"calls": calls, "distance": 0.0}
     assert diverged(options, directory / "diverged").startswith("steps 1 to 3: the training loss")

@@ -25,6 +25,7 @@ __all__ = [
     "drifting",
     "mapped",
     "noisy",
+    "normed",
     "plain",
     "poisoned",
     "scarce",
@@ -132,6 +133,12 @@ def scarce() -> Recipe:
 def noisy() -> Recipe:
     """A network with dropout on 100 numbered samples."""
     layers = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 2))
+    return replace(watched(100), model=Watched(layers))
+
+
+def normed() -> Recipe:
+    """A network whose buffers are statistics of the samples."""
+    layers = nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     return replace(watched(100), model=Watched(layers))
 
 

@@ -21,9 +21,11 @@ from typing import Any
 
 import pytest
 import train_recipes
+from one_bit import OneBit
 from ranks import report
 
 import hvdtrain.torch as hvd
+from hvdtrain.core.exchanges.catalog import EXCHANGES
 from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.heartbeat import heartbeat
@@ -90,6 +92,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patches:
+        patches.setitem(EXCHANGES, "onebit", OneBit)
         saves = note_saves(patches)
         if eager or stop or kill:
             patches.setattr(heartbeat, "_EVERY_SECONDS", 0.0)

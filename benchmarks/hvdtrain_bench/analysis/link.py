@@ -16,7 +16,7 @@ class Link:
     """A link between ranks.
 
     Attributes:
-        name: name for people.
+        name: display name.
         latency_seconds: latency of one message.
         bytes_per_second: bandwidth in each direction.
         core_share: share of the computing core that communication takes: 1 if the same core adds
@@ -44,7 +44,7 @@ def allreduce_seconds(ranks: int, nbytes: float, link: Link) -> float:
         Rabenseifner  2 lg n a + 2(n-1)/n S b;  n no power of two: lg of the next lower one,
                       and 3 a + 2 S b more
 
-    Additions are part of the measured b, and hidden behind the wire in the presets.
+    Additions are part of the measured b, and overlap with the transfer in the presets.
 
     Args:
         ranks: number of ranks.

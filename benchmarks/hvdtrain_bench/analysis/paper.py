@@ -97,8 +97,8 @@ def even_work(
 def jitter_seconds(times: Sequence[Sequence[float]]) -> float:
     """Return the standard deviation of a rank's step time, over steps that ranks began together.
 
-    Delays of all ranks alike do not count: the slowest of n is on average sigma e_n above their
-    mean. The median over the steps ignores outliers.
+    Delays that all ranks have in common do not count: the slowest of n is on average sigma e_n
+    above their mean. The median over the steps ignores outliers.
 
     Args:
         times: seconds of each step, for each rank.

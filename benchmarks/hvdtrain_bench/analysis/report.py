@@ -1,4 +1,4 @@
-"""Tables of medians, ratios and their spread, printed for people."""
+"""Tables of medians, ratios and their spread, as text."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def scaling_document(
     found: Mapping[str, Mapping[str, Sequence[Prediction]]],
     checks: Sequence[Check],
 ) -> dict[str, Any]:
-    """Return all of it as JSON can hold it.
+    """Return the results in a form that JSON can represent.
 
     Args:
         links: links between ranks.

@@ -100,7 +100,7 @@ def median_interval(
         confidence: between 0 and 1.
 
     Returns:
-        The interval, or None where even all the values are too few.
+        The interval, or None if there are too few values.
     """
     ordered, count = sorted(values), len(values)
     left_out = 0

@@ -1,4 +1,4 @@
-"""The time that checkpoints take of training: steps while one is written, and steps without."""
+"""The cost of checkpoints: steps while one is written, and steps without one."""
 
 from __future__ import annotations
 

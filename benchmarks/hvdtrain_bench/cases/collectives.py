@@ -67,7 +67,7 @@ def measure_collectives(
 
 
 def size_text(nbytes: int) -> str:
-    """Return a size for people, such as 4 MiB."""
+    """Return a size as text, such as 4 MiB."""
     for unit, name in _UNITS:
         if nbytes >= unit and nbytes % unit == 0:
             return f"{nbytes // unit} {name}"

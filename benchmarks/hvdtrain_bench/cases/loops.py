@@ -1,4 +1,4 @@
-"""The overhead of the built-in loop over one written by hand with hvdtrain.torch."""
+"""The overhead of the built-in loop over a handwritten one with hvdtrain.torch."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _TASKS = {
 def measure_loops(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Time steps of the built-in loop and of one written by hand (collective).
+    """Time steps of the built-in loop and of a handwritten one (collective).
 
     Args:
         ranks: all ranks.

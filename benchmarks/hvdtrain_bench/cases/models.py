@@ -22,7 +22,7 @@ class BenchModel:
     """A model and its data.
 
     Attributes:
-        title: name for people, with the number of parameters.
+        title: display name, with the number of parameters.
         build: returns it with random weights.
         inputs: returns inputs for so many samples.
         classes: number of classes.

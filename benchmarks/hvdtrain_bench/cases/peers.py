@@ -37,7 +37,7 @@ class Peer:
     """A way to sum a float32 tensor over all ranks.
 
     Attributes:
-        name: name for people.
+        name: display name.
         library: name and version of the library.
         reduce: sums, in place or not, and returns the sum.
         memory: memory of the library to sum in; None for any memory.
@@ -54,7 +54,7 @@ class Peer:
 class Horovod:
     """Horovod itself, through horovod.torch.
 
-    Its thread polls as long as it is initialised, so it is initialised for its turns only.
+    Its thread polls as long as it is initialized, so it is initialized for its turns only.
 
     Args:
         module: horovod.torch.

@@ -34,7 +34,7 @@ class Case:
     """One measurement of all contenders, in turns.
 
     Attributes:
-        name: name for people.
+        name: display name.
         about: parameters by name.
         unit: unit of the values: "seconds", or "percent" of a core.
         values: one value per repeat for each contender.

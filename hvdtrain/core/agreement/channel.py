@@ -37,7 +37,7 @@ class Channel:
             members may be blocked in that call for ever, so this rank has to end.
 
     Attributes:
-        parent: channel with the same members beside which this one was opened, if any.
+        parent: channel with the same members from which this one was opened, if any.
         unused: whether the owner of the channel on this rank no longer exists.
         number: number among the channels with the same members, in the order of creation.
         has_thread: whether operations make progress while the program does something else.

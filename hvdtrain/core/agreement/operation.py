@@ -20,7 +20,7 @@ _POLL_SECONDS = 1.0
 
 
 class AgreedError(Exception):
-    """An error in `Operation.execute` that all members raise alike.
+    """An error in `Operation.execute` that all members raise in the same way.
 
     Any other error may concern one member only, while the others are still inside the engine.
 

@@ -254,7 +254,7 @@ class Queue:
             return not self.closed
 
     def back_off(self) -> None:
-        """Wait for a submission on this rank, or for others to submit meanwhile (driver)."""
+        """Wait for a submission on this rank, or on another rank in the meantime (driver)."""
         with self._lock:
             self._backing_off = True
             arrived = self._changed.wait_for(

@@ -24,6 +24,7 @@ class Zeros:
         postscale: factor after the reduction, which a joined rank has to apply as well, because it
             also writes other ranks' copies.
         devices: type of each buffer's device, e.g. "cuda"; empty if all are in host memory.
+        half: half type to which sums of nodes are rounded, e.g. "bf16"; "" if they are not.
     """
 
     buffers: tuple[tuple[int, DType], ...]
@@ -31,6 +32,7 @@ class Zeros:
     prescale: float = 1.0
     postscale: float = 1.0
     devices: tuple[str, ...] = ()
+    half: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,12 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.arrays.fused_plan import FusedPlan, FusedSettings
+from hvdtrain.core.arguments import group_indices
+from hvdtrain.core.arrays.fused_plan import FusedPlan
 from hvdtrain.core.arrays.memory import wire_type
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
+from hvdtrain.core.gradient_settings import GradientSettings
+from hvdtrain.core.gradients.communicators import Communicators, open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import ParameterSpec, first_difference
 from hvdtrain.core.objects import allgather_object, broadcast_object
@@ -28,15 +31,22 @@ _MOST_IN_ENGINE_MEMORY, _MOST_CACHED = 16, 32
 
 
 def reduce_fused(
-    arrays: Sequence[HostArray], name: str, settings: FusedSettings, weight: float | None = None
+    arrays: Sequence[HostArray],
+    parameters: Sequence[object],
+    name: str,
+    settings: GradientSettings,
+    weight: float | None = None,
+    step: int | None = None,
 ) -> list[HostArray]:
     """Reduce dense gradients as one operation (collective, blocking).
 
     Args:
         arrays: this rank's gradients, with equal shapes and dtypes on all ranks.
+        parameters: the parameter of each gradient, for the groups of the settings.
         name: operation name.
         settings: settings of the reduction, equal on all ranks.
         weight: weight of this rank in the average, samples for example; None for 1.
+        step: number of steps before, for the exchange; None for those with such gradients.
 
     Returns:
         The reduced gradients, with the shapes and dtypes of `arrays`. Their memory is reused when
@@ -48,9 +58,10 @@ def reduce_fused(
     """
     specs = _specs(arrays)
     channel = settings.process_set.channel()
-    plan = _cached_plan(specs, settings, channel)
+    groups = group_indices(settings.groups, parameters)
+    plan = _cached_plan(specs, groups, settings.make_exchange(), channel)
     try:
-        results = plan.reduce(arrays, name, channel, weight)
+        results = plan.reduce(arrays, name, channel, weight, step)
     except MismatchError:
         _raise_difference(specs, name, channel)  # if that is the reason
         raise
@@ -94,26 +105,43 @@ def _cache_of(channel: Channel) -> _PlanCache:
 
 
 def _cached_plan(
-    specs: list[ParameterSpec], settings: FusedSettings, channel: Channel
+    specs: list[ParameterSpec],
+    groups: tuple[tuple[int, ...], ...],
+    exchange: Exchange,
+    channel: Channel,
 ) -> FusedPlan:
-    key: Hashable = (tuple(specs), settings)
+    key: Hashable = (tuple(specs), groups, exchange.spec if exchange.stateless else exchange)
     cache = _cache_of(channel)
     plan = cache.plans.get(key)
     if plan is not None:
         return plan
-    _check_exchange(specs, settings.exchange, channel)
+    _check_exchange(specs, exchange, channel)
     try:
-        plan = FusedPlan(specs, settings, agree_on_bucket_size(channel).nbytes)
+        bucket_bytes = agree_on_bucket_size(channel).nbytes
+        communicators = _communicators(channel, exchange)
     except MismatchError:  # a joined rank answers steps only: ask again next time
-        return FusedPlan(specs, settings, DEFAULT_BUCKET_BYTES)
+        return FusedPlan(specs, groups, exchange, channel, DEFAULT_BUCKET_BYTES)
+    plan = FusedPlan(specs, groups, exchange, channel, bucket_bytes, communicators)
     cache.add(key, plan)
     return plan
 
 
-def _check_exchange(
-    specs: list[ParameterSpec], exchange: Exchange | None, channel: Channel
-) -> None:
-    if exchange is None:
+def _communicators(channel: Channel, exchange: Exchange) -> Communicators | None:
+    """Return the communicators of an exchange, shared by all plans (collective on first use)."""
+    here = context.current()
+    if not exchange.hierarchical:
+        return None
+    name = "communicators"
+    communicators: Communicators = here.first_use.settle(
+        channel,
+        name,
+        lambda: open_communicators(channel, exchange.spec, here.topology.node, name),
+    )
+    return communicators
+
+
+def _check_exchange(specs: list[ParameterSpec], exchange: Exchange, channel: Channel) -> None:
+    if exchange.stateless:
         return
     known = _cache_of(channel).exchanged.setdefault(exchange, specs)
     if known != specs:

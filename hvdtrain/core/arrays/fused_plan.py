@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,38 +12,16 @@ from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.arrays.memory import ALIGNMENT_BYTES, MemoryPool, empty
 from hvdtrain.core.collectives.memory import AllocateIfWanted
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.gradients.communicators import Communicators, open_communicators
+from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.memory import cut, memory_bytes
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.types import ReduceOp
 
-__all__ = ["FusedPlan", "FusedSettings"]
+__all__ = ["FusedPlan"]
 
 # A gradient of this size or more does not stay in the caches until it is reduced.
 _LARGE_BYTES = 256 << 10
-
-
-@dataclass(frozen=True)
-class FusedSettings:
-    """Settings of a reduction of gradients.
-
-    Attributes:
-        op: AVERAGE or SUM.
-        process_set: ranks that take part.
-        predivide: divisor of gradients before the sum of an average, predivide/size comes after.
-        groups: indices of gradients that are reduced together.
-        exchange: exchange that replaces the average or sum; None for these.
-    """
-
-    op: ReduceOp
-    process_set: ProcessSet
-    predivide: float = 1.0
-    groups: tuple[tuple[int, ...], ...] = ()
-    exchange: Exchange | None = None
 
 
 class FusedPlan:
@@ -55,25 +32,32 @@ class FusedPlan:
 
     Args:
         specs: the gradients, in their order.
-        settings: settings of the reduction.
+        groups: indices of gradients that are reduced together.
+        exchange: exchange of the buckets.
+        channel: channel of the ranks that take part.
         bucket_bytes: size limit of a bucket.
+        communicators: communicators of the exchange; None for those that are open, if any.
     """
 
     def __init__(
-        self, specs: Sequence[ParameterSpec], settings: FusedSettings, bucket_bytes: int
+        self,
+        specs: Sequence[ParameterSpec],
+        groups: Sequence[Sequence[int]],
+        exchange: Exchange,
+        channel: Channel,
+        bucket_bytes: int,
+        communicators: Communicators | None = None,
     ) -> None:
         # A plan is in reverse order. Gradients of odd lengths come last in it, so that all others
         # are aligned and become tensors of TensorFlow without a copy.
         aligned = [spec.nbytes % ALIGNMENT_BYTES == 0 for spec in specs]
         order = sorted(range(len(specs)), key=aligned.__getitem__)[::-1]
-        self._plan = make_plan(specs, bucket_bytes, bucket_bytes, settings.groups, order)
-        self._exchange = settings.exchange or AllreduceExchange(settings.op, settings.predivide)
+        self._plan = make_plan(specs, bucket_bytes, bucket_bytes, groups, order)
+        self._exchange, self._communicators = exchange, communicators
         self._exchange.prepare(self._plan)
         self._steps = 0
         self._nbytes = memory_bytes(self._plan).get("cpu", 0)
         self._memory_key = f"plan {self._plan.digest}, {self._exchange.spec}"
-        channel = settings.process_set.channel()
-        self._communicators = _communicators(channel, self._exchange)
         known: MemoryPool | None = context.current().first_use.find(channel, self._memory_key)
         self._pool = known or MemoryPool(empty([self._nbytes], np.uint8))
 
@@ -106,7 +90,12 @@ class FusedPlan:
         return any(granted)
 
     def reduce(
-        self, arrays: Sequence[HostArray], name: str, channel: Channel, weight: float | None
+        self,
+        arrays: Sequence[HostArray],
+        name: str,
+        channel: Channel,
+        weight: float | None,
+        step: int | None,
     ) -> list[HostArray]:
         """Reduce the gradients of one step (collective, blocking).
 
@@ -115,6 +104,7 @@ class FusedPlan:
             name: operation name.
             channel: channel of the ranks that take part.
             weight: weight of this rank in the average; None for 1.
+            step: number of steps before, for the exchange; None for those of this plan.
 
         Returns:
             The reduced gradients, with the shapes and dtypes of `arrays`.
@@ -130,7 +120,7 @@ class FusedPlan:
             name,
             communicators=self._communicators,
         )
-        reducer.weight, reducer.steps = weight, self._steps
+        reducer.weight, reducer.steps = weight, self._steps if step is None else step
         if channel.has_thread:  # reduces the first bucket while this one fills the second
             reducer.submit()
         try:
@@ -161,17 +151,3 @@ class FusedPlan:
                 reducer.ready(index)
             reducer.launch()
         return results
-
-
-def _communicators(channel: Channel, exchange: Exchange) -> Communicators | None:
-    """Return the communicators of an exchange, shared by all plans (collective on first use)."""
-    here = context.current()
-    if not exchange.hierarchical:
-        return None
-    name = "communicators"
-    communicators: Communicators = here.first_use.settle(
-        channel,
-        name,
-        lambda: open_communicators(channel, exchange.spec, here.topology.node, name),
-    )
-    return communicators

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from hvdtrain.arrays import elements_of
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Communicator, Pending
+from hvdtrain.engines.point_to_point import PointToPoint
 from hvdtrain.types import ReduceOp
 
 __all__ = ["OrderedCommunicator", "tree_sum"]
@@ -22,10 +23,10 @@ Array: TypeAlias = Any
 
 
 def tree_sum(terms: Sequence[Array]) -> Array:
-    """Return the sum of arrays along a binary tree: neighbours are added until one is left.
+    """Return the sum of arrays along a binary tree: neighbors are added until one is left.
 
-    An array without a neighbour moves up a level unchanged. If N and V are powers of two and N
-    divides V, the tree sum of N tree sums of V / N neighbours each has the same bits as the tree
+    An array without a neighbor moves up a level unchanged. If N and V are powers of two and N
+    divides V, the tree sum of N tree sums of V / N neighbors each has the same bits as the tree
     sum of all V.
 
     Args:
@@ -147,6 +148,9 @@ class OrderedCommunicator(Communicator):
     def split(self, ranks: Sequence[int]) -> OrderedCommunicator | None:
         inner = self._inner.split(ranks)
         return None if inner is None else OrderedCommunicator(inner)
+
+    def point_to_point(self) -> PointToPoint:
+        return self._inner.point_to_point()
 
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
         return self._inner.empty(nbytes, device)

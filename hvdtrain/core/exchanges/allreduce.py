@@ -22,6 +22,7 @@ class AllreduceExchange(Exchange):
 
     exactness = "The exact sum or average, but for the rounding of sums."
     half_types = True
+    stateless = True
 
     def __init__(self, op: ReduceOp = ReduceOp.AVERAGE, predivide: float = 1.0) -> None:
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):

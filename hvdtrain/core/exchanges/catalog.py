@@ -5,12 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.block_momentum import BlockMomentum
+from hvdtrain.core.exchanges.diloco import DiLoCo
+from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.n_bit import NBitExchange
+from hvdtrain.core.exchanges.post_local_sgd import PostLocalSGD
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 from hvdtrain.core.exchanges.top_k import TopKExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
@@ -21,12 +25,17 @@ __all__ = ["EXCHANGES", "ExchangeOption", "exchange_options", "make_exchange"]
 # The options in text are the arguments of these classes that are numbers, text or bool.
 EXCHANGES: Mapping[str, type[Exchange]] = {
     "average": AllreduceExchange,
+    "half": HalfExchange,
     "adasum": AdasumExchange,
     "nbit": NBitExchange,
     "powersgd": PowerSGDExchange,
     "topk": TopKExchange,
     "local": LocalSGD,
+    "postlocal": PostLocalSGD,
+    "blockmomentum": BlockMomentum,
+    "diloco": DiLoCo,
 }
+_KINDS = (bool, int, float, str)
 # An option of every exchange: steps of plain averages before it.
 _WARM_UP = "warmup"
 
@@ -40,12 +49,14 @@ class ExchangeOption:
     Attributes:
         name: name, as in "powersgd:rank=4".
         kind: bool, int, float or str.
-        default: value without it; None if it must be given.
+        default: value without it; None if there is none.
+        required: whether it must be given.
     """
 
     name: str
     kind: type[Option]
     default: Option | None
+    required: bool = False
 
 
 def make_exchange(text: str) -> Exchange:
@@ -78,13 +89,13 @@ def exchange_options(name: str) -> dict[str, ExchangeOption]:
     """
     made = EXCHANGES[name]
     hints = get_type_hints(made.__init__)
-    options = {
-        key: ExchangeOption(
-            key, hints[key], None if value.default is value.empty else value.default
-        )
-        for key, value in inspect.signature(made).parameters.items()
-        if hints.get(key) in (bool, int, float, str)
-    }
+    options = {}
+    for key, value in inspect.signature(made).parameters.items():
+        required = value.default is value.empty
+        kinds = [kind for kind in (hints[key], *get_args(hints[key])) if kind in _KINDS]
+        if kinds:
+            default = None if required else value.default
+            options[key] = ExchangeOption(key, kinds[0], default, required)
     return options | {_WARM_UP: ExchangeOption(_WARM_UP, int, 0)}
 
 
@@ -101,8 +112,8 @@ def _parse(text: str, given: str, known: Mapping[str, ExchangeOption]) -> dict[s
         if key in options:
             raise ValueError(f"exchange {text!r}: {key} is given twice")
         options[key] = _convert(text, known[key], value)
-    missing = [key for key, option in known.items() if option.default is None]
-    if lacking := [key for key in missing if key not in options]:
+    needed = [key for key, option in known.items() if option.required]
+    if lacking := [key for key in needed if key not in options]:
         raise ValueError(f"exchange {text!r}: needs {', '.join(lacking)}=")
     return options
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import ceil
 
 from hvdtrain.arrays import Array, as_bytes, concatenate, copy, from_bytes, like_shape, zeros_like
+from hvdtrain.core.compression.largest import largest
 from hvdtrain.core.exchanges.error_feedback import ErrorFeedback, sum_together
-from hvdtrain.core.exchanges.largest import largest
 from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators, gather
 from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice, StepInfo
@@ -53,7 +53,7 @@ class TopKExchange(ErrorFeedback):
         if not self._momentum:
             return
         for piece in bucket.pieces(bucket.elements, 0):
-            if not (communicators.across_nodes and _is_matrix(bucket.specs[piece.index])):
+            if communicators.one_node or not _is_matrix(bucket.specs[piece.index]):
                 velocity = self._velocity.get(piece.index, piece.elements)
                 piece.elements[...] = piece.elements + velocity * self._momentum
                 self._velocity.put(piece.index, copy(piece.elements))

@@ -17,7 +17,14 @@ from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Combine", "Communicators", "gather", "open_communicators", "slice_bounds"]
+__all__ = [
+    "Combine",
+    "Communicators",
+    "communicators_of",
+    "gather",
+    "open_communicators",
+    "slice_bounds",
+]
 
 # Combines the owners' slices in place, given a slice, its first element, and the network.
 Combine = Callable[[Buffer, int, Communicator], None]
@@ -35,7 +42,7 @@ class Communicators:
         all_ranks: communicator of all ranks.
         node: communicator of the ranks of this node; None if each rank counts as a node.
         network: communicator of the owners of this rank's slice, one on each node; None on a rank
-            that owns no slice.
+            that owns no slice, and on a single node.
         owners: number of slices.
     """
 
@@ -61,14 +68,16 @@ class Communicators:
         for rank, number in enumerate(nodes):
             groups.setdefault(number, []).append(rank)
         owners = min(len(ranks) for ranks in groups.values())
+        if len(groups) == 1:
+            return cls(all_ranks, all_ranks, None, owners)
         node = _split(all_ranks, list(groups.values()))
         slices = [[ranks[index] for ranks in groups.values()] for index in range(owners)]
         return cls(all_ranks, node, _split(all_ranks, slices), owners)
 
     @property
-    def across_nodes(self) -> bool:
-        """Whether there is more than one node."""
-        return self.all_ranks.size > (1 if self.node is None else self.node.size)
+    def one_node(self) -> bool:
+        """Whether nothing crosses a network, because there is only one node."""
+        return self.all_ranks.size == (1 if self.node is None else self.node.size)
 
     def over_network(
         self,
@@ -87,25 +96,25 @@ class Communicators:
             prescale: factor for this rank's elements.
             cuts: elements at which slices may begin; by default, any.
         """
+        if self.one_node:
+            self.all_ranks.allreduce(buffer, ReduceOp.SUM, prescale)
+            return
         if self.node is None:
             buffer.scale(prescale)
-            self._combine(buffer, 0, combine)
+            combine(buffer, 0, self.all_ranks)
             return
         bounds = slice_bounds(buffer.count, self.owners, cuts)
         counts = [end - start for start, end in pairwise(bounds)]
         counts += [0] * (self.node.size - self.owners)
         own = buffer.like(counts[self.node.rank])
         self.node.reduce_scatter(buffer, own, counts, ReduceOp.SUM, prescale)
-        if own.count:
-            self._combine(own, bounds[self.node.rank], combine)
+        if own.count and self.network is not None:
+            combine(own, bounds[self.node.rank], self.network)
         self.node.allgather(own, buffer, counts)
-
-    def _combine(self, own: Buffer, start: int, combine: Combine) -> None:
-        if self.network is not None and self.network.size > 1:
-            combine(own, start, self.network)
 
     def close(self) -> None:
         """Close the communicators of node and network, but not `all_ranks` (collective)."""
+        _OPENED.pop(self.all_ranks, None)
         for communicator in (self.node, self.network):
             if communicator is not None and communicator is not self.all_ranks:
                 communicator.close()
@@ -148,7 +157,24 @@ class _OpenCommunicators(Operation):
             Buffer.from_array(nodes),
             [1] * communicator.size,
         )
-        return Communicators.hierarchical(communicator, nodes.tolist())
+        opened = Communicators.hierarchical(communicator, nodes.tolist())
+        _OPENED[communicator] = opened
+        return opened
+
+
+# Also for the answers of a rank that has joined, which knows only the channel's communicator.
+_OPENED: dict[Communicator, Communicators] = {}
+
+
+def communicators_of(communicator: Communicator, hierarchical: bool) -> Communicators:
+    """Return the communicators opened for a channel; else each rank counts as a node (local).
+
+    Args:
+        communicator: communicator of the channel.
+        hierarchical: False if each rank counts as a node in any case.
+    """
+    opened = _OPENED.get(communicator) if hierarchical else None
+    return opened or Communicators.flat(communicator)
 
 
 def gather(communicator: Communicator, array: Array) -> Array:

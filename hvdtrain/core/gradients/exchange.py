@@ -65,12 +65,16 @@ class Exchange(ABC):
             nodes; otherwise each rank counts as a node.
         checks_finite: whether `end` needs to know if all elements were finite.
         uses_rate: whether `reduce` needs the learning rate.
+        counts_samples: whether `due` needs the number of samples in a step.
         resets_optimizer: whether ranks forget the state of their own optimizers after each
             exchange of weights.
         partial: whether an exchange of weights that is due leaves some parameters as they are,
             so that only a flush makes the weights equal.
         looks_ahead: whether ranks go on from other weights than the model's, to which a flush
             returns even if no rank has taken a step.
+        first: exchange of gradients that is used instead of an exchange of weights until this is
+            None; `due` or `load` may change it.
+        stateless: whether it keeps nothing from step to step, so that it can reduce any gradients.
     """
 
     spec: str
@@ -81,9 +85,12 @@ class Exchange(ABC):
     hierarchical: bool = False
     checks_finite: bool = False
     uses_rate: bool = False
+    counts_samples: bool = False
     resets_optimizer: bool = False
     partial: bool = False
     looks_ahead: bool = False
+    first: Exchange | None = None
+    stateless: bool = False
 
     def prepare(self, plan: BucketPlan) -> None:  # noqa: B027  # most need nothing
         """Prepare for a plan, when it is made and whenever it changes (local).
@@ -144,6 +151,8 @@ class Exchange(ABC):
 
     def load(self, state: ExchangeState) -> None:
         """Restore a state that state() has returned on the rank of the same number (local).
+
+        On another number of ranks it has no arrays in `own`, and each rank begins anew.
 
         Raises:
             ValueError: the state belongs to another exchange.

@@ -15,7 +15,7 @@ import numpy as np
 from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import BucketTimes, Operation
-from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.communicators import Communicators, communicators_of
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 from hvdtrain.core.gradients.progress import BucketProgress
@@ -43,14 +43,15 @@ class GradientStep(Operation):
 
     Attributes:
         request: request on which ranks agree; to be set before the step is submitted, like
-            `number`, `weight`, `rate`, `flush`, `drifted`, `communicators` and `joined`.
+            `number`, `weight`, `rate`, `flush`, `local_steps`, `communicators` and `joined`.
         number: number of steps that the program has completed before, for the exchange.
         weight: weight of this rank in the average; None for 1. If no rank gives a weight, the
             plain average is taken over all ranks, including joined ones.
         rate: learning rate, if the exchange uses it.
         flush: whether this rank asks for equal weights now, at whatever step the others are.
-        drifted: whether the weights of this rank have changed since all were equal.
-        communicators: communicators of the exchange; by default each rank counts as a node.
+        local_steps: steps of this rank since the weights of all were equal.
+        communicators: communicators of the exchange; by default those that were opened for the
+            channel, else each rank counts as a node.
         joined: whether this rank has joined, so that it has no data and no weight.
         reduced: future of each bucket, which returns the mark after its reduction.
         added: future that is done when the step is over and the next one may be submitted.
@@ -76,7 +77,7 @@ class GradientStep(Operation):
         self.number = 0
         self.weight: float | None = None
         self.rate: float | None = None
-        self.flush, self.drifted = False, True
+        self.flush, self.local_steps = False, 1
         self.communicators: Communicators | None = None
         self.joined = False
         self.reduced: list[Future[Mark]] = [Future() for _ in buffers]
@@ -182,9 +183,11 @@ class GradientStep(Operation):
         self.launch_all()
 
     def execute(self, communicator: Communicator) -> None:
-        communicators = self.communicators or Communicators.flat(communicator)
+        communicators = self.communicators or communicators_of(
+            communicator, self._exchange.hierarchical
+        )
         self.info = info = self._agree_on_info(communicator)
-        needed = info.drifted or self._exchange.looks_ahead
+        needed = info.drifted or (info.flush and self._exchange.looks_ahead)
         for number in range(len(self._buffers)):
             free = time.perf_counter()
             filled = self._await_bucket(number)
@@ -248,7 +251,7 @@ class GradientStep(Operation):
             self.rate,
             weight,
             flush=self.flush,
-            drifted=self.drifted,
+            local_steps=self.local_steps,
         )
         return agree_on_step(own, self.weight is not None, self.joined, communicator)
 

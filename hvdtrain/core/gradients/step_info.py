@@ -28,8 +28,8 @@ class StepInfo:
         finite: whether the elements of all ranks are finite, known at the end of the step; only
             for an exchange with `checks_finite`.
         flush: whether all ranks asked for equal weights now, at whatever step they are.
-        drifted: whether the weights of any rank have changed since all were equal; False only in
-            a flush.
+        local_steps: number of steps that ranks have taken since the weights of all were equal,
+            all ranks together; 0 in a flush of equal weights.
     """
 
     step: int
@@ -40,7 +40,12 @@ class StepInfo:
     weighted: bool = False
     finite: bool = True
     flush: bool = False
-    drifted: bool = True
+    local_steps: int = 1
+
+    @property
+    def drifted(self) -> bool:
+        """Whether any rank has taken a step since the weights of all were equal."""
+        return self.local_steps > 0
 
     def weigh(self, factor: float = 1.0) -> float:
         """Return `factor` times the weight of this rank's elements.
@@ -64,9 +69,13 @@ class StepInfo:
 class LocalSteps:
     """The steps that a rank has taken by itself since weights were last exchanged.
 
+    Ranks take steps at the same time, so these are equal on all ranks, except while a rank skips
+    steps.
+
     Attributes:
         number: number of these steps, at least 1.
-        samples: samples of this rank in them; None if it was given no sample weights.
+        samples: mean number of samples of all ranks in a step, equal on all ranks; None if ranks
+            were given no sample weights, or the exchange has not set `counts_samples`.
         total: number of steps that the program has completed.
         rate: learning rate, if the adapter knows it.
     """
@@ -81,21 +90,21 @@ def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Commun
     """Return what the ranks know together about a step (collective).
 
     Args:
-        own: what this rank knows: `weight`, `flush` and `drifted` are its own.
+        own: what this rank knows: `weight`, `flush` and `local_steps` are its own.
         given: whether the rank was given its weight.
         joined: whether the rank has joined.
         communicator: communicator of the ranks.
     """
     weight = 0.0 if joined else own.weight
-    others, drifts = not own.flush and not joined, own.drifted and not joined
-    sums = np.array([weight, given and not joined, others, drifts], np.float64)
+    others, steps = not own.flush and not joined, 0 if joined else own.local_steps
+    sums = np.array([weight, given and not joined, others, steps], np.float64)
     communicator.allreduce(Buffer.from_array(sums), ReduceOp.SUM)
-    total, weighted, others, drifts = sums.tolist()
+    total, weighted, others, steps = sums.tolist()
     return replace(
         own,
         weight=weight,
         total=total,
         weighted=bool(weighted),
         flush=not others,
-        drifted=bool(drifts),
+        local_steps=int(steps),
     )

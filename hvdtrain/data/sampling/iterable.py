@@ -32,7 +32,7 @@ class StreamBatches(Position, Generic[T]):
     Resuming within an epoch is exact with the same number of ranks and batch size.
 
     In either case items is never empty; if the count is 0, it holds one item for the sake of its
-    shape. Everything is local; call it alike on all ranks.
+    shape. Everything is local; make the same calls on all ranks.
 
     Args:
         stream: restarts each time that it is iterated over; its set_epoch(epoch), if it has one, is

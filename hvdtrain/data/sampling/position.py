@@ -38,7 +38,7 @@ class Position:
         self._same = {"samples": samples, **same}
 
     def set_epoch(self, epoch: int) -> None:
-        """Start an epoch; if it is the current one, continue in it (local, on all ranks alike)."""
+        """Start an epoch; if it is the current one, continue in it (local, on all ranks)."""
         if epoch != self.epoch:
             self.epoch, self.consumed = epoch, 0
 
@@ -56,7 +56,7 @@ class Position:
         return {"epoch": self.epoch, "consumed": self.consumed, **self._same}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Resume where state_dict() was called, on any number of ranks (local, on all alike).
+        """Resume where state_dict() was called, on any number of ranks (local, on all ranks).
 
         Args:
             state: result of state_dict().

@@ -27,7 +27,7 @@ class GlobalBatchSampler(Position):
     at most one sample. Every rank gets the same number of batches: a rank without a sample in a
     short last batch gets one index for the sake of its shape, which must not count.
 
-    Everything is local; call it alike on all ranks.
+    Everything is local; make the same calls on all ranks.
 
     Args:
         samples: number of samples.

@@ -15,7 +15,7 @@ __all__ = ["HorovodCalls", "HorovodProcess"]
 
 @dataclass
 class HorovodProcess:
-    """Horovod as this process has initialised it; shared by all of its communicators.
+    """Horovod as this process has initialized it; shared by all of its communicators.
 
     Attributes:
         hvd: module horovod.torch.

@@ -14,6 +14,7 @@ from hvdtrain.engines.communicator import Capabilities, Communicator, Pending
 from hvdtrain.engines.mpi.flat import FlatMpi
 from hvdtrain.engines.mpi.gpu import GpuMpi
 from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, open_hierarchy
+from hvdtrain.engines.mpi.point_to_point import MpiPointToPoint
 from hvdtrain.engines.mpi.types import MPI_TYPES
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
 from hvdtrain.errors import SystemLimitError
@@ -84,6 +85,7 @@ class MpiCommunicator(Communicator):
             concurrent=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
             half_types=half_types,
             tree_sums=self._node_group is not None,
+            point_to_point=True,
         )
 
     def _share_memory(self) -> None:
@@ -197,6 +199,9 @@ class MpiCommunicator(Communicator):
         nodes = None if self._nodes is None else [self._nodes[rank] for rank in ranks]
         comm = MPI.Intracomm(comm)
         return MpiCommunicator(comm, self._chunk_bytes, nodes, self._kernel, self._gpus)
+
+    def point_to_point(self) -> MpiPointToPoint:
+        return MpiPointToPoint(self._comm.Dup(), self._chunk_bytes)
 
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
         self._require(device)

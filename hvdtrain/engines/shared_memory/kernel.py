@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-from collections.abc import Callable
 from ctypes import POINTER, Structure, c_char, c_double, c_int32, c_int64, c_uint32, c_uint64
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
 
+from hvdtrain.engines.allgather import Allgather
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
@@ -85,7 +84,7 @@ class Task(Structure):
 
 
 def _find_library() -> Path | None:
-    """Return the library beside this file or in an installed package; a checkout has none."""
+    """Return the library next to this file or in an installed package; a checkout has none."""
     beneath = __name__.split(".")[:-1]
     installed = (Path(entry, *beneath) for entry in sys.path)
     for folder in (Path(__file__).parent, *installed):
@@ -129,7 +128,7 @@ def load_kernel() -> ctypes.CDLL | None:
     return _found()[0]
 
 
-def agree_on_kernel(rank: int, allgather: Callable[[Any], list[Any]]) -> ctypes.CDLL | None:
+def agree_on_kernel(rank: int, allgather: Allgather) -> ctypes.CDLL | None:
     """Return the library if all ranks have it, else None on all ranks (collective).
 
     The first rank without it logs the reason, as a warning if it has an unusable one.

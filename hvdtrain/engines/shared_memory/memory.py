@@ -7,14 +7,14 @@ import logging
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.engines.allgather import Allgather
 from hvdtrain.engines.shared_memory.system_errors import (
     SystemFailure,
     agree_on_failure,
@@ -62,7 +62,7 @@ class NodeArena:
         allgather: function that gathers one picklable value per rank of the node, in rank order.
     """
 
-    def __init__(self, rank: int, size: int, allgather: Callable[[Any], list[Any]]) -> None:
+    def __init__(self, rank: int, size: int, allgather: Allgather) -> None:
         self._rank, self._size, self._allgather = rank, size, allgather
         self._shared: list[NodeMemory] = []
 
@@ -104,9 +104,7 @@ class NodeArena:
         return [address + offset for address in memory.addresses]
 
 
-def share_memory(
-    nbytes: int, rank: int, size: int, allgather: Callable[[Any], list[Any]]
-) -> NodeMemory | None:
+def share_memory(nbytes: int, rank: int, size: int, allgather: Allgather) -> NodeMemory | None:
     """Allocate `nbytes` of zeros on every rank of a node, writable by all of them (collective).
 
     All pages are reserved before any is written: a page missing later would kill the process with
@@ -135,7 +133,7 @@ def share_memory(
 
 
 def _share(
-    nbytes: int, rank: int, allgather: Callable[[Any], list[Any]]
+    nbytes: int, rank: int, allgather: Allgather
 ) -> tuple[list[npt.NDArray[np.uint8]] | None, str]:
     """Allocate memory and map that of all ranks; return it, or the reason why a rank cannot."""
     descriptor, failure = _reserve(nbytes)
@@ -186,7 +184,7 @@ def _reserve(nbytes: int) -> tuple[int | None, SystemFailure]:
 
 
 def _map_all(
-    announced: list[list[Any]], nbytes: int, own: int
+    announced: Sequence[tuple[int, int]], nbytes: int, own: int
 ) -> tuple[list[npt.NDArray[np.uint8]] | None, SystemFailure]:
     try:
         parts = [

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.control_groups import read_file
+from hvdtrain.engines.allgather import Allgather
 from hvdtrain.engines.shared_memory.system_errors import (
     SystemFailure,
     agree_on_failure,
@@ -26,7 +26,7 @@ _NAME = "hvdtrain-node"
 _NONCE_BYTES = 16  # written as 32 hexadecimal digits
 
 
-def detect_nodes(allgather: Callable[[Any], list[Any]]) -> tuple[int, ...] | str:
+def detect_nodes(allgather: Allgather) -> tuple[int, ...] | str:
     """Number the nodes: two ranks get the same number if they can read each other's memory.
 
     Each rank writes a random nonce into a memfd and announces its location. A rank belongs to the
@@ -91,7 +91,9 @@ def _memfd(nonce: str) -> tuple[int | None, SystemFailure]:
     return descriptor, SystemFailure()
 
 
-def _first_readable(announced: list[list[Any]], own: str) -> tuple[int, SystemFailure]:
+def _first_readable(
+    announced: Sequence[tuple[int, int, str]], own: str
+) -> tuple[int, SystemFailure]:
     """Return the lowest rank whose nonce can be read, and the limit that prevented reading it."""
     for rank, (process, descriptor, nonce) in enumerate(announced):
         try:

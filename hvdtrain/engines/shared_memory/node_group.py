@@ -6,12 +6,12 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.engines.allgather import Allgather
 from hvdtrain.engines.communicator import Pending
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team
 from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory, share_memory, warn_once
@@ -48,7 +48,7 @@ _OP_NUMBERS = {op: number for number, op in enumerate(OPS)}
 def open_node_group(
     kernel: ctypes.CDLL,
     rank: int,
-    allgather: Callable[[Any], list[Any]],
+    allgather: Allgather,
     check_launcher: Callable[[], object] = bool,
 ) -> NodeGroup | None:
     """Set up shared memory among the ranks of one node (collective).
@@ -117,7 +117,7 @@ class NodeGroup:
         rank: int,
         memory: NodeMemory,
         watch: PeerWatch,
-        allgather: Callable[[Any], list[Any]],
+        allgather: Allgather,
         check_launcher: Callable[[], object],
         spin_nanoseconds: int = 0,
     ) -> None:

@@ -35,7 +35,7 @@ class NumpyNodeGroup:
     """The two phases of a reduction in shared memory, as in NodeGroup, in rank order.
 
     Each phase is a few numpy calls on whole slices: after each call the thread must reacquire the
-    GIL, which is expensive beside a busy main thread.
+    GIL, which is expensive while the main thread is busy.
 
     Attributes:
         arena: allocator of memory that is reduced without a copy.

@@ -40,31 +40,31 @@ class Members:
     store: dist.Store
     rank: int
     size: int
-    device: Any
+    device: dist.ProcessGroupGloo.Device
     cuda: bool
     halves_in_float32: bool
     abort: Callable[[int], None]
     leave: Callable[[], None]
 
 
-def device_at(address: str) -> Any:
+def device_at(address: str) -> dist.ProcessGroupGloo.Device:
     """Create gloo's device for all connections of this rank, at an address of this host."""
     return dist.ProcessGroupGloo.create_device(hostname=address)
 
 
-def gloo_group(members: Members) -> Any:
+def gloo_group(members: Members) -> dist.ProcessGroupGloo:
     """Create the gloo group of the members (collective)."""
     kind: Any = dist.ProcessGroupGloo
     options = kind._Options()
     options._timeout = _CONNECT
     options._devices = [members.device]
     store = dist.PrefixStore("gloo", members.store)
-    group = kind(store, members.rank, members.size, options)
+    group: dist.ProcessGroupGloo = kind(store, members.rank, members.size, options)
     group._set_default_timeout(_FOREVER)
     return group
 
 
-def nccl_group(members: Members) -> Any:
+def nccl_group(members: Members) -> dist.ProcessGroupNCCL:
     """Create the NCCL group of the members (collective)."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _FOREVER

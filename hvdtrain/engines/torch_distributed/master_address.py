@@ -11,10 +11,10 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from hvdtrain.engines.allgather import Allgather
 from hvdtrain.errors import EngineUnavailableError
 
 __all__ = ["MasterAddress", "find_master_address"]
@@ -44,7 +44,7 @@ class MasterAddress:
 
 
 def find_master_address(
-    allgather: Callable[[Any], list[Any]], rank: int, environ: Mapping[str, str]
+    allgather: Allgather, rank: int, environ: Mapping[str, str]
 ) -> MasterAddress:
     """Find an address of rank 0 that every rank reaches, by connecting to it (collective).
 

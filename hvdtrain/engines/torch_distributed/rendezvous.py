@@ -153,7 +153,7 @@ def _through_torchrun(rank: int, size: int, environ: Mapping[str, str]) -> RankI
 class _StoreGather:
     """Gathers JSON values through a store; pickles would let anyone who reaches it run code."""
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
         self._store = store
         self._rank = rank
         self._size = size

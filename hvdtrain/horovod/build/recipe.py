@@ -62,13 +62,13 @@ class Target:
 
     @property
     def frameworks(self) -> str:
-        """The frameworks with their versions, for people."""
+        """The frameworks with their versions, as text."""
         versions = {"torch": self.torch, "tensorflow": self.tensorflow}
         return " and ".join(f"{name} {version}" for name, version in versions.items() if version)
 
     @property
     def key(self) -> str:
-        """Unique name of the target, readable for people."""
+        """Unique, readable name of the target."""
         facts = json.dumps(asdict(self), sort_keys=True).encode()
         parts = [self.horovod, f"torch{self.torch}" if self.torch else ""]
         parts += [f"tensorflow{self.tensorflow}" if self.tensorflow else "", self.mpi, self.python]
@@ -89,7 +89,7 @@ def choices(environ: Mapping[str, str]) -> dict[str, str]:
 def runpath(library: Path, packages: Path, prefix: Path, writable: bool) -> str:
     """Return the directory in which the built library looks for MPI.
 
-    If MPI is in the environment or beside it, the path is relative to the library, so that one
+    If MPI is in the environment or next to it, the path is relative to the library, so that one
     wheel serves environments with the same layout. Otherwise it is the directory of MPI.
 
     Args:

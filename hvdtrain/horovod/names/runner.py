@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import call
@@ -27,12 +27,12 @@ _WITHOUT_MEANING = (
 
 def run(
     func: Callable[..., Result],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     num_proc: int = 1,
     hosts: str | None = None,
     np: int | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> list[Result]:
     """Call a function on every rank of a new job on this host, and return what each one returned.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Model, Tensor, Variable
@@ -37,6 +38,25 @@ class DistributedMixin:
     def register_local_var(self, var: Variable) -> None:
         """Do not reduce the gradient of a variable (local)."""
         self.hvdtrain_reduction.add_local(var)
+
+    def exchange_state(self) -> SavedExchange:
+        """Return the state of the exchange and the number of steps, for a checkpoint (local).
+
+        A checkpoint needs that of each rank, because `own` differs between ranks.
+        """
+        return self.hvdtrain_reduction.exchange_state()
+
+    def load_exchange_state(self, state: SavedExchange) -> None:
+        """Restore the state of the exchange, when model and optimizer are restored (local).
+
+        Args:
+            state: result of exchange_state() on the rank of the same number. On another number of
+                ranks pass `own` empty: what each rank kept for itself then begins anew.
+
+        Raises:
+            ValueError: it is the state of another exchange.
+        """
+        self.hvdtrain_reduction.load_exchange_state(state)
 
     def apply(
         self,

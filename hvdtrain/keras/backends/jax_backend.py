@@ -41,7 +41,6 @@ class JaxBackend:
         samples: Tensor | int | None,
     ) -> list[Tensor]:
         arrays: Sequence[jax.Array] = gradients
-        rounded = reduction.settings.compression.dtype
         weight = None if samples is None else float(samples)
 
         def function(given: list[HostArray]) -> list[HostArray]:
@@ -50,16 +49,7 @@ class JaxBackend:
         nbytes = sum(array.nbytes for array in arrays)
         if nbytes >= _LARGE_BYTES and jax.default_backend() == "cpu":
             keep_large_memory(2 * nbytes, os.environ)  # gradients, and copies that the step makes
-        sent = [
-            array.astype(rounded)
-            if rounded is not None and jax.numpy.issubdtype(array.dtype, np.floating)
-            else array
-            for array in arrays
-        ]
-        return [
-            reduced.astype(array.dtype)
-            for reduced, array in zip(_call_on_host(function, sent), arrays, strict=True)
-        ]
+        return _call_on_host(function, arrays)
 
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float

@@ -9,10 +9,9 @@ from typing import Protocol, TypeVar
 import keras
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.arrays.fused import reduce_fused
-from hvdtrain.core.arrays.fused_plan import FusedSettings
-from hvdtrain.keras.backends.settings import GradientSettings
+from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 
@@ -84,7 +83,7 @@ class Reduction:
         name: operation name.
         uneven: whether ranks may have different numbers of batches. Then tf.IndexedSlices are made
             dense, because a rank without data can contribute zeros to dense gradients only.
-        steps: number of reductions so far.
+        steps: number of reductions so far, including those before a checkpoint.
     """
 
     def __init__(
@@ -172,10 +171,20 @@ class Reduction:
         Returns:
             The reduced gradients, with the shapes and dtypes of `arrays`.
         """
-        settings = self.settings
-        groups = group_indices(settings.groups, variables)
-        fused = FusedSettings(
-            settings.op, settings.process_set, settings.predivide, groups, settings.exchange
-        )
-        self.steps += 1
-        return reduce_fused(arrays, name or self.name, fused, samples)
+        step, self.steps = self.steps, self.steps + 1
+        return reduce_fused(arrays, variables, name or self.name, self.settings, samples, step)
+
+    def exchange_state(self) -> SavedExchange:
+        """Return the state of the exchange and the number of reductions (local)."""
+        return save_exchange(self.settings.make_exchange(), self.steps)
+
+    def load_exchange_state(self, state: SavedExchange) -> None:
+        """Restore the state of the exchange (local).
+
+        Args:
+            state: result of exchange_state() on the rank of the same number.
+
+        Raises:
+            ValueError: it is the state of another exchange.
+        """
+        self.steps = load_exchange(self.settings.make_exchange(), state)

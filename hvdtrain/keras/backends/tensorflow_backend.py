@@ -13,14 +13,11 @@ from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations import reductions
-from hvdtrain.tensorflow.operations.compression import Compression
 from hvdtrain.types import ReduceOp
 
 __all__ = ["TensorFlowBackend"]
 
 F = TypeVar("F", bound=Callable[..., object])
-
-_COMPRESSIONS = {None: Compression.none, "float16": Compression.fp16, "bfloat16": Compression.bf16}
 
 
 class TensorFlowBackend:
@@ -39,16 +36,15 @@ class TensorFlowBackend:
             i for i, g in enumerate(results) if isinstance(g, tf.IndexedSlices) and not as_dense
         ]
         dense = [i for i in range(len(results)) if i not in sparse]
-        compression = _COMPRESSIONS[reduction.settings.compression.dtype]
-        pairs = [compression.compress(tf.convert_to_tensor(results[i])) for i in dense]
-        own, owners = [tensor for tensor, _ in pairs], [variables[i] for i in dense]
+        own = [tf.convert_to_tensor(results[i]) for i in dense]
+        owners = [variables[i] for i in dense]
         weight = None if samples is None else tf.cast(samples, tf.float64)
         if sparse and weight is not None:
             own, owners = [*own, 1 / weight], [*owners, weight]  # 1 / average of samples
         if own:
             own = _reduce_dense(own, owners, reduction, weight)
-        for index, gradient, (_, ctx) in zip(dense, own, pairs, strict=False):
-            results[index] = compression.decompress(gradient, ctx)
+        for index, gradient in zip(dense, own, strict=False):
+            results[index] = gradient
         if sparse:
             factor = None if weight is None else weight * own[-1]
             gathered = _reduce_sparse([results[i] for i in sparse], reduction, factor)

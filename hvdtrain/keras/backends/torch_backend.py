@@ -30,8 +30,7 @@ class TorchBackend:
         samples: Tensor | int | None,
     ) -> list[Tensor]:
         tensors = cast(Sequence[torch.Tensor], gradients)
-        rounded = reduction.settings.compression.dtype
-        arrays = [_to_array(tensor, rounded) for tensor in tensors]
+        arrays = [_to_array(tensor) for tensor in tensors]
         weight = None if samples is None else float(samples)
         reduced = reduction.reduce_arrays(arrays, variables, weight)
         return [
@@ -56,11 +55,9 @@ class TorchBackend:
         return disabled
 
 
-def _to_array(gradient: torch.Tensor, rounded: str | None) -> HostArray:
-    """Return a gradient rounded to a type, as float32 if that is a half type."""
+def _to_array(gradient: torch.Tensor) -> HostArray:
+    """Return a gradient, as float32 if it is of a half type."""
     tensor = gradient.detach().cpu()
-    if rounded is not None and tensor.is_floating_point():
-        tensor = tensor.to(getattr(torch, rounded))
     # numpy has no bfloat16, and half types are added in float32.
     array: HostArray = (tensor.float() if tensor.dtype in _HALF_TYPES else tensor).numpy()
     return array

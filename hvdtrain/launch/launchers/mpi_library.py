@@ -56,7 +56,7 @@ class MpiLibrary:
 
     @property
     def name(self) -> str:
-        """Name of the vendor for people."""
+        """Display name of the vendor."""
         names = {vendor: name for name, vendor in _VENDORS.items()}
         return names.get(self.vendor, self.vendor)
 
@@ -97,7 +97,7 @@ def loaded_library(python: str = sys.executable) -> MpiLibrary:
 def find_mpirun(library: MpiLibrary) -> Path:
     """Return the launcher of a library: one that reports the same vendor and major version.
 
-    It is searched in the library's prefix, then beside the interpreter, then on PATH.
+    It is searched in the library's prefix, then next to the interpreter, then on PATH.
 
     Raises:
         UsageError: there is none, or the vendor's launcher is not supported.
@@ -134,7 +134,7 @@ def launcher_version(mpirun: Path) -> tuple[str, str] | None:
 
 
 def programs(library: MpiLibrary, names: Sequence[str]) -> Iterator[Path]:
-    """Yield programs from the library's prefix, then beside the interpreter, then on PATH.
+    """Yield programs from the library's prefix, then next to the interpreter, then on PATH.
 
     Args:
         library: MPI library.

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
 from hvdtrain.tensorflow.gradients.reduction import (
-    GradientSettings,
     LocalVariables,
+    VariableSettings,
     reduce_gradients,
 )
 from hvdtrain.tensorflow.gradients.tf_keras_optimizer import (
@@ -34,7 +34,7 @@ Optimizer = TypeVar("Optimizer")
 class _KerasOptimizerMixin:
     """Base class of distributed optimizers, before the class of an optimizer of Keras 3."""
 
-    _hvdtrain_settings: GradientSettings
+    _hvdtrain_settings: VariableSettings
     _hvdtrain_local: LocalVariables
     _hvdtrain_aggregation: LocalAggregation | None
     _trainable_variables: Sequence[Variable]
@@ -85,7 +85,7 @@ class _KerasOptimizerMixin:
 
 def distributed_keras_optimizer(
     optimizer: Optimizer,
-    settings: GradientSettings,
+    settings: VariableSettings,
     local: LocalVariables,
     passes: int = 1,
     average: bool = False,

@@ -9,49 +9,56 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.arguments import Groups, check_groups, check_predivide, group_indices
+from hvdtrain.core.arguments import Groups, choose_exchange
 from hvdtrain.core.arrays.fused import reduce_fused
-from hvdtrain.core.arrays.fused_plan import FusedSettings
-from hvdtrain.core.process_set import ProcessSet, global_process_set, require_process_set
+from hvdtrain.core.gradient_settings import GradientSettings
+from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
-from hvdtrain.tensorflow.operations.compression import Compression, Compressor
+from hvdtrain.tensorflow.operations.compression import (
+    Compression,
+    Compressor,
+    compression_name,
+)
 from hvdtrain.tensorflow.operations.reductions import grouped_allreduce
 from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
 
-__all__ = ["GradientSettings", "LocalVariables", "reduce_gradients"]
+__all__ = ["LocalVariables", "VariableSettings", "reduce_gradients"]
+
+_FUSED = (ReduceOp.AVERAGE, ReduceOp.SUM)
 
 
 @dataclass(frozen=True)
-class GradientSettings:
-    """Settings of a reduction of gradients.
+class VariableSettings(GradientSettings):
+    """How gradients of TensorFlow variables are reduced.
 
     Attributes:
         op: Average or Sum, which are fused, or another reduction.
-        process_set: ranks that take part; other ranks keep their own gradients.
-        compression: compressor, which rounds gradients before the reduction.
-        sparse_as_dense: make tf.IndexedSlices dense instead of gathering the slices.
-        predivide: divisor of gradients before the sum of an average, predivide/size comes after.
-        groups: number of groups that are reduced together, or lists of variables.
-
-    Raises:
-        TypeError: `process_set` is not a process set.
-        ValueError: arguments are invalid or exclude each other.
+        compressor: compressor, which changes gradients before the reduction.
     """
 
-    op: ReduceOp = ReduceOp.AVERAGE
-    process_set: ProcessSet = global_process_set
-    compression: type[Compressor] = Compression.none
-    sparse_as_dense: bool = False
-    predivide: float = 1.0
-    groups: Groups = None
+    compressor: type[Compressor] = Compression.none
 
-    def __post_init__(self) -> None:
-        require_process_set(self.process_set)
-        if not isinstance(self.op, ReduceOp):
-            raise ValueError(f"op must be a reduction, Average for example, got {self.op!r}")
-        check_predivide(self.predivide, self.op)
-        check_groups(self.groups, object)
+    @classmethod
+    def of(
+        cls,
+        op: ReduceOp,
+        process_set: ProcessSet,
+        compression: type[Compressor],
+        sparse_as_dense: bool,
+        predivide: float,
+        groups: Groups,
+    ) -> VariableSettings:
+        """Return the settings for arguments of the user.
+
+        Args:
+            op, process_set, sparse_as_dense, predivide, groups: see GradientSettings.
+            compression: compressor; fp16 and bf16 of sums and averages are exchanges.
+        """
+        kind = compression_name(compression) if op in _FUSED else "own"
+        exchange = choose_exchange(None, op, predivide, kind) if op in _FUSED else None
+        compressor = compression if kind == "own" else Compression.none
+        return cls(op, process_set, predivide, groups, sparse_as_dense, exchange, compressor)
 
 
 class LocalVariables:
@@ -90,7 +97,7 @@ class LocalVariables:
 def reduce_gradients(
     gradients: Sequence[Gradient],
     variables: Sequence[Variable],
-    settings: GradientSettings,
+    settings: VariableSettings,
     local: LocalVariables,
     name: str,
 ) -> list[Gradient]:
@@ -135,40 +142,38 @@ def reduce_gradients(
 def _reduce_dense(
     gradients: Sequence[Gradient],
     variables: Sequence[Variable],
-    settings: GradientSettings,
+    settings: VariableSettings,
     name: str,
 ) -> list[tf.Tensor]:
-    pairs = [settings.compression.compress(tf.convert_to_tensor(g)) for g in gradients]
+    pairs = [settings.compressor.compress(tf.convert_to_tensor(g)) for g in gradients]
     inputs = [tensor for tensor, _ in pairs]
-    if settings.op in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        fused = FusedSettings(
-            settings.op,
-            settings.process_set,
-            settings.predivide,
-            group_indices(settings.groups, variables),
-        )
-        reduced = _reduce_fused(inputs, fused, name)
+    if settings.op in _FUSED:
+        reduced = _reduce_fused(inputs, variables, settings, name)
     else:
         reduced = grouped_allreduce(
             inputs, op=settings.op, process_set=settings.process_set, name=name
         )
     return [
-        settings.compression.decompress(tensor, ctx)
+        settings.compressor.decompress(tensor, ctx)
         for tensor, (_, ctx) in zip(reduced, pairs, strict=True)
     ]
 
 
 def _reduce_fused(
-    tensors: Sequence[tf.Tensor], settings: FusedSettings, name: str
+    tensors: Sequence[tf.Tensor],
+    variables: Sequence[Variable],
+    settings: GradientSettings,
+    name: str,
 ) -> list[tf.Tensor]:
     """Reduce dense gradients as one operation, which can be differentiated (collective)."""
 
     def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
-        return reduce_fused(arrays, key or name, settings)
+        return reduce_fused(arrays, variables, key or name, settings)
 
     def operation(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
         def gradient(*upstream: tf.Tensor) -> Any:  # of a penalty on gradients, for example
-            reduced = _reduce_fused([tf.convert_to_tensor(u) for u in upstream], settings, name)
+            given = [tf.convert_to_tensor(u) for u in upstream]
+            reduced = _reduce_fused(given, variables, settings, name)
             return reduced if len(reduced) > 1 else reduced[0]
 
         dtypes, shapes = [t.dtype for t in inputs], [t.shape for t in inputs]

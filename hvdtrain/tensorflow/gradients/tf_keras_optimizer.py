@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
 from hvdtrain.tensorflow.gradients.reduction import (
-    GradientSettings,
     LocalVariables,
+    VariableSettings,
     reduce_gradients,
 )
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
@@ -36,7 +36,7 @@ class TfKerasOptimizerMixin:
     looks for gradients that are not finite. A caller that has aggregated them may say so.
     """
 
-    _hvdtrain_settings: GradientSettings
+    _hvdtrain_settings: VariableSettings
     _hvdtrain_local: LocalVariables
     _hvdtrain_aggregation: LocalAggregation | None
     iterations: tf.Variable

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
 from hvdtrain.tensorflow.gradients.reduction import (
-    GradientSettings,
     LocalVariables,
+    VariableSettings,
     reduce_gradients,
 )
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
@@ -76,7 +76,7 @@ class ReducingOptimizer(OptimizerWrapper):
         optimizer: tf.compat.v1.train.Optimizer,
         name: str | None,
         use_locking: bool,
-        settings: GradientSettings,
+        settings: VariableSettings,
         local: LocalVariables,
         passes: int,
         average: bool,
@@ -148,7 +148,7 @@ class AdasumOptimizer(OptimizerWrapper):
         optimizer: tf.compat.v1.train.Optimizer,
         name: str | None,
         use_locking: bool,
-        settings: GradientSettings,
+        settings: VariableSettings,
     ) -> None:
         super().__init__(optimizer, name, use_locking)
         self._settings = settings
@@ -180,7 +180,7 @@ class AdasumOptimizer(OptimizerWrapper):
             updates = grouped_allreduce(
                 updates,
                 op=ReduceOp.ADASUM,
-                compression=settings.compression,
+                compression=settings.compressor,
                 process_set=settings.process_set,
                 name=f"{self.get_name()}_steps",
             )

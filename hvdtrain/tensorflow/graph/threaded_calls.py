@@ -1,7 +1,8 @@
 """Calls of Python functions from graphs without an order of their own, each in its own thread.
 
-A collective operation waits for other ranks. If it occupied one of TensorFlow's threads meanwhile,
-ranks that start their operations in different orders could occupy all of them and wait forever. So
+A collective operation waits for other ranks. If it occupied one of TensorFlow's threads while
+waiting, ranks that start their operations in different orders could occupy all of them and wait
+forever. So
 the graph only starts the operation, and continues when a mutex is free that the operation holds
 until it is complete: TensorFlow waits for a mutex in a thread that belongs to the mutex.
 """

@@ -6,7 +6,14 @@ import tensorflow as tf
 
 from hvdtrain.core.horovod_api import Compressor
 
-__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+__all__ = [
+    "BF16Compressor",
+    "Compression",
+    "Compressor",
+    "FP16Compressor",
+    "NoneCompressor",
+    "compression_name",
+]
 
 
 class _Half(Compressor):
@@ -47,3 +54,13 @@ class Compression:
     none = Compressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+def compression_name(compression: type[Compressor]) -> str:
+    """Return "none", "fp16" or "bf16" for a compressor of Compression, "own" for any other class.
+
+    Args:
+        compression: argument given by the user.
+    """
+    names = {getattr(Compression, name): name for name in ("none", "fp16", "bf16")}
+    return names.get(compression, "own")

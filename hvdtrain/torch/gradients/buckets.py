@@ -10,6 +10,7 @@ import torch
 from hvdtrain.buffer import Elements
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.bucket_plans import agree_on_plan, open_plan_channel
 from hvdtrain.core.gradients.communicators import Communicators, open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
@@ -19,7 +20,7 @@ from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.staging import note_staging
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.streams import HOST, Streams
-from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.gradients.usage import usage_length, write_usage
 from hvdtrain.torch.gradients.views import BucketViews
 from hvdtrain.torch.tensors.buffers import dtype_of, wire_type
@@ -59,7 +60,7 @@ class ParameterBuckets:
     dtypes: list[torch.dtype]
 
     @classmethod
-    def agree(cls, named: Named, settings: GradientSettings) -> ParameterBuckets:
+    def agree(cls, named: Named, settings: ParameterSettings) -> ParameterBuckets:
         """Agree on a plan and allocate its memory (collective).
 
         Args:
@@ -72,11 +73,12 @@ class ParameterBuckets:
         parent, exchange = settings.process_set.channel(), settings.make_exchange()
         capabilities = parent.communicator.capabilities
         halves = capabilities.half_types and exchange.half_types
-        plan = agree_on_plan([_spec(*pair, halves) for pair in named], parent, settings.groups)
+        parameters = [parameter for _, parameter in named]
+        groups = group_indices(settings.groups, parameters)
+        plan = agree_on_plan([_spec(*pair, halves) for pair in named], parent, groups)
         exchange.prepare(plan)
         channel = open_plan_channel(parent)
         name = f"plan {context.current().next_number(channel)}"
-        parameters = [parameter for _, parameter in named]
         streams = _streams_by_type(parameters, capabilities)
         memory = _allocate(channel, plan, name, parameters, streams)
         reducer = Reducer(
@@ -91,7 +93,7 @@ class ParameterBuckets:
             counted=True,
             communicators=_communicators(channel, exchange, name),
         )
-        views = BucketViews(parameters, reducer, settings.compression)
+        views = BucketViews(parameters, reducer, settings.compressor)
         dtypes = [parameter.dtype for parameter in parameters]
         return cls(named, channel, exchange, memory, streams, halves, reducer, views, dtypes)
 
@@ -124,7 +126,7 @@ class ParameterBuckets:
         sparse: Iterable[int],
         arrivals: Sequence[int] | None,
     ) -> None:
-        """Write what ranks sum beside this rank's gradients.
+        """Write what ranks sum in addition to this rank's gradients.
 
         Args:
             absent, sparse, arrivals: as in `usage.write_usage`.

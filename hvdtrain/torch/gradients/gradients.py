@@ -15,7 +15,7 @@ from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
 from hvdtrain.torch.gradients.hooks import GradientHooks, check_hookable
-from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.gradients.sparse import reduce_sparse
 from hvdtrain.torch.gradients.usage import StepUsage
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
@@ -26,7 +26,7 @@ __all__ = ["Gradients"]
 class Gradients:
     """Passes the gradients of parameters to a reducer as backward passes compute them.
 
-    Parameters may change their dtype, device or memory format: the plan is then made anew.
+    Parameters may change their dtype, device or memory format: a new plan is then made.
 
     Args:
         parameters: name and parameter, in the order of the model; equal on all ranks.
@@ -41,7 +41,7 @@ class Gradients:
     def __init__(
         self,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
-        settings: GradientSettings,
+        settings: ParameterSettings,
         rate: Callable[[], float | None] = lambda: None,
     ) -> None:
         check_hookable(parameters)

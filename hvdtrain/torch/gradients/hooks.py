@@ -73,7 +73,7 @@ class GradientHooks:
             self._hook_node(index)
 
     def forget(self) -> None:
-        """Forget the state that a failed backward pass has left."""
+        """Discard the state that a failed backward pass has left."""
         self._callback_queued = False
 
     def remove(self) -> None:

@@ -1,54 +1,31 @@
-"""How gradients are reduced."""
+"""How gradients of PyTorch parameters are reduced."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.gradients.exchange import Exchange, Kind
-from hvdtrain.core.process_set import ProcessSet, require_process_set
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.torch.operations.compression import Compression, Compressor
-from hvdtrain.types import ReduceOp
 
-__all__ = ["GradientSettings"]
+__all__ = ["ParameterSettings"]
 
 
 @dataclass(frozen=True)
-class GradientSettings:
-    """How gradients are reduced.
+class ParameterSettings(GradientSettings):
+    """How gradients of PyTorch parameters are reduced.
 
     Attributes:
-        op: AVERAGE or SUM.
-        process_set: ranks that take part.
-        compression: how gradients are rounded before the reduction.
         passes: backward passes accumulated locally before a reduction.
-        predivide: factor f of the average: gradients are multiplied by 1/f before the sum and by
-            f/size after it.
-        groups: indices of parameters that are reduced together.
-        sparse_as_dense: convert sparse gradients to dense ones instead of gathering their elements.
-        exchange: algorithm that replaces the average or sum.
+        compressor: compressor of the user, which changes gradients before the reduction.
 
     Raises:
-        TypeError: `process_set` is not a process set.
+        ValueError: `passes` is less than 1; see GradientSettings for other errors.
     """
 
-    op: ReduceOp
-    process_set: ProcessSet
-    compression: type[Compressor] = Compression.none
     passes: int = 1
-    predivide: float = 1.0
-    groups: tuple[tuple[int, ...], ...] = ()
-    sparse_as_dense: bool = False
-    exchange: Exchange | None = None
-
-    def make_exchange(self) -> Exchange:
-        """Return the algorithm that reduces a bucket; one with state is always the same object."""
-        return self.exchange or AllreduceExchange(self.op, self.predivide)
-
-    @property
-    def weights(self) -> bool:
-        """Whether ranks exchange weights after steps on their local gradients."""
-        return self.exchange is not None and self.exchange.kind is Kind.WEIGHTS
+    compressor: type[Compressor] = Compression.none
 
     def __post_init__(self) -> None:
-        require_process_set(self.process_set)
+        super().__post_init__()
+        if self.passes < 1:
+            raise ValueError(f"backward_passes_per_step must be at least 1, got {self.passes}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.torch.operations.allgather import sparse_allreduce_async
 
 __all__ = ["reduce_sparse"]

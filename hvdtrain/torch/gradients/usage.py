@@ -1,4 +1,4 @@
-"""What ranks sum beside the gradients of a step: which gradients there are, in what order.
+"""What ranks sum in addition to the gradients of a step: which gradients there are, in what order.
 
 The numbers are one int32 array of length 3 P + 2 for P parameters: for each parameter whether this
 rank has a gradient, whether it is sparse, and its position in the order of arrival; then 1 for the

@@ -30,17 +30,17 @@ class BucketViews:
     Args:
         parameters: parameters, in the order of the plan.
         reducer: reducer that owns the bucket memory.
-        compression: how gradients are rounded when they are copied there.
+        compressor: compressor of the user, which changes gradients before they are copied there.
     """
 
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],
         reducer: Reducer,
-        compression: type[Compressor],
+        compressor: type[Compressor],
     ) -> None:
         self._parameters, self._reducer = parameters, reducer
-        self._compression = compression
+        self._compressor = compressor
         self._misfits: set[int] = set()  # their gradients had another memory format
         # Gradients outside the buckets that hold the last result.
         self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
@@ -118,7 +118,7 @@ class BucketViews:
         if gradient is None:
             self._streams[index].clear(view)
             return
-        compressed, _ = self._compression.compress(gradient)
+        compressed, _ = self._compressor.compress(gradient)
         if compressed.data_ptr() != view.data_ptr():
             if compressed.stride() != view.stride():
                 self.note_misfit(index)

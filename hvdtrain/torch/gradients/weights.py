@@ -14,7 +14,7 @@ from hvdtrain.core.bucket_plans import agree_on_change
 from hvdtrain.core.gradients.exchange import FilledBucket, LocalSteps, StepInfo
 from hvdtrain.streams import Streams
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
-from hvdtrain.torch.gradients.settings import GradientSettings
+from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.tensors.parameters import rate_of
 
 __all__ = ["Weights"]
@@ -34,20 +34,20 @@ class Weights:
     Attributes:
         sample_weight: number of samples of this rank in each of the next steps; None if unknown.
         steps: number of steps that the program has completed.
-        synchronized: whether this rank has taken no step since the weights of all were equal.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
-        settings: GradientSettings,
+        settings: ParameterSettings,
     ) -> None:
         self._optimizer, self._named, self._settings = optimizer, list(parameters), settings
         self._parameters = [parameter for _, parameter in parameters]
         self.sample_weight: float | None = None
         self.steps = 0
-        self._note_equal_weights()
+        self._samples_per_step: float | None = None
+        self.begin_anew()
         self._make_plan()
 
     def _make_plan(self) -> None:
@@ -56,11 +56,25 @@ class Weights:
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
         self._buckets.reducer.rate = partial(rate_of, self._optimizer)
 
-    def _note_equal_weights(self) -> None:
-        self.synchronized, self._begun = True, False
-        self._steps_alone, self._samples = 0, 0.0
+    def begin_anew(self) -> None:
+        """Note that the weights of all ranks are equal now (local)."""
+        self._begun = False
+        self._steps_since_exchange = self._local_steps = 0
+        self._samples = 0.0
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether this rank has taken no step since the weights of all were equal."""
+        return self._local_steps == 0
 
     def before_step(self) -> None:
+        """Prepare for a step (local; collective before the first one if samples are counted)."""
+        counts = self._buckets.exchange.counts_samples and self._samples_per_step is None
+        if counts and self.sample_weight is not None:
+            self._exchange(flush=False, weight=self.sample_weight)
+        self._begin()
+
+    def _begin(self) -> None:
         """Pass the weights that all ranks have in common to the exchange, if new (local)."""
         if not self._begun:
             for bucket, streams in self._filled():
@@ -71,13 +85,17 @@ class Weights:
 
     def after_step(self) -> None:
         """Count a step, and exchange the weights if the exchange is due (collective if so)."""
-        self.synchronized = False
-        self._steps_alone += 1
+        self._steps_since_exchange += 1
+        self._local_steps += 1
         self._samples += 1.0 if self.sample_weight is None else self.sample_weight
-        samples = None if self.sample_weight is None else self._samples
-        steps = LocalSteps(self._steps_alone, samples, self.steps + 1, rate_of(self._optimizer))
+        steps = LocalSteps(
+            self._steps_since_exchange,
+            self._samples_per_step,
+            self.steps + 1,
+            rate_of(self._optimizer),
+        )
         if self._buckets.exchange.due(steps):
-            self._exchange(flush=False)
+            self._exchange(flush=False, weight=self._samples)
         self.steps += 1
 
     def flush(self) -> None:
@@ -85,7 +103,7 @@ class Weights:
 
         A rank that is at its end earlier than others takes part in their exchanges until then.
         """
-        while not self._exchange(flush=True).flush:
+        while not self._exchange(flush=True, weight=self._samples).flush:
             pass
 
     def _follow_dtypes(self) -> None:
@@ -96,14 +114,14 @@ class Weights:
             self._release()
             self._make_plan()
 
-    def _exchange(self, flush: bool) -> StepInfo:
+    def _exchange(self, flush: bool, weight: float) -> StepInfo:
         """Exchange the weights of all ranks; return what they know about it (collective)."""
         self._follow_dtypes()
-        self.before_step()
+        self._begin()
         some, reducer = self._buckets.exchange.partial, self._buckets.reducer
-        reducer.weight, reducer.steps = self._samples, self.steps
+        reducer.weight, reducer.steps = weight, self.steps
         step = reducer.step
-        step.flush, step.drifted = flush, not self.synchronized
+        step.flush, step.local_steps = flush, self._local_steps
         try:
             for bucket, _ in self._filled():
                 for index in bucket.layout.parameters:
@@ -115,9 +133,12 @@ class Weights:
             reducer.forget()
         reducer.count_step()
         assert step.info is not None
-        self._steps_alone = 0
+        self._steps_since_exchange = 0
+        if self.sample_weight is not None and step.info.total:
+            steps = step.info.local_steps or step.info.size
+            self._samples_per_step = step.info.total * step.info.size / steps
         if step.info.flush or not some:
-            self._note_equal_weights()
+            self.begin_anew()
         if step.info.drifted and self._buckets.exchange.resets_optimizer:
             for parameter in self._parameters:
                 self._optimizer.state.pop(parameter, None)

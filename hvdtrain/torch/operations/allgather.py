@@ -10,7 +10,7 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.torch.operations.allreduce import average_gradients
+from hvdtrain.torch.operations.allreduce_handle import average_gradients
 from hvdtrain.torch.operations.divergence import note_exchanged
 from hvdtrain.torch.operations.handle import Handle, needs_gradient
 from hvdtrain.torch.tensors.buffers import as_buffer, require_tensors

@@ -8,7 +8,7 @@ import torch
 
 from hvdtrain.core import context, operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.torch.operations.allreduce import average_gradients
+from hvdtrain.torch.operations.allreduce_handle import average_gradients
 from hvdtrain.torch.operations.handle import Handle, needs_gradient
 from hvdtrain.torch.tensors.buffers import as_buffer, require_tensors
 from hvdtrain.torch.tensors.dynamo import disable_compile

@@ -79,7 +79,7 @@ class Route:
         return tensor.detach() if tensor.requires_grad else tensor
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return an uninitialised tensor of the same shape, dtype and device for the result."""
+        """Return an uninitialized tensor of the same shape, dtype and device for the result."""
         result = torch.empty_like(tensor)
         self.streams.keep(result)
         return result

@@ -14,6 +14,7 @@ from hvdtrain.train.keras.fit import BatchDataset, StepCallback, StepPlanSchedul
 from hvdtrain.train.keras.metrics import KerasMetricSums, KerasMetricValue, sum_over_samples
 from hvdtrain.train.keras.sample_reader import SampleReader
 from hvdtrain.train.keras.state import KerasTrainingState
+from hvdtrain.train.loop.exchange_record import ExchangeRecord, gather_record, scatter_record
 from hvdtrain.train.loop.gather import predict_on_all_ranks, split_samples
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
@@ -101,6 +102,24 @@ class KerasLoop:
     def synchronize(self) -> None:
         """Average the statistics that forward passes have changed on each rank (collective)."""
         self.state.average_statistics()
+
+    @property
+    def pushes(self) -> None:
+        """None: there is no parameter server."""
+
+    def exchange_record(self) -> ExchangeRecord | None:
+        """Return the state of the exchange on all ranks, on rank 0 (collective)."""
+        if self._step_plan.options.make_exchange() is None:
+            return None
+        return gather_record(self._optimizer.exchange_state(), {})
+
+    def restore_exchange(self, record: ExchangeRecord | None) -> str:
+        """Restore the state of the exchange, and return what is lost (collective)."""
+        exchange = self._step_plan.options.make_exchange()
+        restored, lost = scatter_record(record, None if exchange is None else exchange.spec)
+        if restored is not None:
+            self._optimizer.load_exchange_state(restored.saved)
+        return lost
 
     def bucket_plan(self) -> None:
         """Return None: buckets follow the order of the variables, so there is nothing to save."""

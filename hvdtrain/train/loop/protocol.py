@@ -11,8 +11,10 @@ from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
 from hvdtrain.train.checkpoint.saver import Checkpointable
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.loop.exchange_record import ExchangeRecord
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.totals import RatedMetric, SummedMetric, Totals, Values
+from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 
 __all__ = ["Array", "Framework", "TrainingLoop", "TrainingState"]
@@ -64,6 +66,10 @@ class TrainingLoop(Protocol):
     def lr(self) -> float:
         """The learning rate of the last step."""
 
+    @property
+    def pushes(self) -> Pushes | None:
+        """The gradients that servers have received; None without a parameter server."""
+
     def broadcast(self) -> None:
         """Copy the weights and the optimizer state of rank 0 to every rank (collective)."""
 
@@ -75,6 +81,23 @@ class TrainingLoop(Protocol):
         """Make weights equal, and average the statistics of forward passes (collective).
 
         Only exchanges of weights let weights drift apart.
+        """
+
+    def exchange_record(self) -> ExchangeRecord | None:
+        """Return the state of the exchange on all ranks, after synchronize() (collective).
+
+        Returns:
+            The state, on rank 0; None on the other ranks, and for the plain average of gradients.
+        """
+
+    def restore_exchange(self, record: ExchangeRecord | None) -> str:
+        """Restore the state of the exchange, after broadcast() (collective).
+
+        Args:
+            record: content of a checkpoint, on rank 0; None if it holds none.
+
+        Returns:
+            One line on what could not be restored; "" if all was.
         """
 
     def use_bucket_plan(self, plan: Any) -> None:

@@ -118,7 +118,8 @@ class StepPlan:
 
     def own_slice(self, count: int) -> slice:
         """Return this rank's contiguous part of `count` samples; it may be empty."""
-        return rank_slice(count, self.topology.rank, self.topology.size)
+        topology = self.topology  # ranks that compute no gradients come last
+        return rank_slice(count, topology.rank, self.options.worker_count(topology.size))
 
     def microbatches(self, batch: Indices) -> list[Microbatch]:
         """Split this rank's part of a global batch into backward passes, or into virtual shards."""

@@ -1,4 +1,4 @@
-"""The option for the exchange: what ranks send one another in each step."""
+"""The options for what ranks send one another in each step, and which of them compute."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options.declare import OptionGroup, option
+from hvdtrain.train.parameter_server.settings import (
+    ALLREDUCE,
+    ParameterServer,
+    parse_strategy,
+)
 
-__all__ = ["ExchangeOptions", "require_exchange_takes"]
+__all__ = ["ExchangeOptions", "require_exchange_takes", "require_strategy_has"]
 
 _DEFAULT = "average"
 
@@ -23,9 +28,13 @@ def _check_exchange(label: str, value: str) -> None:
         raise UsageError(f"{label} {str(error).removeprefix('exchange ')}") from None
 
 
+def _check_strategy(label: str, value: str) -> None:
+    parse_strategy(label, value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions(OptionGroup):
-    """The option for the exchange: what ranks send one another in each step."""
+    """The options for what ranks send one another in each step, and which of them compute."""
 
     title = "Exchange"
 
@@ -35,10 +44,26 @@ class ExchangeOptions(OptionGroup):
         metavar="NAME[:KEY=VALUE,...]",
         check=_check_exchange,
     )
+    strategy: str = option(
+        ALLREDUCE,
+        "allreduce, or ps:servers=1,mode=async, see docs/exchanges/parameter-server.md.",
+        metavar="NAME[:KEY=VALUE,...]",
+        check=_check_strategy,
+    )
 
     def make_exchange(self) -> Exchange | None:
         """Return a new exchange; None for the plain average of gradients."""
         return None if self.exchange == _DEFAULT else make_exchange(self.exchange)
+
+    @property
+    def parameter_server(self) -> ParameterServer | None:
+        """The settings of the parameter server; None: ranks all-reduce."""
+        return parse_strategy("--strategy", self.strategy)
+
+    def worker_count(self, size: int) -> int:
+        """Return how many of `size` ranks compute gradients, at least 1."""
+        server = self.parameter_server
+        return size if server is None else max(1, size - server.servers)
 
 
 _ANY = object()
@@ -78,5 +103,39 @@ def require_exchange_takes(
         if value == refused or (refused is _ANY and value != default):
             raise UsageError(
                 f"--{option_name.replace('_', '-')} {value} does not go with --exchange {name}: "
+                f"{reason}"
+            )
+
+
+# Options that a parameter server does not have: name, values (empty: all but the default), reason.
+_REFUSED: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("exchange", (), "workers push whole gradients"),
+    ("optimizer", ("lars", "lamb"), "servers hold parts of layers, and cannot compute their norms"),
+    ("clip_norm", (), "no rank has the whole reduced gradient"),
+    ("ema", (), "servers do not average weights"),
+    ("amp", ("fp16",), "servers do not agree on a loss scale"),
+    ("virtual_shards", (), "gradients are added in the order of arrival"),
+    ("non_finite", ("skip",), "servers do not agree on skipping a step"),
+    ("engine", ("local", "gloo", "nccl", "horovod"), "only mpi has messages between two ranks"),
+)
+
+
+def require_strategy_has(strategy: str, values: Mapping[str, tuple[Any, Any]]) -> None:
+    """Check that the strategy supports the options.
+
+    Args:
+        strategy: value of the option.
+        values: value and default of each option by name.
+
+    Raises:
+        UsageError: it does not support one.
+    """
+    if strategy == ALLREDUCE:
+        return
+    for name, refused, reason in _REFUSED:
+        value, default = values[name]
+        if value in refused or (not refused and value != default):
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value} does not go with --strategy {strategy}: "
                 f"{reason}"
             )

@@ -11,7 +11,11 @@ from hvdtrain.train.options.data import DataOptions
 from hvdtrain.train.options.declare import declared, groups_of
 from hvdtrain.train.options.devices import DeviceOptions
 from hvdtrain.train.options.evaluation import EvaluationOptions
-from hvdtrain.train.options.exchange import ExchangeOptions, require_exchange_takes
+from hvdtrain.train.options.exchange import (
+    ExchangeOptions,
+    require_exchange_takes,
+    require_strategy_has,
+)
 from hvdtrain.train.options.optimisation import OptimisationOptions
 from hvdtrain.train.options.precision import PrecisionOptions
 from hvdtrain.train.options.saving import SavingOptions
@@ -53,6 +57,7 @@ class TrainOptions(
             group.check(self)
         values = {one.name: (getattr(self, one.name), one.default) for one in OPTIONS}
         require_framework_has(self.framework, values)
+        require_strategy_has(self.strategy, values)
         require_exchange_takes(self.make_exchange(), values)
 
     def with_absolute_paths(self) -> TrainOptions:
@@ -66,11 +71,17 @@ class TrainOptions(
     def scaled_lr(self, size: int) -> float:
         """Return the learning rate for `size` ranks, reached after the warm-up.
 
-        With virtual shards it is that of one rank, whatever the size.
+        With virtual shards it is that of one rank, whatever the size; also with an asynchronous
+        parameter server, where each update is a step on the samples of one rank.
         """
-        if self.virtual_shards is not None:
+        server = self.parameter_server
+        if self.virtual_shards is not None or (server is not None and server.is_async):
             return self.base_lr
-        return scaled_lr(self.base_lr, size, self.lr_scaling)
+        return scaled_lr(self.base_lr, self.worker_count(size), self.lr_scaling)
+
+    def samples_per_step(self, size: int) -> int:
+        """Return the global batch size for `size` ranks, all backward passes of a step included."""
+        return super().samples_per_step(self.worker_count(size))
 
 
 # In the order of docs/options.md.
@@ -88,6 +99,7 @@ _TORCH_ONLY: tuple[tuple[str, Any, str], ...] = (
     ("workers", _ANY, ""),
     ("non_finite", "skip", ""),
     ("virtual_shards", _ANY, ""),
+    ("strategy", _ANY, ""),
     ("engine", "nccl", "gradients of {framework} are reduced in host memory"),
 )
 

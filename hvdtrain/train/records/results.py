@@ -104,6 +104,8 @@ class Summary:
         steps: optimizer steps done.
         best: name and best value of the metric that decides, with its epoch and step.
         ended: "epochs", or "early stop".
+        parameter_server: settings of the parameter server, and the gradients that it has received
+            in this start, as Pushes.record(); None without one.
     """
 
     world_size: int
@@ -124,6 +126,7 @@ class Summary:
     steps: int
     best: dict[str, Any] | None
     ended: str
+    parameter_server: dict[str, Any] | None = None
 
 
 def append_lines(

@@ -1,4 +1,4 @@
-"""The distributed optimizer of a run with torch."""
+"""The optimizer of a run with torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,23 @@ from hvdtrain.train.optimizers.make import torch_optimizer
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["distributed_optimizer"]
+__all__ = ["distributed_optimizer", "plain_optimizer"]
+
+
+def plain_optimizer(
+    recipe: Recipe, model: torch.nn.Module, options: TrainOptions
+) -> torch.optim.Optimizer:
+    """Return the optimizer of a recipe or of the options (local).
+
+    Args:
+        recipe: recipe of this rank.
+        model: its model, on its device.
+        options: options of the run.
+    """
+    if recipe.optimizer is None:
+        return torch_optimizer(options, model.parameters(), options.base_lr)
+    own: torch.optim.Optimizer = recipe.optimizer(model.parameters(), options.base_lr)
+    return own
 
 
 def distributed_optimizer(
@@ -26,10 +42,7 @@ def distributed_optimizer(
     Raises:
         UsageError: the exchange does not take the parameters of the model.
     """
-    if recipe.optimizer is None:
-        own = torch_optimizer(options, model.parameters(), options.base_lr)
-    else:
-        own = recipe.optimizer(model.parameters(), options.base_lr)
+    own = plain_optimizer(recipe, model, options)
     op = hvd.Average if options.virtual_shards is None else hvd.Sum
     exchange = options.make_exchange()
     try:

@@ -18,6 +18,7 @@ from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.device import describe_device, limit_threads, select_device
 from hvdtrain.train.torch.loop import TorchLoop
+from hvdtrain.train.torch.served_loop import ServedLoop
 
 __all__ = ["TorchFramework"]
 
@@ -95,4 +96,7 @@ class TorchFramework:
             recipe: recipe of this rank.
             step_plan: steps of the run.
         """
+        server = self._options.parameter_server
+        if server is not None:
+            return ServedLoop(recipe, step_plan, self._device, server)
         return TorchLoop(recipe, step_plan, self._device)

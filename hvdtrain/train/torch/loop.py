@@ -12,11 +12,13 @@ import torch
 import hvdtrain.torch as hvd
 from hvdtrain.data.sampling.seeds import seed_generators, step_seed
 from hvdtrain.errors import TrainingError
+from hvdtrain.train.loop.exchange_record import ExchangeRecord, gather_record, scatter_record
 from hvdtrain.train.loop.gather import predict_on_all_ranks
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.exact import Gathered
 from hvdtrain.train.metrics.totals import Totals, Values
+from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.checksums import torch_checksums
 from hvdtrain.train.torch.device import move_to
@@ -63,7 +65,7 @@ class TorchLoop:
         self._forward = self._model
         if options.compile is not None:
             self._forward = compile_model(self._model, options.compile)
-        self._optimizer = distributed_optimizer(recipe, self._model, options)
+        self._optimizer = self._make_optimizer()
         # Groups with learning rates of their own keep them in proportion to the first group's.
         rates = [group["lr"] for group in self._optimizer.param_groups]
         self._lr_ratios = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
@@ -86,6 +88,9 @@ class TorchLoop:
         self._left_out = 0
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
+
+    def _make_optimizer(self) -> Any:
+        return distributed_optimizer(self._recipe, self._model, self._step_plan.options)
 
     def _make_evaluation(self) -> TorchEvaluation | None:
         recipe, options = self._recipe, self._step_plan.options
@@ -131,23 +136,32 @@ class TorchLoop:
             )
             self._feed = self._train.batches(steps, epoch)
         for step, batches in self._feed:
-            rate = self._step_plan.lr(step.number)
-            groups = self._optimizer.param_groups
-            for group, ratio in zip(groups, self._lr_ratios, strict=True):
-                group["lr"] = rate * ratio
+            self._set_rate(self._optimizer, step.number)
             self._step(step, batches)
             done += len(step.samples)
             self._position = (epoch, done)
             if not go_on():
                 break
-        if self._optimizer.exchanges_weights:
+        if self._exchanges_weights:
             self._report_left_out()
         return self._sums.reduce()
+
+    def _set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Set the learning rates for a step, counted from 0 over all epochs (local)."""
+        rate = self._step_plan.lr(step)
+        for group, ratio in zip(optimizer.param_groups, self._lr_ratios, strict=True):
+            group["lr"] = rate * ratio
+
+    @property
+    def _exchanges_weights(self) -> bool:
+        exchanges: bool = self._optimizer.exchanges_weights
+        return exchanges
 
     @property
     def synchronized(self) -> bool:
         """Whether the weights of all ranks are equal at this step."""
-        return self._optimizer.synchronized
+        equal: bool = self._optimizer.synchronized
+        return equal
 
     def synchronize(self) -> None:
         """Make weights equal, and average the statistics of forward passes (collective)."""
@@ -155,6 +169,30 @@ class TorchLoop:
         self._optimizer.flush()
         for model in filter(None, [self._model, self._updater.averaged]):
             average_model_buffers(model)
+
+    @property
+    def pushes(self) -> Pushes | None:
+        """The gradients that servers have received; None without a parameter server."""
+        return None
+
+    def exchange_record(self) -> ExchangeRecord | None:
+        """Return the state of the exchange on all ranks, on rank 0 (collective)."""
+        if self._step_plan.options.make_exchange() is None:
+            return None
+        local = self._optimizer.exchanges_weights
+        own = self._optimizer.state_dict()["state"] if local else {}
+        return gather_record(self._optimizer.exchange_state(), own)
+
+    def restore_exchange(self, record: ExchangeRecord | None) -> str:
+        """Restore the state of the exchange, and return what is lost (collective)."""
+        exchange = self._step_plan.options.make_exchange()
+        restored, lost = scatter_record(record, None if exchange is None else exchange.spec)
+        if restored is not None:
+            self._optimizer.load_exchange_state(restored.saved)
+            if restored.optimizer:
+                state = {**self._optimizer.state_dict(), "state": restored.optimizer}
+                self._optimizer.load_state_dict(state)
+        return lost
 
     def bucket_plan(self) -> Any:
         """Return how gradients are cut into buckets; None before that is known (local)."""
@@ -168,7 +206,7 @@ class TorchLoop:
         """Return a checksum of everything that must be equal on all ranks, by name (local)."""
         # Random numbers depend on seed and step alone: if these are equal, so are they.
         numbers = {"seed": float(self._step_plan.options.seed), "step": float(self._step_number)}
-        local = self._optimizer.exchanges_weights
+        local = self._exchanges_weights
         return torch_checksums(self._model, None if local else self._optimizer, numbers)
 
     def evaluate(self) -> Values:

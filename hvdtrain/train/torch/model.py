@@ -47,17 +47,25 @@ def require_scalar(loss: Any) -> None:
     )
 
 
-def average_model_buffers(model: torch.nn.Module) -> None:
+def average_model_buffers(model: torch.nn.Module, ranks: int | None = None) -> None:
     """Make a model's buffers equal on all ranks (collective).
 
     Floating-point buffers are averaged; others are copied from rank 0. Batch normalization keeps
     running means and variances of the samples that a rank has seen; they do not change what is
     learned, but they change the results of an evaluation.
+
+    Args:
+        model: model of this rank.
+        ranks: number of ranks, the first of the world, whose buffers count; None: all.
     """
+    ranks = hvd.size() if ranks is None else ranks
     buffers = list(model.buffers())
     floating = [buffer for buffer in buffers if buffer.is_floating_point()]
     if floating:
-        hvd.grouped_allreduce_(floating, name="buffers")
+        if hvd.rank() >= ranks:
+            for buffer in floating:
+                buffer.zero_()
+        hvd.grouped_allreduce_(floating, name="buffers", postscale_factor=1 / ranks, op=hvd.Sum)
     rest = [(str(n), b) for n, b in enumerate(buffers) if not b.is_floating_point()]
     if rest:
         hvd.broadcast_parameters(rest, root_rank=0)

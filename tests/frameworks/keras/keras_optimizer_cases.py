@@ -10,17 +10,14 @@ from typing import Any
 
 import keras
 import numpy as np
-from block_momentum import BlockMomentum
-from exchange_formulas import OneBitFormula
 from one_bit import OneBit
 from process_sets import assert_lists_are_refused
 from raising import raising
 
 import hvdtrain.keras as hvd
-from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
+from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.backend import require_backend, require_keras
-from hvdtrain.types import DType
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[], Any]
@@ -198,40 +195,6 @@ def state_and_class_are_kept() -> None:
     assert float(optimizer.learning_rate) == 0.25
 
 
-def an_exchange_of_gradients() -> str:
-    """One bit per element, with feedback; each rank counts as a node."""
-    counts = [int(np.prod(shape)) for shape in SHAPES]
-    formula = OneBitFormula(range(hvd.size()), counts)
-    specs = [
-        ParameterSpec(str(number), (count,), (1,), DType.FLOAT32, "float32", "cpu")
-        for number, count in enumerate(counts)
-    ]
-    plan = make_plan(specs, 1 << 20, 1 << 20)
-
-    def combined(step: int) -> list[Array]:
-        every = [
-            [g.astype(np.float64).reshape(-1) for g in gradients(step, rank)]
-            for rank in range(hvd.size())
-        ]
-        found = formula.step(plan, every, [1.0] * hvd.size())
-        return [f.reshape(s).astype(np.float32) for f, s in zip(found, SHAPES, strict=True)]
-
-    make = partial(keras.optimizers.SGD, 0.1, momentum=0.9)
-    mine = stepped(hvd.DistributedOptimizer(make(), exchange=OneBit(hierarchical=False)), own)
-    assert_close(mine, stepped(make(), combined))
-    return digest(mine)
-
-
-def an_exchange_goes_with_one_list_of_gradients() -> None:
-    if hvd.size() == 1 or keras.backend.backend() != "torch":  # others say it from a callback
-        return
-    exchange = OneBit()
-    stepped(hvd.DistributedOptimizer(keras.optimizers.SGD(), exchange=exchange), own)
-    other = hvd.DistributedOptimizer(keras.optimizers.SGD(), exchange=exchange)
-    with raising(ValueError, text="'onebit' was given 3 gradients before, and now 1 or others"):
-        other.apply([keras.ops.zeros([2])], [keras.Variable(np.zeros(2))])
-
-
 def bad_arguments() -> None:
     arguments = {"optimizer": keras.optimizers.SGD()}
     assert_lists_are_refused(hvd, arguments, 2)
@@ -247,7 +210,7 @@ def bad_arguments() -> None:
         {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
         {"groups": 0},
         {"backward_passes_per_step": 0},
-        {"exchange": BlockMomentum(2)},
+        {"exchange": BlockMomentum(steps=2)},
         {"exchange": OneBit(), "op": hvd.Sum},
         {"exchange": OneBit(), "compression": hvd.Compression.fp16},
     ]
@@ -366,8 +329,6 @@ CASES = [
     process_sets_and_missing_gradients,
     local_layers_stay_local,
     state_and_class_are_kept,
-    an_exchange_of_gradients,
-    an_exchange_goes_with_one_list_of_gradients,
     bad_arguments,
     values,
 ]

@@ -14,6 +14,7 @@ if os.environ["KERAS_BACKEND"] != "tensorflow":
 import keras
 import keras_callback_cases
 import keras_data_cases
+import keras_exchange_cases
 import keras_fit_cases
 import keras_optimizer_cases
 import keras_synchronization_cases
@@ -25,6 +26,7 @@ import hvdtrain.keras as hvd
 from hvdtrain.core import context
 
 MODULES = (
+    keras_exchange_cases,  # first: it says what nodes there are when that is settled
     keras_optimizer_cases,
     keras_fit_cases,
     keras_callback_cases,

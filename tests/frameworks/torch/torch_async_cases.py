@@ -74,18 +74,22 @@ def waiting_in_different_orders() -> None:
     assert "ending in _async" in refused(TypeError, partial(hvd.poll, no_handle))
 
 
+def wait_for(files: list[Path]) -> None:
+    """Wait until other ranks have made these files."""
+    while not all(file.exists() for file in files):
+        time.sleep(0.01)
+
+
 @case
 def returns_while_the_peer_is_absent() -> None:
-    if hvd.size() == 1:
-        return
-    hvd.barrier()
-    if hvd.rank() == 0:
-        time.sleep(0.3)
-    started = time.perf_counter()
-    handle = hvd.broadcast_async(torch.tensor([hvd.rank()]), 0, name="late")
-    if hvd.rank() != 0:
-        assert time.perf_counter() - started < 0.2
+    n, r, number = hvd.size(), hvd.rank(), next(TIMES)
+    returned = [Path(os.environ[RESULTS]) / f"returned-{number}.{rank}" for rank in range(n)]
+    if r == 0:
+        wait_for(returned[1:])
+    handle = hvd.broadcast_async(torch.tensor([r]), 0, name="late")
+    if r != 0:
         assert not hvd.poll(handle)
+        returned[r].touch()
     assert hvd.synchronize(handle).item() == 0
 
 
@@ -498,18 +502,23 @@ def backward_brings(weights: list[torch.nn.Parameter], first: float) -> None:
 def backward_goes_on_waiting_when_all_have_what_others_are_blocked_in() -> None:
     n, r = hvd.size(), hvd.rank()
     weights, optimizer = two_buckets(hvd.global_process_set)
-    submitted = Path(os.environ[RESULTS]) / f"submitted-{next(TIMES)}"
-    if r == 0:
-        handles = [hvd.allreduce_async(torch.ones(1), name=name) for name in "ab"]
-        submitted.touch()
-        backward_brings(weights, 1 / n)
-    else:  # the first bucket comes with backward(), the second with step()
+    number = next(TIMES)
+    submitted = [Path(os.environ[RESULTS]) / f"submitted-{number}.{rank}" for rank in range(n)]
+    if r:  # the first bucket comes with backward(), the second with step()
         weights[1].sum().backward()
-        while not submitted.exists():  # a rank that waits for what others lack ends their waits
-            time.sleep(0.01)
+    if r == 1:  # a rank that waits for what others lack ends their waits: all have it by then
+        wait_for(submitted[:1] + submitted[2:])
         time.sleep(0.1)
         handles = [hvd.allreduce_async(torch.ones(1), name="b")]
+        submitted[1].touch()
         hvd.allreduce(torch.ones(1), name="a")
+    else:
+        handles = [hvd.allreduce_async(torch.ones(1), name=name) for name in "ab"]
+        submitted[r].touch()
+    if r == 0:
+        backward_brings(weights, 1 / n)
+    else:
+        wait_for(submitted)
     optimizer.step()
     for handle in handles:
         handle.wait()

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from block_momentum import BlockMomentum
-from exchange_formulas import BlockFormula, Flat, OneBitFormula
+from exchange_formulas import Flat, OneBitFormula
+from nodes import nodes_of_their_own
 from one_bit import OneBit
 from torch.nn import functional as F
 from torch_training import Model, batch, case, difference, momentum, plan_of, refused
@@ -16,6 +16,7 @@ from torch_training import Model, batch, case, difference, momentum, plan_of, re
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.objects import allgather_object
@@ -118,28 +119,6 @@ def gradients_of_one_bit() -> None:
 
 
 @case
-def weights_of_blocks() -> None:
-    form = (0.5, 0.75, True)
-    model, everybody = dense(), [dense() for _ in range(hvd.size())]
-    optimizer = wrapped(model, BlockMomentum(2, *form))
-    inner = [momentum(parameters(each)) for each in everybody]
-    formula = BlockFormula(flat(parameters(model)), *form)
-    for step in range(6):
-        optimizer.sample_weight = samples(step, hvd.rank())
-        backward(model, step, hvd.rank())
-        optimizer.step()
-        for rank, (each, its_optimizer) in enumerate(zip(everybody, inner, strict=True)):
-            backward(each, step, rank)
-            its_optimizer.step()
-        if step % 2:
-            counts = [samples(step, rank) for rank in range(hvd.size())]
-            result = formula.block([flat(parameters(each)) for each in everybody], counts)
-            for each in everybody:
-                put(result, parameters(each))
-        assert difference(model, everybody[hvd.rank()]) < 1e-12, step
-
-
-@case
 def adasum_is_that_of_the_named_operation() -> None:
     model, alone = dense(), dense()
     inner = momentum(parameters(alone))
@@ -202,6 +181,33 @@ def half_types_are_exchanged_in_float32() -> None:
 
 
 @case
+def compression_rounds_what_crosses_the_network_and_joined_ranks_answer() -> None:
+    # Neither 1/3 of 1 nor its sums fit into half types.
+    for kind, dtype in ((hvd.Compression.fp16, torch.half), (hvd.Compression.bf16, torch.bfloat16)):
+        for op in (hvd.Sum, hvd.Average):
+            with nodes_of_their_own():
+                weight = torch.nn.Parameter(torch.zeros(37))
+                inner = torch.optim.SGD([weight], lr=1.0)
+                optimizer = hvd.DistributedOptimizer(inner, compression=kind, op=op)
+            thirds = torch.arange(1, 38) / 3
+            for joined in (0, 1):
+                if hvd.rank() < joined and hvd.size() > 1:
+                    continue
+                optimizer.zero_grad()
+                (weight * thirds * (hvd.rank() + 1)).sum().backward()
+                before = weight.detach().clone()
+                optimizer.step()
+                ranks = range(joined if hvd.size() > 1 else 0, hvd.size())
+                parts = [thirds * (rank + 1) for rank in ranks]
+                if hvd.size() > 1:
+                    parts = [part.to(dtype).float() for part in parts]
+                total = torch.stack(parts).sum(0) / (1 if op == hvd.Sum else hvd.size())
+                expected = total.to(dtype).float() if hvd.size() > 1 else total
+                assert torch.equal(weight.detach(), before - expected), (kind, op, joined)
+            hvd.join()
+
+
+@case
 def what_is_lost_is_kept_over_a_step_that_is_not_finite() -> None:
     exchange, model = OneBit(hierarchical=False), dense()
     optimizer = wrapped(model, exchange)
@@ -251,7 +257,7 @@ def what_does_not_go_together_is_refused() -> None:
     ):
         wrong = beside
         assert "says itself" in refused(ValueError, partial(wrap, exchange=OneBit(), **wrong))
-    local = wrap(exchange=BlockMomentum(2))
+    local = wrap(exchange=BlockMomentum(steps=2))
     assert "cannot be skipped" in refused(AssertionError, local.skip_synchronize().__enter__)
     weight.sum().backward()
     local.step()  # the first of two

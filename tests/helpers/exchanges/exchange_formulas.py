@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hvdtrain.core.gradients.plan import BucketPlan
 
-__all__ = ["BlockFormula", "OneBitFormula", "mean"]
+__all__ = ["BlockFormula", "DiLoCoFormula", "OneBitFormula", "mean"]
 
 Flat = npt.NDArray[np.float64]
 OfRanks = list[list[Flat]]
@@ -85,23 +85,60 @@ class BlockFormula:
 
     Args:
         weights: at the start, by parameter.
-        momentum: of the blocks.
-        rate: of the blocks.
+        size: number of ranks.
+        momentum: of whole blocks.
+        rate: gain over all samples in turn.
         nesterov: ranks go on from where the momentum leads.
     """
 
-    def __init__(self, weights: list[Flat], momentum: float, rate: float, nesterov: bool) -> None:
+    def __init__(
+        self, weights: list[Flat], size: int, momentum: float, rate: float, nesterov: bool
+    ) -> None:
         self.model, self.start = list(weights), list(weights)
         self.velocity = [0 * w for w in weights]
-        self._momentum, self._rate, self._nesterov = momentum, rate, nesterov
+        self._size, self._momentum, self._rate = size, momentum, rate
+        self._nesterov = nesterov
 
-    def block(self, weights: OfRanks, counts: Sequence[float]) -> list[Flat]:
-        """Return the weights from which ranks go on, whose own weights are given."""
+    def block(
+        self, weights: OfRanks, counts: Sequence[float], share: float = 1.0, flush: bool = False
+    ) -> list[Flat]:
+        """Return the weights from which ranks go on.
+
+        Args:
+            weights: of the ranks.
+            counts: samples of each in this block.
+            share: part of a whole block that it is.
+            flush: it is ended to have the model.
+        """
+        kept = self._momentum**share
+        gain = self._rate * self._size * (1 - kept) / share
+        lead = self._momentum if self._nesterov and not flush else 0.0
         for index, average in enumerate(mean(weights, counts)):
-            moved = average - self.start[index]
-            velocity = self._momentum * self.velocity[index] + self._rate * moved
+            velocity = kept * self.velocity[index] + gain * (average - self.start[index])
             self.velocity[index] = velocity
-            self.model[index] = self.model[index] + velocity
-            lead = self._momentum * velocity if self._nesterov else 0.0
-            self.start[index] = self.model[index] + lead
+            self.model[index] = self.model[index] + share * velocity
+            self.start[index] = self.model[index] + lead * velocity
         return list(self.start)
+
+
+class DiLoCoFormula:
+    """SGD with Nesterov momentum on what ranks have changed.
+
+    Args:
+        weights: at the start, by parameter.
+        rate: learning rate.
+        momentum: of the outer optimizer.
+    """
+
+    def __init__(self, weights: list[Flat], rate: float, momentum: float) -> None:
+        self.start = list(weights)
+        self._velocity = [0 * w for w in weights]
+        self._rate, self._momentum = rate, momentum
+
+    def round(self, index: int, average: Flat) -> Flat:
+        """Return the weights of a parameter from which ranks go on, whose average is given."""
+        gradient = self.start[index] - average
+        velocity = self._velocity[index] = self._momentum * self._velocity[index] + gradient
+        step = self._rate * (gradient + self._momentum * velocity)
+        self.start[index] = self.start[index] - step
+        return self.start[index]

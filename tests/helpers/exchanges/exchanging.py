@@ -101,7 +101,7 @@ class Driven:
         for bucket in self.buckets:
             self.exchange.reduce(bucket, info, communicators)
         self.exchange.end(info)
-        if self.exchange.kind is Kind.WEIGHTS:
+        if self.exchange.kind is Kind.WEIGHTS and (info.flush or not self.exchange.partial):
             self._begin()
         return self.values()
 

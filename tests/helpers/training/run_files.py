@@ -27,6 +27,7 @@ SUMMARY_FIELDS = [
     "steps",
     "best",
     "ended",
+    "parameter_server",
 ]
 
 

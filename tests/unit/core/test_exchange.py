@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from block_momentum import BlockMomentum
 from exchanging import SHAPES, Driven, plan_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +28,9 @@ from hvdtrain.arrays import (
 from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.block_momentum import BlockMomentum
+from hvdtrain.core.exchanges.diloco import DiLoCo
+from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.communicators import slice_bounds
@@ -39,7 +41,9 @@ EXCHANGES: list[Exchange] = [
     AllreduceExchange(),
     AdasumExchange(),
     OneBit(),
-    BlockMomentum(4, 0.5),
+    BlockMomentum(steps=4),
+    LocalSGD(4),
+    DiLoCo(),
     WarmUp(OneBit(), 3),
 ]
 
@@ -216,6 +220,8 @@ def test_a_joined_rank_answers_what_has_no_state() -> None:
             lambda: AllreduceExchange().load(ExchangeState({"x.1": np.zeros(1)})),
             "keeps nothing.*x.1",
         ),
+        (lambda: BlockMomentum(steps=1).load(ExchangeState()), "was given no look-ahead"),
+        (lambda: DiLoCo().load(ExchangeState()), "was given no next fragment"),
         (lambda: WarmUp(AllreduceExchange(), 1).load(ExchangeState()), "warm-up steps"),
         (lambda: AdasumExchange().prepare(plan_of(DType.INT32, 100)), "'p0' is int32"),
     ],
@@ -223,3 +229,9 @@ def test_a_joined_rank_answers_what_has_no_state() -> None:
 def test_what_makes_no_sense_is_refused(make: Callable[[], None], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_time_constant_is_a_momentum_of_blocks() -> None:
+    time_constant = -256 / np.log(1 - 1 / 4)
+    spec = BlockMomentum(256, time_constant=float(time_constant)).spec
+    assert "momentum=0.75," in spec

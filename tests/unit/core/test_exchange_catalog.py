@@ -9,30 +9,50 @@ import pytest
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.catalog import EXCHANGES, exchange_options, make_exchange
 
+# For those that need one of two options.
+_CHOICES = {"blockmomentum": "steps=1"}
+
 
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_every_exchange_is_made_from_its_name(name: str) -> None:
     """All options have defaults, and every exchange can warm up."""
     options = exchange_options(name)
     assert "warmup" in options
-    given = ",".join(f"{key}=1" for key, option in options.items() if option.default is None)
+    needed = [key for key, option in options.items() if option.required]
+    given = ",".join(f"{key}=1" for key in needed) or _CHOICES.get(name, "")
     assert isinstance(make_exchange(f"{name}:{given}"), EXCHANGES[name])
 
 
 def test_options_are_converted_to_the_types_of_the_arguments() -> None:
     assert make_exchange("average:predivide=2").spec == "allreduce:op=average,predivide=2.0"
+    assert "momentum=0.5,rate=1.0" in make_exchange("blockmomentum:block=9,momentum=0.5").spec
     assert make_exchange("adasum: warmup = 3").spec.startswith(f"{AdasumExchange().spec} after 3")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("averag", "exchange 'averag': the name must be one of average, adasum"),
+        ("averag", "exchange 'averag': the name must be one of average, half, adasum"),
         ("average:bits=1", "options are key=value with one of predivide, warmup, got 'bits=1'"),
         ("average:predivide", "got 'predivide'"),
         ("average:predivide=x", "exchange 'average:predivide=x': predivide must be a number"),
         ("adasum:warmup=1.5", "warmup must be a whole number, got 1.5"),
         ("adasum:warmup=1,warmup=2", "warmup is given twice"),
+        ("local", "exchange 'local': needs steps="),
+        ("local:steps=0", "exchange 'local:steps=0': steps must be at least 1, got 0"),
+        ("local:steps=2,state=drop", "state must be one of keep, reset, got drop"),
+        ("postlocal:after=0,steps=2", "after must be a number of steps above 0, or rate, got 0"),
+        ("postlocal:after=9,steps=2,warmup=3", "begins with plain averages by itself"),
+        ("blockmomentum", "give block= (samples of all ranks) or steps= (of each rank)"),
+        ("blockmomentum:block=4,steps=4", "got block=4 and steps=4"),
+        ("blockmomentum:steps=4,momentum=1", "momentum must be at least 0 and less than 1"),
+        ("blockmomentum:steps=4,time_constant=9", "time_constant needs block"),
+        ("blockmomentum:block=4,time_constant=0", "time_constant must be above 0, got 0.0"),
+        ("blockmomentum:steps=4,rate=0", "rate must be above 0, got 0.0"),
+        ("diloco:steps=0", "steps must be at least 1"),
+        ("diloco:rate=-1", "rate must be above 0"),
+        ("diloco:momentum=1", "momentum must be at least 0 and less than 1"),
+        ("diloco:fragments=3", "steps must be a multiple of fragments, got steps=500 and"),
         ("adasum:warmup=-1", "exchange 'adasum:warmup=-1': warm-up steps must be at least 0"),
     ],
 )

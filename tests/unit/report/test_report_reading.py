@@ -15,7 +15,7 @@ from hvdtrain.cli.main import main
 from hvdtrain.report.curves import read_curves, thinned
 from hvdtrain.report.ranks import read_ranks
 from hvdtrain.report.run import distinct_names, read_run
-from hvdtrain.report.tables import side_by_side
+from hvdtrain.report.tables import facts, side_by_side
 from hvdtrain.report.verdict import verdict
 
 LINE = {"epoch": 1, "step": 1, "split": "test", "loss": 0.5}
@@ -223,3 +223,15 @@ def test_settings_are_laid_side_by_side() -> None:
         ("set.width", ["8", "-", "-"], True),
         ("amp", ["-", "-", "bf16"], True),
     ]
+
+
+def test_staleness_of_a_parameter_server_is_shown(tmp_path: Path) -> None:
+    plain, served = make_run(tmp_path / "plain"), make_run(tmp_path / "served")
+    summary = json.loads((served / "summary.json").read_text())
+    summary["parameter_server"] = {"mean_staleness": 0.25, "staleness": {"0": 3, "1": 1}}
+    (served / "summary.json").write_text(json.dumps(summary))
+    runs = [read_run(plain), read_run(served)]
+    assert facts(runs)["mean staleness"] == ["", "0.25"]
+    assert "mean staleness" not in facts(runs[:1])
+    rows = {row.name: row.texts for row in side_by_side([run.summary for run in runs])}
+    assert rows["parameter_server.staleness.1"] == ["-", "1"]

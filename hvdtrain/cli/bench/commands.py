@@ -1,0 +1,152 @@
+"""The benchmarks as subcommands of `hvdtrain bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+from hvdtrain_bench.harness.settings import FITTED, MODELS, TASKS
+from hvdtrain_bench.suite import Paper, Suite
+
+from hvdtrain.cli.bench.options import MODELS_HELP, BenchOptions, benchmark_options, run_suite
+from hvdtrain.cli.bench.scaling import scaling
+from hvdtrain.core.exchanges.catalog import make_exchange
+from hvdtrain.errors import UsageError
+from hvdtrain.train.options import BACKENDS
+
+__all__ = ["command"]
+
+_LOSS_HELP = "Instead of timing steps, train this task in ten turns, once for each repeat, as seed."
+
+
+class _DefaultsToAll(click.Group):
+    """A group that runs `all` if no benchmark is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ("--help", "-h")):
+            args = ["all", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_DefaultsToAll)
+def command() -> None:
+    """Compare hvdtrain with its peers, interleaved in one run.
+
+    Peers are Horovod (where it is installed), DDP and gloo of PyTorch, and mpi4py. Every result
+    is checked. Medians, ratios and their spread are printed, and a difference within the noise is
+    called so. It starts ranks itself: about 10 minutes for all on two cores, with --quick one.
+    """
+
+
+@command.command("all")
+@benchmark_options
+def _all(options: BenchOptions) -> int:
+    """Run collectives, steps, idle and scaling."""
+
+    def run(suite: Suite) -> None:
+        suite.collectives()
+        suite.steps()
+        suite.idle()
+        suite.scaling(Paper())
+
+    return run_suite(run, options)
+
+
+@command.command("collectives")
+@benchmark_options
+@click.option("sizes", "--bytes", type=int, multiple=True, help="Sizes, instead of the usual.")
+def _collectives(options: BenchOptions, sizes: tuple[int, ...]) -> int:
+    """Sum tensors: by size, many at once, next to a busy thread."""
+    if any(size < 4 or size % 4 for size in sizes):
+        raise UsageError(f"--bytes {min(sizes)}: give positive multiples of 4, a float32's size")
+    return run_suite(Suite.collectives, options, sizes_bytes=sizes)
+
+
+@command.command("steps")
+@benchmark_options
+@click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=MODELS_HELP)
+def _steps(options: BenchOptions, models: tuple[str, ...]) -> int:
+    """Train four models on 2, 4, ... ranks."""
+    return run_suite(Suite.steps, options, models=models)
+
+
+@command.command("tensorflow")
+@benchmark_options
+def _tensorflow(options: BenchOptions) -> int:
+    """Train an MLP with TensorFlow, Horovod and tf.distribute."""
+    return run_suite(Suite.tensorflow, options)
+
+
+@command.command("keras")
+@benchmark_options
+@click.option("backends", "--backend", multiple=True, type=click.Choice(BACKENDS), help=MODELS_HELP)
+@click.option("models", "--model", multiple=True, type=click.Choice(FITTED), help=MODELS_HELP)
+def _keras(options: BenchOptions, backends: tuple[str, ...], models: tuple[str, ...]) -> int:
+    """Fit two models with Keras, with and without communication."""
+    return run_suite(lambda suite: suite.keras(backends or BACKENDS), options, models=models)
+
+
+@command.command("checkpoint")
+@benchmark_options
+@click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=MODELS_HELP)
+def _checkpoint(options: BenchOptions, models: tuple[str, ...]) -> int:
+    """Time steps while a checkpoint is being written."""
+    chosen = models or (() if options.quick else ("mlp",))
+    return run_suite(Suite.checkpoint, options, models=chosen)
+
+
+@command.command("exchange")
+@benchmark_options
+@click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=MODELS_HELP)
+@click.option(
+    "exchanges",
+    "--exchange",
+    multiple=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="Instead of the usual; see `hvdtrain exchanges`.",
+)
+@click.option(
+    "--steps", default=8, show_default=True, help="Steps of a turn: a multiple of each period."
+)
+@click.option("tasks", "--loss", multiple=True, type=click.Choice(TASKS), help=_LOSS_HELP)
+def _exchange(
+    options: BenchOptions,
+    models: tuple[str, ...],
+    exchanges: tuple[str, ...],
+    steps: int,
+    tasks: tuple[str, ...],
+) -> int:
+    """Compare other ways to exchange gradients or weights with the average.
+
+    On hosts that share no memory (-hostfile): within a node nothing is compressed. The bytes are
+    those that a host's network cards have counted.
+    """
+    if steps < 1:
+        raise UsageError(f"--steps {steps} must be at least 1")
+    for text in exchanges:
+        try:
+            make_exchange(text)
+        except ValueError as error:
+            raise UsageError(f"--exchange: {error}") from None
+    changes: dict[str, int | Sequence[str]] = {"exchanges": exchanges, "steps_per_turn": steps}
+    if tasks:
+        return run_suite(Suite.exchange_losses, options, tasks=tasks, **changes)
+    chosen = models or (() if options.quick else ("transformer",))
+    return run_suite(Suite.exchange, options, models=chosen, **changes)
+
+
+@command.command("loop")
+@benchmark_options
+def _loop(options: BenchOptions) -> int:
+    """Compare the loop of `train` with a handwritten one."""
+    return run_suite(Suite.loop, options)
+
+
+@command.command("idle")
+@benchmark_options
+def _idle(options: BenchOptions) -> int:
+    """Measure the CPU usage of waiting ranks."""
+    return run_suite(Suite.idle, options)
+
+
+command.add_command(scaling)

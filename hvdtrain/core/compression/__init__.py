@@ -1,0 +1,1 @@
+"""Parts of compressed exchanges: codes of few bits, the largest elements, orthonormal rows."""

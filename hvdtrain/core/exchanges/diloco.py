@@ -1,0 +1,142 @@
+"""DiLoCo: an outer optimizer steps on what ranks have changed in many steps by themselves.
+
+Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023, and
+Streaming DiLoCo with Overlapping Communication, 2025.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+
+from hvdtrain.arrays import buffer_of, copy
+from hvdtrain.core.exchanges.parameter_state import ParameterState
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import (
+    Exchange,
+    ExchangeState,
+    FilledBucket,
+    Kind,
+    LocalSteps,
+    ParameterView,
+    StepInfo,
+)
+from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.types import ReduceOp
+
+__all__ = ["DiLoCo"]
+
+_NEXT = "next fragment"
+
+
+class DiLoCo(Exchange):
+    """SGD with Nesterov momentum on the ranks' mean change of the weights, a pseudo-gradient.
+
+    Ranks take `steps` steps by themselves from common weights V. Then
+
+        d = V - sum_r(c_r w_r) / sum_r(c_r)
+        u = momentum u + d
+        V = V - rate (d + momentum u)
+
+    where c_r are the samples of rank r since the weights of all ranks were equal. With
+    `fragments`, the parameters are divided into fragments of about equal size, and every
+    steps / fragments steps one of them is exchanged: each is exchanged every `steps` steps.
+
+    Args:
+        steps: steps of each rank between two exchanges of a parameter.
+        rate: learning rate of the outer optimizer.
+        momentum: momentum of the outer optimizer.
+        fragments: number of fragments.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    exactness = "Ranks drift apart between exchanges, from which an outer optimizer steps."
+    kind = Kind.WEIGHTS
+
+    def __init__(
+        self, steps: int = 500, rate: float = 0.7, momentum: float = 0.9, fragments: int = 1
+    ) -> None:
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}")
+        if not rate > 0:
+            raise ValueError(f"rate must be above 0, got {rate}")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
+        if fragments < 1 or steps % fragments:
+            raise ValueError(
+                f"steps must be a multiple of fragments, got steps={steps} and "
+                f"fragments={fragments}"
+            )
+        self._steps, self._rate, self._momentum = steps, rate, momentum
+        self._fragments, self.partial = fragments, fragments > 1
+        self.spec = (
+            f"diloco:steps={steps},rate={float(rate)!r},momentum={float(momentum)!r},"
+            f"fragments={fragments}"
+        )
+        self._start, self._velocity = ParameterState("start"), ParameterState("velocity")
+        self._fragment_of: list[int] = []
+        self._next = 0
+
+    def prepare(self, plan: BucketPlan) -> None:
+        # In the order of the model, so that the parameters of a fragment lie side by side.
+        sizes = np.array([spec.count * spec.dtype.itemsize for spec in plan.specs])
+        middles = np.cumsum(sizes) - sizes / 2
+        of_all = middles * self._fragments // max(1, sizes.sum())
+        self._fragment_of = of_all.astype(int).tolist()
+
+    def begin(self, bucket: FilledBucket) -> None:
+        for part in bucket.parts:
+            self._start.put(part.index, copy(part.array))
+        self._start.end()
+
+    def due(self, steps: LocalSteps) -> bool:
+        return steps.number >= self._steps // self._fragments
+
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        for chosen, run in groupby(bucket.parts, lambda part: self._chooses(part, info)):
+            if chosen:
+                self._step(bucket, list(run), info, communicators)
+
+    def _chooses(self, part: ParameterView, info: StepInfo) -> bool:
+        return info.flush or self._fragment_of[part.index] == self._next
+
+    def _step(
+        self,
+        bucket: FilledBucket,
+        parts: list[ParameterView],
+        info: StepInfo,
+        communicators: Communicators,
+    ) -> None:
+        """Take a step of the outer optimizer on parameters that lie side by side."""
+        for part in parts:
+            part.array[...] = self._start.get(part.index, part.array) - part.array
+        elements = bucket.elements[parts[0].start : parts[-1].start + parts[-1].count]
+        communicators.all_ranks.allreduce(
+            buffer_of(elements), ReduceOp.SUM, info.weigh(), 1 / info.size
+        )
+        for part in parts:
+            gradient = part.array
+            velocity = self._velocity.get(part.index, gradient) * self._momentum + gradient
+            step = (velocity * self._momentum + gradient) * self._rate
+            part.array[...] = self._start.get(part.index, gradient) - step
+            self._velocity.put(part.index, velocity)
+            if self.partial:
+                self._start.put(part.index, copy(part.array))
+
+    def end(self, info: StepInfo) -> None:
+        self._velocity.end()
+        self._start.end()
+        if not info.flush:
+            self._next = (self._next + 1) % self._fragments
+
+    def state(self) -> ExchangeState:
+        return ExchangeState({_NEXT: np.array(self._next), **self._velocity.arrays()})
+
+    def load(self, state: ExchangeState) -> None:
+        if _NEXT not in state.shared:
+            raise ValueError(f"exchange {self.spec!r} was given no {_NEXT}")
+        self._next = int(state.shared[_NEXT])
+        self._velocity.load(state.shared)

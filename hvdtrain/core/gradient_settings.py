@@ -1,0 +1,54 @@
+"""Settings of a reduction of gradients, for all frameworks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdtrain.core.arguments import Groups, check_groups, check_predivide
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.gradients.exchange import Exchange, Kind
+from hvdtrain.core.process_set import ProcessSet, global_process_set, require_process_set
+from hvdtrain.types import ReduceOp
+
+__all__ = ["GradientSettings"]
+
+
+@dataclass(frozen=True)
+class GradientSettings:
+    """Settings of a reduction of gradients, equal on all ranks.
+
+    Attributes:
+        op: Average or Sum, or another reduction that an adapter carries out itself.
+        process_set: ranks that take part; other ranks keep their own gradients.
+        predivide: divisor of gradients before the sum of an average, predivide/size comes after.
+        groups: number of groups that are reduced together, or lists of parameters.
+        sparse_as_dense: make sparse gradients dense instead of gathering their elements.
+        exchange: exchange that replaces the average or sum; None for these.
+
+    Raises:
+        TypeError: `process_set` is not a process set.
+        ValueError: arguments are invalid or exclude each other.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    process_set: ProcessSet = global_process_set
+    predivide: float = 1.0
+    groups: Groups = None
+    sparse_as_dense: bool = False
+    exchange: Exchange | None = None
+
+    def __post_init__(self) -> None:
+        require_process_set(self.process_set)
+        if not isinstance(self.op, ReduceOp):
+            raise ValueError(f"op must be a reduction, Average for example, got {self.op!r}")
+        check_predivide(self.predivide, self.op)
+        check_groups(self.groups, object)
+
+    def make_exchange(self) -> Exchange:
+        """Return the exchange of a bucket; one with state is always the same object."""
+        return self.exchange or AllreduceExchange(self.op, self.predivide)
+
+    @property
+    def weights(self) -> bool:
+        """Whether ranks exchange weights after steps on their own gradients."""
+        return self.exchange is not None and self.exchange.kind is Kind.WEIGHTS

@@ -1,0 +1,1 @@
+"""The parameter server: some ranks hold the weights, the others compute gradients."""

@@ -1,0 +1,171 @@
+"""What a server does with the requests of the workers: states without communication."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvdtrain.train.parameter_server.statistics import Pushes
+
+__all__ = ["Answer", "AsynchronousProtocol", "Protocol", "SynchronousProtocol", "Update"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a worker's pull.
+
+    Attributes:
+        worker: number of the worker.
+        late: whether the round is over: the worker gets no weights, and pushes no gradient.
+    """
+
+    worker: int
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class Update:
+    """One step of the optimizer.
+
+    Attributes:
+        round: round of the gradients.
+        weights: factor of each worker's gradient, by worker in ascending order; they add up to 1.
+    """
+
+    round: int
+    weights: Mapping[int, float]
+
+
+class Protocol(ABC):
+    """The state of one server between two pauses of the run.
+
+    Each worker repeats: pull the weights of a round, compute, push the gradient. Rounds are counted
+    from 0, separately for each worker.
+
+    Args:
+        workers: number of workers.
+
+    Attributes:
+        version: number of updates so far.
+        pushes: statistics.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.version, self.pushes = 0, Pushes()
+        self._rounds = [0] * workers  # rounds that each worker has pushed, or was late for
+        self._pulls: dict[int, int] = {}  # samples of the workers that wait for weights
+
+    @property
+    def rounds_done(self) -> int:
+        """The number of rounds that every worker is done with."""
+        return min(self._rounds)
+
+    def pull(self, worker: int, samples: int) -> None:
+        """Take a worker's request for weights.
+
+        Args:
+            worker: number of the worker.
+            samples: number of its samples in the round.
+        """
+        self._pulls[worker] = samples
+
+    def answers(self) -> list[Answer]:
+        """Return the answers that are possible now, and take their requests as answered."""
+        answers = [Answer(w, self._is_late(w)) for w in sorted(self._pulls) if self._may_answer(w)]
+        for answer in answers:
+            samples = self._pulls.pop(answer.worker)
+            if answer.late:
+                self._rounds[answer.worker] += 1
+                self.pushes.drop(samples)
+        return answers
+
+    @abstractmethod
+    def push(self, worker: int, samples: int, version: int) -> Update | None:
+        """Take a worker's gradient; return the update to make now, if any.
+
+        Args:
+            worker: number of the worker.
+            samples: number of samples of the gradient; 0: the worker has none in this round.
+            version: version of the weights that it was computed from.
+        """
+
+    @abstractmethod
+    def _may_answer(self, worker: int) -> bool:
+        """Return whether a pull can be answered now."""
+
+    def _is_late(self, worker: int) -> bool:
+        """Return whether the round of a pull is over."""
+        return False
+
+
+class AsynchronousProtocol(Protocol):
+    """Each gradient is an update of its own, in the order of arrival.
+
+    A worker begins round c only when every worker has pushed its round c - staleness - 1: no worker
+    is more than `staleness` rounds ahead of the slowest one (stale synchronous parallel). Between a
+    worker's pull and its push, each other worker pushes at most 2 staleness + 1 times.
+
+    Args:
+        workers: number of workers.
+        staleness: maximum number of rounds between the fastest and the slowest worker.
+    """
+
+    def __init__(self, workers: int, staleness: int) -> None:
+        super().__init__(workers)
+        self._staleness = staleness
+
+    def push(self, worker: int, samples: int, version: int) -> Update | None:
+        update = Update(self._rounds[worker], {worker: 1.0}) if samples else None
+        self._rounds[worker] += 1
+        if update is not None:
+            self.pushes.apply(self.version - version)
+            self.version += 1
+        return update
+
+    def _may_answer(self, worker: int) -> bool:
+        return self._rounds[worker] - self.rounds_done <= self._staleness
+
+
+class SynchronousProtocol(Protocol):
+    """The gradients of a round are one update: their mean over all samples.
+
+    A round is over when all workers, or all but `backup`, have pushed. Gradients that come later
+    are dropped. A worker whose round is over before it has the weights goes on with the next round.
+
+    Args:
+        workers: number of workers.
+        backup: number of workers that a round does not wait for.
+    """
+
+    def __init__(self, workers: int, backup: int) -> None:
+        super().__init__(workers)
+        self._needed = workers - backup
+        self._round = 0
+        self._arrived: dict[int, int] = {}
+
+    def push(self, worker: int, samples: int, version: int) -> Update | None:
+        late = self._rounds[worker] < self._round
+        self._rounds[worker] += 1
+        if late:
+            self.pushes.drop(samples)
+            return None
+        self._arrived[worker] = samples
+        if samples:
+            self.pushes.apply(0)
+        return self._end_round() if len(self._arrived) == self._needed else None
+
+    def _end_round(self) -> Update | None:
+        arrived, self._arrived = self._arrived, {}
+        number, self._round = self._round, self._round + 1
+        total = sum(arrived.values())
+        if not total:
+            return None
+        self.version += 1
+        return Update(number, {w: arrived[w] / total for w in sorted(arrived) if arrived[w]})
+
+    def _may_answer(self, worker: int) -> bool:
+        return self._rounds[worker] <= self._round
+
+    def _is_late(self, worker: int) -> bool:
+        return self._rounds[worker] < self._round

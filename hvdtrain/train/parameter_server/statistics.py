@@ -1,0 +1,63 @@
+"""Counts of the gradients that servers have received."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Pushes"]
+
+
+@dataclass
+class Pushes:
+    """Gradients that servers have received.
+
+    Attributes:
+        staleness: number of applied gradients by staleness: the number of updates between the
+            weights that a gradient was computed from, and those that it was applied to.
+        dropped: number of gradients that came too late, or were not computed for that reason.
+    """
+
+    staleness: Counter[int] = field(default_factory=Counter)
+    dropped: int = 0
+
+    def apply(self, staleness: int) -> None:
+        """Count a gradient that is applied.
+
+        Args:
+            staleness: its staleness.
+        """
+        self.staleness[staleness] += 1
+
+    def drop(self, samples: int) -> None:
+        """Count a gradient that is dropped.
+
+        Args:
+            samples: number of its samples; one without samples does not count.
+        """
+        self.dropped += samples > 0
+
+    def add(self, other: Pushes) -> None:
+        """Add the counts of others."""
+        self.staleness += other.staleness
+        self.dropped += other.dropped
+
+    def record(self) -> dict[str, Any]:
+        """Return the counts for summary.json."""
+        return {
+            "applied": self.applied,
+            "dropped": self.dropped,
+            "mean_staleness": self.mean,
+            "staleness": {str(value): self.staleness[value] for value in sorted(self.staleness)},
+        }
+
+    @property
+    def applied(self) -> int:
+        """The number of gradients that were applied."""
+        return self.staleness.total()
+
+    @property
+    def mean(self) -> float:
+        """The mean staleness of the applied gradients; 0 if there are none."""
+        return sum(value * count for value, count in self.staleness.items()) / max(self.applied, 1)

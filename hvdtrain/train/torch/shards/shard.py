@@ -1,0 +1,126 @@
+"""A shard of the weights on a server, with the recipe's own optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.parameter_server.shards import Piece
+from hvdtrain.train.parameter_server.wire import Flat
+
+__all__ = ["PieceState", "TorchShard", "require_elementwise"]
+
+# Optimizers whose step for an element depends on no other element.
+_ELEMENTWISE = (
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
+    *(torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD),
+)
+
+# The optimizer's state of a piece by name: the type of a state with an element for each element of
+# the piece, or the value of another.
+PieceState = dict[str, Any]
+
+
+def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Check that an optimizer can step on parts of parameters.
+
+    Raises:
+        UsageError: it is not known to be able to.
+    """
+    if type(optimizer) not in _ELEMENTWISE:
+        names = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
+        raise UsageError(
+            f"--strategy ps cannot use the recipe's optimizer {type(optimizer).__name__}: servers "
+            f"step on parts of parameters, as torch's {names} can"
+        )
+
+
+class TorchShard:
+    """A shard whose parameters are pieces of the model's.
+
+    Args:
+        optimizer: optimizer of the model's parameters, in the groups in which they are stepped on;
+            it becomes that of the pieces.
+        parameters: the model's trained parameters.
+        pieces: pieces of them in the shard.
+        flat: weights of the shard; steps change them in place.
+        set_rate: sets the learning rates of an optimizer for a round.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[torch.nn.Parameter],
+        pieces: Sequence[Piece],
+        flat: torch.Tensor,
+        set_rate: Callable[[torch.optim.Optimizer, int], None],
+    ) -> None:
+        self._optimizer, self._flat, self._set_rate = optimizer, flat, set_rate
+        self._pieces = [
+            (piece, torch.nn.Parameter(flat.narrow(0, piece.start, piece.count)))
+            for piece in pieces
+        ]
+        own = {id(parameters[piece.parameter]): tensor for piece, tensor in self._pieces}
+        for group in optimizer.param_groups:
+            group["params"] = [own[id(p)] for p in group["params"] if id(p) in own]
+        self._parameters = parameters
+
+    @property
+    def weights(self) -> Flat:
+        """The current weights; steps change them in place."""
+        array: Flat = self._flat.numpy()
+        return array
+
+    def step(self, gradient: Flat, round: int) -> None:
+        """Step the optimizer; see Shard.step."""
+        flat = torch.from_numpy(gradient)
+        for piece, tensor in self._pieces:
+            tensor.grad = flat.narrow(0, piece.start, piece.count)
+        self._set_rate(self._optimizer, round)
+        self._optimizer.step()
+
+    def load_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the pieces' parts of the state of an optimizer of the whole parameters (local)."""
+        self._optimizer.state.clear()
+        for piece, tensor in self._pieces:
+            parameter = self._parameters[piece.parameter]
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if _is_elementwise(value):
+                    part = value.reshape(-1).narrow(0, piece.begin, piece.count)
+                    value = part.to("cpu", copy=True)
+                elif isinstance(value, torch.Tensor):
+                    value = value.to("cpu", copy=True)
+                self._optimizer.state[tensor][name] = value
+
+    def outline(self) -> list[tuple[Piece, PieceState]]:
+        """Return each piece with its state (local)."""
+        return [
+            (
+                piece,
+                {
+                    name: value.dtype if _is_elementwise(value) else value
+                    for name, value in self._optimizer.state.get(tensor, {}).items()
+                },
+            )
+            for piece, tensor in self._pieces
+        ]
+
+    def write_state(self, name: str, flat: torch.Tensor) -> None:
+        """Write an elementwise state of all pieces (local).
+
+        Args:
+            name: name of the state.
+            flat: memory for the shard's state, [n]; pieces without the state are left as they are.
+        """
+        for piece, tensor in self._pieces:
+            value = self._optimizer.state.get(tensor, {}).get(name)
+            if _is_elementwise(value):
+                flat.narrow(0, piece.start, piece.count).copy_(value)
+
+
+def _is_elementwise(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 0

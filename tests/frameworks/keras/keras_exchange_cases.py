@@ -1,0 +1,84 @@
+"""Exchanges of hvdtrain.keras on gradients that depend on the rank, against formulas."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+from exchange_formulas import OneBitFormula
+from keras_optimizer_cases import SHAPES, Array, assert_close, digest, gradients, own, stepped
+from nodes import nodes_of_their_own
+from one_bit import OneBit
+from raising import raising
+
+import hvdtrain.keras as hvd
+from hvdtrain.core.exchanges.half_types import round_to_half, widen_half
+from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
+from hvdtrain.types import DType
+
+
+def half_types_by_name() -> str:
+    """As text and as compression, with each rank on a node of its own."""
+
+    def rounded(values: Array) -> Array:
+        single: Any = values.astype(np.float32)
+        bits = round_to_half(single, DType.BFLOAT16)
+        return np.asarray(widen_half(bits, DType.BFLOAT16))
+
+    def combined(step: int) -> list[Array]:
+        if hvd.size() == 1:
+            return own(step)
+        every = [[rounded(g) for g in gradients(step, rank)] for rank in range(hvd.size())]
+        return [rounded(sum(parts) / hvd.size()) for parts in zip(*every, strict=True)]
+
+    make = partial(keras.optimizers.SGD, 0.1, momentum=0.9)
+    expected, ends = stepped(make(), combined), []
+    for given in ({"exchange": "half:type=bf16"}, {"compression": hvd.Compression.bf16}):
+        with nodes_of_their_own():
+            ends.append(stepped(hvd.DistributedOptimizer(make(), **given), own))
+        assert_close(ends[-1], expected, rtol=1e-6)
+    assert digest(ends[0]) == digest(ends[1])
+    return digest(ends[0])
+
+
+def an_exchange_of_gradients() -> str:
+    """One bit per element, with feedback; each rank counts as a node."""
+    counts = [int(np.prod(shape)) for shape in SHAPES]
+    formula = OneBitFormula(range(hvd.size()), counts)
+    specs = [
+        ParameterSpec(str(number), (count,), (1,), DType.FLOAT32, "float32", "cpu")
+        for number, count in enumerate(counts)
+    ]
+    plan = make_plan(specs, 1 << 20, 1 << 20)
+
+    def combined(step: int) -> list[Array]:
+        every = [
+            [g.astype(np.float64).reshape(-1) for g in gradients(step, rank)]
+            for rank in range(hvd.size())
+        ]
+        found = formula.step(plan, every, [1.0] * hvd.size())
+        return [f.reshape(s).astype(np.float32) for f, s in zip(found, SHAPES, strict=True)]
+
+    make = partial(keras.optimizers.SGD, 0.1, momentum=0.9)
+    mine = stepped(hvd.DistributedOptimizer(make(), exchange=OneBit(hierarchical=False)), own)
+    assert_close(mine, stepped(make(), combined))
+    return digest(mine)
+
+
+def an_exchange_goes_with_one_list_of_gradients() -> None:
+    if hvd.size() == 1 or keras.backend.backend() != "torch":  # others say it from a callback
+        return
+    exchange = OneBit()
+    stepped(hvd.DistributedOptimizer(keras.optimizers.SGD(), exchange=exchange), own)
+    other = hvd.DistributedOptimizer(keras.optimizers.SGD(), exchange=exchange)
+    with raising(ValueError, text="'onebit' was given 3 gradients before, and now 1 or others"):
+        other.apply([keras.ops.zeros([2])], [keras.Variable(np.zeros(2))])
+
+
+CASES = [
+    half_types_by_name,
+    an_exchange_of_gradients,
+    an_exchange_goes_with_one_list_of_gradients,
+]

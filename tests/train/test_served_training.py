@@ -1,0 +1,210 @@
+"""Training with a parameter server, against plain training, and what it must keep in any order."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks, start
+from run_files import summary_of
+
+from hvdtrain.train.checkpoint.directory import checkpoint_files
+from hvdtrain.train.checkpoint.file import load_checkpoint
+from hvdtrain.train.inference import options_of_run
+
+WORKER = Path(__file__).with_name("train_worker.py")
+LIMIT_SECONDS = 150
+
+Results = dict[str, list[dict[str, Any]]]
+
+COMMON: dict[str, Any] = {"lr_scaling": "none", "device": "cpu", "seed": 3}
+# 100 samples: 9 steps, the last one of 4 samples.
+SGD = {**COMMON, "kind": "noisy", "global_batch_size": 12, "epochs": 2}
+ADAM = {**SGD, "optimizer": "adam", "weight_decay": 0.01, "accumulate": 2}
+# 9 samples: the last step has one sample, and only one worker has a gradient.
+SHORT = {**COMMON, "kind": "watched", "global_batch_size": 4, "epochs": 3, "dtype": "float64"}
+NORMED = {**COMMON, "kind": "normed", "global_batch_size": 10, "epochs": 2, "dtype": "float64"}
+DIGITS = {**COMMON, "kind": "plain", "epochs": 6, "batch_size": 32}
+# Servers hold parts of the same parameter.
+CUT = {**DIGITS, "optimizer": "adam", "epochs": 1}
+STOPPED = {"stop": 13, "eager": True}  # in the second epoch
+
+CASES: dict[int, dict[str, dict[str, Any]]] = {
+    1: {
+        "sgd": SGD,
+        "adam": ADAM,
+        "short": SHORT,
+        "cut": CUT,
+        "alone": {**SGD, "strategy": "ps"},
+    },
+    2: {
+        "sgd": {**SGD, "strategy": "ps"},
+        "adam": {**ADAM, "strategy": "ps:mode=async,staleness=0"},
+        "sync": {**ADAM, "strategy": "ps:mode=sync"},
+        "stopped": {**ADAM, **STOPPED, "strategy": "ps"},
+        "resumed": {**ADAM, "strategy": "ps", "out": "stopped", "resume": "auto"},
+        "normed": NORMED,
+        "idle": {**SGD, "strategy": "ps:mode=sync,backup=1"},
+    },
+    3: {
+        "cut": {**CUT, "strategy": "ps:servers=2"},
+        "stopped": {**ADAM, **STOPPED, "strategy": "ps:servers=2"},
+        "resumed": {**ADAM, "strategy": "ps:servers=2", "out": "stopped", "resume": "auto"},
+        "short": {**SHORT, "strategy": "ps:mode=sync"},
+        "normed": {**NORMED, "strategy": "ps:mode=sync"},
+        "async": {**SGD, "strategy": "ps:staleness=1"},
+        "backup": {**SGD, "strategy": "ps:mode=sync,backup=1"},
+        "digits": {**DIGITS, "strategy": "ps"},
+    },
+    4: {
+        "short": {**SHORT, "strategy": "ps:servers=2,mode=sync"},
+        "async": {**SGD, "strategy": "ps:servers=2,staleness=0"},
+        "backup": {**SGD, "strategy": "ps:mode=sync,backup=2", "eager": True},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[int, Results]:
+    """Run all cases, in one launch for each number of ranks; return the results by rank."""
+    found: dict[int, Results] = {}
+    for size, cases in CASES.items():
+        arguments = [
+            {**case, "out": str(folder / str(size) / case.get("out", name))}
+            for name, case in cases.items()
+        ]
+        done = run_ranks(WORKER, size, args=[json.dumps(arguments)], timeout_seconds=LIMIT_SECONDS)
+        by_case = zip(*done.results, strict=True)
+        found[size] = {name: list(of_ranks) for name, of_ranks in zip(cases, by_case, strict=True)}
+    return found
+
+
+def digests(results: list[dict[str, Any]]) -> set[str]:
+    """Return the digests of the weights at the end of a run, one if all ranks have the same."""
+    return {digest for result in results for digest in result["weights_sha256"]}
+
+
+def weights(folder: Path, size: int, name: str) -> dict[str, torch.Tensor]:
+    (newest, *_) = checkpoint_files(folder / str(size) / name)
+    model: dict[str, torch.Tensor] = load_checkpoint(newest, "pt")["model"]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("size", "case", "plain"),
+    [
+        (2, "sgd", "sgd"),
+        (2, "adam", "adam"),
+        (2, "sync", "adam"),
+        (2, "resumed", "adam"),
+        (3, "cut", "cut"),
+        (3, "resumed", "adam"),
+    ],
+)
+def test_one_worker_is_plain_training(
+    runs: dict[int, Results], size: int, case: str, plain: str
+) -> None:
+    """Bit for bit, also where servers cut a parameter, and after a resume within an epoch."""
+    assert digests(runs[size][case]) == digests(runs[1][plain])
+    pushes = runs[size][case][0]["parameter_server"]
+    assert list(pushes["staleness"]) == ["0"]
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_synchronous_workers_are_one_rank_with_the_whole_batch(
+    runs: dict[int, Results], folder: Path, size: int
+) -> None:
+    expected = weights(folder, 1, "short")
+    torch.testing.assert_close(weights(folder, size, "short"), expected, rtol=1e-12, atol=1e-14)
+    # 9 samples in steps of 4, 4 and 1: five gradients in an epoch.
+    servers = size - 2
+    assert runs[size]["short"][0]["parameter_server"]["staleness"] == {"0": 3 * 5 * servers}
+
+
+def test_statistics_of_samples_are_the_workers(runs: dict[int, Results], folder: Path) -> None:
+    """As where two ranks all-reduce: the server's own have seen no sample, and do not count."""
+    expected = weights(folder, 2, "normed")
+    torch.testing.assert_close(weights(folder, 3, "normed"), expected, rtol=1e-12, atol=1e-14)
+    assert len(digests(runs[3]["normed"])) == 1
+
+
+@pytest.mark.parametrize(("size", "case", "servers"), [(3, "async", 1), (4, "async", 2)])
+def test_asynchronous_gradients_are_applied_once(
+    runs: dict[int, Results], size: int, case: str, servers: int
+) -> None:
+    results = runs[size][case]
+    assert len(digests(results)) == 1
+    counts = results[0]["parameter_server"]
+    assert counts["applied"] == sum(counts["staleness"].values()) == 2 * 9 * 2 * servers
+    assert counts["dropped"] == 0
+    most = 2 * int("staleness=1" in CASES[size][case]["strategy"]) + 1
+    assert max(map(int, counts["staleness"])) <= most
+
+
+@pytest.mark.parametrize(("size", "case"), [(3, "async"), (3, "backup"), (4, "backup")])
+def test_every_sample_is_used_once_in_an_epoch(
+    runs: dict[int, Results], size: int, case: str
+) -> None:
+    results = runs[size][case]
+    *workers, server = [Counter(result["seen"]["train"]) for result in results]
+    assert not server
+    assert all(workers)
+    assert sum(workers, Counter()) == dict.fromkeys(range(100), 2)
+    assert results[0]["samples"] == 200
+
+
+@pytest.mark.parametrize(("size", "backup"), [(3, 1), (4, 2)])
+def test_late_gradients_are_dropped(runs: dict[int, Results], size: int, backup: int) -> None:
+    results = runs[size]["backup"]
+    counts = results[0]["parameter_server"]
+    assert (counts["applied"], counts["dropped"]) == (2 * 9, 2 * 9 * backup)
+    assert len(digests(results)) == 1
+    assert results[0]["steps"] == 18
+
+
+def test_digits_are_learned(runs: dict[int, Results], folder: Path) -> None:
+    results = runs[3]["digits"]
+    assert results[0]["final"]["accuracy"] > 0.85
+    counts = summary_of(folder / "3" / "digits")["parameter_server"]
+    assert (counts["servers"], counts["mode"], counts["staleness"]) == (
+        1,
+        "async",
+        results[0]["parameter_server"]["staleness"],
+    )
+    assert counts["applied"] == 6 * 23 * 2  # 1437 samples in rounds of 64
+
+
+def test_ranks_that_cannot_serve_are_refused(runs: dict[int, Results]) -> None:
+    (alone,) = runs[1]["alone"]
+    assert alone["refused"] == "--strategy ps needs 2 ranks or more, 1 of them as servers, got 1"
+    for idle in runs[2]["idle"]:
+        assert "backup must be less than the number of workers, 1 of 2 ranks" in idle["refused"]
+
+
+def test_a_worker_that_raises_ends_the_job(tmp_path: Path) -> None:
+    options = ["--lr", "1e30", "--strategy", "ps", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "hvdtrain", "run", "-np", "2", "--", "train", "digits"]
+    with start([*command, *options], cwd=tmp_path) as job:
+        done = job.wait(LIMIT_SECONDS)
+    assert done.returncode != 0
+    assert "[rank 0/2] step 2: the gradient of this rank is not finite" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_any_number_of_ranks_evaluates_what_servers_have_trained(
+    runs: dict[int, Results], folder: Path
+) -> None:
+    run = folder / "3" / "digits"
+    assert len(runs[3]["digits"]) == 3
+    assert options_of_run(run, "newest", {}).worker_count(1) == 1
+    assert options_of_run(run, "newest", {}).strategy == "allreduce"

@@ -1,0 +1,197 @@
+"""Exchanges of weights against formulas for all ranks on one process; for exchange_worker.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from exchange_formulas import BlockFormula, DiLoCoFormula, Flat, OfRanks, mean
+from exchange_ranks import (
+    COUNTS,
+    LIMITS,
+    TOLERANCE,
+    check,
+    exchanged,
+    kinds,
+    of_ranks,
+    values,
+    weighed,
+)
+from exchanging import Driven, plan_of
+
+import hvdtrain.torch as hvd
+from hvdtrain.core.exchanges.block_momentum import BlockMomentum
+from hvdtrain.core.exchanges.diloco import DiLoCo
+from hvdtrain.core.exchanges.local_sgd import LocalSGD
+from hvdtrain.core.gradients.exchange import Exchange, StepInfo
+from hvdtrain.types import DType
+
+# Exchanges whose state a checkpoint keeps.
+STATEFUL: list[Callable[[], Exchange]] = [
+    lambda: BlockMomentum(steps=1, momentum=0.5, rate=0.75),
+    lambda: DiLoCo(steps=4, fragments=4),
+]
+
+
+class Ranks:
+    """Weights of all ranks that take steps by themselves, in float64.
+
+    Args:
+        start: weights at the start, by parameter.
+        dtype: type of the weights in buckets.
+    """
+
+    def __init__(self, start: Sequence[Flat], dtype: DType) -> None:
+        self._dtype = dtype
+        self.weights: OfRanks = []
+        self.agree([w.astype(np.float64) for w in start])
+
+    def step(self, step: int) -> None:
+        """Let all take a step, in proportion to their numbers."""
+        changes = of_ranks(step, self._dtype)
+        self.weights = [
+            [w + 0.25 * d for w, d in zip(ws, ds, strict=True)]
+            for ws, ds in zip(self.weights, changes, strict=True)
+        ]
+
+    def agree(self, weights: Sequence[Flat]) -> None:
+        """Give all the same weights."""
+        self.weights = [list(weights) for _ in range(hvd.size())]
+
+    def own(self) -> list[Flat]:
+        """Return the weights of this rank in the type of buckets."""
+        return [w.astype(self._dtype.numpy) for w in self.weights[hvd.rank()]]
+
+
+def info_of(steps: int, given: Sequence[float] | None, flush: bool = False) -> StepInfo:
+    """Return the info of an exchange after as many steps of each rank."""
+    info = replace(weighed(0, given), local_steps=steps * hvd.size(), flush=flush)
+    if given is None:
+        return replace(info, weight=float(steps), total=float(steps * hvd.size()), weighted=True)
+    return info
+
+
+def blocks_of_local_steps() -> int:
+    """Three blocks of three steps, one that a flush ends after two, and an empty one."""
+    cases = 0
+    weights = [float(rank) for rank in range(1, hvd.size() + 1)]
+    forms = ((0.0, 1.0, False), (0.5, 0.75, False), (0.5, 0.75, True))
+    for (dtype, tensors), form in product(kinds(), forms):
+        given = None if dtype is DType.FLOAT32 else weights
+        block, steps = (0, 3) if given is None else (int(3 * sum(weights)), 0)
+        exchange = BlockMomentum(block, steps, form[0], rate=form[1], nesterov=form[2])
+        start = values(99, 0, dtype)
+        driven, ranks = Driven(exchange, plan_of(dtype, LIMITS[0]), tensors), Ranks(start, dtype)
+        driven.begin(start)
+        formula = BlockFormula(ranks.weights[0], hvd.size(), *form)
+        for count, flush in ((3, False), (3, False), (2, True), (0, True), (3, False), (0, True)):
+            for step in range(count):
+                ranks.step(step)
+            counts = [count * weight for weight in given or [1.0] * hvd.size()]
+            info = info_of(count, counts if given else None, flush)
+            found = exchanged(driven, ranks.own(), info)
+            if count:
+                formula.block(ranks.weights, counts, count / 3, flush)
+            expected = formula.model if flush else formula.start
+            check(found, expected, dtype)
+            formula.start = list(expected)
+            ranks.agree([each.astype(np.float64) for each in found])
+            driven.use_plan(plan_of(dtype, LIMITS[1]))
+        cases += 1
+    return cases
+
+
+def a_constant_change_moves_the_model_as_if_ranks_took_turns() -> int:
+    """Each of N ranks changes weights by 0.5 in a block: blocks move them by 0.5 N, also short."""
+    for nesterov in (False, True):
+        exchange = BlockMomentum(steps=5, nesterov=nesterov)
+        driven = Driven(exchange, plan_of(DType.FLOAT64, LIMITS[0]), tensors=False)
+        weights = [np.zeros(count) for count in COUNTS]
+        driven.begin(weights)
+        for block in range(121):
+            steps = 5 if block % 3 else 2
+            info = info_of(steps, None)
+            before, weights = weights, exchanged(driven, [w + steps / 10 for w in weights], info)
+        for one, other in zip(weights, before, strict=True):  # of a short block
+            np.testing.assert_allclose(one - other, 0.2 * hvd.size(), rtol=0, atol=1e-9)
+    return 2
+
+
+def what_is_an_average_of_weights() -> int:
+    exchanges: list[Callable[[], Exchange]] = [
+        lambda: LocalSGD(4),
+        lambda: BlockMomentum(steps=4, momentum=0.0, rate=1 / hvd.size()),
+        lambda: DiLoCo(steps=4, rate=1.0, momentum=0.0),
+    ]
+    weights = [float(rank) for rank in range(1, hvd.size() + 1)]
+    for (dtype, tensors), make, given in product(kinds(), exchanges, (None, weights)):
+        driven = Driven(make(), plan_of(dtype, LIMITS[1]), tensors)
+        driven.begin(values(99, 0, dtype))
+        for step in range(2):
+            found = exchanged(driven, values(step, hvd.rank(), dtype), info_of(4, given))
+            check(found, mean(of_ranks(step, dtype), given or [1.0] * hvd.size()), dtype)
+    return 4 * len(exchanges) * 2
+
+
+def an_outer_optimizer() -> int:
+    """Rounds of all parameters and of fragments, and a flush."""
+    cases = 0
+    weights = [float(rank) for rank in range(1, hvd.size() + 1)]
+    for (dtype, tensors), fragments in product(kinds(), (1, 2, 4)):
+        given = None if dtype is DType.FLOAT32 else weights
+        exchange = DiLoCo(steps=4, fragments=fragments)
+        start = values(99, 0, dtype)
+        driven, ranks = Driven(exchange, plan_of(dtype, LIMITS[1]), tensors), Ranks(start, dtype)
+        driven.begin(start)
+        formula = DiLoCoFormula(ranks.weights[0], 0.7, 0.9)
+        chosen = [exchange._fragment_of[index] for index in range(len(COUNTS))]
+        for number in range(7):
+            for step in range(4 // fragments):
+                ranks.step(10 * number + step)
+            flush = number == 5
+            found = exchanged(driven, ranks.own(), info_of(1, given, flush))
+            averages = mean(ranks.weights, given or [1.0] * hvd.size())
+            fragment = (number - (number > 5)) % fragments
+            for index, average in enumerate(averages):
+                if flush or chosen[index] == fragment:
+                    new = formula.round(index, average)
+                    for own in ranks.weights:
+                        own[index] = new
+            expected = ranks.weights[hvd.rank()]
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE[dtype])
+            if flush or fragments == 1:
+                check(found, expected, dtype)
+        cases += 1
+    return cases
+
+
+def fragments_are_about_equal() -> int:
+    exchange = DiLoCo(steps=4, fragments=2)
+    exchange.prepare(plan_of(DType.FLOAT32, LIMITS[1]))
+    assert set(exchange._fragment_of) == {0, 1}
+    return 1
+
+
+def a_constant_change_of_the_outer_optimizer() -> int:
+    """It moves weights by rate / (1 - momentum) = 7 times the change."""
+    driven = Driven(DiLoCo(steps=2), plan_of(DType.FLOAT64, LIMITS[0]), tensors=False)
+    weights = [np.zeros(count) for count in COUNTS]
+    driven.begin(weights)
+    for _ in range(300):
+        before, weights = weights, exchanged(driven, [w - 0.25 for w in weights], info_of(2, None))
+    for one, other in zip(weights, before, strict=True):
+        np.testing.assert_allclose(one, other - 7 * 0.25, rtol=0, atol=1e-9)
+    return 1
+
+
+WEIGHT_CASES = (
+    blocks_of_local_steps,
+    a_constant_change_moves_the_model_as_if_ranks_took_turns,
+    what_is_an_average_of_weights,
+    an_outer_optimizer,
+    fragments_are_about_equal,
+    a_constant_change_of_the_outer_optimizer,
+)
