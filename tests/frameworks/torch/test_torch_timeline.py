@@ -29,7 +29,10 @@ BARRIERS = (
 )
 
 
-@pytest.mark.parametrize(("np", "ahead", "faster"), [(2, 0, 0), (3, 1000, 0.01), (4, 0, 0)])
+@pytest.mark.parametrize(
+    ("np", "ahead", "faster"),
+    [(2, 0, 0), (3, 1000, 0.01), pytest.param(4, 0, 0, marks=pytest.mark.soak)],
+)
 def test_all_ranks_are_in_one_file(np: int, ahead: float, faster: float, tmp_path: Path) -> None:
     run_ranks(WORKER, np, args=[tmp_path, ahead, faster], env=BUCKETS, timeout_seconds=120)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "second.json"]
