@@ -1,1 +1,1 @@
-"""Parts of compressed exchanges: codes of few bits, the largest elements, orthonormal rows."""
+"""Parts of compressed exchanges: error feedback, codes of few bits, the largest elements."""

@@ -11,10 +11,10 @@ from operator import mul
 import numpy as np
 
 from hvdtrain.arrays import Array, HostArray, like, zeros_like
+from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.compression.orthonormal import orthonormal
-from hvdtrain.core.exchanges.error_feedback import ErrorFeedback, sum_together
-from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, StepInfo
+from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.engines.communicator import Communicator
 

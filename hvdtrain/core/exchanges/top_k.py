@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from math import ceil
 
 from hvdtrain.arrays import Array, as_bytes, concatenate, copy, from_bytes, like_shape, zeros_like
+from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.compression.largest import largest
-from hvdtrain.core.exchanges.error_feedback import ErrorFeedback, sum_together
-from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators, gather
 from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice, StepInfo
+from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.engines.communicator import Communicator
 
