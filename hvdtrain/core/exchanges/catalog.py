@@ -14,6 +14,7 @@ from hvdtrain.core.exchanges.diloco import DiLoCo
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.n_bit import NBitExchange
+from hvdtrain.core.exchanges.post_local_sgd import PostLocalSGD
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.exchange import Exchange
 
@@ -26,6 +27,7 @@ EXCHANGES: Mapping[str, type[Exchange]] = {
     "adasum": AdasumExchange,
     "nbit": NBitExchange,
     "local": LocalSGD,
+    "postlocal": PostLocalSGD,
     "blockmomentum": BlockMomentum,
     "diloco": DiLoCo,
 }

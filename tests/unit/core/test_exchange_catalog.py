@@ -41,6 +41,8 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
         ("local", "exchange 'local': needs steps="),
         ("local:steps=0", "exchange 'local:steps=0': steps must be at least 1, got 0"),
         ("local:steps=2,state=drop", "state must be one of keep, reset, got drop"),
+        ("postlocal:after=0,steps=2", "after must be a number of steps above 0, or rate, got 0"),
+        ("postlocal:after=9,steps=2,warmup=3", "begins with plain averages by itself"),
         ("blockmomentum", "give block= (samples of all ranks) or steps= (of each rank)"),
         ("blockmomentum:block=4,steps=4", "got block=4 and steps=4"),
         ("blockmomentum:steps=4,momentum=1", "momentum must be at least 0 and less than 1"),

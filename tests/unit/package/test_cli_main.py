@@ -89,4 +89,9 @@ def test_exchanges_are_listed_for_programs() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     listed = json.loads(done.stdout)
     assert list(listed) == list(EXCHANGES)
-    assert listed["average"]["options"]["predivide"] == {"type": "float", "default": 1.0}
+    assert listed["average"]["options"]["predivide"] == {
+        "type": "float",
+        "default": 1.0,
+        "required": False,
+    }
+    assert listed["local"]["options"]["steps"]["required"]
