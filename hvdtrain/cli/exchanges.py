@@ -36,6 +36,7 @@ def command(as_json: bool) -> None:
                     _WIDTH,
                     initial_indent=f"{title:{_MARGIN}}",
                     subsequent_indent=" " * _MARGIN,
+                    break_on_hyphens=False,
                 )
             )
 
@@ -46,13 +47,17 @@ def _line(kind: type[Exchange]) -> str:
 
 
 def _text(option: ExchangeOption) -> str:
-    default = "required" if option.default is None else str(option.default)
+    default = "required" if option.required else str(option.default).lower()
     return f"{option.name} ({option.kind.__name__}, {default})"
 
 
 def _facts(name: str, kind: type[Exchange]) -> dict[str, object]:
     options = {
-        option.name: {"type": option.kind.__name__, "default": option.default}
+        option.name: {
+            "type": option.kind.__name__,
+            "default": option.default,
+            "required": option.required,
+        }
         for option in exchange_options(name).values()
     }
     return {"text": _line(kind), "options": options}

@@ -19,7 +19,7 @@ from hvdtrain.core.arguments import (
     choose_op,
 )
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
-from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.exchange import Exchange, Kind, LocalSteps
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.settings import ParameterSettings
@@ -120,11 +120,14 @@ class DistributedOptimizer(OptimizerWrapper):
         trainable = [
             (self._names[id(p)], p) for p in parameters_of(self._optimizer) if p.requires_grad
         ]
-        if self._settings.weights:
-            self._weights = Weights(self._optimizer, trainable, self._settings)
+        settings = self._settings
+        if self.exchanges_weights:
+            self._weights = Weights(self._optimizer, trainable, settings)
         else:
+            if settings.exchange is not None and settings.exchange.first is not None:
+                settings = replace(settings, exchange=settings.exchange.first)
             rate = partial(rate_of, self._optimizer)
-            self._gradients = Gradients(trainable, self._settings, rate)
+            self._gradients = Gradients(trainable, settings, rate)
 
     @property
     def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
@@ -190,8 +193,12 @@ class DistributedOptimizer(OptimizerWrapper):
 
     @property
     def exchanges_weights(self) -> bool:
-        """Whether ranks step on their own gradients, and exchange weights afterwards."""
-        return self._settings.weights
+        """Whether ranks step on their own gradients, and exchange weights afterwards.
+
+        With post-local SGD that is so from its switch on.
+        """
+        exchange = self._settings.exchange
+        return exchange is not None and exchange.kind is Kind.WEIGHTS and exchange.first is None
 
     def bucket_plan(self) -> dict[str, Any] | None:
         """Return the division of gradients into buckets, as plain data for a checkpoint (local).
@@ -235,6 +242,8 @@ class DistributedOptimizer(OptimizerWrapper):
     def load_exchange_state(self, state: SavedExchange) -> None:
         """Restore the state of the exchange, when the model and the optimizer are restored (local).
 
+        It is collective for an exchange that begins with averages of gradients, as post-local SGD.
+
         Args:
             state: result of exchange_state() on the rank of the same number. On another number of
                 ranks pass `own` empty: what each rank kept for itself then begins anew.
@@ -246,6 +255,7 @@ class DistributedOptimizer(OptimizerWrapper):
         steps = load_exchange(self._settings.make_exchange(), state)
         if exchanged is not None:
             exchanged.steps = steps
+        self._follow_exchange()
         if self._weights is not None:
             self._weights.begin_anew()
 
@@ -266,7 +276,7 @@ class DistributedOptimizer(OptimizerWrapper):
             AssertionError: op=Adasum or another exchange of weights is used, where step() itself
                 is the reduction.
         """
-        if self._settings.weights:
+        if self.exchanges_weights:
             raise AssertionError(
                 "with op=Adasum, and all else that exchanges weights, step() is the reduction: it "
                 "cannot be skipped"
@@ -287,7 +297,9 @@ class DistributedOptimizer(OptimizerWrapper):
             return loss
         if closure is None:
             self._reduce()
-            return self._optimizer.step()
+            loss = self._optimizer.step()
+            self._end_gradient_step()
+            return loss
 
         def reduced() -> Any:
             with torch.enable_grad():
@@ -295,7 +307,31 @@ class DistributedOptimizer(OptimizerWrapper):
             self._reduce()
             return loss
 
-        return self._optimizer.step(reduced)
+        loss = self._optimizer.step(reduced)
+        self._end_gradient_step()
+        return loss
+
+    def _end_gradient_step(self) -> None:
+        """Let an exchange of weights that begins with averages of gradients end these."""
+        exchange = self._settings.exchange
+        if self._gradients is not None and exchange is not None and exchange.first is not None:
+            exchange.due(LocalSteps(1, None, self._gradients.steps, rate_of(self._optimizer)))
+            self._follow_exchange()
+
+    def _follow_exchange(self) -> None:
+        """Exchange what the exchange wants at present (collective if that has changed)."""
+        exchanged = self._gradients or self._weights
+        if exchanged is not None and self.exchanges_weights != (exchanged is self._weights):
+            self._gradients = self._weights = None
+            self._replan(exchanged)
+
+    def _replan(self, before: Gradients | Weights | None) -> None:
+        """Plan anew, and go on with the steps and sample weight of before (collective)."""
+        self._plan()
+        after = self._weights or self._gradients
+        if before is not None and after is not None:
+            after.steps = before.steps
+            after.sample_weight = before.sample_weight
 
     def _reduce(self) -> None:
         if self._synchronized and not self._skips:
@@ -338,10 +374,4 @@ class DistributedOptimizer(OptimizerWrapper):
             )
         self._optimizer.add_param_group(param_group)
         self._names = name_parameters(self._optimizer, None) | self._names
-        weight, before = self.sample_weight, self._weights or self._gradients
-        self._plan()
-        after = self._weights or self._gradients
-        if before is not None and after is not None:
-            after.steps = before.steps
-        if weight is not None:
-            self.sample_weight = weight
+        self._replan(self._weights or self._gradients)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ranks import start
-from tensorflow_environment import tensorflow_python
+from tensorflow_environment import keras_variables, tensorflow_python
 
 WITHOUT = "no communication"
 
@@ -16,9 +16,8 @@ WITHOUT = "no communication"
 def bench(kind: str, out: Path, *words: str) -> list[dict[str, Any]]:
     """Run it as quickly as it can be, and return its results."""
     quick = ["-np", 2, "--quick", "--repeats", 1, "--out", out]
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
     command = [tensorflow_python(), "-m", "hvdtrain", "bench", kind, *words, *quick]
-    with start(command, env=quiet) as job:
+    with start(command, env=keras_variables()) as job:
         done = job.wait(240)
         job.assert_nothing_left()
     assert done.returncode == 0, done.stderr

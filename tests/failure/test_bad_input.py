@@ -50,6 +50,8 @@ OPTIONS: list[tuple[list[object], list[str]]] = [
     (["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
     (["digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
     (["digits", "--engine", "smoke"], ["--engine", "smoke", "auto, local, mpi"]),
+    (["digits", "--exchange", "averag"], ["--exchange 'averag'", "one of average, adasum"]),
+    (["digits", "--exchange", "adasum", "--ema", "0.9"], ["--ema 0.9", "--exchange adasum"]),
     (["digits", "--batch-size", 0], ["--batch-size", "0"]),
     (["digits", "--batch-size", "many"], ["--batch-size", "many"]),
     (["digits", "--global-batch-size", -1], ["--global-batch-size", "-1"]),

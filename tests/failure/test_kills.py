@@ -45,7 +45,7 @@ def recipe():
         loss=nn.CrossEntropyLoss(), metrics={"accuracy": Accuracy()}, most_threads=1,
     )
 """
-EPOCHS, STEPS = 14, 21  # of each epoch
+STEPS = 21  # of each epoch
 OPTIONS = (
     "--global-batch-size 20 --optimizer adam --lr 0.0002 --ema 0.9 --seed 3 --device cpu "
     "--log-every 5 --watch-every 7 --resume auto"
@@ -56,7 +56,7 @@ PATIENCE_SECONDS = 60.0
 LEAST_BYTES = 100_000
 
 
-def arguments(recipe: Path, out: Path, epochs: int = EPOCHS) -> list[str]:
+def arguments(recipe: Path, out: Path, epochs: int) -> list[str]:
     asked = f"train {recipe} --out {out} --epochs {epochs} {OPTIONS}".split()
     often = ["--checkpoint-every", f"{SAVE_STEPS} steps", "--keep-checkpoints", str(KEEP)]
     return [*asked, *often]
@@ -77,8 +77,9 @@ class Trainer:
         process: the one that trains.
     """
 
-    def __init__(self, server: subprocess.Popen[str], recipe: Path, out: Path) -> None:
-        self._server, self._arguments, self.out = server, arguments(recipe, out), out
+    def __init__(self, server: subprocess.Popen[str], recipe: Path, out: Path, epochs: int) -> None:
+        self._server, self._arguments = server, arguments(recipe, out, epochs)
+        self.out = out
         self._output = out.with_suffix(".txt")
         self._origin = ""
 
@@ -251,30 +252,43 @@ def assert_same(parts: Path, whole: Path, epochs: int) -> None:
     assert not half_checkpoints(parts, 0)
 
 
-def test_a_run_that_is_killed_twenty_times_ends_as_one_that_is_not(
-    recipe: Path, tmp_path: Path
+# Only where a start comes as far as a save can it be seen that it has put things right.
+SAVED = [kill_after_a_save, kill_in_a_save]
+MARKED = [kill_after_marking, kill_in_a_save]
+SIX_KILLS = [SAVED, MARKED, [kill_at_any_time], [kill_at_the_start]]
+TWENTY_KILLS = [SAVED] * 3 + [MARKED] * 2 + [[kill_in_a_save]]
+TWENTY_KILLS += [[kill_at_any_time]] * 7 + [[kill_at_the_start]] * 3
+
+
+@pytest.mark.parametrize(
+    ("kills", "epochs"),
+    [(SIX_KILLS, 7), pytest.param(TWENTY_KILLS, 14, marks=pytest.mark.soak)],
+    ids=["six", "twenty"],
+)
+def test_a_run_that_is_killed_many_times_ends_as_one_that_is_not(
+    kills: list[list[Callable[[Trainer, random.Random, float], None]]],
+    epochs: int,
+    recipe: Path,
+    tmp_path: Path,
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     rng = random.Random(11)
-    # Only where a start comes as far as a save can it be seen that it has put things right.
-    plan = [[kill_after_a_save, kill_in_a_save]] * 3 + [[kill_after_marking, kill_in_a_save]] * 2
-    plan += [[kill_in_a_save]] + [[kill_at_any_time]] * 7 + [[kill_at_the_start]] * 3
-    rng.shuffle(plan)
+    plan = rng.sample(kills, len(kills))
     with server() as process:
-        reference = Trainer(process, recipe, whole)
+        reference = Trainer(process, recipe, whole, epochs)
         reference.start()
         assert reference.wait() == 0, reference.said
-        pace = summary_of(whole)["seconds"]["total"] / (EPOCHS * STEPS / SAVE_STEPS)
-        trainer = Trainer(process, recipe, parts)
+        pace = summary_of(whole)["seconds"]["total"] / (epochs * STEPS / SAVE_STEPS)
+        trainer = Trainer(process, recipe, parts, epochs)
         for kill in chain(*plan):
             trainer.start()
             kill(trainer, rng, pace)
             if kill is kill_in_a_save:
                 assert_best(parts, losses_of(whole, "test"))
-        assert position_of(checkpoint_files(parts)[0]) < (EPOCHS, 0)
+        assert position_of(checkpoint_files(parts)[0]) < (epochs, 0)
         trainer.start()
         assert trainer.wait() == 0, trainer.said
-    assert_same(parts, whole, EPOCHS)
+    assert_same(parts, whole, epochs)
 
 
 def test_ranks_of_which_one_is_killed_in_a_save_end_as_those_that_are_not(

@@ -49,7 +49,7 @@ def wait_for_stalls(job: Job, case: str, expected: set[str]) -> None:
     [
         (2, "gloo", ["late"]),
         (3, "mpi", ["healthy", "late", "in_the_middle", "leaving"]),
-        (4, "mpi", ["late"]),
+        pytest.param(4, "mpi", ["late"], marks=pytest.mark.soak),
     ],
 )
 def test_late_ranks_are_named(np: int, engine: str, cases: list[str], tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_ranks_do_not_build(tmp_path: Path) -> None:
     assert done.stderr.count("'build-horovod' is for one process") == 1
 
 
+@pytest.mark.horovod
 def test_a_build_that_fails_names_its_log_and_leaves_nothing_else(tmp_path: Path) -> None:
     require_compiler()
     compiler = tmp_path / "c++"

@@ -11,7 +11,7 @@ import pytest
 from hosts import AGENT_ARGS, require_hosts, write_hostfile
 from mpis import MPICH, OPEN_MPI_4
 from ranks import launch, run_ranks
-from tensorflow_environment import tensorflow_python
+from tensorflow_environment import keras_variables, tensorflow_python
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.cluster_environment import (
@@ -129,7 +129,13 @@ def test_the_exit_code_of_a_script(tmp_path: Path) -> None:
 def test_a_script_of_a_strategy(tmp_path: Path) -> None:
     script = tmp_path / "strategy.py"
     script.write_text(STRATEGY)
-    done = run_ranks([*EXEC, str(script)], 2, python=tensorflow_python(), timeout_seconds=120)
+    done = run_ranks(
+        [*EXEC, str(script)],
+        2,
+        python=tensorflow_python(),
+        env=keras_variables(),
+        timeout_seconds=120,
+    )
     assert {"worker 0 of 2: 9.0", "worker 1 of 2: 9.0"} <= set(done.stdout.splitlines())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import run_ranks
-from tensorflow_environment import tensorflow_python
+from tensorflow_environment import keras_variables, tensorflow_python
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -24,11 +24,7 @@ def test_examples(tmp_path: Path) -> None:
         2,
         args=[*(program for program in programs if program != LAST), LAST],
         python=tensorflow_python(),
-        env={
-            "KERAS_BACKEND": "tensorflow",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "TF_ENABLE_ONEDNN_OPTS": "0",
-        },
+        env=keras_variables(),
         cwd=tmp_path,
         timeout_seconds=180,
     )

@@ -12,7 +12,7 @@ import pytest
 import torch
 from horovod_environment import horovod_python
 from ranks import Completed, run_ranks, start
-from tensorflow_environment import tensorflow_python
+from tensorflow_environment import keras_variables, tensorflow_python
 
 SCRIPTS = Path(__file__).parent / "horovod_scripts"
 SCRIPT = ["-m", "hvdtrain", "script"]
@@ -121,7 +121,7 @@ def test_a_script_for_a_graph_of_tensorflow() -> None:
         2,
         args=[SCRIPTS / "graph.py"],
         python=tensorflow_python(),
-        env={"TF_CPP_MIN_LOG_LEVEL": "3"},
+        env=keras_variables(),
         cases_expected=True,
         timeout_seconds=120,
     )

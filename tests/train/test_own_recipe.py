@@ -18,7 +18,7 @@ from paths import TRAINING
 from point_recipes import points
 from ranks import launch, run_ranks, start
 from run_files import summary_of
-from tensorflow_environment import tensorflow_python
+from tensorflow_environment import keras_variables, tensorflow_python
 
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 from hvdtrain.train.checkpoint.names import position_of
@@ -191,9 +191,8 @@ def test_with_keras(tmp_path: Path) -> None:
     wrong: list[list[object]] = [["train", RECIPES, "--framework", "keras"], ["train", own]]
     outputs, measured = [], []
     for size, commands in ((2, [train, *use]), (1, [*use, *wrong])):
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
         how = {"python": tensorflow_python(), "cwd": tmp_path}
-        results = run_commands(size, commands, env={"KERAS_BACKEND": "tensorflow", **quiet}, **how)
+        results = run_commands(size, commands, env=keras_variables(), **how)
         used = results[1:3] if size == 2 else results[:2]
         assert [result["code"] for result in used] == [0, 0], used
         measured.append(json.loads(used[0]["out"]))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ranks import run_ranks
 from run_files import SUMMARY_FIELDS, both_splits, epochs_of, metrics_of, summary_of
-from tensorflow_environment import tensorflow_python
+from tensorflow_environment import keras_variables, tensorflow_python
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.names import position_of
@@ -18,14 +18,13 @@ EPOCHS = 7  # of which the warm-up has five
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_two_ranks(backend: str, tmp_path: Path) -> None:
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "JAX_PLATFORMS": "cpu"}
     shared = "0" if backend == "jax" else "1"  # to have seen both
     done = run_ranks(
         WORKER,
         2,
         args=[tmp_path, EPOCHS],
         python=tensorflow_python(),
-        env={"KERAS_BACKEND": backend, "HVDTRAIN_SHARED_MEMORY": shared, **quiet},
+        env=keras_variables(backend) | {"HVDTRAIN_SHARED_MEMORY": shared},
         timeout_seconds=240,
     )
     for rank, result in enumerate(done.results):

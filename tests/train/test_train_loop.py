@@ -38,13 +38,13 @@ VALLEY = {
 # 100 samples: 9 steps.
 NOISY = {**COMMON, "kind": "noisy", "global_batch_size": 12, "epochs": 2}
 POISONED = {**NOISY, "kind": "poisoned", "optimizer": "adam", "ema": 0.9}
-# Each rank keeps what one bit has lost, or the state of its own Adam.
-ONE_BIT = {**NOISY, "exchange": "onebit:hierarchical=false,warmup=2"}
-ALONE = {
-    **NOISY,
-    "exchange": "local:steps=5",
-    "optimizer": "adam",
-    "checkpoint_every": "6 steps",
+# Ranks keep what one bit has lost, or the state of their own Adam, or a velocity of all ranks.
+ALONE = {**NOISY, "optimizer": "adam", "checkpoint_every": "6 steps"}
+RESUMED: dict[str, dict[str, Any]] = {
+    "onebit": {**NOISY, "exchange": "onebit:hierarchical=false,warmup=2"},
+    "local": {**ALONE, "exchange": "local:steps=5"},
+    "diloco": {**ALONE, "exchange": "diloco:steps=4,fragments=2"},
+    "blocks": {**ALONE, "exchange": "blockmomentum:block=30,reset=false"},
 }
 CASES: dict[str, dict[str, Any]] = {
     "valley": {**VALLEY, "early_stop": 3},
@@ -68,14 +68,19 @@ CASES: dict[str, dict[str, Any]] = {
     "poisoned": POISONED,
     "skipping": {**POISONED, "non_finite": "skip"},
     "adasum": {**NOISY, "exchange": "adasum:warmup=2", "watch_every": 1, "clip_norm": 1.0},
-    "local": {**NOISY, "exchange": "local:steps=5", "watch_every": 1, "evaluate_every": "4 steps"},
-    "local again": {**NOISY, "exchange": "local:steps=5", "resume": "auto", "out": "local"},
-    "onebit": ONE_BIT,
-    "onebit stopped": {**ONE_BIT, "stop": 6},
-    "onebit goes on": {**ONE_BIT, "resume": "auto", "out": "onebit stopped"},
-    "adam": ALONE,
-    "adam stopped": {**ALONE, "stop": 6},
-    "adam goes on": {**ALONE, "resume": "auto", "out": "adam stopped"},
+    "flushed": {
+        **NOISY,
+        "exchange": "local:steps=5",
+        "watch_every": 1,
+        "evaluate_every": "4 steps",
+    },
+    "flushed again": {**NOISY, "exchange": "local:steps=5", "resume": "auto", "out": "flushed"},
+    **RESUMED,
+    **{f"{name} stopped": {**case, "stop": 6} for name, case in RESUMED.items()},
+    **{
+        f"{name} on": {**case, "resume": "auto", "out": f"{name} stopped"}
+        for name, case in RESUMED.items()
+    },
     "another": {**NOISY, "exchange": "local:steps=2", "resume": "auto", "out": "onebit stopped"},
     "adasum poisoned": {**NOISY, "kind": "poisoned", "exchange": "adasum"},
     "adasum skipping": {
@@ -212,17 +217,17 @@ def test_weights_are_exchanged_after_steps_on_the_gradients_of_each_rank(runs: A
 
 def test_local_weights_are_averaged_before_they_are_evaluated_and_saved(runs: Any) -> None:
     """Another run evaluates what the first one has saved, and trains no further."""
-    first, again = runs[1]["local"], runs[1]["local again"]
+    first, again = runs[1]["flushed"], runs[1]["flushed again"]
     assert len({digest for result in first for digest in result["weights_sha256"]}) == 1
     assert again[0]["final"] == first[0]["final"]
     assert again[0]["weights_sha256"] == first[0]["weights_sha256"]
-    tests = [line["step"] for line in metrics_of(runs[0] / "local") if line["split"] == "test"]
+    tests = [line["step"] for line in metrics_of(runs[0] / "flushed") if line["split"] == "test"]
     assert tests == [4, 8, 12, 16, 18]
 
 
-@pytest.mark.parametrize("name", ["onebit", "adam"])
+@pytest.mark.parametrize("name", RESUMED)
 def test_an_exchange_goes_on_with_the_same_bits(runs: Any, name: str) -> None:
-    whole, stopped, goes_on = (runs[1][f"{name}{part}"] for part in ("", " stopped", " goes on"))
+    whole, stopped, goes_on = (runs[1][f"{name}{part}"] for part in ("", " stopped", " on"))
     assert stopped[0]["newest"].startswith("checkpoint-0000+72-")
     for result in goes_on:
         assert result["weights_sha256"] == whole[0]["weights_sha256"]
@@ -237,7 +242,7 @@ def test_what_an_exchange_cannot_carry_over_is_told(runs: Any, tmp_path: Path) -
     assert begins[0].startswith("hvdtrain: the checkpoint was made with exchange 'onebit after 2 ")
     assert begins[0].endswith("': exchange 'local:steps=2,state=keep' begins anew")
     shutil.copytree(runs[0] / "onebit", tmp_path / "onebit")
-    case = {**ONE_BIT, "epochs": 3, "resume": "auto", "out": str(tmp_path / "onebit")}
+    case = {**RESUMED["onebit"], "epochs": 3, "resume": "auto", "out": str(tmp_path / "onebit")}
     done = run_ranks(WORKER, 2, args=[json.dumps([case])], timeout_seconds=60)
     for [result] in done.results:
         assert result["steps"] == 27

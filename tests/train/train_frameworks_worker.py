@@ -240,7 +240,8 @@ def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
         arguments += ["--engine", "gloo"]
     calls = whole_job(arguments, directory / "whole")
     resumed_job({"epochs": int(epochs), **options}, directory / "whole", directory / "parts")
-    assert exchange_goes_on(options, directory / "exchange")
+    if keras.backend.backend() == "torch":  # which compiles nothing, and is fastest
+        assert exchange_goes_on(options, directory / "exchange")
     if keras.backend.backend() != "tensorflow":  # weights of samples are the same on all
         return {"calls": calls, "distance": 0.0}
     assert diverged(options, directory / "diverged").startswith("steps 1 to 3: the training loss")

@@ -33,12 +33,14 @@ class WarmUp(Exchange):
         steps: number of steps of the warm-up, including those before a checkpoint.
 
     Raises:
-        ValueError: `steps` is negative.
+        ValueError: `steps` is negative, or the exchange has a warm-up of its own.
     """
 
     def __init__(self, exchange: Exchange, steps: int) -> None:
         if steps < 0:
             raise ValueError(f"warm-up steps must be at least 0, got {steps}")
+        if exchange.first is not None:
+            raise ValueError(f"exchange {exchange.spec!r} begins with plain averages by itself")
         self._exchange, self._steps, self._done = exchange, steps, 0
         self._plain = AllreduceExchange()
         self.spec = f"{exchange.spec} after {steps} steps of {self._plain.spec}"

@@ -72,6 +72,8 @@ class Exchange(ABC):
             so that only a flush makes the weights equal.
         looks_ahead: whether ranks go on from other weights than the model's, to which a flush
             returns even if no rank has taken a step.
+        first: exchange of gradients that is used instead of an exchange of weights until this is
+            None; `due` or `load` may change it.
         stateless: whether it keeps nothing from step to step, so that it can reduce any gradients.
     """
 
@@ -87,6 +89,7 @@ class Exchange(ABC):
     resets_optimizer: bool = False
     partial: bool = False
     looks_ahead: bool = False
+    first: Exchange | None = None
     stateless: bool = False
 
     def prepare(self, plan: BucketPlan) -> None:  # noqa: B027  # most need nothing

@@ -268,8 +268,6 @@ class TorchLoop:
 
     def _backward(self, step: Step, batches: list[Batch]) -> None:
         self._updater.begin([len(batch.microbatch.samples) for batch in batches])
-        if self._optimizer.exchanges_weights:  # equal, so that exchanges are due on all ranks
-            self._optimizer.sample_weight = len(step.samples) / self._step_plan.topology.size
         for batch in batches:
             self._updater.backward(self._loss(step, batch), len(batch.microbatch.samples))
 

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 from horovod_environment import beside_horovod
 from ranks import run_ranks
-from tensorflow_environment import tensorflow_python
+from tensorflow_environment import keras_variables, tensorflow_python
 
 WORKER = Path(__file__).with_name("keras_worker.py")
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "JAX_PLATFORMS": "cpu"}
-
-
 TRAINING = "ranks_together_give_what_one_gives"
 WARNING = "plain_optimizers_are_warned_of"
 
@@ -73,7 +70,7 @@ def run(backend: str, size: int, cases: list[str], env: Mapping[str, str]) -> di
         args=cases,
         cases_expected=True,
         python=tensorflow_python(),
-        env={"KERAS_BACKEND": backend, **QUIET, **env},
+        env=keras_variables(backend) | dict(env),
         timeout_seconds=240,
     )
     # Whatever the path, all ranks end with the same bits.

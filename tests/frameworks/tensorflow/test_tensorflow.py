@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from horovod_environment import beside_horovod
 from ranks import run_ranks
-from tensorflow_environment import tensorflow_python
+from tensorflow_environment import keras_variables, tensorflow_python
 
 HERE = Path(__file__).parent
-# What TensorFlow says of its own accord.
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.soak), 3])
@@ -20,7 +18,7 @@ def test_operations_training_and_graphs(size: int) -> None:
         HERE / "tensorflow_worker.py",
         size,
         python=tensorflow_python(),
-        env=QUIET,
+        env=keras_variables(),
         timeout_seconds=240,
     )
     # Whatever the path, all ranks end with the same bits.
@@ -36,7 +34,7 @@ def test_training_on_horovod() -> None:
         2,
         args=["tapes_give_what_one_rank_gives", "sparse_gradients"],
         python=tensorflow_python(),
-        env=QUIET | beside_horovod(),
+        env=keras_variables() | beside_horovod(),
         timeout_seconds=120,
     )
     first = done.results[0]
@@ -49,7 +47,7 @@ def test_keras_2() -> None:
         HERE / "tf_keras_worker.py",
         2,
         python=tensorflow_python(),
-        env=QUIET | {"TF_USE_LEGACY_KERAS": "1"},
+        env=keras_variables() | {"TF_USE_LEGACY_KERAS": "1"},
         timeout_seconds=120,
     )
     assert len(done.results) == 2

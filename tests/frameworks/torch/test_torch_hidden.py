@@ -15,8 +15,8 @@ ENGINE = {"HVDTRAIN_ENGINE": "hidden"}
     ("np", "cases"),
     [
         (1, "optimizers"),
-        pytest.param(2, "operations+optimizers", marks=pytest.mark.soak),
-        (3, "operations+optimizers"),
+        (2, "operations+optimizers"),  # what is staged does not depend on how many ranks there are
+        pytest.param(3, "operations+optimizers", marks=pytest.mark.soak),
         pytest.param(4, "optimizers", marks=pytest.mark.soak),
     ],
 )

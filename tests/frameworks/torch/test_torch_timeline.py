@@ -13,6 +13,7 @@ from trace_file import Trace
 WORKER = Path(__file__).parent / "torch_timeline_worker.py"
 BUCKETS = {"HVDTRAIN_BUCKET_BYTES": 6600, "HVDTRAIN_FIRST_BUCKET_BYTES": 6600}
 ENDS = ("start", "end")
+LATE_MICROSECONDS = 400_000  # in the worker, too
 KINDS = {
     "allreduce 'late'",
     "allgather 'gathered'",
@@ -28,7 +29,10 @@ BARRIERS = (
 )
 
 
-@pytest.mark.parametrize(("np", "ahead", "faster"), [(2, 0, 0), (3, 1000, 0.01), (4, 0, 0)])
+@pytest.mark.parametrize(
+    ("np", "ahead", "faster"),
+    [(2, 0, 0), (3, 1000, 0.01), pytest.param(4, 0, 0, marks=pytest.mark.soak)],
+)
 def test_all_ranks_are_in_one_file(np: int, ahead: float, faster: float, tmp_path: Path) -> None:
     run_ranks(WORKER, np, args=[tmp_path, ahead, faster], env=BUCKETS, timeout_seconds=120)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "second.json"]
@@ -74,16 +78,16 @@ def check_phases(trace: Trace, np: int) -> None:
 
 def check_one_clock(trace: Trace, np: int) -> None:
     """Check that what waits for one another does so in the file: no rank moves too early."""
-    *waiting, last = (trace.of("allreduce 'late'", "negotiation")[rank][0] for rank in range(np))
-    for one in waiting:
-        assert 250_000 < one.duration < 5_000_000
-        assert last.duration < one.duration - 200_000
-        blocked = [s for s in trace.of("", "blocked")[one.rank] if s.end > one.start]
-        assert blocked[0].duration > 250_000
-        assert blocked[0].row == "training thread"
     tolerance = 1_000 + 2e6 * max(
         clock[f"error at {when}"] for clock in clocks_of(trace) for when in ENDS
     )
+    *waiting, last = (trace.of("allreduce 'late'", "negotiation")[rank][0] for rank in range(np))
+    for one in waiting:
+        assert one.start < last.start - LATE_MICROSECONDS + tolerance
+        assert one.end > last.start - tolerance
+        blocked = [s for s in trace.of("", "blocked")[one.rank] if s.end > one.start]
+        assert blocked[0].end > last.start - tolerance
+        assert blocked[0].row == "training thread"
     for subject in (name for name in KINDS if name.startswith("allreduce")):
         begun = [trace.of(subject, "negotiation")[rank][0] for rank in range(np)]
         moving = [trace.of(subject, "moving")[rank][0] for rank in range(np)]
@@ -102,7 +106,8 @@ def check_clocks(trace: Trace, np: int, ahead: float) -> None:
     """Check the offsets that were found: of one machine exactly 0, of others up to their error."""
     for rank, clock in enumerate(clocks_of(trace)):
         for when in ENDS:
-            assert 0 < clock[f"error at {when}"] < 1
+            # A clock that runs 1 % faster may drift by more than the bounds while they are found.
+            assert (-0.01 if ahead else 0) < clock[f"error at {when}"] < 1
         if not ahead or rank == 0:
             assert clock["offset at start"] == clock["offset at end"] == 0
         else:

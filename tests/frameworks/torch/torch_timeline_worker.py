@@ -6,18 +6,21 @@ one of the rank before it, and how much faster it is.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from job import RESULTS
 from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError
 
 FOLDER, AHEAD, FASTER = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+LATE_SECONDS = 0.4  # in the test, too
 
 
 def set_clock(rank: int) -> None:
@@ -38,9 +41,15 @@ def refused_paths() -> None:
 def free_standing(members: hvd.ProcessSet) -> None:
     """Run every kind of operation."""
     rank, size = hvd.rank(), hvd.size()
+    submitted = [Path(os.environ[RESULTS]) / f"submitted.{other}" for other in range(size - 1)]
     if rank == size - 1:
-        time.sleep(0.4)
-    hvd.allreduce(torch.full((1000,), float(rank)), name="late")
+        while not all(file.exists() for file in submitted):
+            time.sleep(0.01)
+        time.sleep(LATE_SECONDS)
+    late = hvd.allreduce_async(torch.full((1000,), float(rank)), name="late")
+    if rank < size - 1:
+        submitted[rank].touch()
+    hvd.synchronize(late)
     rows = torch.ones(size, 3)
     hvd.allgather(rows, name="gathered")
     hvd.broadcast(rows, 0, name="sent")

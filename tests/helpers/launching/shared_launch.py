@@ -96,7 +96,8 @@ class SharedLaunch:
             for number, case in enumerate(self.cases):
                 results = results_of(job, self._np, number)
                 if results is None:
-                    self._failure = f"in case {case!r}: {self._failure}"
+                    reason = self._failure or "a rank left no result, though the exit code is 0"
+                    self._failure = f"in case {case!r}: {reason}"
                     return
                 self._results[case] = results
         if self._failure:  # after the last case, which must tell

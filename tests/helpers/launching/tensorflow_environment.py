@@ -1,4 +1,4 @@
-"""The environment with TensorFlow, which `make test` makes."""
+"""The environment with TensorFlow, Keras and JAX, which `make test` makes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["tensorflow_python"]
+__all__ = ["keras_variables", "tensorflow_python"]
 
 
 def tensorflow_python() -> Path:
@@ -26,3 +26,17 @@ def tensorflow_python() -> Path:
     if not python.exists():
         raise AssertionError(f"no {python}, which HVDTRAIN_TENSORFLOW_PYTHON names")
     return python
+
+
+def keras_variables(backend: str = "tensorflow") -> dict[str, str]:
+    """Return variables for ranks with Keras or TensorFlow, which then write nothing of their own.
+
+    Args:
+        backend: that of Keras: "tensorflow", "torch" or "jax".
+    """
+    return {
+        "KERAS_BACKEND": backend,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "JAX_PLATFORMS": "cpu",
+    }

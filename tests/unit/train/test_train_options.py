@@ -89,7 +89,7 @@ from hvdtrain.train.recipes import builtin as recipes
         ({"schedule": "cosine", "power": 2.0}, ["--power", "--schedule polynomial", "cosine"]),
         ({"final_lr": 0.1}, ["--final-lr", "--schedule cosine or polynomial", "constant"]),
         ({"schedule": "cosine", "final_lr": -0.1}, ["--final-lr", "0 or more", "-0.1"]),
-        ({"exchange": "averag"}, ["--exchange 'averag'", "one of average, adasum"]),
+        ({"exchange": "averag"}, ["--exchange 'averag'", "one of average, half, adasum"]),
         ({"exchange": "average:bits=1"}, ["--exchange 'average:bits=1'", "'bits=1'"]),
         (
             {"exchange": "adasum", "virtual_shards": 2, "global_batch_size": 8},

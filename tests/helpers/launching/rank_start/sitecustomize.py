@@ -1,11 +1,17 @@
-"""Has ranks run torch._dynamo once something is compiled, and not for the first optimizer.
+"""Has ranks start sooner: of torch and Keras they import what they use.
 
-Running it takes each rank 1.5 s of a core. An optimizer uses two of its functions, which do nothing
-while nothing is compiled. Python imports this module at its start; see job.py.
+Python imports this module at its start; see job.py.
+
+- Two modules of torch run once something of them is used, which takes two seconds of a core off
+  the start of a rank: 1.5 for torch._dynamo, which an optimizer imports, and 0.4 for
+  torch._meta_registrations, which only what compiles or exports needs.
+- Keras and TensorFlow find no packages that they import where they are and do without where they
+  are not, which takes two seconds. Once they are imported, programs find these packages.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -13,11 +19,22 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-_NAME = "torch._dynamo"
+_DYNAMO = "torch._dynamo"
+_REGISTRATIONS = "torch._meta_registrations"
+_DEFERRED = {_REGISTRATIONS, _DYNAMO}
+_BESIDE_KERAS = {"jax", "matplotlib", "sklearn"}
 
 
 class _Deferred(ModuleType):
-    """The module until something else of it is used."""
+    """A module until something of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        _run(self)
+        return getattr(self, name)
+
+
+class _DeferredDynamo(_Deferred):
+    """What optimizers use of it does nothing while nothing is compiled."""
 
     def graph_break(self) -> None:
         pass
@@ -29,33 +46,55 @@ class _Deferred(ModuleType):
             return lambda given: self.disable(given, *args, **named)
 
         def call(*own_args: Any, **own_named: Any) -> Any:
-            if type(self) is _Deferred:
+            if type(self) is _DeferredDynamo:
                 return function(*own_args, **own_named)
             return self.disable(function, *args, **named)(*own_args, **own_named)
 
         return call
 
-    def __getattr__(self, name: str) -> Any:
-        if type(self) is _Deferred:
-            module: Any = self
-            module.__class__ = ModuleType
-            module.__path__ = module.__spec__.submodule_search_locations
-            module.__spec__.loader.run(module)
-        return getattr(self, name)
+
+def _run(module: Any) -> None:
+    if type(module) is ModuleType:  # it has run
+        return
+    module.__class__ = ModuleType
+    if module.__name__ == _DYNAMO:
+        module.__path__ = module.__spec__.submodule_search_locations
+        _run(sys.modules[_REGISTRATIONS])
+    module.__spec__.loader.run(module)
 
 
 def _defer(module: ModuleType) -> None:
-    del module.__path__  # so that to import a submodule runs this one first
-    module.__class__ = _Deferred
+    if module.__name__ == _DYNAMO:
+        del module.__path__  # so that to import a submodule runs this one first
+        module.__class__ = _DeferredDynamo
+    else:
+        module.__class__ = _Deferred
+        _let_generators_be_made()
+
+
+def _let_generators_be_made() -> None:
+    # As torch._prims.rng_prims does, which _meta_registrations imports.
+    from torch._C import _set_generator_metaclass
+    from torch._opaque_base import OpaqueBaseMeta
+
+    _set_generator_metaclass(OpaqueBaseMeta)
+
+
+def _is_importing(name: str) -> bool:
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
 
 
 class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _NAME:
+        if fullname in _BESIDE_KERAS - {os.environ.get("KERAS_BACKEND")} and (
+            _is_importing("keras") or _is_importing("tensorflow")
+        ):
+            raise ModuleNotFoundError(f"a rank of the tests imports no {fullname} for Keras")
+        if fullname not in _DEFERRED:
             return None
-        sys.meta_path.remove(self)
+        _DEFERRED.remove(fullname)
         spec = PathFinder.find_spec(fullname, path)
         if spec is not None:
             loader: Any = spec.loader

@@ -1,0 +1,69 @@
+"""Post-local SGD: gradients are averaged at first, and later weights every few steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.local_sgd import LocalSGD
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, LocalSteps
+
+__all__ = ["PostLocalSGD"]
+
+_AT_FALL = "rate"
+_AVERAGES_GRADIENTS, _RATE = "averages gradients", "rate"
+
+
+class PostLocalSGD(LocalSGD):
+    """The average of gradients until a switch, and then local SGD.
+
+    Args:
+        after: number of steps before the switch, or "rate" for a switch after the first step whose
+            learning rate is less than that of the step before it.
+        steps: steps of each rank between two averages of weights.
+        state: as for LocalSGD.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    exactness = (
+        "The exact average of gradients until the switch; then ranks drift apart between averages "
+        "of weights."
+    )
+
+    def __init__(self, after: str, steps: int, state: str = "keep") -> None:
+        if after != _AT_FALL and not (after.isdecimal() and int(after) > 0):
+            raise ValueError(f"after must be a number of steps above 0, or rate, got {after}")
+        super().__init__(steps, state)
+        self.spec = f"postlocal:after={after},steps={steps},state={state}"
+        self._after = None if after == _AT_FALL else int(after)
+        self._rate = 0.0
+        self._plain = AllreduceExchange()
+        self._plain.spec = f"{self.spec}, {self._plain.spec} at first"
+        self.first: Exchange | None = self._plain
+
+    def due(self, steps: LocalSteps) -> bool:
+        if self.first is None:
+            return super().due(steps)
+        if self._ends_first(steps):
+            self.first = None
+        return False
+
+    def _ends_first(self, steps: LocalSteps) -> bool:
+        if self._after is not None:
+            return steps.total >= self._after
+        if steps.rate is None:
+            raise ValueError("postlocal: after=rate needs an optimizer with a learning rate, lr")
+        before, self._rate = self._rate, steps.rate
+        return steps.rate < before
+
+    def state(self) -> ExchangeState:
+        first = np.array(self.first is not None)
+        return ExchangeState({_AVERAGES_GRADIENTS: first, _RATE: np.array(self._rate)})
+
+    def load(self, state: ExchangeState) -> None:
+        if _AVERAGES_GRADIENTS not in state.shared:
+            raise ValueError(f"exchange {self.spec!r} was given no {_AVERAGES_GRADIENTS!r}")
+        self.first = self._plain if state.shared[_AVERAGES_GRADIENTS] else None
+        self._rate = float(state.shared[_RATE])
