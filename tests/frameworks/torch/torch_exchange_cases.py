@@ -55,7 +55,7 @@ def parameters(model: Model) -> list[torch.nn.Parameter]:
     return list(model.parameters())
 
 
-def wrapped(model: Model, exchange: Exchange) -> hvd.DistributedOptimizer:
+def wrapped(model: Model, exchange: Exchange | str) -> hvd.DistributedOptimizer:
     """Return an optimizer with momentum that exchanges like that."""
     inner = momentum(parameters(model))
     return hvd.DistributedOptimizer(inner, model.named_parameters(), exchange=exchange)
