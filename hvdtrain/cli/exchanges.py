@@ -36,6 +36,7 @@ def command(as_json: bool) -> None:
                     _WIDTH,
                     initial_indent=f"{title:{_MARGIN}}",
                     subsequent_indent=" " * _MARGIN,
+                    break_on_hyphens=False,
                 )
             )
 

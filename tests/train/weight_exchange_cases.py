@@ -9,12 +9,14 @@ from itertools import product
 import numpy as np
 from exchange_formulas import BlockFormula, DiLoCoFormula, Flat, OfRanks, mean
 from exchange_ranks import (
+    BITS,
     COUNTS,
     LIMITS,
     TOLERANCE,
     check,
     exchanged,
     kinds,
+    layouts,
     of_ranks,
     values,
     weighed,
@@ -32,6 +34,7 @@ from hvdtrain.types import DType
 STATEFUL: list[Callable[[], Exchange]] = [
     lambda: BlockMomentum(steps=1, momentum=0.5, rate=0.75),
     lambda: DiLoCo(steps=4, fragments=4),
+    lambda: DiLoCo(steps=4, type="int8"),
 ]
 
 
@@ -168,6 +171,25 @@ def an_outer_optimizer() -> int:
     return cases
 
 
+def pseudo_gradients_in_few_bits() -> int:
+    """Each element is rounded twice, to 8 bits at the least, of which one block has the range."""
+    cases = 0
+    for nodes, (dtype, tensors), kind in product(layouts(), kinds(), ("bf16", "int8")):
+        exchange = DiLoCo(steps=2, fragments=2, rate=1.0, momentum=0.0, type=kind)
+        start = values(99, 0, dtype)
+        driven, ranks = Driven(exchange, plan_of(dtype, LIMITS[0]), tensors), Ranks(start, dtype)
+        driven.begin(start)
+        ranks.step(0)
+        found = exchanged(driven, ranks.own(), info_of(1, None, flush=True), nodes)
+        expected = mean(ranks.weights, [1.0] * hvd.size())
+        exact = len(set(nodes)) == 1
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE[dtype] if exact else 0.1)
+            BITS.update(one.tobytes())
+        cases += 1
+    return cases
+
+
 def fragments_are_about_equal() -> int:
     exchange = DiLoCo(steps=4, fragments=2)
     exchange.prepare(plan_of(DType.FLOAT32, LIMITS[1]))
@@ -192,6 +214,7 @@ WEIGHT_CASES = (
     a_constant_change_moves_the_model_as_if_ranks_took_turns,
     what_is_an_average_of_weights,
     an_outer_optimizer,
+    pseudo_gradients_in_few_bits,
     fragments_are_about_equal,
     a_constant_change_of_the_outer_optimizer,
 )

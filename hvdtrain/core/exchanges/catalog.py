@@ -15,6 +15,8 @@ from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.post_local_sgd import PostLocalSGD
+from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
+from hvdtrain.core.exchanges.top_k import TopKExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.exchange import Exchange
 
@@ -26,6 +28,8 @@ EXCHANGES: Mapping[str, type[Exchange]] = {
     "half": HalfExchange,
     "adasum": AdasumExchange,
     "nbit": NBitExchange,
+    "powersgd": PowerSGDExchange,
+    "topk": TopKExchange,
     "local": LocalSGD,
     "postlocal": PostLocalSGD,
     "blockmomentum": BlockMomentum,

@@ -6,12 +6,16 @@ Streaming DiLoCo with Overlapping Communication, 2025.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import groupby
 
 import numpy as np
 
-from hvdtrain.arrays import buffer_of, copy
-from hvdtrain.core.exchanges.parameter_state import ParameterState
+from hvdtrain.arrays import copy
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.half import HalfExchange
+from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
@@ -19,15 +23,20 @@ from hvdtrain.core.gradients.exchange import (
     FilledBucket,
     Kind,
     LocalSteps,
-    ParameterView,
     StepInfo,
 )
+from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.types import ReduceOp
 
 __all__ = ["DiLoCo"]
 
 _NEXT = "next fragment"
+# Averages of what ranks have changed, by the type of what crosses the network.
+_AVERAGES: Mapping[str, Callable[[], Exchange]] = {
+    "float32": AllreduceExchange,
+    "bf16": HalfExchange,
+    "int8": partial(NBitExchange, bits=8),
+}
 
 
 class DiLoCo(Exchange):
@@ -48,6 +57,8 @@ class DiLoCo(Exchange):
         rate: learning rate of the outer optimizer.
         momentum: momentum of the outer optimizer.
         fragments: number of fragments.
+        type: what crosses the network of d: "float32" for all of it, "bf16" for half types
+            (HalfExchange), or "int8" for 8 bits with error feedback (NBitExchange).
 
     Raises:
         ValueError: an argument is out of range.
@@ -57,7 +68,12 @@ class DiLoCo(Exchange):
     kind = Kind.WEIGHTS
 
     def __init__(
-        self, steps: int = 500, rate: float = 0.7, momentum: float = 0.9, fragments: int = 1
+        self,
+        steps: int = 500,
+        rate: float = 0.7,
+        momentum: float = 0.9,
+        fragments: int = 1,
+        type: str = "float32",
     ) -> None:
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
@@ -70,17 +86,23 @@ class DiLoCo(Exchange):
                 f"steps must be a multiple of fragments, got steps={steps} and "
                 f"fragments={fragments}"
             )
+        if type not in _AVERAGES:
+            raise ValueError(f"type must be one of {', '.join(_AVERAGES)}, got {type}")
+        self._average = _AVERAGES[type]()
+        self.hierarchical = self._average.hierarchical
+        self.checks_finite = self._average.checks_finite
         self._steps, self._rate, self._momentum = steps, rate, momentum
         self._fragments, self.partial = fragments, fragments > 1
         self.spec = (
             f"diloco:steps={steps},rate={float(rate)!r},momentum={float(momentum)!r},"
-            f"fragments={fragments}"
+            f"fragments={fragments},type={type}"
         )
         self._start, self._velocity = ParameterState("start"), ParameterState("velocity")
         self._fragment_of: list[int] = []
         self._next = 0
 
     def prepare(self, plan: BucketPlan) -> None:
+        self._average.prepare(plan)
         # In the order of the model, so that the parameters of a fragment lie side by side.
         sizes = np.array([spec.count * spec.dtype.itemsize for spec in plan.specs])
         middles = np.cumsum(sizes) - sizes / 2
@@ -96,28 +118,21 @@ class DiLoCo(Exchange):
         return steps.number >= self._steps // self._fragments
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
-        for chosen, run in groupby(bucket.parts, lambda part: self._chooses(part, info)):
-            if chosen:
-                self._step(bucket, list(run), info, communicators)
+        if info.flush or not self.partial:
+            self._step(bucket, info, communicators)
+            return
+        indices = enumerate(bucket.layout.parameters)
+        for fragment, run in groupby(indices, lambda each: self._fragment_of[each[1]]):
+            if fragment == self._next:
+                numbers = [number for number, _ in run]
+                self._step(bucket.section(numbers[0], numbers[-1]), info, communicators)
 
-    def _chooses(self, part: ParameterView, info: StepInfo) -> bool:
-        return info.flush or self._fragment_of[part.index] == self._next
-
-    def _step(
-        self,
-        bucket: FilledBucket,
-        parts: list[ParameterView],
-        info: StepInfo,
-        communicators: Communicators,
-    ) -> None:
-        """Take a step of the outer optimizer on parameters that lie side by side."""
-        for part in parts:
+    def _step(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        """Take a step of the outer optimizer on all parameters of a bucket (collective)."""
+        for part in bucket.parts:
             part.array[...] = self._start.get(part.index, part.array) - part.array
-        elements = bucket.elements[parts[0].start : parts[-1].start + parts[-1].count]
-        communicators.all_ranks.allreduce(
-            buffer_of(elements), ReduceOp.SUM, info.weigh(), 1 / info.size
-        )
-        for part in parts:
+        self._average.reduce(bucket, info, communicators)
+        for part in bucket.parts:
             gradient = part.array
             velocity = self._velocity.get(part.index, gradient) * self._momentum + gradient
             step = (velocity * self._momentum + gradient) * self._rate
@@ -127,16 +142,19 @@ class DiLoCo(Exchange):
                 self._start.put(part.index, copy(part.array))
 
     def end(self, info: StepInfo) -> None:
+        self._average.end(info)
         self._velocity.end()
         self._start.end()
         if not info.flush:
             self._next = (self._next + 1) % self._fragments
 
     def state(self) -> ExchangeState:
-        return ExchangeState({_NEXT: np.array(self._next), **self._velocity.arrays()})
+        shared = {_NEXT: np.array(self._next), **self._velocity.arrays()}
+        return ExchangeState(shared, self._average.state().own)
 
     def load(self, state: ExchangeState) -> None:
         if _NEXT not in state.shared:
             raise ValueError(f"exchange {self.spec!r} was given no {_NEXT}")
         self._next = int(state.shared[_NEXT])
         self._velocity.load(state.shared)
+        self._average.load(ExchangeState(own=state.own))

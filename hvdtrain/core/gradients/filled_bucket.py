@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hvdtrain.arrays import Array, elements_of, strided
+from hvdtrain.arrays import Array, buffer_of, elements_of, strided
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.gradients.plan import Bucket, ParameterSpec
 
@@ -77,6 +77,25 @@ class FilledBucket:
             array = strided(self.elements, start, spec.count, spec.shape, spec.strides)
             parts.append(ParameterView(index, start, spec.count, array))
         return parts
+
+    def section(self, first: int, last: int) -> FilledBucket:
+        """Return some neighboring parameters as a bucket of its own, which shares its memory.
+
+        Args:
+            first, last: numbers of the first and the last parameter in the bucket.
+        """
+        layout, parts = self.layout, slice(first, last + 1)
+        starts = layout.starts[parts]
+        count = starts[-1] + self.specs[layout.parameters[last]].count - starts[0]
+        section = Bucket(
+            layout.parameters[parts],
+            tuple(start - starts[0] for start in starts),
+            count,
+            layout.dtype,
+            layout.device,
+        )
+        elements = self.elements[starts[0] : starts[0] + count]
+        return FilledBucket(self.number, buffer_of(elements), section, self.specs)
 
     def pieces(self, elements: Array, start: int) -> list[ParameterSlice]:
         """Split a slice of the bucket at the bounds of its parameters.

@@ -204,7 +204,7 @@ def an_outer_optimizer_beside_adam() -> None:
 def fragments_of_an_outer_optimizer() -> None:
     model = dense()
     inner = adam(parameters(model))
-    optimizer = hvd.DistributedOptimizer(inner, exchange="diloco:steps=4,fragments=2")
+    optimizer = hvd.DistributedOptimizer(inner, exchange="diloco:steps=4,fragments=2,type=int8")
     for step in range(5):
         take_step(model, optimizer, step)
         assert not optimizer.synchronized
