@@ -15,6 +15,7 @@ from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.compression import HALF_TYPES, Compression, Compressor
 from hvdtrain.keras.backends.distributed import distribute
 from hvdtrain.keras.backends.reduction import Reduction
+from hvdtrain.keras.backends.weights import refuse_weights
 from hvdtrain.keras.models.hooks import hook_models
 from hvdtrain.types import ReduceOp
 
@@ -61,8 +62,9 @@ def DistributedOptimizer(
         average_aggregated_gradients: take the average instead of that sum.
         process_set: ranks that take part; other ranks apply their own gradients.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
-        exchange: exchange of dense gradients that replaces op and compression: text such as
-            "half:type=bf16", or an object that only this optimizer uses.
+        exchange: exchange that replaces op and compression, of dense gradients or of weights after
+            local steps: text such as "half:type=bf16" or "local:steps=4", or an object that only
+            this optimizer uses.
 
     Raises:
         TypeError: `exchange` is neither an exchange nor text, or `process_set` no process set.
@@ -81,11 +83,6 @@ def DistributedOptimizer(
         sparse_as_dense,
         choose_exchange(exchange, op, gradient_predivide_factor, kind),
     )
-    if settings.exchange is not None and settings.weights:
-        raise ValueError(
-            f"exchange {settings.exchange.spec!r} exchanges weights, and optimizers of Keras "
-            "exchange gradients only: use hvdtrain.torch"
-        )
     hook_models()
     passes = backward_passes_per_step
     reduction = Reduction(
@@ -98,6 +95,7 @@ def DistributedOptimizer(
     distributed = distribute(optimizer, reduction)
     if passes != 1:
         _accumulate(distributed, passes)
+        refuse_weights(settings, distributed)
     return distributed
 
 

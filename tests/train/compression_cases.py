@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
-from compression_formulas import NBitFormula
+from compression_formulas import NBitFormula, PowerSGDFormula, TopKFormula
 from exchange_formulas import Flat, mean
 from exchange_ranks import (
     COUNTS,
@@ -24,6 +24,8 @@ from exchanging import Driven, plan_of
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.n_bit import NBitExchange
+from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
+from hvdtrain.core.exchanges.top_k import TopKExchange
 from hvdtrain.core.gradients.exchange import Exchange, StepInfo
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.types import DType
@@ -34,8 +36,11 @@ MAKERS: Sequence[Callable[[], Exchange]] = (
     lambda: NBitExchange(block=8),
     lambda: NBitExchange(4, block=8),
     lambda: NBitExchange(2, block=0),
+    lambda: PowerSGDExchange(1, min_rate=0.1),
+    lambda: PowerSGDExchange(2, min_rate=0.1, warm_start=False),
+    lambda: TopKExchange(0.2),
 )
-BOUNDED = (MAKERS[0],)
+BOUNDED = (MAKERS[0], MAKERS[3], MAKERS[5])
 # Both types and both kinds of memory, in as few steps as do.
 KINDS = ((DType.FLOAT32, True), (DType.FLOAT64, False))
 
@@ -88,6 +93,48 @@ def n_bit_follows_its_formula() -> int:
             check(found, formula.step(of_ranks(step, DType.FLOAT64)), DType.FLOAT64)
         cases += 1
     return cases
+
+
+def matrices_follow_their_formulas() -> int:
+    """Each rank is a node; with one node alone, top-k still has its momentum."""
+    size, plan = hvd.size(), plan_of(DType.FLOAT64, LIMITS[1])
+    pairs: list[tuple[Exchange, TopKFormula | PowerSGDFormula]] = [
+        (TopKExchange(ratio, momentum), TopKFormula(ratio, momentum, size, COUNTS))
+        for ratio, momentum in ((0.1, 0.0), (1.0, 0.0), (0.25, 0.5))
+    ]
+    pairs += [
+        (PowerSGDExchange(rank, 0.1, warm), PowerSGDFormula(rank, warm, size, COUNTS))
+        for rank, warm in ((1, True), (2, False), (4, True))
+    ]
+    for exchange, formula in pairs:
+        driven = Driven(exchange, plan, tensors=False)
+        for step in range(4):
+            found = step_of(driven, step, DType.FLOAT64)
+            check(found, formula.step(of_ranks(step, DType.FLOAT64)), DType.FLOAT64)
+    return len(pairs)
+
+
+def full_rank_is_the_average() -> int:
+    """The matrices of SHAPES have at most rank 5, and all of them that are sent are exact."""
+    driven = Driven(PowerSGDExchange(5, min_rate=0.01), plan_of(DType.FLOAT64, LIMITS[0]), True)
+    for step in range(2):
+        found = step_of(driven, step, DType.FLOAT64)
+        check(found, mean(of_ranks(step, DType.FLOAT64), [1.0] * hvd.size()), DType.FLOAT64)
+    return 2
+
+
+def momentum_of_one_node() -> int:
+    """Nothing crosses a network: momentum SGD, whatever the ranks of the node are."""
+    nodes = (0,) * hvd.size()
+    driven = Driven(TopKExchange(0.1, 0.5), plan_of(DType.FLOAT64, LIMITS[0]), tensors=False)
+    velocity = [np.zeros(count) for count in COUNTS]
+    for step in range(3):
+        own = values(step, hvd.rank(), DType.FLOAT64)
+        found = exchanged(driven, own, StepInfo(step, hvd.size()), nodes)
+        average = mean(of_ranks(step, DType.FLOAT64), [1.0] * hvd.size())
+        velocity = [0.5 * v + g for v, g in zip(velocity, average, strict=True)]
+        check(found, velocity, DType.FLOAT64)
+    return 3
 
 
 def state_of_compression_goes_through_a_checkpoint() -> int:
@@ -151,6 +198,9 @@ def errors_stay_bounded() -> int:
 CASES = (
     nothing_is_lost,
     n_bit_follows_its_formula,
+    matrices_follow_their_formulas,
+    full_rank_is_the_average,
+    momentum_of_one_node,
     state_of_compression_goes_through_a_checkpoint,
     what_is_not_finite_shows,
     errors_stay_bounded,

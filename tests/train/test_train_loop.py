@@ -43,6 +43,7 @@ ALONE = {**NOISY, "optimizer": "adam", "checkpoint_every": "6 steps"}
 RESUMED: dict[str, dict[str, Any]] = {
     "onebit": {**NOISY, "exchange": "onebit:hierarchical=false,warmup=2"},
     "local": {**ALONE, "exchange": "local:steps=5"},
+    "postlocal": {**ALONE, "exchange": "postlocal:after=4,steps=3"},
     "diloco": {**ALONE, "exchange": "diloco:steps=4,fragments=2"},
     "blocks": {**ALONE, "exchange": "blockmomentum:block=30,reset=false"},
 }

@@ -13,18 +13,18 @@ from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.arguments import group_indices
-from hvdtrain.core.arrays.fused_plan import FusedPlan
+from hvdtrain.core.arrays.fused_plan import FusedPlan, OwnStep
 from hvdtrain.core.arrays.memory import wire_type
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.communicators import Communicators, open_communicators
-from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.exchange import Exchange, StepInfo
 from hvdtrain.core.gradients.plan import ParameterSpec, first_difference
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.errors import MismatchError
 from hvdtrain.types import DType
 
-__all__ = ["reduce_fused"]
+__all__ = ["begin_fused", "exchange_fused", "reduce_fused"]
 
 # Limits per channel: plans in memory of the engine, and plans that are cached.
 _MOST_IN_ENGINE_MEMORY, _MOST_CACHED = 16, 32
@@ -56,12 +56,46 @@ def reduce_fused(
         MismatchError: number, shapes or dtypes of gradients differ between ranks.
         ValueError: the exchange has been given other gradients before.
     """
+    return exchange_fused(arrays, parameters, name, settings, OwnStep(weight, step))[0]
+
+
+def begin_fused(
+    weights: Sequence[HostArray], parameters: Sequence[object], settings: GradientSettings
+) -> None:
+    """Pass the weights that all ranks have in common to their exchange (collective at first).
+
+    Args:
+        weights: weights with equal shapes and dtypes on all ranks.
+        parameters: the parameter of each.
+        settings: settings of the exchange, equal on all ranks.
+    """
+    _plan_for(_specs(weights), parameters, settings).begin(weights)
+
+
+def exchange_fused(
+    arrays: Sequence[HostArray],
+    parameters: Sequence[object],
+    name: str,
+    settings: GradientSettings,
+    own: OwnStep,
+) -> tuple[list[HostArray], StepInfo]:
+    """Exchange gradients or weights as one operation (collective, blocking).
+
+    Args:
+        arrays, parameters, name, settings: as in `reduce_fused`.
+        own: what this rank knows about the step.
+
+    Returns:
+        The results, as `reduce_fused` does, and what all ranks know together about the step.
+
+    Raises:
+        MismatchError, ValueError: as `reduce_fused`.
+    """
     specs = _specs(arrays)
     channel = settings.process_set.channel()
-    groups = group_indices(settings.groups, parameters)
-    plan = _cached_plan(specs, groups, settings.make_exchange(), channel)
+    plan = _plan_for(specs, parameters, settings)
     try:
-        results = plan.reduce(arrays, name, channel, weight, step)
+        results = plan.reduce(arrays, name, channel, own)
     except MismatchError:
         _raise_difference(specs, name, channel)  # if that is the reason
         raise
@@ -102,6 +136,14 @@ def _cache_of(channel: Channel) -> _PlanCache:
     caches = context.current().kept.setdefault(channel, {})
     cache: _PlanCache = caches.setdefault(_PlanCache, _PlanCache())
     return cache
+
+
+def _plan_for(
+    specs: list[ParameterSpec], parameters: Sequence[object], settings: GradientSettings
+) -> FusedPlan:
+    groups = group_indices(settings.groups, parameters)
+    channel = settings.process_set.channel()
+    return _cached_plan(specs, groups, settings.make_exchange(), channel)
 
 
 def _cached_plan(

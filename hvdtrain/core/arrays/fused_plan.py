@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,15 +14,32 @@ from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.arrays.memory import ALIGNMENT_BYTES, MemoryPool, empty
 from hvdtrain.core.collectives.memory import AllocateIfWanted
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.memory import cut, memory_bytes
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.core.gradients.reducer import Reducer
 
-__all__ = ["FusedPlan"]
+__all__ = ["FusedPlan", "OwnStep"]
 
 # A gradient of this size or more does not stay in the caches until it is reduced.
 _LARGE_BYTES = 256 << 10
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """What a rank knows about a step by itself.
+
+    Attributes:
+        weight: weight of this rank in the average; None for 1.
+        number: number of steps before, for the exchange; None for those of the plan.
+        flush: whether this rank asks for equal weights now.
+        local_steps: steps of this rank since the weights of all were equal.
+    """
+
+    weight: float | None = None
+    number: int | None = None
+    flush: bool = False
+    local_steps: int = 1
 
 
 class FusedPlan:
@@ -94,20 +112,18 @@ class FusedPlan:
         arrays: Sequence[HostArray],
         name: str,
         channel: Channel,
-        weight: float | None,
-        step: int | None,
-    ) -> list[HostArray]:
-        """Reduce the gradients of one step (collective, blocking).
+        own: OwnStep,
+    ) -> tuple[list[HostArray], StepInfo]:
+        """Reduce the gradients, or the weights, of one step (collective, blocking).
 
         Args:
             arrays: this rank's gradients, with the shapes and dtypes of the plan.
             name: operation name.
             channel: channel of the ranks that take part.
-            weight: weight of this rank in the average; None for 1.
-            step: number of steps before, for the exchange; None for those of this plan.
+            own: what this rank knows about the step.
 
         Returns:
-            The reduced gradients, with the shapes and dtypes of `arrays`.
+            The results, with the shapes and dtypes of `arrays`, and what all ranks know together.
         """
         buffers = cut(self._plan.buckets, {"cpu": self._pool.allocate()})
         here = context.current()
@@ -120,7 +136,9 @@ class FusedPlan:
             name,
             communicators=self._communicators,
         )
-        reducer.weight, reducer.steps = weight, self._steps if step is None else step
+        reducer.weight = own.weight
+        reducer.steps = self._steps if own.number is None else own.number
+        reducer.step.flush, reducer.step.local_steps = own.flush, own.local_steps
         if channel.has_thread:  # reduces the first bucket while this one fills the second
             reducer.submit()
         try:
@@ -130,9 +148,24 @@ class FusedPlan:
             raise
         reducer.finish()
         self._steps += 1
+        assert reducer.step.info is not None
         return [
             results[index].astype(array.dtype, copy=False) for index, array in enumerate(arrays)
-        ]
+        ], reducer.step.info
+
+    def begin(self, arrays: Sequence[HostArray]) -> None:
+        """Pass weights that all ranks have in common to the exchange (local).
+
+        Args:
+            arrays: weights, with the shapes and dtypes of the plan.
+        """
+        buffers = cut(self._plan.buckets, {"cpu": self._pool.allocate()})
+        pairs = zip(self._plan.buckets, buffers, strict=True)
+        for number, (bucket, buffer) in enumerate(pairs):
+            elements = buffer.array()
+            for index, start in zip(bucket.parameters, bucket.starts, strict=True):
+                elements[start : start + arrays[index].size] = arrays[index].reshape(-1)
+            self._exchange.begin(FilledBucket(number, buffer, bucket, self._plan.specs))
 
     def _fill(self, arrays: Sequence[HostArray], reducer: Reducer) -> dict[int, HostArray]:
         """Copy the gradients into the buckets and return a view of each, by index."""

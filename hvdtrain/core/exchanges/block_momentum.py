@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdtrain.arrays import Array, copy
-from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
@@ -21,6 +20,7 @@ from hvdtrain.core.gradients.exchange import (
     LocalSteps,
     StepInfo,
 )
+from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.types import ReduceOp
 
 __all__ = ["BlockMomentum"]

@@ -16,7 +16,6 @@ from hvdtrain.arrays import copy
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
-from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
@@ -26,6 +25,7 @@ from hvdtrain.core.gradients.exchange import (
     LocalSteps,
     StepInfo,
 )
+from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import BucketPlan
 
 __all__ = ["DiLoCo"]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from hvdtrain.arrays import Array, buffer_of, concatenate, like_shape, zeros_like
-from hvdtrain.core.exchanges.error_feedback import ErrorFeedback, sum_together
+from hvdtrain.core.compression.block_tables import block_tables
+from hvdtrain.core.compression.codes import BITS, add_decoded, decode
+from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
+from hvdtrain.core.compression.messages import coded_bytes, from_message, to_message
 from hvdtrain.core.gradients.communicators import slice_bounds
 from hvdtrain.core.gradients.exchange import FilledBucket
-from hvdtrain.core.quantization.block_tables import block_tables
-from hvdtrain.core.quantization.codes import BITS, add_decoded, decode
-from hvdtrain.core.quantization.messages import coded_bytes, from_message, to_message
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["NBitExchange"]

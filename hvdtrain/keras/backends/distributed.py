@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import keras
 from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.reduction import Reduction
+from hvdtrain.keras.backends.weights import refuse_weights
 from hvdtrain.keras.tensors.types import Model, Tensor, Variable
 
 __all__ = [
@@ -58,6 +60,19 @@ class DistributedMixin:
         """
         self.hvdtrain_reduction.load_exchange_state(state)
 
+    @property
+    def synchronized(self) -> bool:
+        """Whether this rank has taken no step since the weights of all ranks were equal (local)."""
+        weights = self.hvdtrain_reduction.weights
+        return weights is None or weights.state.synchronized
+
+    def flush(self) -> None:
+        """Exchange weights now if those of any rank have changed since all were equal (collective).
+
+        Afterwards all ranks have the same bits. With an exchange of gradients it does nothing.
+        """
+        self.hvdtrain_reduction.flush(self._trainable_variables)
+
     def apply(
         self,
         grads: Sequence[Tensor | None],
@@ -71,6 +86,10 @@ class DistributedMixin:
         """
         given = None if trainable_variables is None else list(trainable_variables)
         variables = self._trainable_variables if given is None else given
+        if self.hvdtrain_reduction.weights is not None:
+            update = partial(super().apply, grads, given)  # type: ignore[misc]
+            self.hvdtrain_reduction.update_alone(update, variables, self.learning_rate)
+            return
         if len(grads) == len(variables):  # else Keras raises the error
             grads = self.hvdtrain_reduction(grads, variables)
         super().apply(grads, given)  # type: ignore[misc]
@@ -113,7 +132,8 @@ def distribute(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> D
         reduction: reduces the gradients.
 
     Raises:
-        ValueError: it reduces gradients already, or is not an optimizer of Keras 3.
+        ValueError: it reduces gradients already, is not an optimizer of Keras 3, or does not go
+            with the exchange.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     if isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin):
@@ -126,6 +146,7 @@ def distribute(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> D
             "DistributedOptimizer takes an optimizer of Keras 3, got "
             + (f"{got.__module__}.{got.__name__}{instead}" if legacy else got.__name__)
         )
+    refuse_weights(reduction.settings, optimizer)
     kind = type(optimizer)
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     mixin = _LossScaleMixin if scales else DistributedMixin

@@ -51,6 +51,25 @@ class JaxBackend:
             keep_large_memory(2 * nbytes, os.environ)  # gradients, and copies that the step makes
         return _call_on_host(function, arrays)
 
+    def exchange_if(
+        self,
+        due: Callable[[list[HostArray]], bool],
+        numbers: Sequence[Tensor],
+        exchange: Callable[[list[HostArray]], list[HostArray]],
+        weights: Sequence[Tensor],
+    ) -> list[Tensor]:
+        def answer(given: list[HostArray]) -> list[HostArray]:
+            return [np.asarray(due(given[1:]), np.int32), *given[1:]]
+
+        values: list[jax.Array] = list(weights)
+        is_due = _call_on_host(answer, [jax.numpy.zeros([], np.int32), *numbers])[0]
+        if not isinstance(is_due, jax.core.Tracer):
+            return _call_on_host(exchange, values) if is_due else values
+        results: list[jax.Array] = jax.lax.cond(
+            is_due, partial(_call_on_host, exchange), list, values
+        )
+        return results
+
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
     ) -> jax.Array | None:

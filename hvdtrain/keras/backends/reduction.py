@@ -12,6 +12,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.gradient_settings import GradientSettings
+from hvdtrain.keras.backends.weights import WeightBackend, WeightExchange
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 
@@ -20,7 +21,7 @@ __all__ = ["Backend", "Reduction"]
 F = TypeVar("F", bound=Callable[..., object])
 
 
-class Backend(Protocol):
+class Backend(WeightBackend, Protocol):
     """What differs between Keras's backends."""
 
     def reduce(
@@ -61,9 +62,6 @@ class Backend(Protocol):
     def retrace(self, model: Model) -> None:
         """Make a model trace its step again if dense gradients may become sparse (local)."""
 
-    def wait_for_steps(self) -> None:
-        """Wait until all steps that were started are done (local)."""
-
     def do_not_compile(self, function: F) -> F:
         """Keep the backend's compiler of user functions from rewriting a function (local)."""
 
@@ -83,7 +81,7 @@ class Reduction:
         name: operation name.
         uneven: whether ranks may have different numbers of batches. Then tf.IndexedSlices are made
             dense, because a rank without data can contribute zeros to dense gradients only.
-        steps: number of reductions so far, including those before a checkpoint.
+        weights: exchanges weights instead of gradients; None for gradients.
     """
 
     def __init__(
@@ -99,7 +97,22 @@ class Reduction:
         self._local: dict[int, Variable] = {}
         self._samples: Tensor | int | None = None
         self.uneven = False
-        self.steps = 0
+        self._steps = 0
+        self.weights: WeightExchange | None = None
+        if settings.weights:
+            self.weights = WeightExchange(settings, name, backend)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps so far."""
+        return self._steps if self.weights is None else self.weights.state.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        if self.weights is None:
+            self._steps = steps
+        else:
+            self.weights.state.steps = steps
 
     @property
     def has_local(self) -> bool:
@@ -152,6 +165,31 @@ class Reduction:
             for i in present:
                 results[i] = keras.ops.multiply(results[i], self._factor)
         return results
+
+    def update_alone(
+        self, update: Callable[[], None], variables: Sequence[Variable], rate: Tensor | float
+    ) -> None:
+        """Update variables, and exchange their values if that is due (collective if due).
+
+        Args:
+            update: takes the step of this rank's own optimizer.
+            variables: the optimizer's variables.
+            rate: learning rate.
+        """
+        if self.weights is not None:
+            self.weights.update(update, self._shared(variables), self._samples, rate)
+
+    def flush(self, variables: Sequence[Variable]) -> None:
+        """Make values that ranks exchange equal now; gradients need no flush (collective).
+
+        Args:
+            variables: the optimizer's variables.
+        """
+        if self.weights is not None:
+            self.weights.flush(self._shared(variables))
+
+    def _shared(self, variables: Sequence[Variable]) -> list[Variable]:
+        return [variable for variable in variables if id(variable) not in self._local]
 
     def reduce_arrays(
         self,

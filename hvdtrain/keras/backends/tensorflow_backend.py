@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
@@ -51,6 +52,28 @@ class TensorFlowBackend:
             for index, gradient in zip(sparse, gathered, strict=True):
                 results[index] = gradient
         return results
+
+    def exchange_if(
+        self,
+        due: Callable[[list[HostArray]], bool],
+        numbers: Sequence[Tensor],
+        exchange: Callable[[list[HostArray]], list[HostArray]],
+        weights: Sequence[Tensor],
+    ) -> list[Tensor]:
+        def answer(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
+            return [np.asarray(due(list(arrays)))]
+
+        def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
+            return exchange(list(arrays))
+
+        def exchanged() -> tuple[tf.Tensor, ...]:
+            dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
+            return tuple(call_on_arrays(function, tensors, dtypes, shapes, "exchange_of_weights"))
+
+        tensors = [tf.convert_to_tensor(each) for each in weights]
+        (is_due,) = call_on_arrays(answer, numbers, [tf.bool], [[]], "exchange_is_due")
+        results = tf.cond(is_due, exchanged, lambda: tuple(map(tf.identity, tensors)))
+        return list(results)
 
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float

@@ -38,6 +38,21 @@ class TorchBackend:
             for array, tensor in zip(reduced, tensors, strict=True)
         ]
 
+    def exchange_if(
+        self,
+        due: Callable[[list[HostArray]], bool],
+        numbers: Sequence[Tensor],
+        exchange: Callable[[list[HostArray]], list[HostArray]],
+        weights: Sequence[Tensor],
+    ) -> list[Tensor]:
+        if not due([_to_array(number) for number in cast(Sequence[torch.Tensor], numbers)]):
+            return list(weights)
+        tensors = cast(Sequence[torch.Tensor], weights)
+        return [
+            torch.from_numpy(array).to(tensor.device, tensor.dtype)
+            for array, tensor in zip(exchange(list(map(_to_array, tensors))), tensors, strict=True)
+        ]
+
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
     ) -> Tensor | None:

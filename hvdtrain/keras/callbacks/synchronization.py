@@ -87,7 +87,15 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self._ended = True
         current_backend().wait_for_steps()
-        operations.join()
+        optimizers = distributed_optimizers(self.model)
+        alone = [each for each in optimizers if each.hvdtrain_reduction.weights is not None]
+        if len(alone) < len(optimizers):
+            operations.join()
+        for optimizer in alone:
+            optimizer.flush()
+        if len(alone) == len(optimizers):  # ranks may have taken different numbers of steps
+            _average_statistics(self.model)
+            return
         done = objects.allgather_object(self._steps() - self._steps_before, "steps of an epoch")
         most = max(done)
         if min(done) < most:

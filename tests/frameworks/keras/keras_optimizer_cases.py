@@ -15,7 +15,6 @@ from process_sets import assert_lists_are_refused
 from raising import raising
 
 import hvdtrain.keras as hvd
-from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.backend import require_backend, require_keras
 
@@ -210,7 +209,6 @@ def bad_arguments() -> None:
         {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
         {"groups": 0},
         {"backward_passes_per_step": 0},
-        {"exchange": BlockMomentum(steps=2)},
         {"exchange": OneBit(), "op": hvd.Sum},
         {"exchange": OneBit(), "compression": hvd.Compression.fp16},
     ]

@@ -55,7 +55,7 @@ def parameters(model: Model) -> list[torch.nn.Parameter]:
     return list(model.parameters())
 
 
-def wrapped(model: Model, exchange: Exchange) -> hvd.DistributedOptimizer:
+def wrapped(model: Model, exchange: Exchange | str) -> hvd.DistributedOptimizer:
     """Return an optimizer with momentum that exchanges like that."""
     inner = momentum(parameters(model))
     return hvd.DistributedOptimizer(inner, model.named_parameters(), exchange=exchange)
@@ -263,6 +263,12 @@ def what_does_not_go_together_is_refused() -> None:
     local.step()  # the first of two
     group = {"params": [torch.nn.Parameter(torch.zeros(2))]}
     assert "call flush()" in refused(RuntimeError, partial(local.add_param_group, group))
+    assert "call flush()" in refused(RuntimeError, local.exchange_state)
+    local.flush()
+    saved = local.exchange_state()
+    assert saved["steps"] == 1
+    message = refused(ValueError, partial(local.load_exchange_state, {**saved, "spec": "nbit"}))
+    assert "the state is one of exchange 'nbit'" in message, message
     complex_weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     other = torch.optim.SGD([complex_weight], lr=1.0)
     make = partial(hvd.DistributedOptimizer, other, exchange=OneBit())

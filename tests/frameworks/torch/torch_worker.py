@@ -15,6 +15,7 @@ import torch_batch_norm_cases
 
 # Whose functions add themselves to the table of torch_training.
 import torch_compile_cases  # noqa: F401
+import torch_compression_cases
 import torch_exchange_cases
 import torch_local_cases
 import torch_operation_cases
@@ -30,7 +31,11 @@ from shared_launch import run_each
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 
-_OF_EXCHANGES = (torch_exchange_cases.__name__, torch_local_cases.__name__)
+_OF_EXCHANGES = (
+    torch_compression_cases.__name__,
+    torch_exchange_cases.__name__,
+    torch_local_cases.__name__,
+)
 OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ in _OF_EXCHANGES]
 TABLES = {
     "operations": [case for case in torch_operation_cases.CASES for _ in range(2)],

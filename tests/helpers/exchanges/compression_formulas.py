@@ -11,7 +11,10 @@ from exchange_formulas import Flat, OfRanks
 from hvdtrain.core.gradients.communicators import slice_bounds
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 
-__all__ = ["NBitFormula", "coded"]
+__all__ = ["NBitFormula", "PowerSGDFormula", "TopKFormula", "coded"]
+
+# The parameters of SHAPES that are matrices, as they lie in memory.
+MATRICES = {0: (7, 5), 3: (6, 4)}
 
 
 def coded(x: Flat, bits: int) -> Flat:
@@ -89,3 +92,76 @@ def _stripe(number: int, count: int, size: int) -> int:
     """Return which of `size` members sums a block, given its number among `count`."""
     bounds = slice_bounds(count, size)
     return next(member for member in range(size) if number < bounds[member + 1])
+
+
+class TopKFormula:
+    """The largest elements of matrices, with error feedback; each rank is a node.
+
+    Args:
+        ratio: fraction that is sent.
+        momentum: factor of momentum correction.
+        size: number of ranks.
+        counts: elements of each parameter.
+    """
+
+    def __init__(self, ratio: float, momentum: float, size: int, counts: Sequence[int]) -> None:
+        self._ratio, self._momentum = ratio, momentum
+        self.kept = [[np.zeros(count) for count in counts] for _ in range(size)]
+        self._speed = [[np.zeros(count) for count in counts] for _ in range(size)]
+
+    def step(self, gradients: OfRanks) -> list[Flat]:
+        """Return the average, by parameter."""
+        result = [np.zeros_like(each) for each in gradients[0]]
+        for index, total in enumerate(result):
+            for own, kept, speed in zip(gradients, self.kept, self._speed, strict=True):
+                speed[index] = self._momentum * speed[index] + own[index]
+                if index not in MATRICES or len(gradients) == 1:
+                    total += speed[index]
+                    continue
+                kept[index] = kept[index] + speed[index]
+                count = int(np.ceil(self._ratio * total.size))
+                sent = np.argsort(-np.abs(kept[index]), kind="stable")[:count]
+                total[sent] += kept[index][sent]
+                kept[index][sent] = speed[index][sent] = 0
+        return [each / len(gradients) for each in result]
+
+
+class PowerSGDFormula:
+    """Rank-r projections of matrices, with error feedback; each rank is a node.
+
+    Args:
+        rank: columns of P.
+        warm_start: Q begins with that of the step before.
+        size: number of ranks.
+        counts: elements of each parameter.
+    """
+
+    def __init__(self, rank: int, warm_start: bool, size: int, counts: Sequence[int]) -> None:
+        self._rank, self._warm_start, self._steps = rank, warm_start, 0
+        self.kept = [[np.zeros(count) for count in counts] for _ in range(size)]
+        self._right: dict[int, Flat] = {}
+
+    def step(self, gradients: OfRanks) -> list[Flat]:
+        """Return the average, by parameter."""
+        result = [np.mean(each, axis=0) for each in zip(*gradients, strict=True)]
+        if len(gradients) > 1:
+            for index, shape in MATRICES.items():
+                result[index] = self._approximate(index, shape, [own[index] for own in gradients])
+        self._steps += 1
+        return result
+
+    def _approximate(self, index: int, shape: tuple[int, int], gradients: list[Flat]) -> Flat:
+        given = [
+            (own + kept[index]).reshape(shape)
+            for own, kept in zip(gradients, self.kept, strict=True)
+        ]
+        average = np.mean(given, axis=0)
+        seed = np.random.default_rng([index, self._steps])
+        drawn = seed.standard_normal((self._rank, shape[1])).T
+        right = self._right.get(index, drawn) if self._warm_start else drawn
+        left, _ = np.linalg.qr(average @ np.linalg.qr(right)[0])
+        self._right[index] = average.T @ left
+        for own, kept in zip(given, self.kept, strict=True):
+            kept[index] = (own - left @ (left.T @ own)).reshape(-1)
+        result: Flat = (left @ (left.T @ average)).reshape(-1)
+        return result

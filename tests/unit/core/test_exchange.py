@@ -31,10 +31,10 @@ from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.exchanges.diloco import DiLoCo
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
-from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.communicators import slice_bounds
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, StepInfo
+from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.types import DType, ReduceOp
 
 EXCHANGES: list[Exchange] = [

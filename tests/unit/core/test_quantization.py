@@ -10,7 +10,7 @@ import torch
 from compression_formulas import coded
 
 from hvdtrain.arrays import Array, to_host
-from hvdtrain.core.quantization.codes import BITS, decode, encode, pack, unpack
+from hvdtrain.core.compression.codes import BITS, decode, encode, pack, unpack
 
 TYPES = (np.float32, np.float64)
 

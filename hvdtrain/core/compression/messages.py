@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvdtrain.arrays import Array, as_bytes, concatenate, from_bytes, like_shape
-from hvdtrain.core.quantization.codes import encode, pack, unpack
+from hvdtrain.core.compression.codes import encode, pack, unpack
 
 __all__ = ["coded_bytes", "from_message", "to_message"]
 

@@ -24,6 +24,10 @@ class ParameterState:
         self._new: dict[int, Array] = {}
         self._loaded: dict[int, HostArray] = {}
 
+    def holds(self, index: int) -> bool:
+        """Return whether the array of a parameter was ever put or loaded."""
+        return index in self._arrays or index in self._loaded
+
     def get(self, index: int, model: Array) -> Array:
         """Return the array of a parameter.
 

@@ -1,0 +1,151 @@
+"""Gradients as products of two thin matrices: PowerSGD (Vogels, Karimireddy and Jaggi 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import isfinite
+from operator import mul
+
+import numpy as np
+
+from hvdtrain.arrays import Array, HostArray, like, zeros_like
+from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
+from hvdtrain.core.compression.orthonormal import orthonormal
+from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, StepInfo
+from hvdtrain.core.gradients.parameter_state import ParameterState
+from hvdtrain.core.gradients.plan import ParameterSpec
+from hvdtrain.engines.communicator import Communicator
+
+__all__ = ["PowerSGDExchange", "matrix_shape"]
+
+_STEPS = "powersgd steps"
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A parameter that is compressed.
+
+    Attributes:
+        index: index of the parameter in the plan.
+        values: view of its elements, [n, m].
+        error: view of its error, [n, m].
+        right: orthonormal rows of the step, [rank, m].
+    """
+
+    index: int
+    values: Array
+    error: Array
+    right: Array
+
+
+class PowerSGDExchange(ErrorFeedback):
+    """Send P = M Q and Q = M^T P of each gradient matrix M, and keep what P Q^T loses.
+
+    Vectors and small matrices are summed uncompressed.
+
+    Args:
+        rank: number of columns of P and Q.
+        min_rate: factor by which P and Q must be smaller than M.
+        warm_start: whether Q begins with that of the step before, instead of random numbers.
+
+    Raises:
+        ValueError: `rank` or `min_rate` is not positive.
+    """
+
+    whole_tensors = True
+
+    def __init__(self, rank: int = 4, min_rate: float = 2.0, warm_start: bool = True) -> None:
+        super().__init__()
+        if rank < 1:
+            raise ValueError(f"rank must be at least 1, got {rank}")
+        if not (isfinite(min_rate) and min_rate > 0):
+            raise ValueError(f"min_rate must be a positive number, got {min_rate}")
+        self._rank, self._min_rate, self._warm_start = rank, min_rate, warm_start
+        self._right = ParameterState("right")
+        self._states.append(self._right)
+        self._steps = 0
+        self.spec = f"powersgd:rank={rank},min_rate={float(min_rate)!r},warm_start={warm_start}"
+        self.exactness = (
+            f"Between nodes each matrix is approximated with rank {rank}; what is lost is added to "
+            "the next step's gradients."
+        )
+
+    def combine(
+        self, bucket: FilledBucket, elements: Array, start: int, network: Communicator
+    ) -> Array:
+        error = zeros_like(elements)
+        matrices, rest = [], []
+        errors = bucket.pieces(error, start)
+        for piece, lost in zip(bucket.pieces(elements, start), errors, strict=True):
+            shape = matrix_shape(bucket.specs[piece.index])
+            if self._compresses(shape):
+                values, its_error = piece.elements.reshape(*shape), lost.elements.reshape(*shape)
+                right = self._first_right(piece.index, values)
+                matrices.append(_Matrix(piece.index, values, its_error, right))
+            else:
+                rest.append(piece.elements)
+        self._approximate(matrices, rest, network)
+        return error
+
+    def _approximate(
+        self, matrices: Sequence[_Matrix], rest: Sequence[Array], network: Communicator
+    ) -> None:
+        """Overwrite matrices with their approximate sums, and `rest` with exact ones (collective).
+
+        P and Q are stored transposed, because orthogonal columns are then contiguous.
+        """
+        left = [(m.right @ m.values.T).reshape(-1) for m in matrices]
+        sum_together([*left, *rest], network)
+        bases = [
+            orthonormal(p.reshape(*m.right.shape[:1], -1))
+            for m, p in zip(matrices, left, strict=True)
+        ]
+        own = [base @ m.values for m, base in zip(matrices, bases, strict=True)]
+        for m, base, right in zip(matrices, bases, own, strict=True):
+            m.error[...] = m.values - base.T @ right
+        totals = [right.reshape(-1) for right in own]
+        sum_together(totals, network)
+        for m, base, total in zip(matrices, bases, totals, strict=True):
+            right = total.reshape(*m.right.shape)
+            m.values[...] = base.T @ right
+            self._right.put(m.index, right)
+
+    def _compresses(self, shape: tuple[int, int]) -> bool:
+        """Return whether P and Q of a matrix are enough smaller than it."""
+        rank = min(self._rank, *shape)
+        return sum(shape) * rank * self._min_rate < shape[0] * shape[1]
+
+    def _first_right(self, index: int, values: Array) -> Array:
+        """Return the orthonormal rows with which a step begins, [rank, m], equal on all ranks."""
+        shape = (min(self._rank, *values.shape), values.shape[1])
+        drawn = np.random.default_rng([index, self._steps]).standard_normal(shape)
+        first = like(drawn, values)
+        if self._warm_start and self._right.holds(index):
+            first = self._right.get(index, first)
+        return orthonormal(first)
+
+    def end(self, info: StepInfo) -> None:
+        super().end(info)
+        self._steps += 1
+
+    def state(self) -> ExchangeState:
+        steps: Mapping[str, HostArray] = {_STEPS: np.array(self._steps)}
+        return ExchangeState(steps, super().state().own)
+
+    def load(self, state: ExchangeState) -> None:
+        super().load(state)
+        self._steps = int(state.shared[_STEPS])
+
+
+def matrix_shape(spec: ParameterSpec) -> tuple[int, int]:
+    """Return the sides of a parameter as a matrix: its first dimensions in memory and the others.
+
+    They are divided where the sum of the sides is least; torch's hook has the first dimension and
+    the others.
+    """
+    dimensions = sorted(zip(spec.strides, spec.shape, strict=True), reverse=True)
+    firsts = accumulate((length for _, length in dimensions), mul, initial=1)
+    sides = [(first, spec.count // first) for first in firsts if first]
+    return min(sides, key=sum, default=(1, 0))

@@ -1,0 +1,129 @@
+"""The largest elements of each gradient, with their indices, and error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from hvdtrain.arrays import Array, as_bytes, concatenate, copy, from_bytes, like_shape, zeros_like
+from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
+from hvdtrain.core.compression.largest import largest
+from hvdtrain.core.gradients.communicators import Communicators, gather
+from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice, StepInfo
+from hvdtrain.core.gradients.parameter_state import ParameterState
+from hvdtrain.core.gradients.plan import ParameterSpec
+from hvdtrain.engines.communicator import Communicator
+
+__all__ = ["TopKExchange"]
+
+
+class TopKExchange(ErrorFeedback):
+    """Send the elements of largest magnitude of each matrix, and keep the others.
+
+    Vectors are summed in full.
+
+    Args:
+        ratio: fraction of the elements of a matrix that each node sends, at least one.
+        momentum: factor of momentum correction (Deep Gradient Compression): the exchange then
+            accumulates the velocity of SGD, and the optimizer needs no momentum of its own.
+
+    Raises:
+        ValueError: `ratio` is not in (0, 1], or `momentum` not in [0, 1).
+    """
+
+    def __init__(self, ratio: float = 0.01, momentum: float = 0.0) -> None:
+        super().__init__()
+        if not 0 < ratio <= 1:
+            raise ValueError(f"ratio must be above 0 and at most 1, got {ratio}")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
+        self._ratio, self._momentum = ratio, momentum
+        self._velocity = ParameterState("velocity")
+        if momentum:
+            self._states.append(self._velocity)
+        self.spec = f"topk:ratio={float(ratio)!r},momentum={float(momentum)!r}"
+        self.exactness = (
+            f"Between nodes the largest {100 * ratio:g} % of each matrix: every node sends "
+            f"{8 * ratio:g} bytes per element to every other one, instead of 4 or 8; what is left "
+            "is added to the next step's gradients."
+        )
+
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        super().reduce(bucket, info, communicators)
+        if not self._momentum:
+            return
+        for piece in bucket.pieces(bucket.elements, 0):
+            if communicators.one_node or not _is_matrix(bucket.specs[piece.index]):
+                velocity = self._velocity.get(piece.index, piece.elements)
+                piece.elements[...] = piece.elements + velocity * self._momentum
+                self._velocity.put(piece.index, copy(piece.elements))
+
+    def combine(
+        self, bucket: FilledBucket, elements: Array, start: int, network: Communicator
+    ) -> Array:
+        places = dict(zip(bucket.layout.parameters, bucket.layout.starts, strict=True))
+        chosen, matrices, vectors = [], [], []
+        for piece in bucket.pieces(elements, start):
+            if _is_matrix(bucket.specs[piece.index]):
+                place = places[piece.index] + piece.first - start
+                chosen.append(self._choose(bucket, piece) + place)
+                matrices.append(piece.elements)
+            else:
+                vectors.append(piece.elements)
+        error = copy(elements)
+        messages = _exchanged(chosen, elements, error, network) if chosen else []
+        for part in matrices:
+            part[...] = 0
+        for indices, values in messages:
+            elements[indices] = elements[indices] + values
+        sum_together(vectors, network)
+        for piece in bucket.pieces(error, start):
+            if not _is_matrix(bucket.specs[piece.index]):
+                piece.elements[...] = 0
+        return error
+
+    def _choose(self, bucket: FilledBucket, piece: ParameterSlice) -> Array:
+        """Return the indices to send of the elements of a slice, after momentum correction."""
+        count = ceil(self._ratio * piece.elements.shape[0])
+        if not self._momentum:
+            return largest(piece.elements, count)
+        (whole,) = [p for p in bucket.pieces(bucket.elements, 0) if p.index == piece.index]
+        part = slice(piece.first, piece.first + piece.elements.shape[0])
+        before = self._velocity.get(piece.index, whole.elements)
+        residual = self._residual.get(piece.index, whole.elements)[part]
+        velocity = zeros_like(before)
+        # The slice holds gradient and residual.
+        velocity[part] = before[part] * self._momentum + (piece.elements - residual)
+        piece.elements[...] = residual + velocity[part]
+        chosen = largest(piece.elements, count)
+        velocity[chosen + piece.first] = 0
+        self._velocity.put(piece.index, velocity)
+        return chosen
+
+
+def _exchanged(
+    chosen: Sequence[Array], elements: Array, error: Array, network: Communicator
+) -> list[tuple[Array, Array]]:
+    """Return all members' indices and values, and remove this rank's from its error (collective).
+
+    Args:
+        chosen: indices of elements that this rank sends, int64.
+        elements: elements of this rank, 1-d.
+        error: copy of the elements, 1-d.
+        network: communicator of the members.
+    """
+    indices = concatenate(chosen)
+    error[indices] = 0
+    # Numbers of one width: float32 with int32.
+    numbers = like_shape(indices, indices.shape, f"int{8 * elements.itemsize}")
+    numbers[...] = indices
+    message = concatenate([as_bytes(elements[indices]), as_bytes(numbers)])
+    received, half = gather(network, message), message.shape[0] // 2
+    return [
+        (from_bytes(received[rank, half:], numbers), from_bytes(received[rank, :half], elements))
+        for rank in range(network.size)
+    ]
+
+
+def _is_matrix(spec: ParameterSpec) -> bool:
+    return sum(length > 1 for length in spec.shape) > 1

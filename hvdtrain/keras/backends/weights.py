@@ -1,0 +1,153 @@
+"""The exchange of the weights of an optimizer's variables, after updates on a rank's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import keras
+
+from hvdtrain.arrays import HostArray
+from hvdtrain.core.arrays.local_steps import ExchangedWeights
+from hvdtrain.core.gradient_settings import GradientSettings
+from hvdtrain.keras.tensors.arrays import to_array
+from hvdtrain.keras.tensors.types import Tensor, Variable
+
+__all__ = ["WeightBackend", "WeightExchange", "refuse_weights"]
+
+# Stands for an unknown number of samples among numbers.
+_UNKNOWN = -1.0
+
+
+class WeightBackend(Protocol):
+    """What exchanges of weights need of Keras's backend."""
+
+    def exchange_if(
+        self,
+        due: Callable[[list[HostArray]], bool],
+        numbers: Sequence[Tensor],
+        exchange: Callable[[list[HostArray]], list[HostArray]],
+        weights: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """Exchange weights if that is due, else copy nothing to the host (collective if due).
+
+        Args:
+            due: returns whether the exchange is due; called in each step.
+            numbers: arguments of `due`, 0-d.
+            exchange: returns arrays with the shapes and dtypes of its arguments.
+            weights: arguments of `exchange`, of any shapes and floating point dtypes.
+
+        Returns:
+            The results of `exchange`, or `weights`.
+        """
+
+    def wait_for_steps(self) -> None:
+        """Wait until all steps that were started are done (local)."""
+
+
+class WeightExchange:
+    """Updates variables with the gradients of this rank, and exchanges their values when due.
+
+    Args:
+        settings: settings; the exchange is of kind WEIGHTS.
+        name: operation name of the optimizer.
+        backend: Keras's backend.
+
+    Attributes:
+        state: counts steps, and exchanges arrays.
+    """
+
+    def __init__(self, settings: GradientSettings, name: str, backend: WeightBackend) -> None:
+        self._settings, self._backend = settings, backend
+        self.state = ExchangedWeights(settings, f"{name}_weights")
+
+    def update(
+        self,
+        update: Callable[[], None],
+        variables: Sequence[Variable],
+        samples: Tensor | int | None,
+        rate: Tensor | float,
+    ) -> None:
+        """Update variables, and exchange their values if that is due (collective if due).
+
+        Args:
+            update: takes the step of this rank's own optimizer.
+            variables: variables that are exchanged.
+            samples: samples of this rank in the step; None if unknown.
+            rate: learning rate.
+        """
+        if not self._settings.process_set.included():
+            update()
+            return
+        counted = _UNKNOWN if samples is None else samples
+        numbers = [keras.ops.cast(number, "float32") for number in (rate, counted)]
+        begin = partial(self._begin, variables)
+        self._backend.exchange_if(self._must_begin, numbers, begin, _values(variables))
+        update()
+        exchange = partial(self._exchange, variables)
+        results = self._backend.exchange_if(self._count, numbers, exchange, _values(variables))
+        for variable, value in zip(variables, results, strict=True):
+            variable.assign(value)
+
+    def flush(self, variables: Sequence[Variable]) -> None:
+        """Make the values of all ranks equal now (collective, not in a function that is traced).
+
+        Args:
+            variables: variables that are exchanged.
+        """
+        if not self._settings.process_set.included():
+            return
+        self._backend.wait_for_steps()
+        results = self.state.flush([to_array(variable) for variable in variables], variables)
+        for variable, value in zip(variables, results, strict=True):
+            variable.assign(value)
+
+    def _must_begin(self, numbers: list[HostArray]) -> bool:
+        return not self.state.begun
+
+    def _begin(self, variables: Sequence[Variable], weights: list[HostArray]) -> list[HostArray]:
+        self.state.begin(weights, variables)
+        return weights
+
+    def _count(self, numbers: list[HostArray]) -> bool:
+        rate, samples = (float(number) for number in numbers)
+        return self.state.count_step(None if samples == _UNKNOWN else samples, rate)
+
+    def _exchange(self, variables: Sequence[Variable], weights: list[HostArray]) -> list[HostArray]:
+        return self.state.exchange(weights, variables)
+
+
+def _values(variables: Sequence[Variable]) -> list[Tensor]:
+    return [keras.ops.convert_to_tensor(variable) for variable in variables]
+
+
+def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optimizer) -> None:
+    """Refuse what does not go with an exchange of weights in Keras (local).
+
+    Args:
+        settings: settings of the optimizer.
+        optimizer: optimizer of this rank.
+
+    Raises:
+        ValueError: the optimizer scales the loss or accumulates gradients, or the exchange resets
+            the optimizer's state or counts samples.
+    """
+    exchange = settings.exchange
+    if exchange is None or not settings.weights:
+        return
+    reasons = {
+        "a LossScaleOptimizer: leave it out, or use bfloat16": isinstance(
+            optimizer, keras.optimizers.LossScaleOptimizer
+        ),
+        "accumulation of gradients: leave that out, ranks take local steps anyway": bool(
+            optimizer.gradient_accumulation_steps
+        ),
+        "resetting the optimizer's state in Keras: give reset=false, or state=keep": (
+            exchange.resets_optimizer
+        ),
+        "counting samples in Keras: give steps= instead": exchange.counts_samples,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ValueError(f"exchange {exchange.spec!r} does not go with {reason}")
