@@ -304,7 +304,9 @@ def averages_are_those_of_torchs_own_optimizer() -> None:
 
 @case
 def ranks_outside_a_process_set_train_by_themselves() -> None:
-    members = hvd.add_process_set(list(range(max(1, hvd.size() - 1))))
+    if hvd.size() == 1:
+        return
+    members = hvd.add_process_set(list(range(hvd.size() - 1)))
     model, alone = dense(), dense()
     inner, plain = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone))
     optimizer = hvd.DistributedOptimizer(inner, exchange="local:steps=2", process_set=members)
