@@ -206,6 +206,23 @@ def first_steps_are_plain() -> int:
     return 1
 
 
+def first_samples_are_plain() -> int:
+    """Three samples of each rank in a step, and plain averages until there are four of each."""
+    plan = plan_of(DType.FLOAT64, 200)
+    make = partial(WarmUp, OneBit(hierarchical=False), samples=4 * hvd.size())
+    driven, own = Driven(make(), plan, tensors=False), OneBitFormula(range(hvd.size()), COUNTS)
+    counts = [3.0] * hvd.size()
+    for step in range(4):
+        gradients = of_ranks(step, DType.FLOAT64)
+        found = exchanged(driven, gradients[hvd.rank()], weighed(step, counts))
+        plain = mean(gradients, counts)
+        check(found, plain if step < 2 else own.step(plan, gradients, counts), DType.FLOAT64)
+    assert int(driven.exchange.state().shared["warm-up samples"]) == 6 * hvd.size()
+    with pytest.raises(ValueError, match=r"set optimizer\.sample_weight before each step"):
+        exchanged(Driven(make(), plan, tensors=False), gradients[hvd.rank()], weighed(0, None))
+    return 1
+
+
 def goes_on(make: Callable[[], Exchange], plan: BucketPlan, tensors: bool) -> None:
     """Take four steps, and the last two of them also with what a checkpoint has kept."""
     dtype = plan.specs[0].dtype
@@ -285,6 +302,7 @@ def main() -> None:
         half_types_between_nodes,
         nothing_is_lost_but_to_a_planted_error,
         first_steps_are_plain,
+        first_samples_are_plain,
         exchange_of_the_page,
         state_goes_through_a_checkpoint,
         *CASES,

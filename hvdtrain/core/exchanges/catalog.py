@@ -36,8 +36,8 @@ EXCHANGES: Mapping[str, type[Exchange]] = {
     "diloco": DiLoCo,
 }
 _KINDS = (bool, int, float, str)
-# An option of every exchange: steps of plain averages before it.
-_WARM_UP = "warmup"
+# Options of every exchange: steps, or samples of all ranks, of plain averages before it.
+_WARM_UP, _SAMPLES = "warmup", "distributed_after"
 
 Option = bool | int | float | str
 
@@ -72,11 +72,11 @@ def make_exchange(text: str) -> Exchange:
     if name not in EXCHANGES:
         raise ValueError(f"exchange {text!r}: the name must be one of {', '.join(EXCHANGES)}")
     options = _parse(text, given, exchange_options(name))
-    steps = options.pop(_WARM_UP, 0)
+    steps, samples = int(options.pop(_WARM_UP, 0)), int(options.pop(_SAMPLES, 0))
     try:
         make: Callable[..., Exchange] = EXCHANGES[name]
         made = make(**options)
-        return WarmUp(made, int(steps)) if steps else made
+        return WarmUp(made, steps, samples) if steps or samples else made
     except (TypeError, ValueError) as error:
         raise ValueError(f"exchange {text!r}: {error}") from None
 
@@ -96,7 +96,7 @@ def exchange_options(name: str) -> dict[str, ExchangeOption]:
         if kinds:
             default = None if required else value.default
             options[key] = ExchangeOption(key, kinds[0], default, required)
-    return options | {_WARM_UP: ExchangeOption(_WARM_UP, int, 0)}
+    return options | {name: ExchangeOption(name, int, 0) for name in (_WARM_UP, _SAMPLES)}
 
 
 def _parse(text: str, given: str, known: Mapping[str, ExchangeOption]) -> dict[str, Option]:

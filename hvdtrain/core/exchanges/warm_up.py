@@ -1,4 +1,4 @@
-"""Plain averaging during the first steps, before another exchange takes over."""
+"""Plain averaging during the first steps or samples, before another exchange takes over."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
@@ -20,31 +21,40 @@ from hvdtrain.core.gradients.plan import BucketPlan
 
 __all__ = ["WarmUp"]
 
-_STEPS = "warm-up steps"
+_STEPS, _SAMPLES = "warm-up steps", "warm-up samples"
 
 
 class WarmUp(Exchange):
-    """Average the buckets, gradients or weights, for some steps, and then use another exchange.
+    """Average the buckets, gradients or weights, at first, and then use another exchange.
 
-    Weights are averaged after each of these steps.
+    Weights are averaged after each of the steps of the warm-up.
 
     Args:
         exchange: exchange after the warm-up.
         steps: number of steps of the warm-up, including those before a checkpoint.
+        samples: number of samples of all ranks in the warm-up, instead of steps (CNTK's
+            distributed_after); it ends with the step that reaches the number.
 
     Raises:
-        ValueError: `steps` is negative, or the exchange has a warm-up of its own.
+        ValueError: `steps` or `samples` is negative, both are given, or the exchange has a warm-up
+            of its own.
     """
 
-    def __init__(self, exchange: Exchange, steps: int) -> None:
+    def __init__(self, exchange: Exchange, steps: int = 0, samples: int = 0) -> None:
         if steps < 0:
             raise ValueError(f"warm-up steps must be at least 0, got {steps}")
+        if samples < 0:
+            raise ValueError(f"warm-up samples must be at least 0, got {samples}")
+        if steps and samples:
+            raise ValueError("give the warm-up in steps or samples (distributed_after), not both")
         if exchange.first is not None:
             raise ValueError(f"exchange {exchange.spec!r} begins with plain averages by itself")
-        self._exchange, self._steps, self._done = exchange, steps, 0
+        self._exchange, self._length, self._done = exchange, samples or steps, 0
+        self._unit = _SAMPLES if samples else _STEPS
+        length = f"{self._length} {self._unit.removeprefix('warm-up ')}"
         self._plain = AllreduceExchange()
-        self.spec = f"{exchange.spec} after {steps} steps of {self._plain.spec}"
-        self.exactness = f"For {steps} steps the exact average. Then: {exchange.exactness}"
+        self.spec = f"{exchange.spec} after {length} of {self._plain.spec}"
+        self.exactness = f"For {length} the exact average. Then: {exchange.exactness}"
         self.kind, self.hierarchical = exchange.kind, exchange.hierarchical
         self.whole_tensors, self.half_types = exchange.whole_tensors, exchange.half_types
         self.checks_finite, self.uses_rate = exchange.checks_finite, exchange.uses_rate
@@ -59,7 +69,7 @@ class WarmUp(Exchange):
 
     @property
     def _warm(self) -> bool:
-        return self._done >= self._steps
+        return self._done >= self._length
 
     def prepare(self, plan: BucketPlan) -> None:
         self._exchange.prepare(plan)
@@ -71,24 +81,31 @@ class WarmUp(Exchange):
         return not self._warm or self._exchange.due(steps)
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        if self._unit == _SAMPLES and not self._warm and not info.weighted:
+            raise AgreedError(
+                ValueError(
+                    f"exchange {self.spec!r} counts samples, and no rank has told how many it has: "
+                    "set optimizer.sample_weight before each step, or give the warm-up in steps"
+                )
+            )
         (self._exchange if self._warm else self._plain).reduce(bucket, info, communicators)
 
     def end(self, info: StepInfo) -> None:
         if self._warm:
             self._exchange.end(info)
         else:
-            self._done += 1
+            self._done += round(info.total) if self._unit == _SAMPLES else 1
             self._follow()
 
     def state(self) -> ExchangeState:
         inner = self._exchange.state()
-        done: Mapping[str, HostArray] = {_STEPS: np.array(self._done)}
+        done: Mapping[str, HostArray] = {self._unit: np.array(self._done)}
         return ExchangeState({**done, **inner.shared}, inner.own)
 
     def load(self, state: ExchangeState) -> None:
         shared = dict(state.shared)
-        if _STEPS not in shared:
-            raise ValueError(f"exchange {self.spec!r} was given no {_STEPS}")
-        self._done = int(shared.pop(_STEPS))
+        if self._unit not in shared:
+            raise ValueError(f"exchange {self.spec!r} was given no {self._unit}")
+        self._done = int(shared.pop(self._unit))
         self._follow()
         self._exchange.load(ExchangeState(shared, state.own))

@@ -33,7 +33,10 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
     ("text", "message"),
     [
         ("averag", "exchange 'averag': the name must be one of average, half, adasum"),
-        ("average:bits=1", "options are key=value with one of predivide, warmup, got 'bits=1'"),
+        (
+            "average:bits=1",
+            "one of predivide, warmup, distributed_after, got 'bits=1'",
+        ),
         ("average:predivide", "got 'predivide'"),
         ("average:predivide=x", "exchange 'average:predivide=x': predivide must be a number"),
         ("adasum:warmup=1.5", "warmup must be a whole number, got 1.5"),
@@ -54,6 +57,11 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
         ("diloco:momentum=1", "momentum must be at least 0 and less than 1"),
         ("diloco:type=fp8", "type must be one of float32, bf16, int8, got fp8"),
         ("diloco:fragments=3", "steps must be a multiple of fragments, got steps=500 and"),
+        (
+            "nbit:warmup=1,distributed_after=9",
+            "in steps or samples (distributed_after), not both",
+        ),
+        ("nbit:distributed_after=-1", "warm-up samples must be at least 0, got -1"),
         ("adasum:warmup=-1", "exchange 'adasum:warmup=-1': warm-up steps must be at least 0"),
     ],
 )
