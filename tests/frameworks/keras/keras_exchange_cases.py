@@ -9,7 +9,16 @@ from typing import Any
 import keras
 import numpy as np
 from exchange_formulas import BlockFormula, DiLoCoFormula, OfRanks, OneBitFormula, mean
-from keras_optimizer_cases import SHAPES, Array, assert_close, digest, gradients, own, stepped
+from keras_optimizer_cases import (
+    SHAPES,
+    Array,
+    assert_close,
+    digest,
+    gradients,
+    mean_gradients,
+    own,
+    stepped,
+)
 from nodes import nodes_of_their_own
 from one_bit import OneBit
 from raising import raising
@@ -42,6 +51,18 @@ def half_types_by_name() -> str:
         assert_close(ends[-1], expected, rtol=1e-6)
     assert digest(ends[0]) == digest(ends[1])
     return digest(ends[0])
+
+
+def compressed_gradients_by_name() -> str:
+    """Forms that lose nothing give the average, and others the same bits on all ranks."""
+    make, ends = partial(keras.optimizers.SGD, 0.1), []
+    exact = ("powersgd:rank=99,min_rate=0.001", "topk:ratio=1")
+    for text in (*exact, "nbit:bits=4,block=8", "powersgd:rank=1,min_rate=0.1", "topk:ratio=0.1"):
+        with nodes_of_their_own():
+            ends.append(stepped(hvd.DistributedOptimizer(make(), exchange=text), own))
+        if text in exact:
+            assert_close(ends[-1], stepped(make(), mean_gradients), rtol=1e-3)
+    return "".join(digest(end) for end in ends)
 
 
 def an_exchange_of_gradients() -> str:
@@ -179,6 +200,7 @@ CASES = [
     fit_shows_equal_weights_in_validation,
     what_does_not_go_with_weights_is_refused,
     half_types_by_name,
+    compressed_gradients_by_name,
     an_exchange_of_gradients,
     an_exchange_goes_with_one_list_of_gradients,
 ]

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
-from hvdtrain.core.stall.finding import Wait, describe, find_stalls, stalls_of_one
+from hvdtrain.core.stall.finding import (
+    StallSettings,
+    Wait,
+    describe,
+    find_stalls,
+    stalls_of_one,
+)
+from hvdtrain.core.stall.warnings import StallWarnings
+from hvdtrain.topology import Topology
 
 SUM = Request("allreduce", "a")
 
@@ -73,3 +83,18 @@ def test_what_one_rank_knows_by_itself() -> None:
     waits = [wait(SUM, 70), wait(Request("broadcast", "b"), 5), wait(LEAVE, 80)]
     (stall,) = stalls_of_one(2, 4, waits, 60, "nothing is known")
     assert describe(stall) == "allreduce 'a' for 70 s: rank 2 waits, and nothing is known"
+
+
+def test_a_stall_is_reported_once_in_a_period(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = StallSettings(period_seconds=60, shutdown_seconds=200, stacks=False)
+    codes: list[int] = []
+    warnings = StallWarnings(settings, Topology(0, 2, 0, 2, 0, 1, ("host",)), codes.append)
+    told = []
+    for seconds in (61, 62, 119, 121, 180, 201):
+        stalls = find_stalls([[wait(SUM, seconds, "01")], []], 60)
+        warnings.update(stalls, dict)
+        told.append(capfd.readouterr().err.count(f"stalled: allreduce 'a' for {seconds} s"))
+        assert bool(codes) == (seconds > 200)
+    assert told == [1, 0, 0, 1, 1, 1]
+    warnings.update([], dict)
+    assert "no longer stalled: allreduce 'a'" in capfd.readouterr().err
