@@ -135,6 +135,8 @@ class PowerSGDExchange(ErrorFeedback):
         return ExchangeState(steps, super().state().own)
 
     def load(self, state: ExchangeState) -> None:
+        if _STEPS not in state.shared:
+            raise ValueError(f"exchange {self.spec!r} was given no {_STEPS}")
         super().load(state)
         self._steps = int(state.shared[_STEPS])
 

@@ -131,7 +131,7 @@ def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optim
 
     Raises:
         ValueError: the optimizer scales the loss or accumulates gradients, or the exchange resets
-            the optimizer's state or counts samples.
+            the optimizer's state, counts samples or averages gradients at first.
     """
     exchange = settings.exchange
     if exchange is None or not settings.weights:
@@ -147,6 +147,7 @@ def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optim
             exchange.resets_optimizer
         ),
         "counting samples in Keras: give steps= instead": exchange.counts_samples,
+        "averaging gradients at first, in Keras: use local": exchange.first is not None,
     }
     for reason, applies in reasons.items():
         if applies:

@@ -191,6 +191,7 @@ def what_does_not_go_with_weights_is_refused() -> None:
     refused("local:steps=2", sgd(gradient_accumulation_steps=2), "accumulation of gradients")
     refused("local:steps=2,state=reset", sgd(), "resetting the optimizer's state")
     refused("blockmomentum:block=8,reset=false", sgd(), "counting samples")
+    refused("postlocal:after=5,steps=2", sgd(), "averaging gradients at first")
     with raising(ValueError, text="accumulation of gradients"):
         hvd.DistributedOptimizer(sgd(), exchange="local:steps=2", backward_passes_per_step=2)
 
