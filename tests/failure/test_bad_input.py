@@ -50,7 +50,7 @@ OPTIONS: list[tuple[list[object], list[str]]] = [
     (["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
     (["digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
     (["digits", "--engine", "smoke"], ["--engine", "smoke", "auto, local, mpi"]),
-    (["digits", "--exchange", "averag"], ["--exchange 'averag'", "one of average, adasum"]),
+    (["digits", "--exchange", "averag"], ["--exchange 'averag'", "one of average, half,"]),
     (["digits", "--exchange", "adasum", "--ema", "0.9"], ["--ema 0.9", "--exchange adasum"]),
     (["digits", "--batch-size", 0], ["--batch-size", "0"]),
     (["digits", "--batch-size", "many"], ["--batch-size", "many"]),

@@ -241,6 +241,19 @@ def ranks_that_exchange_in_different_ways_are_refused() -> None:
 
 
 @case
+def a_state_of_another_exchange_is_refused() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    local = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), exchange="local:steps=2")
+    weight.sum().backward()
+    local.step()
+    local.flush()
+    saved = local.exchange_state()
+    assert saved["steps"] == 1
+    message = refused(ValueError, partial(local.load_exchange_state, {**saved, "spec": "nbit"}))
+    assert "the state is one of exchange 'nbit'" in message, message
+
+
+@case
 def what_does_not_go_together_is_refused() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     sgd = torch.optim.SGD([weight], lr=1.0)
@@ -265,10 +278,6 @@ def what_does_not_go_together_is_refused() -> None:
     assert "call flush()" in refused(RuntimeError, partial(local.add_param_group, group))
     assert "call flush()" in refused(RuntimeError, local.exchange_state)
     local.flush()
-    saved = local.exchange_state()
-    assert saved["steps"] == 1
-    message = refused(ValueError, partial(local.load_exchange_state, {**saved, "spec": "nbit"}))
-    assert "the state is one of exchange 'nbit'" in message, message
     complex_weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     other = torch.optim.SGD([complex_weight], lr=1.0)
     make = partial(hvd.DistributedOptimizer, other, exchange=OneBit())
