@@ -48,8 +48,6 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
         ("local", "exchange 'local': needs steps="),
         ("local:steps=0", "exchange 'local:steps=0': steps must be at least 1, got 0"),
         ("local:steps=2,state=drop", "state must be one of keep, reset, got drop"),
-        ("average:predivide=nan", "predivide must be a positive number, got nan"),
-        ("half:predivide=0", "predivide must be a positive number, got 0.0"),
         ("postlocal:after=0,steps=2", "after must be a number of steps above 0, or rate, got 0"),
         ("postlocal:after=9,steps=2,warmup=3", "begins with plain averages by itself"),
         ("blockmomentum", "give block= (samples of all ranks) or steps= (of each rank)"),
