@@ -8,6 +8,7 @@ import pytest
 
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.catalog import EXCHANGES, exchange_options, make_exchange
+from hvdtrain.core.exchanges.post_local_sgd import PostLocalSGD
 
 # For those that need one of two options.
 _CHOICES = {"blockmomentum": "steps=1"}
@@ -25,6 +26,7 @@ def test_every_exchange_is_made_from_its_name(name: str) -> None:
 
 def test_options_are_converted_to_the_types_of_the_arguments() -> None:
     assert make_exchange("average:predivide=2").spec == "allreduce:op=average,predivide=2.0"
+    assert make_exchange("postlocal:after=9,steps=2").spec == PostLocalSGD(9, 2).spec
     assert "momentum=0.5,rate=1.0" in make_exchange("blockmomentum:block=9,momentum=0.5").spec
     assert make_exchange("adasum: warmup = 3").spec.startswith(f"{AdasumExchange().spec} after 3")
 
@@ -46,6 +48,8 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
         ("local", "exchange 'local': needs steps="),
         ("local:steps=0", "exchange 'local:steps=0': steps must be at least 1, got 0"),
         ("local:steps=2,state=drop", "state must be one of keep, reset, got drop"),
+        ("average:predivide=nan", "predivide must be a positive number, got nan"),
+        ("half:predivide=0", "predivide must be a positive number, got 0.0"),
         ("postlocal:after=0,steps=2", "after must be a number of steps above 0, or rate, got 0"),
         ("postlocal:after=9,steps=2,warmup=3", "begins with plain averages by itself"),
         ("blockmomentum", "give block= (samples of all ranks) or steps= (of each rank)"),
@@ -56,6 +60,7 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
             "blockmomentum:block=4,time_constant=0",
             "time_constant must be a positive number, got 0.0",
         ),
+        ("blockmomentum:block=4,time_constant=1e30", "less than 1, got 1.0"),
         ("blockmomentum:steps=4,rate=0", "rate must be a positive number, got 0.0"),
         ("blockmomentum:steps=4,rate=inf", "rate must be a positive number, got inf"),
         ("diloco:steps=0", "steps must be at least 1"),
