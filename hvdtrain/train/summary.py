@@ -63,7 +63,9 @@ def _parameter_server(options: TrainOptions, pushes: Pushes | None) -> dict[str,
     settings = options.parameter_server
     if settings is None or pushes is None:
         return None
-    return {**asdict(settings), **pushes.record()}
+    given = asdict(settings)
+    given["max_staleness"] = given.pop("staleness")  # pushes have counts of that name
+    return {**given, **pushes.record()}
 
 
 def weights_digest(weights: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -181,6 +181,7 @@ def test_digits_are_learned(runs: dict[int, Results], folder: Path) -> None:
         "async",
         results[0]["parameter_server"]["staleness"],
     )
+    assert counts["max_staleness"] == 4
     assert counts["applied"] == 6 * 23 * 2  # 1437 samples in rounds of 64
 
 

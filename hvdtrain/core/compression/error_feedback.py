@@ -83,8 +83,9 @@ class ErrorFeedback(Exchange):
     def _add_residual(self, bucket: FilledBucket) -> None:
         # All of it: another plan may have given this rank other slices.
         for piece in bucket.pieces(bucket.elements, 0):
-            residual = self._residual.get(piece.index, piece.elements)
-            piece.elements[...] = piece.elements + residual
+            if self._residual.holds(piece.index):
+                residual = self._residual.get(piece.index, piece.elements)
+                piece.elements[...] = piece.elements + residual
 
     def _keep(self, bucket: FilledBucket, errors: Sequence[ParameterSlice]) -> None:
         """Keep the errors of this rank's slice; the rest of the residual is zero."""
@@ -94,6 +95,8 @@ class ErrorFeedback(Exchange):
             if error is not None and error.elements.shape[0] == error.count:
                 self._residual.put(piece.index, error.elements)
                 continue
+            if error is None and not self._residual.holds(piece.index):
+                continue  # no memory for zeros
             residual = zeros_like(piece.elements)
             if error is not None:
                 residual[error.first : error.first + error.elements.shape[0]] = error.elements

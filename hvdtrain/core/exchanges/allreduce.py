@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from hvdtrain.core.agreement.request import Zeros
@@ -18,6 +19,9 @@ class AllreduceExchange(Exchange):
     Args:
         op: reduction, AVERAGE or SUM.
         predivide: divisor of gradients before the sum, by which the sum is multiplied again.
+
+    Raises:
+        ValueError: an argument is none of these, or predivide is not a positive number.
     """
 
     exactness = "The exact sum or average, but for the rounding of sums."
@@ -27,6 +31,8 @@ class AllreduceExchange(Exchange):
     def __init__(self, op: ReduceOp = ReduceOp.AVERAGE, predivide: float = 1.0) -> None:
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise ValueError(f"op must be Average or Sum, got {op}")
+        if not (math.isfinite(predivide) and predivide > 0):
+            raise ValueError(f"predivide must be a positive number, got {predivide}")
         self._op, self._predivide = op, predivide
         self.spec = f"allreduce:op={op.value},predivide={float(predivide)!r}"
 

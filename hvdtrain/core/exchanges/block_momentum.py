@@ -6,6 +6,7 @@ Intra-block Parallel Optimization and Blockwise Model-update Filtering, 2016.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,16 +93,16 @@ class BlockMomentum(Exchange):
                 f"give block= (samples of all ranks) or steps= (of each rank), above 0, got "
                 f"block={block} and steps={steps}"
             )
-        if momentum is not None and not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
         if time_constant is not None:
             if momentum is not None or not block:
                 raise ValueError("time_constant needs block, and takes the place of momentum")
-            if not time_constant > 0:
-                raise ValueError(f"time_constant must be above 0, got {time_constant}")
+            if not (math.isfinite(time_constant) and time_constant > 0):
+                raise ValueError(f"time_constant must be a positive number, got {time_constant}")
             momentum = float(np.exp(-block / time_constant))
-        if not rate > 0:
-            raise ValueError(f"rate must be above 0, got {rate}")
+        if momentum is not None and not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
+        if not (math.isfinite(rate) and rate > 0):
+            raise ValueError(f"rate must be a positive number, got {rate}")
         self._block, self._steps, self._momentum, self._rate = block, steps, momentum, rate
         self.looks_ahead, self.resets_optimizer = nesterov, reset
         self.counts_samples = block > 0

@@ -6,6 +6,7 @@ Streaming DiLoCo with Overlapping Communication, 2025.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import groupby
@@ -77,8 +78,8 @@ class DiLoCo(Exchange):
     ) -> None:
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
-        if not rate > 0:
-            raise ValueError(f"rate must be above 0, got {rate}")
+        if not (math.isfinite(rate) and rate > 0):
+            raise ValueError(f"rate must be a positive number, got {rate}")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
         if fragments < 1 or steps % fragments:

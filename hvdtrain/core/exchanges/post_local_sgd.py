@@ -32,7 +32,8 @@ class PostLocalSGD(LocalSGD):
         "of weights."
     )
 
-    def __init__(self, after: str, steps: int, state: str = "keep") -> None:
+    def __init__(self, after: str | int, steps: int, state: str = "keep") -> None:
+        after = str(after)
         if after != _AT_FALL and not (after.isdecimal() and int(after) > 0):
             raise ValueError(f"after must be a number of steps above 0, or rate, got {after}")
         super().__init__(steps, state)

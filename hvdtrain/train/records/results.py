@@ -104,7 +104,8 @@ class Summary:
         steps: optimizer steps done.
         best: name and best value of the metric that decides, with its epoch and step.
         ended: "epochs", or "early stop".
-        parameter_server: settings of the parameter server, and the gradients that it has received
+        parameter_server: settings of the parameter server (the bound of the staleness is
+            "max_staleness"), and the gradients that it has received
             in this start, as Pushes.record(); None without one.
     """
 

@@ -8,6 +8,7 @@ import pytest
 
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.catalog import EXCHANGES, exchange_options, make_exchange
+from hvdtrain.core.exchanges.post_local_sgd import PostLocalSGD
 
 # For those that need one of two options.
 _CHOICES = {"blockmomentum": "steps=1"}
@@ -25,6 +26,7 @@ def test_every_exchange_is_made_from_its_name(name: str) -> None:
 
 def test_options_are_converted_to_the_types_of_the_arguments() -> None:
     assert make_exchange("average:predivide=2").spec == "allreduce:op=average,predivide=2.0"
+    assert make_exchange("postlocal:after=9,steps=2").spec == PostLocalSGD(9, 2).spec
     assert "momentum=0.5,rate=1.0" in make_exchange("blockmomentum:block=9,momentum=0.5").spec
     assert make_exchange("adasum: warmup = 3").spec.startswith(f"{AdasumExchange().spec} after 3")
 
@@ -39,6 +41,8 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
         ),
         ("average:predivide", "got 'predivide'"),
         ("average:predivide=x", "exchange 'average:predivide=x': predivide must be a number"),
+        ("average:predivide=0", "predivide must be a positive number, got 0.0"),
+        ("half:predivide=nan", "predivide must be a positive number, got nan"),
         ("adasum:warmup=1.5", "warmup must be a whole number, got 1.5"),
         ("adasum:warmup=1,warmup=2", "warmup is given twice"),
         ("local", "exchange 'local': needs steps="),
@@ -50,10 +54,15 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
         ("blockmomentum:block=4,steps=4", "got block=4 and steps=4"),
         ("blockmomentum:steps=4,momentum=1", "momentum must be at least 0 and less than 1"),
         ("blockmomentum:steps=4,time_constant=9", "time_constant needs block"),
-        ("blockmomentum:block=4,time_constant=0", "time_constant must be above 0, got 0.0"),
-        ("blockmomentum:steps=4,rate=0", "rate must be above 0, got 0.0"),
+        (
+            "blockmomentum:block=4,time_constant=0",
+            "time_constant must be a positive number, got 0.0",
+        ),
+        ("blockmomentum:block=4,time_constant=1e30", "less than 1, got 1.0"),
+        ("blockmomentum:steps=4,rate=0", "rate must be a positive number, got 0.0"),
+        ("blockmomentum:steps=4,rate=inf", "rate must be a positive number, got inf"),
         ("diloco:steps=0", "steps must be at least 1"),
-        ("diloco:rate=-1", "rate must be above 0"),
+        ("diloco:rate=inf", "rate must be a positive number, got inf"),
         ("diloco:momentum=1", "momentum must be at least 0 and less than 1"),
         ("diloco:type=fp8", "type must be one of float32, bf16, int8, got fp8"),
         ("diloco:fragments=3", "steps must be a multiple of fragments, got steps=500 and"),

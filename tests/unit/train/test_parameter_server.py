@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import fsum
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,9 +18,16 @@ from hvdtrain.train.parameter_server.protocol import (
     SynchronousProtocol,
     Update,
 )
-from hvdtrain.train.parameter_server.shards import pieces, shard_bounds
+from hvdtrain.train.parameter_server.shards import Piece, pieces, shard_bounds
+from hvdtrain.train.torch.shards.shard import TorchShard
 
 ROUNDS = 6
+OPTIMIZERS: list[Callable[..., torch.optim.Optimizer]] = [
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.NAdam,
+    torch.optim.ASGD,
+]
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=6), st.integers(1, 5))
@@ -153,3 +161,21 @@ def test_synchronous_rounds_are_means_in_order(
     if not backup:
         assert numbers == [r for r, row in enumerate(samples) if any(row)]
         assert used == pushed
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_shard_takes_the_state_of_a_scalar_parameter(
+    kind: Callable[..., torch.optim.Optimizer],
+) -> None:
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    scalar = torch.nn.Parameter(torch.tensor(1.0))
+    optimizer = kind([scalar], 0.1, **options)
+    scalar.grad = torch.tensor(0.5)
+    optimizer.step()
+    flat = scalar.detach().reshape(1).clone()
+    own = kind([scalar], 0.1, **options)
+    shard = TorchShard(own, [scalar], [Piece(0, 0, 0, 1)], flat, lambda *_: None)
+    shard.load_state(optimizer)
+    shard.step(np.full(1, 0.5, np.float32), 0)
+    optimizer.step()
+    assert flat.item() == scalar.item()

@@ -20,6 +20,9 @@ _ELEMENTWISE = (
     *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD),
 )
 
+# Their states with one value for a whole parameter; all other tensors have one for each element.
+_OF_PARAMETER = ("step", "mu_product", "eta", "mu")
+
 # The optimizer's state of a piece by name: the type of a state with an element for each element of
 # the piece, or the value of another.
 PieceState = dict[str, Any]
@@ -89,7 +92,7 @@ class TorchShard:
         for piece, tensor in self._pieces:
             parameter = self._parameters[piece.parameter]
             for name, value in optimizer.state.get(parameter, {}).items():
-                if _is_elementwise(value):
+                if _is_elementwise(name, value):
                     part = value.reshape(-1).narrow(0, piece.begin, piece.count)
                     value = part.to("cpu", copy=True)
                 elif isinstance(value, torch.Tensor):
@@ -102,7 +105,7 @@ class TorchShard:
             (
                 piece,
                 {
-                    name: value.dtype if _is_elementwise(value) else value
+                    name: value.dtype if _is_elementwise(name, value) else value
                     for name, value in self._optimizer.state.get(tensor, {}).items()
                 },
             )
@@ -118,9 +121,9 @@ class TorchShard:
         """
         for piece, tensor in self._pieces:
             value = self._optimizer.state.get(tensor, {}).get(name)
-            if _is_elementwise(value):
+            if _is_elementwise(name, value):
                 flat.narrow(0, piece.start, piece.count).copy_(value)
 
 
-def _is_elementwise(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.ndim > 0
+def _is_elementwise(name: str, value: object) -> bool:
+    return isinstance(value, torch.Tensor) and name not in _OF_PARAMETER
