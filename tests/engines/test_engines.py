@@ -133,7 +133,7 @@ def test_horovod_in_small_chunks() -> None:
 
 @pytest.mark.soak
 def test_broadcast_of_more_than_2_to_the_31_bytes() -> None:
-    done = run_ranks(WORKER.parent / "large_worker.py", 2, timeout_seconds=120)
+    done = run_ranks(WORKER.parent / "large_worker.py", 2, timeout_seconds=300)
     assert all(nbytes > 2**31 for nbytes in done.results)
 
 

@@ -18,7 +18,7 @@ from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 
 WORKER = TESTS / "train" / "train_worker.py"
 COMMANDS_WORKER = TRAINING / "commands_worker.py"
-LIMIT_SECONDS = 90
+LIMIT_SECONDS = 300
 JOB = ["-m", "hvdtrain", "train"]
 
 

@@ -12,7 +12,7 @@ WORKER = Path(__file__).parent / "loader_worker.py"
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader(method: str) -> None:
-    done = run_ranks(WORKER, 2, args=[method], timeout_seconds=120)
+    done = run_ranks(WORKER, 2, args=[method], timeout_seconds=300)
     assert "[rank" not in done.stderr
 
 

@@ -21,7 +21,7 @@ from hvdtrain.train.checkpoint.names import position_of
 from hvdtrain.train.records.results import MARKER
 
 WORKER = TESTS / "train" / "train_worker.py"
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 300
 OPTIONS = ["--optimizer", "adam", "--global-batch-size", 50, "--seed", 5]
 JOB = ["-m", "hvdtrain", "train", "digits"]
 

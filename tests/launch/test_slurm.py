@@ -18,7 +18,7 @@ HOW = {
     "openmpi": ["--launcher", "mpirun"],
     "mpich": ["--launcher", "srun", "--mpi", "pmi2"],
 }
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 300
 # Where a rank does not find its world: in the shell of a job, and where srun speaks no MPI.
 TRAPS = """\
 #!/bin/bash

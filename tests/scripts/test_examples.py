@@ -26,7 +26,7 @@ def test_examples(tmp_path: Path) -> None:
         python=tensorflow_python(),
         env=keras_variables(),
         cwd=tmp_path,
-        timeout_seconds=180,
+        timeout_seconds=600,
     )
     first, second = done.results
     for program in programs:

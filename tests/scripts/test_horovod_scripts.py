@@ -97,7 +97,7 @@ def test_a_script_that_starts_its_own_ranks() -> None:
 
 def test_an_elastic_script() -> None:
     elastic = SCRIPTS / "elastic.py"
-    done = run_ranks(SCRIPT, 3, args=[elastic], cases_expected=True, timeout_seconds=120)
+    done = run_ranks(SCRIPT, 3, args=[elastic], cases_expected=True, timeout_seconds=300)
     assert complaints(done) == []
 
 
@@ -110,7 +110,7 @@ def test_hvdtrain_answers_on_top_of_an_installed_horovod() -> None:
         python=horovod_python(),
         env={"HVDTRAIN_ENGINE": "horovod"},
         cases_expected=True,
-        timeout_seconds=120,
+        timeout_seconds=300,
     )
     assert done.stderr == ""
 
@@ -123,6 +123,6 @@ def test_a_script_for_a_graph_of_tensorflow() -> None:
         python=tensorflow_python(),
         env=keras_variables(),
         cases_expected=True,
-        timeout_seconds=120,
+        timeout_seconds=300,
     )
     assert done.results[0] == done.results[1]

@@ -18,7 +18,7 @@ def test_eight_ranks_of_a_local_hostfile(tmp_path: Path) -> None:
         8,
         args=["--epochs", "1", "--out", tmp_path / "run"],
         hostfile=HOSTFILES / "localhost.openmpi",
-        timeout_seconds=240,
+        timeout_seconds=600,
     )
     summary = summary_of(tmp_path / "run")
     assert summary["world_size"] == 8

@@ -31,7 +31,7 @@ def test_ranks_give_the_weights_of_one_rank(slots: list[int], tmp_path: Path) ->
             "hostfile": write_hostfile(tmp_path / "hosts", "openmpi", slots),
             "launcher_args": AGENT_ARGS["openmpi"],
         }
-    done = run_ranks(WORKER, sum(slots), timeout_seconds=120, **several)
+    done = run_ranks(WORKER, sum(slots), timeout_seconds=300, **several)
     for gaps in done.results:
         assert sorted(gaps) == ["0", "1", "numpy"]
         assert max(gaps.values()) < 1e-12, gaps

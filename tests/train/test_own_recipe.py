@@ -24,7 +24,7 @@ from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 from hvdtrain.train.checkpoint.names import position_of
 
 RECIPES = TRAINING / "point_recipes.py"
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 300
 JOB = ["-m", "hvdtrain"]
 
 

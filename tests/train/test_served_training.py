@@ -18,7 +18,7 @@ from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.inference import options_of_run
 
 WORKER = Path(__file__).with_name("train_worker.py")
-LIMIT_SECONDS = 150
+LIMIT_SECONDS = 300
 
 Results = dict[str, list[dict[str, Any]]]
 

@@ -9,7 +9,7 @@ import pytest
 from ranks import run_ranks, start
 from run_files import SUMMARY_FIELDS, both_splits, epochs_of, metrics_of, summary_of
 
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 300
 
 
 def check_files(directory: Path, size: int, epochs: int) -> None:

@@ -25,7 +25,7 @@ def test_two_ranks(backend: str, tmp_path: Path) -> None:
         args=[tmp_path, EPOCHS],
         python=tensorflow_python(),
         env=keras_variables(backend) | {"HVDTRAIN_SHARED_MEMORY": shared},
-        timeout_seconds=240,
+        timeout_seconds=600,
     )
     for rank, result in enumerate(done.results):
         assert result["dropout"]["goes on"]

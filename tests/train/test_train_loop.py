@@ -105,7 +105,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list
     cases = [
         {**case, "out": str(directory / case.get("out", name))} for name, case in CASES.items()
     ]
-    done = run_ranks(WORKER, SIZE, args=[json.dumps(cases)], timeout_seconds=120)
+    done = run_ranks(WORKER, SIZE, args=[json.dumps(cases)], timeout_seconds=300)
     by_case = zip(*done.results, strict=True)
     results = {name: list(found) for name, found in zip(CASES, by_case, strict=True)}
     return directory, results, done.stderr

@@ -22,7 +22,7 @@ from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 
 WORKER = TRAINING / "commands_worker.py"
 RECIPES = WORKER.with_name("point_recipes.py")
-LIMIT_SECONDS = 150
+LIMIT_SECONDS = 300
 
 
 def run(size: int, commands: Sequence[Sequence[object]], cwd: Path, **how: Any) -> list[Any]:

@@ -71,7 +71,7 @@ def run(backend: str, size: int, cases: list[str], env: Mapping[str, str]) -> di
         cases_expected=True,
         python=tensorflow_python(),
         env=keras_variables(backend) | dict(env),
-        timeout_seconds=240,
+        timeout_seconds=600,
     )
     # Whatever the path, all ranks end with the same bits.
     first: dict[str, Any] = done.results[0]

@@ -19,7 +19,7 @@ def test_operations_training_and_graphs(size: int) -> None:
         size,
         python=tensorflow_python(),
         env=keras_variables(),
-        timeout_seconds=240,
+        timeout_seconds=600,
     )
     # Whatever the path, all ranks end with the same bits.
     first = done.results[0]
@@ -35,7 +35,7 @@ def test_training_on_horovod() -> None:
         args=["tapes_give_what_one_rank_gives", "sparse_gradients"],
         python=tensorflow_python(),
         env=keras_variables() | beside_horovod(),
-        timeout_seconds=120,
+        timeout_seconds=300,
     )
     first = done.results[0]
     assert done.results == [first] * 2
@@ -48,6 +48,6 @@ def test_keras_2() -> None:
         2,
         python=tensorflow_python(),
         env=keras_variables() | {"TF_USE_LEGACY_KERAS": "1"},
-        timeout_seconds=120,
+        timeout_seconds=300,
     )
     assert len(done.results) == 2

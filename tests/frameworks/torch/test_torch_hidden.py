@@ -28,7 +28,7 @@ def test_nothing_is_staged(np: int, cases: str) -> None:
 def test_exchanges_stage_nothing() -> None:
     # Many buckets, some of them with several parameters.
     env = {**ENGINE, "HVDTRAIN_BUCKET_BYTES": 600, "HVDTRAIN_FIRST_BUCKET_BYTES": 100}
-    done = run_ranks(WORKER, 2, args=["exchanges"], env=env, timeout_seconds=120)
+    done = run_ranks(WORKER, 2, args=["exchanges"], env=env, timeout_seconds=300)
     assert done.results == [[], []]
 
 

@@ -62,7 +62,7 @@ def run_ranks(
     target: str | Path | Sequence[str],
     np: int,
     *,
-    timeout_seconds: float = 60,
+    timeout_seconds: float = 120,
     cases_expected: bool | None = None,
     **how: Any,
 ) -> Completed:

@@ -61,7 +61,7 @@ class SharedLaunch:
         np: int,
         cases: Sequence[str],
         *,
-        timeout_seconds: float = 240,
+        timeout_seconds: float = 600,
         **how: Any,
     ) -> None:
         self.cases = list(cases)

@@ -198,7 +198,7 @@ def test_values_are_read_as_the_option_wants_them(tmp_path: Path) -> None:
         ("\nepochs: 0", [":2: epochs must be at least 1, got 0"]),
         ("lr: .nan", [":1: lr must be a positive number, got nan"]),
         ("optimizer: sdg", [":1: optimizer must be one of sgd, adam", "got 'sdg'"]),
-        ("exchange: averag", [":1: exchange 'averag': the name must be one of average, adasum"]),
+        ("exchange: averag", [":1: exchange 'averag': the name must be one of average, half,"]),
         ("exchange: average:bits=1", [":1: exchange 'average:bits=1': options are", "'bits=1'"]),
         ("checkpoint-every: 5", [":1: checkpoint-every must be", "got '5'"]),
         # Nothing is made or run.
