@@ -29,4 +29,4 @@ def test_eight_ranks_of_a_local_hostfile(tmp_path: Path) -> None:
     assert summary["final"]["loss"] < math.log(10), done.stdout
     assert done.stdout.count("epoch 1/1") == 1
     (buckets,) = [line for line in done.stdout.splitlines() if line.startswith("  buckets ")]
-    assert buckets.startswith("  buckets 1 for 149.5 KiB of gradients, at most ")
+    assert buckets.startswith("  buckets  1 for 149.5 KiB of gradients, at most ")
