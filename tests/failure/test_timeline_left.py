@@ -29,8 +29,9 @@ def merged(folder: Path) -> Trace:
 
 
 def events(piece: Path) -> list[dict[str, Any]]:
-    """Return what is in a piece; it is whole whenever it is looked at."""
-    return json.loads(piece.read_text())["traceEvents"] if piece.exists() else []
+    """Return what is in a piece; it is whole whenever it is looked at, once it is begun."""
+    text = piece.read_text() if piece.exists() else ""
+    return json.loads(text)["traceEvents"] if text else []
 
 
 def subjects(piece: Path) -> set[str]:
