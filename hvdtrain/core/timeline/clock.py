@@ -7,8 +7,9 @@ o_r = clock_r - clock_0 is therefore bounded by
     a_r - b_0 <= o_r <= b_r - a_0
 
 The narrowest bounds of several barriers are used. The offset is the middle of the bounds, or 0 if
-they include it, because ranks on one machine share a clock. Between two readings, (t, o) at the
-start and (t', o') at the end, clocks are assumed to drift at a constant rate:
+they include it, because ranks on one machine share a clock. Its error is the distance to the
+farther bound; the bounds may cross if the clock drifts between the barriers. Between two readings,
+(t, o) at the start and (t', o') at the end, clocks are assumed to drift at a constant rate:
 
     clock_0 = clock_r - o - (o' - o) (clock_r - t) / (t' - t)
 """
@@ -67,7 +68,7 @@ def offset(own: npt.NDArray[np.float64], root: npt.NDArray[np.float64]) -> tuple
     low = float((own[:, 0] - root[:, 1]).max())
     high = float((own[:, 1] - root[:, 0]).min())
     middle = 0.0 if low <= 0.0 <= high else (low + high) / 2
-    return middle, (high - low) / 2
+    return middle, max(abs(high - middle), abs(low - middle))
 
 
 def root_clock(start: Reading, stop: Reading) -> Callable[[float], float]:
