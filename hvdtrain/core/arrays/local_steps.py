@@ -33,9 +33,10 @@ class ExchangedWeights:
         self._exchange = settings.make_exchange()
         self.steps = 0
         self._since_exchange = 0
-        self._begin_anew()
+        self.begin_anew()
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
+        """Note that the weights of all ranks are equal now (local)."""
         self.begun = False
         self._local_steps, self._samples = 0, 0.0
 
@@ -101,6 +102,6 @@ class ExchangedWeights:
         results, info = exchange_fused(weights, parameters, self._name, self._settings, own)
         self._since_exchange = 0
         if info.flush or not self._exchange.partial:
-            self._begin_anew()
+            self.begin_anew()
         # Copies: variables may outlive the engine's memory, in which the results are.
         return [result.copy() for result in results], info

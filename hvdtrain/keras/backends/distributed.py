@@ -45,6 +45,9 @@ class DistributedMixin:
         """Return the state of the exchange and the number of steps, for a checkpoint (local).
 
         A checkpoint needs that of each rank, because `own` differs between ranks.
+
+        Raises:
+            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
         """
         return self.hvdtrain_reduction.exchange_state()
 

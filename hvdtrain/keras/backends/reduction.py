@@ -213,7 +213,16 @@ class Reduction:
         return reduce_fused(arrays, variables, name or self.name, self.settings, samples, step)
 
     def exchange_state(self) -> SavedExchange:
-        """Return the state of the exchange and the number of reductions (local)."""
+        """Return the state of the exchange and the number of steps (local).
+
+        Raises:
+            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
+        """
+        if self.weights is not None and not self.weights.state.synchronized:
+            raise RuntimeError(
+                "the ranks' weights differ until their next exchange: call flush() before "
+                "exchange_state()"
+            )
         return save_exchange(self.settings.make_exchange(), self.steps)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
@@ -226,3 +235,5 @@ class Reduction:
             ValueError: it is the state of another exchange.
         """
         self.steps = load_exchange(self.settings.make_exchange(), state)
+        if self.weights is not None:
+            self.weights.state.begin_anew()

@@ -142,8 +142,12 @@ def weights_after_local_steps() -> str:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange=text)
         variables = stepped(optimizer, own, 5)
         assert not optimizer.synchronized
+        with raising(RuntimeError, text="call flush"):
+            optimizer.exchange_state()
         optimizer.flush()
         assert optimizer.synchronized
+        saved = optimizer.exchange_state()
+        assert saved["steps"] == 5
         assert_close(variables, local_steps(combine), rtol=1e-5)
         ends += variables
     return digest(ends)
