@@ -52,11 +52,11 @@ def test_an_offset_that_may_be_zero_is_zero() -> None:
 
 def test_the_error_of_an_offset_is_the_distance_to_the_farther_bound() -> None:
     root = np.array([[0.0, 0.1]])
-    assert offset(np.array([[0.08, 0.18]]), root) == (0.0, pytest.approx(0.18))
+    assert offset(np.array([[0.08, 0.18]]), root) == pytest.approx((0.0, 0.18))
     # Between the barriers the clock has gained more than they take, so that the bounds cross.
     root = np.array([[0.0, 0.1], [10.0, 10.1]])
     own = root + np.array([[1.0], [1.5]])
-    assert offset(own, root) == (pytest.approx(1.25), pytest.approx(0.15))
+    assert offset(own, root) == pytest.approx((1.25, 0.15))
 
 
 def test_drift_is_even() -> None:
