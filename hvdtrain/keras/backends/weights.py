@@ -56,10 +56,13 @@ class WeightExchange:
 
     Attributes:
         state: counts steps, and exchanges arrays.
+        flush_in_fit: whether `fit` makes weights equal before validation and at the end of an
+            epoch.
     """
 
     def __init__(self, settings: GradientSettings, name: str, backend: WeightBackend) -> None:
         self._settings, self._backend = settings, backend
+        self.flush_in_fit = True
         self.state = ExchangedWeights(settings, f"{name}_weights")
 
     def update(
