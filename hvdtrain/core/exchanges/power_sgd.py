@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isfinite
 from operator import mul
 
 import numpy as np
@@ -14,6 +13,7 @@ from hvdtrain.arrays import Array, HostArray, copy, like, like_shape
 from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.compression.low_rank import split, times, times_transposed
 from hvdtrain.core.compression.orthonormal import orthonormal
+from hvdtrain.core.exchanges.checks import check_positive
 from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import ParameterSpec
@@ -61,8 +61,7 @@ class PowerSGDExchange(ErrorFeedback):
         super().__init__()
         if rank < 1:
             raise ValueError(f"rank must be at least 1, got {rank}")
-        if not (isfinite(min_rate) and min_rate > 0):
-            raise ValueError(f"min_rate must be a positive number, got {min_rate}")
+        check_positive("min_rate", min_rate)
         self._rank, self._min_rate, self._warm_start = rank, min_rate, warm_start
         self._right = ParameterState("right")
         self._states.append(self._right)
