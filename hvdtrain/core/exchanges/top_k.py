@@ -59,7 +59,12 @@ class TopKExchange(ErrorFeedback):
                 self._velocity.put(piece.index, copy(piece.elements))
 
     def combine(
-        self, bucket: FilledBucket, elements: Array, start: int, network: Communicator
+        self,
+        bucket: FilledBucket,
+        elements: Array,
+        start: int,
+        network: Communicator,
+        factor: float,
     ) -> Array:
         places = dict(zip(bucket.layout.parameters, bucket.layout.starts, strict=True))
         chosen, matrices, vectors = [], [], []
@@ -80,6 +85,7 @@ class TopKExchange(ErrorFeedback):
         for piece in bucket.pieces(error, start):
             if not _is_matrix(bucket.specs[piece.index]):
                 piece.elements[...] = 0
+        elements *= factor
         return error
 
     def _choose(self, bucket: FilledBucket, piece: ParameterSlice) -> Array:

@@ -38,7 +38,9 @@ class ParameterState:
         """
         if index in self._loaded:
             self._arrays[index] = like(self._loaded.pop(index), model)
-        return self._arrays.setdefault(index, zeros_like(model))
+        elif index not in self._arrays:
+            self._arrays[index] = zeros_like(model)
+        return self._arrays[index]
 
     def put(self, index: int, array: Array) -> None:
         """Replace the array of a parameter when the step ends.
