@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from hvdtrain.core.exchanges.adasum import AdasumExchange
-from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.exchanges.checks import check_positive
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.gradients.exchange import Exchange
@@ -192,6 +191,8 @@ def choose_exchange(
             return AdasumExchange()
         return None if compression in ("none", "own") else HalfExchange(compression, op, predivide)
     if isinstance(exchange, str):
+        from hvdtrain.core.exchanges.catalog import make_exchange  # it imports all exchanges
+
         exchange = make_exchange(exchange)
     if not isinstance(exchange, Exchange):
         raise TypeError(f"exchange must be an Exchange or text, got {type(exchange).__name__}")
