@@ -5,12 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
 
 import numpy as np
 
-from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.half import HalfExchange
@@ -22,39 +19,21 @@ from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, Kind, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.prediction.choice import best, predictions
-from hvdtrain.core.prediction.costs import Measured, runs_of
+from hvdtrain.core.prediction.chosen import Chosen
+from hvdtrain.core.prediction.costs import Measured
 from hvdtrain.core.prediction.measure import Measurement, Place
 from hvdtrain.core.prediction.step_times import StepTimes
 from hvdtrain.core.prediction.table import choice_line, outcome_line, prediction_lines
 
 __all__ = ["AutoExchange"]
 
-_AVERAGE, _CHOICE = "average", "auto choice"
+_AVERAGE = "average"
 _ALLOWED: Mapping[str, type[Exchange]] = {
     "half": HalfExchange,
     "nbit": NBitExchange,
     "powersgd": PowerSGDExchange,
     "topk": TopKExchange,
 }
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """What was chosen.
-
-    Attributes:
-        methods: number of the candidate of each gradient, by index of the parameter.
-        ranks: number of ranks for which it was chosen.
-        exchanges: exchanges in use, by number of the candidate.
-        predicted: predicted time of a step in seconds; None if it is not known.
-        before: measured time of a step with the average in seconds; None if it is not known.
-    """
-
-    methods: tuple[int, ...]
-    ranks: int
-    exchanges: Mapping[int, Exchange]
-    predicted: float | None = None
-    before: float | None = None
 
 
 class AutoExchange(Exchange):
@@ -104,10 +83,10 @@ class AutoExchange(Exchange):
         self._prints = False
         self._begin(None)
 
-    def _begin(self, choice: _Choice | None) -> None:
+    def _begin(self, choice: Chosen | None) -> None:
         """Use a choice from the next step on; None to measure."""
         self._choice = choice
-        self._next: _Choice | None = None
+        self._next: Chosen | None = None
         self._times = StepTimes()
         self._memory: dict[Place, Buffer] = {}
 
@@ -129,9 +108,7 @@ class AutoExchange(Exchange):
         if self._choice is not None and self._choice.ranks != info.size:
             self._begin(None)
         if self._choice is not None:
-            for method, first, last in runs_of(bucket.layout, self._choice.methods):
-                part = bucket.section(first, last)
-                self._choice.exchanges[method].reduce(part, info, communicators)
+            self._choice.reduce(bucket, info, communicators)
             return
         self._plain.reduce(bucket, info, communicators)
         self._times.note_filled(bucket.filled_at)
@@ -143,14 +120,13 @@ class AutoExchange(Exchange):
     def end(self, info: StepInfo) -> None:
         self._times.end_step(time.perf_counter())
         if self._choice is not None:
-            for each in self._choice.exchanges.values():
-                each.end(info)
+            self._choice.end(info)
             if self._prints and len(self._times.seconds) == self._steps:
                 self._print_outcome(self._choice)
         elif self._next is not None:
             self._begin(self._next)
 
-    def _print_outcome(self, choice: _Choice) -> None:
+    def _print_outcome(self, choice: Chosen) -> None:
         """Print how long steps have taken since the choice, once."""
         self._prints = False
         if choice.predicted is not None:
@@ -162,7 +138,8 @@ class AutoExchange(Exchange):
         if communicators.one_node:
             if self._prints:
                 _say(["all ranks are on one node, where the average is the fastest"])
-            self._next = self._chosen((0,) * len(self._plan.specs), info.size)
+            average = [0] * len(self._plan.specs)
+            self._next = Chosen.begin(average, info.size, list(self._candidates.values()))
         elif len(self._times.seconds) >= self._steps:
             say = _say if self._prints else _say_nothing
             self._next = self._predict(info, communicators, say)
@@ -172,7 +149,7 @@ class AutoExchange(Exchange):
         info: StepInfo,
         communicators: Communicators,
         say: Callable[[Iterable[str]], None],
-    ) -> _Choice:
+    ) -> Chosen:
         """Measure, predict, and return the choice of rank 0 (collective)."""
         now = self._times.median_seconds()
         measured = self._given or Measurement(
@@ -187,44 +164,18 @@ class AutoExchange(Exchange):
         else:
             say(["the network was too busy to measure"])
         communicators.all_ranks.broadcast(Buffer.from_array(methods), 0)
-        numbers = tuple(methods.tolist())
-        say([choice_line(self._names, self._plan, numbers)])
-        return self._chosen(numbers, info.size, predicted, now)
-
-    def _chosen(
-        self,
-        methods: tuple[int, ...],
-        ranks: int,
-        predicted: float | None = None,
-        before: float | None = None,
-    ) -> _Choice:
-        """Return a choice, with exchanges that begin."""
-        given = list(self._candidates.values())
-        used = {number: deepcopy(given[number]) for number in sorted({0, *methods})}
-        return _Choice(methods, ranks, used, predicted, before)
+        say([choice_line(self._names, self._plan, methods.tolist())])
+        candidates = list(self._candidates.values())
+        return Chosen.begin(methods.tolist(), info.size, candidates, predicted, now)
 
     def state(self) -> ExchangeState:
-        if self._choice is None:
-            return ExchangeState()
-        numbers = np.array([self._choice.ranks, *self._choice.methods], np.int64)
-        states = {number: each.state() for number, each in self._choice.exchanges.items()}
-        shared: dict[str, HostArray] = {_CHOICE: numbers}
-        own: dict[str, HostArray] = {}
-        for number, state in states.items():
-            shared |= {f"{number}.{name}": array for name, array in state.shared.items()}
-            own |= {f"{number}.{name}": array for name, array in state.own.items()}
-        return ExchangeState(shared, own)
+        return ExchangeState() if self._choice is None else self._choice.state()
 
     def load(self, state: ExchangeState) -> None:
-        if _CHOICE not in state.shared:  # it was saved before the choice
+        chosen = Chosen.restored(state, list(self._candidates.values()))
+        if chosen is None:  # it was saved before the choice
             super().load(state)
-            self._begin(None)
-            return
-        ranks, *methods = state.shared[_CHOICE].tolist()
-        choice = self._chosen(tuple(methods), ranks)
-        for number, each in choice.exchanges.items():
-            each.load(ExchangeState(_of(number, state.shared), _of(number, state.own)))
-        self._begin(choice)
+        self._begin(chosen)
 
 
 def _allowed(allow: str | Sequence[Exchange]) -> dict[str, Exchange]:
@@ -244,12 +195,6 @@ def _from_text(text: str) -> Exchange:
     kind, options = parse_exchange(text.replace("/", ","), _ALLOWED, {})
     make: Callable[..., Exchange] = kind
     return make(**options)
-
-
-def _of(number: int, arrays: Mapping[str, HostArray]) -> dict[str, HostArray]:
-    """Return the arrays of the exchange of a number, by their own names."""
-    start = f"{number}."
-    return {n.removeprefix(start): array for n, array in arrays.items() if n.startswith(start)}
 
 
 def _say(lines: Iterable[str]) -> None:
