@@ -48,7 +48,12 @@ class NBitExchange(ErrorFeedback):
         )
 
     def combine(
-        self, bucket: FilledBucket, elements: Array, start: int, network: Communicator
+        self,
+        bucket: FilledBucket,
+        elements: Array,
+        start: int,
+        network: Communicator,
+        factor: float,
     ) -> Array:
         tables, rest = block_tables(bucket, elements, start, self._block)
         sum_together(rest, network)
@@ -60,6 +65,7 @@ class NBitExchange(ErrorFeedback):
             lost, _ = block_tables(bucket, error, start, self._block)
             for table, rows in zip(lost, own, strict=True):
                 table.fill(rows)
+        elements *= factor
         return error
 
     def _sum(self, tables: Sequence[Array], network: Communicator) -> list[Array]:
