@@ -13,10 +13,10 @@ from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
-from hvdtrain.core.exchanges.text import parse_exchange
 from hvdtrain.core.exchanges.top_k import TopKExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, Kind, StepInfo
+from hvdtrain.core.gradients.exchange_text import parse_exchange
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.prediction.choice import best, predictions
 from hvdtrain.core.prediction.chosen import Chosen

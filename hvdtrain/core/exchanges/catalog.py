@@ -14,10 +14,10 @@ from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.post_local_sgd import PostLocalSGD
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
-from hvdtrain.core.exchanges.text import ExchangeOption, options_of, parse_exchange
 from hvdtrain.core.exchanges.top_k import TopKExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.exchange_text import ExchangeOption, options_of, parse_exchange
 
 __all__ = ["EXCHANGES", "ExchangeOption", "exchange_options", "make_exchange"]
 
