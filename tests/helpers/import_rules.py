@@ -42,7 +42,7 @@ _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
         *("process", "agreement", "collectives", "timeline", "stall", "gradients"),
-        *("compression", "exchanges", "", "arrays"),
+        *("compression", "prediction", "exchanges", "", "arrays"),
     ],
     "torch": ["tensors", "operations", "gradients", "", "elastic"],
     "tensorflow": ["tensors", "graph", "operations", "gradients", ""],
