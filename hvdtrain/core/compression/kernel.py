@@ -12,13 +12,12 @@ from hvdtrain.arrays import Array, buffer_of
 from hvdtrain.compiled import KernelError, find_library, open_library
 from hvdtrain.types import DType
 
-__all__ = ["CALLS", "load_kernel", "with_kernel"]
-
-CALLS = ("encode", "decode", "add_decoded")
+__all__ = ["load_kernel", "open_kernel", "with_kernel"]
 
 _logger = logging.getLogger("hvdtrain")
 
 _SOURCE = Path(__file__).with_name("codes_kernel.c")
+_CALLS = ("encode", "decode", "add_decoded")
 _MODULE = "hvdtrain.core.compression._codes_kernel"
 
 
@@ -41,7 +40,7 @@ def load_kernel() -> ctypes.CDLL | None:
     """Return the library, or None if there is no usable one, of which the log tells the reason."""
     path = find_library(_MODULE, _SOURCE.parent)
     try:
-        library = open_library(path, _SOURCE)
+        return open_kernel(path)
     except KernelError as error:
         # A missing kernel may be intended, an unusable one is a mistake.
         _logger.log(
@@ -50,17 +49,27 @@ def load_kernel() -> ctypes.CDLL | None:
             error,
         )
         return None
-    for call in CALLS:
+
+
+def open_kernel(path: Path | None) -> ctypes.CDLL:
+    """Load the library from a file.
+
+    Raises:
+        KernelError: the library is missing, does not load, or was compiled from a different
+            codes_kernel.c; or that file is not installed.
+    """
+    library = open_library(path, _SOURCE)
+    for call in _CALLS:
         function = getattr(library, f"hvd_{call}")
         function.restype, function.argtypes = None, [POINTER(_Table)]
     return library
 
 
 def with_kernel(call: str, rows: Array, factors: Array, codes: Array, bits: int) -> bool:
-    """Do with the kernel what a function of array_codes does; return False if it cannot.
+    """Do with the kernel what a function of array_codes does; return False where there is none.
 
     Args:
-        call: name of the function, in CALLS.
+        call: name of the function.
         rows: [rows, length], contiguous, float32 or float64.
         factors: [rows, 2], contiguous, in the dtype of the rows.
         codes: packed codes of the rows, contiguous.
