@@ -11,8 +11,8 @@ from pathlib import Path
 __all__ = ["faults"]
 
 _FOUNDATIONS = {
-    *("", "arithmetic", "arrays", "buffer", "config", "control_groups", "devices", "errors"),
-    *("memory", "polling", "streams", "topology", "types", "world"),
+    *("", "arithmetic", "arrays", "buffer", "compiled", "config", "control_groups", "devices"),
+    *("errors", "memory", "polling", "streams", "topology", "types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
 _BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}
