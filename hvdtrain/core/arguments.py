@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
+from hvdtrain.core.exchanges.checks import check_positive
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.types import ReduceOp
@@ -97,8 +97,7 @@ def check_predivide(factor: float, op: ReduceOp) -> None:
     Raises:
         ValueError: the factor is not a positive number, or op is not Average.
     """
-    if not (math.isfinite(factor) and factor > 0):
-        raise ValueError(f"gradient_predivide_factor must be a positive number, got {factor}")
+    check_positive("gradient_predivide_factor", factor)
     if factor != 1.0 and op is not ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor needs op=Average")
 

@@ -91,13 +91,7 @@ def require_exchange_takes(
     """
     if exchange is None:
         return
-    weights = exchange.kind is Kind.WEIGHTS
-    name, (framework, _) = values["exchange"][0], values["framework"]
-    if weights and framework != "torch":
-        raise UsageError(
-            f"--exchange {name} exchanges weights, which goes with --framework torch only, got "
-            f"--framework {framework}"
-        )
+    weights, name = exchange.kind is Kind.WEIGHTS, values["exchange"][0]
     for option_name, refused, reason in _NO_EXCHANGE + _NO_WEIGHTS * weights:
         value, default = values[option_name]
         if value == refused or (refused is _ANY and value != default):

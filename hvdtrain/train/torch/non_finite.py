@@ -10,7 +10,7 @@ import torch
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.topology import format_ranks
 
-__all__ = ["ADVICE", "left_out_text", "non_finite_cause", "non_finite_text"]
+__all__ = ["ADVICE", "Loss", "left_out_text", "non_finite_cause", "non_finite_text"]
 
 ADVICE = (
     "Lower --lr, lengthen --warmup-epochs, set --clip-norm, look at the samples of this step, or "
