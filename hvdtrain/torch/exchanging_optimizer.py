@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdtrain.core.exchanges.saved import SavedExchange
+from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
@@ -57,6 +58,11 @@ class ExchangingOptimizer(OptimizerWrapper):
         if self._exchanged.settings.op is not ReduceOp.AVERAGE:
             raise ValueError("sample_weight needs op=Average")
         self._exchanged.sample_weight = None if weight is None else float(weight)
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The exchange; None for the default average or sum."""
+        return self._exchanged.settings.exchange
 
     @property
     def synchronized(self) -> bool:

@@ -24,7 +24,7 @@ from one_bit import OneBit
 from raising import raising
 
 import hvdtrain.keras as hvd
-from hvdtrain.core.exchanges.half_types import round_to_half, widen_half
+from hvdtrain.core.compression.half_types import round_to_half, widen_half
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.types import DType
 
