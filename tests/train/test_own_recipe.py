@@ -170,7 +170,7 @@ def test_a_damaged_image_of_one_rank(tmp_path: Path) -> None:
 
 
 def test_with_keras(tmp_path: Path) -> None:
-    """Numbers of one rank and of two agree, and each framework refuses models of the other."""
+    """Two ranks on one backend and one on another agree, and frameworks refuse others' models."""
     np.save(tmp_path / "a.npy", points(300, 8).inputs)
     own = TRAINING / "keras_points.py"
     train: list[object] = [
@@ -190,9 +190,13 @@ def test_with_keras(tmp_path: Path) -> None:
     ]
     wrong: list[list[object]] = [["train", RECIPES, "--framework", "keras"], ["train", own]]
     outputs, measured = [], []
-    for size, commands in ((2, [train, *use]), (1, [*use, *wrong])):
+    # A Keras model on PyTorch is a module of torch, too: so the refusals are TensorFlow's.
+    for size, backend, commands in (
+        (2, "torch", [train, *use]),
+        (1, "tensorflow", [*use, *wrong]),
+    ):
         how = {"python": tensorflow_python(), "cwd": tmp_path}
-        results = run_commands(size, commands, env=keras_variables(), **how)
+        results = run_commands(size, commands, env=keras_variables(backend), **how)
         used = results[1:3] if size == 2 else results[:2]
         assert [result["code"] for result in used] == [0, 0], used
         measured.append(json.loads(used[0]["out"]))

@@ -16,7 +16,9 @@ WORKER = Path(__file__).with_name("train_frameworks_worker.py")
 EPOCHS = 7  # of which the warm-up has five
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", "torch", pytest.param("jax", marks=pytest.mark.soak)]
+)
 def test_two_ranks(backend: str, tmp_path: Path) -> None:
     shared = "0" if backend == "jax" else "1"  # to have seen both
     done = run_ranks(

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,14 @@ def distance_from_plain_keras(
     train(TrainOptions(out=directory, quiet=True, **how, **options))
     allgather_object(None, "written")
     found = load_checkpoint(checkpoint_files(directory)[0], "np")["model"]
+    plain = weights_of_plain_keras(momentum)
+    assert plain.keys() == found.keys()
+    return max(float(np.abs(found[path] - plain[path]).max()) for path in plain)
+
+
+@cache
+def weights_of_plain_keras(momentum: float) -> dict[str, Any]:
+    """Return the weights that one rank has by path after the same epoch."""
     keras.utils.set_random_seed(3)  # of rank 0
     recipe = digits_keras.recipe()
     model, samples = recipe.model, recipe.train
@@ -162,10 +170,7 @@ def distance_from_plain_keras(
             samples.labels[batch],
             np.full(len(batch), 1 / len(batch)),
         )
-    assert {v.path for v in model.weights} == found.keys()
-    return max(
-        float(np.abs(found[v.path] - keras.ops.convert_to_numpy(v)).max()) for v in model.weights
-    )
+    return {v.path: keras.ops.convert_to_numpy(v) for v in model.weights}
 
 
 def masks_of_dropout_go_on(directory: Path) -> bool:

@@ -7,10 +7,6 @@ import sys
 import time
 from typing import Any
 
-if os.environ["KERAS_BACKEND"] != "tensorflow":
-    # Many users of PyTorch and JAX have none, and Keras would take seconds to import it.
-    sys.modules["tensorflow"] = None  # type: ignore[assignment]
-
 import keras
 import keras_callback_cases
 import keras_data_cases

@@ -39,4 +39,6 @@ def keras_variables(backend: str = "tensorflow") -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TF_ENABLE_ONEDNN_OPTS": "0",
         "JAX_PLATFORMS": "cpu",
+        # To compile takes far longer than all that is computed.
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
     }

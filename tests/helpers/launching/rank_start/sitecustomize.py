@@ -7,6 +7,8 @@ Python imports this module at its start; see job.py.
   torch._meta_registrations, which only what compiles or exports needs.
 - Keras and TensorFlow find no packages that they import where they are and do without where they
   are not, which takes two seconds. Once they are imported, programs find these packages.
+- Keras finds no TensorFlow on its other backends, where many users have none: it would import it
+  for two seconds to set a seed.
 - Imports leave no garbage: to look for it as often as Python does takes a fifth of the time that
   TensorFlow needs.
 """
@@ -40,6 +42,9 @@ class _DeferredDynamo(_Deferred):
     """What optimizers use of it does nothing while nothing is compiled."""
 
     def graph_break(self) -> None:
+        pass
+
+    def reset(self) -> None:
         pass
 
     def disable(
@@ -105,5 +110,7 @@ class _Finder(MetaPathFinder):
         return spec
 
 
+if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
+    sys.modules["tensorflow"] = None  # type: ignore[assignment]
 sys.meta_path.insert(0, _Finder())
 gc.set_threshold(50_000, 20, 20)
