@@ -151,4 +151,6 @@ def test_the_table_of_variables() -> None:
 def test_the_table_of_horovods_names() -> None:
     table = DOCS / "horovod" / "table.py"
     # It imports the adapters for all frameworks.
-    subprocess.run([tensorflow_python(), table, "--check"], timeout=60, check=True)
+    with start([tensorflow_python(), table, "--check"]) as job:
+        done = job.wait(60)
+    assert done.returncode == 0, done.stderr

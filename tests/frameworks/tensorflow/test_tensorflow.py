@@ -12,7 +12,7 @@ from tensorflow_environment import keras_variables, tensorflow_python
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.soak), 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_operations_training_and_graphs(size: int) -> None:
     done = run_ranks(
         HERE / "tensorflow_worker.py",
