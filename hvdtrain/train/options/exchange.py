@@ -40,13 +40,15 @@ class ExchangeOptions(OptionGroup):
 
     exchange: str = option(
         _DEFAULT,
-        "What ranks send one another, see docs/exchanges.md; 'hvdtrain exchanges' lists them.",
+        "How ranks combine gradients or weights, see docs/exchanges.md; 'hvdtrain exchanges' lists "
+        "them.",
         metavar="NAME[:KEY=VALUE,...]",
         check=_check_exchange,
     )
     strategy: str = option(
         ALLREDUCE,
-        "allreduce, or ps:servers=1,mode=async, see docs/exchanges/parameter-server.md.",
+        "allreduce, or a parameter server such as ps:servers=1,mode=async, see "
+        "docs/exchanges/parameter-server.md.",
         metavar="NAME[:KEY=VALUE,...]",
         check=_check_strategy,
     )
