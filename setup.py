@@ -25,6 +25,18 @@ def readme() -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
+def kernel(module: str) -> Extension:
+    """Return a library of C, from the file beside it; where no compiler is, numpy is used."""
+    folder, _, name = module.replace(".", "/").rpartition("/")
+    return Extension(
+        module,
+        [f"{folder}/{name.removeprefix('_')}.c"],
+        # Multiplied and added in one step, sums would differ between machines.
+        extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing"],
+        optional=True,
+    )
+
+
 # What training needs beside its framework.
 TRAIN = ["cloudpickle>=3.0", "pyyaml>=6.0", "safetensors>=0.7", "scikit-learn>=1.4"]
 
@@ -38,17 +50,15 @@ setup(
     license_files=["LICENSE"],
     packages=[*find_packages(include=["hvdtrain", "hvdtrain.*"]), *find_packages("benchmarks")],
     package_dir={"hvdtrain_bench": "benchmarks/hvdtrain_bench"},
-    # Where no compiler is, ranks of a node meet through MPI instead.
     ext_modules=[
-        Extension(
-            "hvdtrain.engines.shared_memory._node_kernel",
-            ["hvdtrain/engines/shared_memory/node_kernel.c"],
-            # Multiplied and added in one step, sums would differ between machines.
-            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing"],
-            optional=True,
-        )
+        kernel("hvdtrain.engines.shared_memory._node_kernel"),
+        kernel("hvdtrain.core.compression._codes_kernel"),
     ],
-    package_data={"hvdtrain": ["py.typed", "engines/shared_memory/*.c", "report/assets/*"]},
+    package_data={
+        "hvdtrain": [
+            *("py.typed", "engines/shared_memory/*.c", "core/compression/*.c", "report/assets/*")
+        ]
+    },
     python_requires=">=3.11",
     install_requires=["click>=8.1", "mpi4py>=4.1", "numpy>=2.0", "rich>=13.0"],
     extras_require={

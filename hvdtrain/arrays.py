@@ -23,6 +23,7 @@ __all__ = [
     "as_bytes",
     "buffer_of",
     "concatenate",
+    "contiguous",
     "copy",
     "elements_of",
     "from_bytes",
@@ -38,6 +39,9 @@ __all__ = [
     "unpack_signs",
     "zeros_like",
 ]
+
+# Parts of a host array that, with what is computed of them, fit into the cache of a core.
+_PART_ELEMENTS = 1 << 16
 
 HostArray = npt.NDArray[Any]
 
@@ -77,8 +81,12 @@ def namespace(array: Array) -> ModuleType:
 
 
 def all_finite(array: Array) -> Array:
-    """Return whether all elements are finite, as a 0-d bool array on the same device."""
-    return cast("Array", namespace(array).isfinite(array).all())
+    """Return whether all elements of a 1-d array are finite, as a 0-d bool array on its device."""
+    if is_tensor(array):
+        return cast("Array", namespace(array).isfinite(array).all())
+    host, lows = cast("HostArray", array), range(0, array.shape[0], _PART_ELEMENTS)
+    finite = all(np.isfinite(host[low : low + _PART_ELEMENTS]).all() for low in lows)
+    return cast("Array", np.bool_(finite))
 
 
 def zeros_like(array: Array) -> Array:
@@ -90,6 +98,12 @@ def copy(array: Array) -> Array:
     """Return a copy of the array."""
     made: Any = array
     return cast("Array", made.clone() if is_tensor(array) else made.copy())
+
+
+def contiguous(array: Array) -> Array:
+    """Return a contiguous copy of the array, or itself if it is contiguous."""
+    made: Any = array
+    return cast("Array", made.contiguous() if is_tensor(array) else np.ascontiguousarray(made))
 
 
 def to_float64(array: Array) -> Array:

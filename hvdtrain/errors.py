@@ -17,6 +17,7 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "OneRankError",
+    "OneRankTrainingError",
     "PeerFailureError",
     "RecipeError",
     "SystemLimitError",
@@ -107,6 +108,12 @@ class SystemLimitError(UsageError):
 
 class OneRankError(UsageError):
     """Invalid input that possibly this rank alone has found: it reports it and ends the job."""
+
+
+class OneRankTrainingError(OneRankError):
+    """Training cannot continue, as this rank alone has found: it reports it and ends the job."""
+
+    exit_code = EXIT_CRASH
 
 
 # Horovod's name for the errors of its operations.

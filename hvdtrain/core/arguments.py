@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
 from hvdtrain.core.exchanges.adasum import AdasumExchange
-from hvdtrain.core.exchanges.catalog import make_exchange
+from hvdtrain.core.exchanges.checks import check_positive
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.types import ReduceOp
@@ -97,8 +96,7 @@ def check_predivide(factor: float, op: ReduceOp) -> None:
     Raises:
         ValueError: the factor is not a positive number, or op is not Average.
     """
-    if not (math.isfinite(factor) and factor > 0):
-        raise ValueError(f"gradient_predivide_factor must be a positive number, got {factor}")
+    check_positive("gradient_predivide_factor", factor)
     if factor != 1.0 and op is not ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor needs op=Average")
 
@@ -193,6 +191,8 @@ def choose_exchange(
             return AdasumExchange()
         return None if compression in ("none", "own") else HalfExchange(compression, op, predivide)
     if isinstance(exchange, str):
+        from hvdtrain.core.exchanges.catalog import make_exchange  # it imports all exchanges
+
         exchange = make_exchange(exchange)
     if not isinstance(exchange, Exchange):
         raise TypeError(f"exchange must be an Exchange or text, got {type(exchange).__name__}")

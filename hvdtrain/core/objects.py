@@ -17,7 +17,7 @@ from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.errors import HvdtrainError
 
-__all__ = ["allgather_object", "broadcast_object", "call_on_root"]
+__all__ = ["allgather_object", "broadcast_object", "call_on_root", "gather_object"]
 
 T = TypeVar("T")
 
@@ -69,6 +69,32 @@ def allgather_object(
     ((gathered, sizes),) = operations.allgather(channel, buffers, shapes, name or "object").run()
     parts = np.split(gathered.array(), np.cumsum(sizes)[:-1])
     return [pickle.loads(part.tobytes()) for part in parts]
+
+
+def gather_object(obj: object, name: str) -> list[Any] | None:
+    """Return the objects of all ranks, by rank, on rank 0, and None elsewhere (collective).
+
+    They are sent one after the other, so that rank 0 holds the bytes of one at a time.
+
+    Args:
+        obj: picklable object of this rank.
+        name: name in messages, equal on all ranks.
+
+    Raises:
+        TypeError: the object cannot be pickled.
+    """
+    here = context.current()
+    rank, size = here.topology.rank, here.topology.size
+    gathered: list[Any] = []
+    for sender in range(size):
+        payload = _pickled(obj) if rank == sender else np.empty(0, np.uint8)
+        splits = [payload.size] + [0] * (size - 1)
+        send = Buffer.from_array(payload)
+        label = f"{name} of rank {sender}"
+        received, _ = operations.alltoall(here.world, send, payload.shape, splits, label).run()
+        if rank == 0:
+            gathered.append(pickle.loads(received.array().tobytes()))
+    return gathered if rank == 0 else None
 
 
 def call_on_root(function: Callable[[], T]) -> T:

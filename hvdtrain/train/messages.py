@@ -7,6 +7,7 @@ from typing import Any
 
 from hvdtrain import __version__
 from hvdtrain.topology import format_by_rank, format_ranks
+from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
@@ -40,7 +41,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "ranks": f"{size} on {hosts} host{'s' * (hosts > 1)}",
         "device": device_text(setup.devices),
         "data": f"{samples} training and {setup.test_samples} test samples",
-        "batch": f"{options.samples_per_step(size)} samples of all ranks{per_rank}",
+        "batch": f"{counted(options.samples_per_step(size), 'sample')} of all ranks{per_rank}",
         "servers": _servers_text(options, size),
         "lr": _lr_text(options, size, setup.recipe.optimizer is not None),
         "buckets": world.buckets if size > 1 else "",
@@ -61,7 +62,7 @@ def _lr_text(options: TrainOptions, size: int, own: bool) -> str:
     base, scaled = options.base_lr, options.scaled_lr(size)
     text = f"{scaled:.4g} = base {base:.4g} x {scaled / base:.4g} ({options.lr_scaling} scaling)"
     if base != scaled and options.warmup_epochs:
-        text += f", warm-up over {options.warmup_epochs:g} epochs"
+        text += f", warm-up over {counted(options.warmup_epochs, 'epoch')}"
     text += decay_text(options, options.warmup_epochs if base != scaled else 0.0)
     return f"{text}, {'the optimizer of the recipe' if own else options.optimizer}"
 
@@ -85,7 +86,8 @@ def decay_text(options: TrainOptions, warmup: float) -> str:
     if options.schedule == "constant":
         return ""
     if warmup >= options.epochs:
-        return f", no {options.schedule}: the warm-up ({warmup:g} epochs) takes the whole run"
+        length = counted(warmup, "epoch")
+        return f", no {options.schedule}: the warm-up ({length}) takes the whole run"
     if options.schedule == "step":
         return f", step after epochs {options.milestones}"
     return f", {options.schedule} from epoch {warmup:g} on" if warmup else f", {options.schedule}"
@@ -159,12 +161,11 @@ def closing_lines(summary: Summary, directory: str, files: Sequence[str]) -> lis
     early = ""
     if summary.ended == "early stop" and summary.best is not None:
         best = summary.best
-        early = (
-            f", no better than {best['name']} {best['value']:.4f} after {best['epoch']:g} epochs"
-        )
+        when = counted(float(best["epoch"]), "epoch")
+        early = f", no better than {best['name']} {best['value']:.4f} after {when}"
     return [
-        f"{measured}after {summary.epochs} epochs{early}",
-        f"{summary.samples} samples in {seconds.total:.1f} s: "
+        f"{measured}after {counted(summary.epochs, 'epoch')}{early}",
+        f"{counted(summary.samples, 'sample')} in {seconds.total:.1f} s: "
         f"{summary.samples_per_second:.0f} samples/s; computing {seconds.compute:.1f} s, "
         f"communicating {seconds.communicate:.1f} s",
         weights,
@@ -179,7 +180,8 @@ def _server_lines(counts: Mapping[str, Any] | None) -> list[str]:
         return []
     shards = f" of {counts['servers']} shards" if counts["servers"] > 1 else ""
     most = max(map(int, counts["staleness"]), default=0)
+    applied = counted(counts["applied"], "gradient")
     return [
-        f"servers applied {counts['applied']} gradients{shards} and dropped {counts['dropped']}; "
+        f"servers applied {applied}{shards} and dropped {counts['dropped']}; "
         f"staleness {counts['mean_staleness']:.2f} updates on average, at most {most}"
     ]

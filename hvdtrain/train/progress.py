@@ -13,6 +13,7 @@ import numpy as np
 
 from hvdtrain.core.context import Context
 from hvdtrain.errors import UsageError
+from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.loop.protocol import Array, TrainingState
 from hvdtrain.train.metrics.totals import Totals
 from hvdtrain.train.options import TrainOptions
@@ -92,8 +93,8 @@ class Progress:
     @property
     def text(self) -> str:
         """The progress for people: "3 epochs and 120 samples"."""
-        part = f" and {self.done} samples" if self.done else ""
-        return f"{self.epoch} epochs{part}"
+        part = f" and {counted(self.done, 'sample')}" if self.done else ""
+        return f"{counted(self.epoch, 'epoch')}{part}"
 
 
 def checkpoint_content(

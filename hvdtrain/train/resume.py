@@ -20,6 +20,7 @@ from hvdtrain.train.checkpoint.directory import (
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.names import position_of
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.loop.exchange_record import ExchangeRecord
 from hvdtrain.train.loop.protocol import Framework, TrainingLoop, TrainingState
 from hvdtrain.train.options import RUNS, TrainOptions
@@ -61,7 +62,8 @@ class WorldSettings:
             ValueError: they contradict each other.
         """
         if len(self.threads) != self.size:
-            raise ValueError(f"it has threads of {len(self.threads)} ranks, but {self.size} ranks")
+            threads, ranks = counted(len(self.threads), "rank"), counted(self.size, "rank")
+            raise ValueError(f"it has threads of {threads}, but {ranks}")
         return self
 
     def prepare(self, world: Context, framework: Framework) -> None:

@@ -16,6 +16,7 @@ from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.data.dataset import is_stream
 from hvdtrain.devices import require_own_devices
 from hvdtrain.errors import UsageError
+from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.loop.collective_errors import call_everywhere, require_same_options
 from hvdtrain.train.loop.protocol import Framework, TrainingLoop
 from hvdtrain.train.loop.step_plan import StepPlan
@@ -140,8 +141,8 @@ def _plan_steps(options: TrainOptions, recipe: Recipe, world: Context) -> StepPl
     samples = recipe.samples_per_epoch or len(recipe.train)
     if size > samples:
         raise UsageError(
-            f"{size} ranks, but {options.recipe} has {samples} training samples: start at most "
-            "one rank per sample"
+            f"{size} ranks, but {options.recipe} has {counted(samples, 'training sample')}: start "
+            "at most one rank per sample"
         )
     return StepPlan(options, world.topology, samples, shuffled=not stream)
 

@@ -117,7 +117,7 @@ def test_loop(tmp_path: Path) -> None:
 @pytest.mark.bench
 def test_exchange(tmp_path: Path) -> None:
     """No byte crosses a network here; a wrong or unequal weight would end the job."""
-    words = ["-np", 2, "--quick", "--repeats", 1, "--steps", 2, "--exchange", "local:steps=2"]
+    words = ["-np", 2, "--quick", "--repeats", 1, "--steps", 1, "--exchange", "local:steps=2"]
     done = bench("exchange", *words, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     (result,) = found(tmp_path)["results"]
@@ -125,6 +125,7 @@ def test_exchange(tmp_path: Path) -> None:
     names = ["no communication", "average", "average again", "local:steps=2"]
     assert list(case["values"]) == names
     assert list(case["about"]["sent_bytes"]) == names
+    assert list(case["about"]["steps"].values()) == [2, 1, 1, 2]
     assert all(len(times) == 1 and times[0] > 0 for times in case["values"].values())
 
 

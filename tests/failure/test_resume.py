@@ -49,7 +49,7 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(size: int, tmp_path: Path)
     for results in done.results:
         stopped = [result["newest"].rpartition("-")[0] for result in results[2:5]]
         assert stopped == ["checkpoint-0001+600", "checkpoint-0002", "checkpoint-0002+250"]
-        told = f"rank {size - 1} was asked to stop: 1 epochs and 600 samples are done and saved\n"
+        told = f"rank {size - 1} was asked to stop: 1 epoch and 600 samples are done and saved\n"
         assert results[2]["marker"] == told
     assert not (parts / MARKER).exists()
     assert summary_of(parts)["weights_sha256"] == summary_of(whole)["weights_sha256"]

@@ -11,8 +11,8 @@ from pathlib import Path
 __all__ = ["faults"]
 
 _FOUNDATIONS = {
-    *("", "arithmetic", "arrays", "buffer", "config", "control_groups", "devices", "errors"),
-    *("memory", "polling", "streams", "topology", "types", "world"),
+    *("", "arithmetic", "arrays", "buffer", "compiled", "config", "control_groups", "devices"),
+    *("errors", "memory", "polling", "streams", "topology", "types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
 _BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}
@@ -42,7 +42,7 @@ _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
         *("process", "agreement", "collectives", "timeline", "stall", "gradients"),
-        *("compression", "exchanges", "", "arrays"),
+        *("compression", "prediction", "exchanges", "", "arrays"),
     ],
     "torch": ["tensors", "operations", "gradients", "", "elastic"],
     "tensorflow": ["tensors", "graph", "operations", "gradients", ""],

@@ -7,11 +7,11 @@ instructions it is compiled to, ranks must get the bits that all other builds ge
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from compiling import COMMON, LEVELS, ONCE, gcc, supports
 
 import hvdtrain.engines.shared_memory.kernel
 
@@ -22,9 +22,6 @@ TURNS = 1200
 LIMIT_SECONDS = 60
 # Where Linux scatters memory too widely for the sanitizers of GCC 12.
 NO_PLACE = ("unexpected memory mapping", "Shadow memory range interleaves")
-COMMON = ("-std=c11", "-pthread", "-ffp-contract=off", "-fno-strict-aliasing")
-# Else GCC compiles functions several times, and has them chosen before a sanitizer is at work.
-ONCE = "-DFAST=static"
 THREAD_SANITIZER = ("-g", "-O1", ONCE, "-fsanitize=thread")
 # How it is compiled, and whether ranks are threads, which the thread sanitizer needs, or processes.
 BUILDS = {
@@ -34,15 +31,6 @@ BUILDS = {
         "processes",
     ),
     "as installed": (("-O3",), "processes"),
-}
-# As the clones in the kernel are.
-LEVELS = ("x86-64", "x86-64-v3", "x86-64-v4")
-# What each needs beside the ones before, as /proc/cpuinfo names it: pni is SSE3, abm has lzcnt.
-FLAGS = {
-    "x86-64": "cmov cx8 fpu fxsr mmx sse sse2 syscall",
-    "x86-64-v3": "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3 "
-    "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave",
-    "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
 }
 # Each takes one thing away that orders what ranks write and read.
 MUTATIONS = {
@@ -68,14 +56,6 @@ MUTATIONS = {
         "spread_slice(task);\n        arrive(team);\n        team->turn++;\n        return 1;",
     ),
 }
-
-
-def gcc() -> str:
-    """Return the compiler; only where there is none is the kernel not tested."""
-    found = shutil.which("gcc")
-    if found is None:
-        pytest.skip("no gcc, whose sanitizers watch the kernel: apt install g++")
-    return found
 
 
 def build(flags: tuple[str, ...], source: Path, folder: Path) -> Path:
@@ -122,17 +102,6 @@ def test_ranks_get_the_same_bits_under_all_sanitizers_and_instruction_sets(
     assert all(len(text) == 17 for text in first), first
     assert len(set(first)) == len(SIZES)
     assert checksums == dict.fromkeys(checksums, first)
-
-
-def supports(level: str) -> bool:
-    """Return whether this processor has such instructions."""
-    machine = os.uname().machine
-    if machine != "x86_64":
-        return False
-    with open("/proc/cpuinfo", encoding="ascii") as file:
-        flags = next(line for line in file if line.startswith("flags")).split()
-    needed = [flag for other in LEVELS[: LEVELS.index(level) + 1] for flag in FLAGS[other].split()]
-    return set(needed) <= set(flags)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

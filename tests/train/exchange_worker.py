@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from auto_cases import AUTO_CASES
 from compression_cases import CASES
 from exchange_formulas import Flat, OneBitFormula, mean
 from exchange_ranks import (
@@ -306,6 +307,7 @@ def main() -> None:
         exchange_of_the_page,
         state_goes_through_a_checkpoint,
         *CASES,
+        *AUTO_CASES,
         *WEIGHT_CASES,
     )
     ran = sum(case() for case in cases)

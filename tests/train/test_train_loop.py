@@ -248,23 +248,23 @@ def test_what_an_exchange_cannot_carry_over_is_told(runs: Any, tmp_path: Path) -
     for [result] in done.results:
         assert result["steps"] == 27
         assert len(set(result["weights_sha256"])) == 1
-    assert "hvdtrain: the checkpoint is one of 3 ranks, and there are 2 now: what " in done.stderr
+    assert "hvdtrain: the checkpoint is one of 3 ranks, and this run has 2: what " in done.stderr
 
 
 def test_a_rank_without_a_finite_gradient_takes_part_in_the_exchange(runs: Any) -> None:
     _, rank = poisoned_step(0)
     for result in runs[1]["adasum poisoned"]:
         assert result["failed"].startswith(
-            f"until step 9: 1 updates left out on rank {rank}, where the gradient of the rank was "
+            f"until step 9: 1 update left out on rank {rank}, where the gradient of the rank was "
             "not finite. "
         )
     for result in runs[1]["adasum skipping"]:
         assert result["steps"] == 18
         assert np.isfinite(result["final"]["loss"])
         assert len(set(result["weights_sha256"])) == 1
-    told = [line for line in runs[2].splitlines() if "updates left out" in line]
+    told = [line for line in runs[2].splitlines() if " left out on " in line]
     assert [line.partition(" where")[0] for line in told] == [
-        f"hvdtrain: until step {9 * epoch + 9}: 1 updates left out on rank "
+        f"hvdtrain: until step {9 * epoch + 9}: 1 update left out on rank "
         f"{poisoned_step(epoch)[1]},"
         for epoch in (0, 1)
     ]

@@ -104,13 +104,27 @@ def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
     train(resumed)
 
 
-def exchange_goes_on(options: dict[str, Any], directory: Path) -> bool:
-    """Return whether a run that goes on from a checkpoint ends with the bits of a whole one."""
+# Ranks keep what one bit has lost, or the state of their own Adam, or a velocity of all ranks.
+EXCHANGED = (
+    "onebit:hierarchical=false,warmup=1",
+    "local:steps=2",
+    "diloco:steps=4,fragments=2",
+)
+
+
+def exchange_goes_on(options: dict[str, Any], directory: Path, exchange: str) -> bool:
+    """Return whether a run that goes on from a checkpoint ends with the bits of a whole one.
+
+    Both save after the third step, and compare the ranks whenever their weights are equal.
+    """
     how: dict[str, Any] = {
         **options,
         "epochs": 2,
         "global_batch_size": 480,
-        "exchange": "onebit:hierarchical=false,warmup=1",
+        "optimizer": "adam",
+        "exchange": exchange,
+        "checkpoint_every": "3 steps",
+        "watch_every": 1,
     }
     with pytest.MonkeyPatch.context() as patches:
         patches.setitem(EXCHANGES, "onebit", OneBit)
@@ -126,17 +140,20 @@ def exchange_goes_on(options: dict[str, Any], directory: Path) -> bool:
     return parts.weights_sha256 == whole.weights_sha256
 
 
-def distance_from_plain_keras(options: dict[str, Any], directory: Path) -> float:
+def distance_from_plain_keras(
+    options: dict[str, Any], directory: Path, momentum: float = 0.9
+) -> float:
     """Return the largest difference between weights after an epoch in float64."""
     how: dict[str, Any] = {"epochs": 1, "global_batch_size": BATCH, "lr": LR, "lr_scaling": "none"}
-    train(TrainOptions(out=directory, quiet=True, dtype="float64", seed=3, **how, **options))
+    how |= {"dtype": "float64", "seed": 3, "momentum": momentum}
+    train(TrainOptions(out=directory, quiet=True, **how, **options))
     allgather_object(None, "written")
     found = load_checkpoint(checkpoint_files(directory)[0], "np")["model"]
     keras.utils.set_random_seed(3)  # of rank 0
     recipe = digits_keras.recipe()
     model, samples = recipe.model, recipe.train
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
-    model.compile(keras.optimizers.SGD(LR, momentum=0.9), loss)
+    model.compile(keras.optimizers.SGD(LR, momentum=momentum), loss)
     order = epoch_permutation(len(samples), 3, 0)
     for step in range(steps_per_epoch(len(samples), BATCH)):
         batch = global_batch(order, step, BATCH)
@@ -241,14 +258,18 @@ def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
     calls = whole_job(arguments, directory / "whole")
     resumed_job({"epochs": int(epochs), **options}, directory / "whole", directory / "parts")
     if keras.backend.backend() == "torch":  # which compiles nothing, and is fastest
-        assert exchange_goes_on(options, directory / "exchange")
+        for number, exchange in enumerate(EXCHANGED):
+            assert exchange_goes_on(options, directory / f"exchange{number}", exchange), exchange
     if keras.backend.backend() != "tensorflow":  # weights of samples are the same on all
         return {"calls": calls, "distance": 0.0}
     assert diverged(options, directory / "diverged").startswith("steps 1 to 3: the training loss")
     named = {**options, "exchange": "average:predivide=2,warmup=3"}
+    # Averaged after each step; an odd number of samples is the last batch of the epoch.
+    local = {**options, "exchange": "local:steps=1"}
     distances = [
         distance_from_plain_keras(options, directory / "exact"),
         distance_from_plain_keras(named, directory / "named"),
+        distance_from_plain_keras(local, directory / "local", momentum=0.0),
     ]
     return {"calls": calls, "distance": max(distances)}
 

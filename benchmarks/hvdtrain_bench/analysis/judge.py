@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from hvdtrain_bench.analysis.statistics import Comparison, compare, paired_ratios, spread
+from hvdtrain_bench.analysis.figure import Figure, figure_of
+from hvdtrain_bench.analysis.losses import compare_losses
+from hvdtrain_bench.analysis.statistics import Comparison, compare, paired_ratios
 from hvdtrain_bench.harness.results import Case, Result
 
 __all__ = [
@@ -24,7 +26,6 @@ __all__ = [
     "USUAL",
     "ComparedContender",
     "Efficiency",
-    "Figure",
     "efficiencies",
     "figures",
     "is_trustworthy",
@@ -60,29 +61,6 @@ class ComparedContender:
     median: float
     comparison: Comparison | None
     verdict: str
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure of interest.
-
-    Attributes:
-        label: description.
-        number: median.
-        low: lower quartile.
-        high: upper quartile.
-        unit: "us", "ms", "s", "MB", "x", "%" or "" for a loss.
-        verdict: its meaning; empty if obvious.
-        met: whether the target is met; None without a target.
-    """
-
-    label: str
-    number: float
-    low: float
-    high: float
-    unit: str
-    verdict: str = ""
-    met: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -200,7 +178,7 @@ def _of_idle(result: Result) -> Iterator[Figure]:
     for case in result.cases:
         for name, values in case.values.items():
             target = _IDLE_PERCENT if name.startswith("hvdtrain") else None
-            yield _figure(f"{name}: share of a core", values, "%", target)
+            yield figure_of(f"{name}: share of a core", values, "%", target)
 
 
 def _of_checkpoint(result: Result) -> Iterator[Figure]:
@@ -214,9 +192,9 @@ def _of_checkpoint(result: Result) -> Iterator[Figure]:
 
         in_all = [n * extra for n, extra in zip(steps, beyond(mean), strict=True)]
         stall = beyond(longest)
-        yield _figure(f"{case.name}: longest step - usual", stall, "ms", _STALL_MILLISECONDS)
-        yield _figure(f"{case.name}: the same without a checkpoint", beyond(without), "ms")
-        yield _figure(f"{case.name}: all that a checkpoint takes of training", in_all, "ms")
+        yield figure_of(f"{case.name}: longest step - usual", stall, "ms", _STALL_MILLISECONDS)
+        yield figure_of(f"{case.name}: the same without a checkpoint", beyond(without), "ms")
+        yield figure_of(f"{case.name}: all that a checkpoint takes of training", in_all, "ms")
 
 
 def _of_exchanges(result: Result) -> Iterator[Figure]:
@@ -232,22 +210,24 @@ def _of_exchanges(result: Result) -> Iterator[Figure]:
 
 def _of_losses(result: Result) -> Iterator[Figure]:
     for case in result.cases:
-        for name, losses in case.values.items():
-            yield _figure(f"{case.name}: {name}: loss at the end", losses, "")
-        seconds = {n: [curve[-1][1] for curve in of] for n, of in case.about["curves"].items()}
-        for name, of_seeds in seconds.items():
-            yield _figure(f"{case.name}: {name}: seconds of training", of_seeds, "s")
+        seconds, found = compare_losses(case.about["curves"], AVERAGE)
+        for summary in found:
+            label = f"{case.name}: {summary.name}"
+            low, high, verdict = summary.low, summary.high, summary.verdict
+            yield Figure(f"{label}: loss at the end", summary.mean, low, high, "", verdict)
+            early = summary.equal_time
+            yield Figure(f"{label}: loss after {seconds:.3g} s", early, early, early, "")
 
 
 def _of_loop(result: Result) -> Iterator[Figure]:
     for case in result.cases:
         ratios = paired_ratios(case.values[BY_HAND], case.values[BUILT_IN])
-        yield _figure(f"{case.name}: {BUILT_IN} / {BY_HAND}", ratios, "x", _LOOP_RATIO)
+        yield figure_of(f"{case.name}: {BUILT_IN} / {BY_HAND}", ratios, "x", _LOOP_RATIO)
 
 
 def _named(case: Case) -> Figure:
     values = [1e6 * seconds for seconds in case.values["hvd.allreduce"]]
-    return _figure(f"{case.name}: hvd.allreduce", values, "us", _NAMED_MICROSECONDS)
+    return figure_of(f"{case.name}: hvd.allreduce", values, "us", _NAMED_MICROSECONDS)
 
 
 def _ratios(case: Case, base: str, others: Sequence[str]) -> Iterator[Figure]:
@@ -257,10 +237,3 @@ def _ratios(case: Case, base: str, others: Sequence[str]) -> Iterator[Figure]:
             found = compare(case.values[base], case.values[other], _noise(case))
             label = f"{case.name}: {other} / {base}"
             yield Figure(label, found.ratio, found.low, found.high, "x", _verdict(found))
-
-
-def _figure(label: str, values: Sequence[float], unit: str, target: float | None = None) -> Figure:
-    low, high = spread(values)
-    met = None if target is None else median(values) < target
-    verdict = "" if target is None else f"target: below {target:g} {unit}"
-    return Figure(label, median(values), low, high, unit, verdict, met)

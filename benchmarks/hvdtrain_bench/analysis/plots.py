@@ -10,11 +10,12 @@ from typing import Any
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
+from hvdtrain_bench.analysis.judge import AVERAGE, AVERAGE_AGAIN
 from hvdtrain_bench.analysis.paper import Prediction
 from hvdtrain_bench.analysis.scaling import Check
 from hvdtrain_bench.harness.results import Result
 
-__all__ = ["plot_collectives", "plot_losses", "plot_scaling", "plot_steps"]
+__all__ = ["plot_collectives", "plot_losses", "plot_ratios", "plot_scaling", "plot_steps"]
 
 _INCHES = (9.0, 5.5)
 
@@ -50,7 +51,7 @@ def plot_losses(result: Result, against: int, path: Path) -> None:
         against: 0 for the number of steps on the x axis, 1 for the seconds of training.
         path: PNG file to write.
     """
-    figure = Figure((_INCHES[0], _INCHES[1] * len(result.cases)), layout="constrained")
+    figure = Figure((_INCHES[0], 0.8 * _INCHES[1] * len(result.cases)), layout="constrained")
     for row, case in enumerate(result.cases):
         axes = figure.add_subplot(len(result.cases), 1, row + 1)
         for name, curves in case.about["curves"].items():
@@ -66,7 +67,32 @@ def plot_losses(result: Result, against: int, path: Path) -> None:
         )
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=80)
+
+
+def plot_ratios(results: Mapping[str, Result], path: Path) -> None:
+    """Plot step times as multiples of the average's, one group of bars per link.
+
+    Args:
+        results: results of "exchange" by link, each of one model.
+        path: PNG file to write.
+    """
+    figure, axes = _one_plot()
+    of_links = [result.cases[0].values for result in results.values()]
+    names = dict.fromkeys(name for values in of_links for name in values)
+    shown = [name for name in names if name not in (AVERAGE, AVERAGE_AGAIN)]
+    width = 0.8 / len(shown)
+    for number, name in enumerate(shown):
+        heights = {
+            place + number * width: median(values[name]) / median(values[AVERAGE])
+            for place, values in enumerate(of_links)
+            if name in values
+        }
+        axes.bar(list(heights), list(heights.values()), width, label=name)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(results))], list(results))
+    axes.set(ylabel="step time / average", yscale="log")
+    _finish(figure, axes, path)
 
 
 def plot_steps(results: Sequence[Result], path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hvdtrain_bench.analysis.figure import Figure
 from hvdtrain_bench.analysis.judge import (
     ComparedContender,
-    Figure,
     efficiencies,
     figures,
     is_trustworthy,

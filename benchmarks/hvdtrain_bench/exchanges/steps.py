@@ -16,10 +16,12 @@ from hvdtrain_bench.cases.models import MODELS, BenchModel
 from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
+from hvdtrain_bench.exchanges.slices import Stepper, take_slices
+from hvdtrain_bench.harness.periods import turn_steps
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
-from hvdtrain_bench.harness.turns import Contender, take_turns
+from hvdtrain_bench.harness.turns import facts
 
 __all__ = ["measure_exchanges"]
 
@@ -37,23 +39,23 @@ def measure_exchanges(
         settings: models, exchanges, steps of a turn and number of repeats.
         say: prints what is measured now.
     """
-    facts: dict[str, PeerFacts] = {}
     cases = []
+    found: list[PeerFacts] = []
     for key in settings.models:
         model = MODELS[key]
         say(model.title)
         meter = _Meter()
-        contenders = _contenders(ranks, peers, model, settings, meter)
-        turns = take_turns(
-            ranks, contenders, settings.repeats, seconds_per_turn=0.0, fewest_calls=1
-        )
-        facts |= {peer.name: peer for peer in turns.peers}
-        steps = settings.steps_per_turn
-        seconds = {n: [value / steps for value in values] for n, values in turns.seconds.items()}
+        steppers = _steppers(ranks, model, settings)
+        seconds = take_slices(ranks, steppers, settings.repeats, settings.steps_per_turn, meter.run)
+        found = [
+            facts(ranks, NO_COMMUNICATION, f"torch {torch.__version__}"),
+            facts(ranks, "hvdtrain", peers.library),
+        ]
         sent = {name: max(ranks.all_of(meter.per_step(name))) for name in seconds}
+        steps = {stepper.name: stepper.steps for stepper in steppers}
         about = {"model": key, "title": model.title, "steps": steps, "sent_bytes": sent}
         cases.append(Case(model.title, about, "seconds", seconds, AVERAGE, AVERAGE_AGAIN))
-    return Result("exchange", ranks.size, peers.nodes, list(facts.values()), {}, cases)
+    return Result("exchange", ranks.size, peers.nodes, found, {}, cases)
 
 
 class _Meter:
@@ -83,23 +85,20 @@ def _sent_bytes() -> int:
     return sum(int(counts.split()[8]) for name, counts in cards.items() if name.strip() != "lo")
 
 
-def _contenders(
-    ranks: Ranks, peers: Peers, model: BenchModel, settings: Settings, meter: _Meter
-) -> list[Contender]:
+def _steppers(ranks: Ranks, model: BenchModel, settings: Settings) -> list[Stepper]:
     weights = first_weights(model)
     batch = model.make_batch(model.batch, seed=ranks.rank)
-    steps = settings.steps_per_turn
-    plain = Trainer(model, weights, batch, bare, ranks.rank)
-    run = partial(meter.run, NO_COMMUNICATION, steps, plain.step)
-    library = f"torch {torch.__version__}"
-    found = [Contender(NO_COMMUNICATION, library, _once(plain), run, lambda _: None, meets=True)]
     texts = {AVERAGE: "average", AVERAGE_AGAIN: "average"} | {t: t for t in settings.exchanges}
+    steps = {name: turn_steps(text, settings.steps_per_turn) for name, text in texts.items()}
+    plain = Trainer(model, weights, batch, bare, ranks.rank)
+    # As long as the longest turn, which may have to be compared with it within a few percent.
+    longest = max(steps.values())
+    found = [Stepper(NO_COMMUNICATION, longest, plain.restart, plain.step, lambda: None)]
     for name, text in texts.items():
         wrap = partial(_with_exchange, text)
         trainer = Trainer(model, weights, batch, wrap, ranks.rank)
-        run = partial(meter.run, name, steps, trainer.step)
         check = partial(_check, name, ranks, trainer)
-        found.append(Contender(name, peers.library, _once(trainer), run, check, meets=True))
+        found.append(Stepper(name, steps[name], trainer.restart, trainer.step, check))
     return found
 
 
@@ -109,17 +108,7 @@ def _with_exchange(text: str, module: nn.Module) -> tuple[nn.Module, Optimizer]:
     return module, hvd.DistributedOptimizer(optimizer, named, exchange=text)
 
 
-def _once(trainer: Trainer) -> Callable[[], None]:
-    """Return what sets the first weights, which belong to the state of an exchange, only once."""
-
-    def prepare() -> None:
-        if not trainer.parameters:
-            trainer.restart()
-
-    return prepare
-
-
-def _check(name: str, ranks: Ranks, trainer: Trainer, _: int) -> None:
+def _check(name: str, ranks: Ranks, trainer: Trainer) -> None:
     """Compare the weights of the ranks (collective)."""
     assert isinstance(trainer.optimizer, hvd.DistributedOptimizer)
     trainer.optimizer.flush()

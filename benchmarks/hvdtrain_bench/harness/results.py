@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Case", "PeerFacts", "Result", "read_result", "write_json"]
+__all__ = ["Case", "PeerFacts", "Result", "read_result", "result_of", "write_json"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Result:
     """The measurements of one job.
 
     Attributes:
-        kind: "collectives", "steps", "idle", "checkpoint", "loop" or "profile".
+        kind: "collectives", "steps", "exchange", "exchange-loss" or another one of worker.py.
         ranks: number of ranks.
         nodes: number of groups of ranks that share memory.
         peers: contenders.
@@ -75,10 +76,14 @@ class Result:
 
 def read_result(path: Path) -> Result:
     """Read a Result that write_json() wrote."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    found["peers"] = [PeerFacts(**peer) for peer in found["peers"]]
-    found["cases"] = [Case(**case) for case in found["cases"]]
-    return Result(**found)
+    return result_of(json.loads(path.read_text(encoding="utf-8")))
+
+
+def result_of(document: Mapping[str, Any]) -> Result:
+    """Return the Result that a JSON value describes."""
+    peers = [PeerFacts(**peer) for peer in document["peers"]]
+    cases = [Case(**case) for case in document["cases"]]
+    return Result(**{**document, "peers": peers, "cases": cases})
 
 
 def write_json(path: Path, result: Any) -> None:

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
+from hvdtrain_bench.harness.periods import turn_steps
+
 __all__ = [
     "DEFAULT",
     "EXCHANGES",
@@ -48,7 +50,7 @@ class Settings:
         sizes_bytes: sizes of the tensors.
         models: subset of MODELS, see models.py.
         batches: samples per rank of each case, as a factor of each model's own.
-        steps_per_turn: number of training steps.
+        steps_per_turn: number of training steps; whole periods of an exchange that has some.
         idle_seconds: time for which idle ranks are observed.
         loops: models of loops.py.
         exchanges: exchanges to compare, as text; see `hvdtrain exchanges`.
@@ -131,7 +133,9 @@ def estimated_seconds(kind: str, settings: Settings) -> float:
         tasks = sum(map(_TASK_SECONDS.__getitem__, settings.tasks))
         return _START_SECONDS + settings.repeats * steps * tasks
     if kind == "exchange":
-        steps = 2 * settings.steps_per_turn * (3 + len(settings.exchanges))
+        least = settings.steps_per_turn
+        counts = [least, least, *(turn_steps(text, least) for text in settings.exchanges)]
+        steps = max(counts) + sum(counts)
         return _START_SECONDS + repeats * steps * sum(
             map(_STEP_SECONDS.__getitem__, settings.models)
         )

@@ -106,7 +106,7 @@ def _checkpoint(options: BenchOptions, models: tuple[str, ...]) -> int:
     help="Instead of the usual; see `hvdtrain exchanges`.",
 )
 @click.option(
-    "--steps", default=8, show_default=True, help="Steps of a turn: a multiple of each period."
+    "--steps", default=8, show_default=True, help="Steps of a turn, rounded up to whole periods."
 )
 @click.option("tasks", "--loss", multiple=True, type=click.Choice(TASKS), help=_LOSS_HELP)
 def _exchange(

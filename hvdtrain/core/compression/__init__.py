@@ -1,1 +1,1 @@
-"""Parts of compressed exchanges: error feedback, codes of few bits, the largest elements."""
+"""Parts of compressed exchanges: error feedback, half types, few bits, the largest elements."""

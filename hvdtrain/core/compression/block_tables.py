@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
-from hvdtrain.arrays import Array, like_shape
+from hvdtrain.arrays import Array
 from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice
 from hvdtrain.core.gradients.plan import ParameterSpec
 
@@ -22,36 +21,25 @@ class BlockTable:
     """Elements of parameters as rows of one length.
 
     Attributes:
-        length: length of a row.
-        views: views of the elements, each a whole number of rows, 1-d or 2-d.
+        views: views of the elements, each [rows, length] with at least one row, of any strides.
     """
 
-    length: int
     views: Sequence[Array]
 
-    def rows(self) -> Array:
-        """Return a copy of the elements, [rows, length]."""
-        rows = like_shape(self.views[0], (sum(map(_size, self.views)) // self.length, self.length))
-        for view, part in zip(self.views, self._parts(rows), strict=True):
-            part[...] = view
-        return rows
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return sum(view.shape[0] for view in self.views)
 
-    def fill(self, rows: Array) -> None:
-        """Overwrite the elements.
-
-        Args:
-            rows: new elements, contiguous, [rows, length].
-        """
-        for view, part in zip(self.views, self._parts(rows), strict=True):
-            view[...] = part
-
-    def _parts(self, rows: Array) -> list[Array]:
-        """Return the rows of each view, in its shape."""
-        flat, parts, first = rows.reshape(-1), [], 0
+    def rows(self, low: int, high: int) -> list[Array]:
+        """Return views of the rows from `low` up to `high`, each with at least one row."""
+        found, first = [], 0
         for view in self.views:
-            parts.append(flat[first : first + _size(view)].reshape(*view.shape))
-            first += _size(view)
-        return parts
+            part = view[max(low - first, 0) : max(high - first, 0)]
+            if part.shape[0]:
+                found.append(part)
+            first += view.shape[0]
+        return found
 
 
 def block_tables(
@@ -75,10 +63,11 @@ def block_tables(
         length = block or _COLUMN_BLOCK
         whole = piece.elements.shape[0] // length * length
         if whole:
-            views.setdefault(length, []).append(piece.elements[:whole])
+            rows = piece.elements[:whole].reshape(whole // length, length)
+            views.setdefault(length, []).append(rows)
         if whole < piece.elements.shape[0]:
             rest.append(piece.elements[whole:])
-    return [BlockTable(length, each) for length, each in views.items()], rest
+    return [BlockTable(each) for each in views.values()], rest
 
 
 def _columns(piece: ParameterSlice, spec: ParameterSpec) -> Array | None:
@@ -93,7 +82,3 @@ def _columns(piece: ParameterSlice, spec: ParameterSpec) -> Array | None:
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.T
     return matrix if matrix.shape[1] >= _LEAST_COLUMN else None
-
-
-def _size(view: Array) -> int:
-    return prod(view.shape)

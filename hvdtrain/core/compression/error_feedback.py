@@ -43,15 +43,23 @@ class ErrorFeedback(Exchange):
 
     @abstractmethod
     def combine(
-        self, bucket: FilledBucket, elements: Array, start: int, network: Communicator
+        self,
+        bucket: FilledBucket,
+        elements: Array,
+        start: int,
+        network: Communicator,
+        factor: float,
     ) -> Array:
-        """Overwrite a slice with its sum over the nodes, and return this rank's error (collective).
+        """Overwrite a slice with `factor` times its sum over the nodes, and return what is lost.
+
+        Collective over the network.
 
         Args:
             bucket: bucket of the slice.
             elements: elements of the slice, 1-d, with the residual added.
             start: position of the slice in the bucket.
             network: communicator of the slice's owners.
+            factor: factor for the sum.
 
         Returns:
             The part of `elements` that is to be added to those of the next step, 1-d.
@@ -69,7 +77,7 @@ class ErrorFeedback(Exchange):
         errors: list[ParameterSlice] = []
 
         def combine(own: Buffer, start: int, network: Communicator) -> None:
-            error = self.combine(bucket, elements_of(own), start, network)
+            error = self.combine(bucket, elements_of(own), start, network, 1 / info.size)
             errors.extend(bucket.pieces(error, start))
 
         with np.errstate(all="ignore"):  # elements that are not finite stay so in the result
@@ -77,15 +85,16 @@ class ErrorFeedback(Exchange):
             self._add_residual(bucket)
             cuts = [part.start for part in bucket.parts] if self.whole_tensors else None
             communicators.over_network(bucket.buffer, combine, cuts=cuts)
-            bucket.buffer.scale(1 / info.size)
+            if communicators.one_node:
+                bucket.buffer.scale(1 / info.size)
         self._keep(bucket, errors)
 
     def _add_residual(self, bucket: FilledBucket) -> None:
         # All of it: another plan may have given this rank other slices.
         for piece in bucket.pieces(bucket.elements, 0):
             if self._residual.holds(piece.index):
-                residual = self._residual.get(piece.index, piece.elements)
-                piece.elements[...] = piece.elements + residual
+                elements = piece.elements
+                elements += self._residual.get(piece.index, elements)
 
     def _keep(self, bucket: FilledBucket, errors: Sequence[ParameterSlice]) -> None:
         """Keep the errors of this rank's slice; the rest of the residual is zero."""

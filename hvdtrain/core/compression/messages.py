@@ -1,13 +1,14 @@
-"""Quantized matrices as one message of bytes: bases and steps of all, then the codes of all."""
+"""Matrices as one message of bytes: bases and steps of all their rows, then the codes of all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from hvdtrain.arrays import Array, as_bytes, concatenate, from_bytes, like_shape
-from hvdtrain.core.compression.codes import encode, pack, unpack
+from hvdtrain.arrays import Array, from_bytes
+from hvdtrain.core.compression.codes import add_decoded, decode, encode
+from hvdtrain.core.compression.layout import row_bytes
 
-__all__ = ["coded_bytes", "from_message", "to_message"]
+__all__ = ["add_message", "coded_bytes", "read_message", "to_message"]
 
 # Messages lie one after the other in memory, and begin with numbers of up to 8 bytes.
 _ALIGNMENT = 8
@@ -20,52 +21,58 @@ def coded_bytes(tables: Sequence[Array], bits: int) -> int:
         tables: matrices, each [rows, length].
         bits: number of bits of a code.
     """
-    sizes = [_factor_bytes(table) + _code_bytes(table, bits) for table in tables]
-    return -(-sum(sizes) // _ALIGNMENT) * _ALIGNMENT
+    return -(-sum(map(sum, _sizes(tables, bits))) // _ALIGNMENT) * _ALIGNMENT
 
 
-def to_message(tables: Sequence[Array], bits: int) -> Array:
-    """Return the message that codes matrices, and leave in them what the codes lose.
+def to_message(message: Array, tables: Sequence[Array], bits: int) -> None:
+    """Write the codes of matrices, and leave in the matrices what the codes lose.
 
     Args:
+        message: overwritten, [coded_bytes(tables, bits)] uint8.
         tables: matrices, each [rows, length].
         bits: number of bits of a code.
-
-    Returns:
-        [coded_bytes(tables, bits)] uint8.
     """
-    coded = [encode(table, bits) for table in tables]
-    codes = [pack(each.reshape(-1), bits) for each, _ in coded]
-    parts = [*(as_bytes(factors) for _, factors in coded), *codes]
-    size = sum(part.shape[0] for part in parts)
-    padding = like_shape(parts[0], (coded_bytes(tables, bits) - size,))
-    padding[...] = 0
-    return concatenate([*parts, padding])
+    message[sum(map(sum, _sizes(tables, bits))) :] = 0
+    for table, factors, codes in _parts(message, tables, bits):
+        encode(table, factors, codes, bits)
 
 
-def from_message(message: Array, tables: Sequence[Array], bits: int) -> list[tuple[Array, Array]]:
-    """Return codes and factors of each matrix, as encode() does.
+def read_message(message: Array, tables: Sequence[Array], bits: int) -> None:
+    """Overwrite matrices with what a message stands for.
 
     Args:
         message: result of to_message() on any rank.
         tables: matrices of the same shapes and dtype.
         bits: number of bits of a code.
     """
-    found, factors_at = [], 0
-    codes_at = sum(_factor_bytes(table) for table in tables)
+    for table, factors, codes in _parts(message, tables, bits):
+        decode(table, factors, codes, bits)
+
+
+def add_message(message: Array, tables: Sequence[Array], bits: int) -> None:
+    """Add what a message stands for to matrices; see read_message()."""
+    for table, factors, codes in _parts(message, tables, bits):
+        add_decoded(table, factors, codes, bits)
+
+
+def _parts(
+    message: Array, tables: Sequence[Array], bits: int
+) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield each matrix with views of its factors and of its codes in the message."""
+    sizes = list(_sizes(tables, bits))
+    factors_at, codes_at = 0, sum(factors for factors, _ in sizes)
+    for table, (factors, codes) in zip(tables, sizes, strict=True):
+        rows = table.shape[0]
+        yield (
+            table,
+            from_bytes(message[factors_at : factors_at + factors], table).reshape(rows, 2),
+            message[codes_at : codes_at + codes].reshape(rows, codes // rows),
+        )
+        factors_at, codes_at = factors_at + factors, codes_at + codes
+
+
+def _sizes(tables: Sequence[Array], bits: int) -> Iterator[tuple[int, int]]:
+    """Yield the number of bytes of each matrix's factors, and of its codes."""
     for table in tables:
-        factors_end = factors_at + _factor_bytes(table)
-        codes_end = codes_at + _code_bytes(table, bits)
-        factors = from_bytes(message[factors_at:factors_end], table)
-        codes = unpack(message[codes_at:codes_end], bits, table.shape[0] * table.shape[1])
-        found.append((codes.reshape(*table.shape), factors.reshape(table.shape[0], 2)))
-        factors_at, codes_at = factors_end, codes_end
-    return found
-
-
-def _factor_bytes(table: Array) -> int:
-    return table.shape[0] * 2 * table.itemsize
-
-
-def _code_bytes(table: Array, bits: int) -> int:
-    return -(-table.shape[0] * table.shape[1] * bits // 8)
+        rows, length = table.shape
+        yield rows * 2 * table.itemsize, rows * row_bytes(length, bits)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvdtrain.arrays import Array, copy
 from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, StepInfo
+from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.types import DType, ReduceOp
 
@@ -32,7 +32,7 @@ class AdasumExchange(Exchange):
     whole_tensors = True
 
     def __init__(self) -> None:
-        self._starts: dict[int, Array] = {}
+        self._start = ParameterState("start")
 
     def prepare(self, plan: BucketPlan) -> None:
         for spec in plan.specs:
@@ -42,16 +42,16 @@ class AdasumExchange(Exchange):
                 )
 
     def begin(self, bucket: FilledBucket) -> None:
-        self._starts |= {part.index: copy(part.array) for part in bucket.parts}
+        self._start.keep(bucket)
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         # A rank that has joined has no parts: the updates of the others are combined without it.
         for part in bucket.parts:
-            part.array[...] = part.array - self._starts[part.index]
+            part.array[...] = part.array - self._start.get(part.index, part.array)
         parts = [(part.start, part.count) for part in bucket.parts]
         adasum(communicators.all_ranks, bucket.buffer, parts=parts)
         for part in bucket.parts:
-            part.array[...] = part.array + self._starts[part.index]
+            part.array[...] = part.array + self._start.get(part.index, part.array)
 
     def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros:
         return Zeros(tuple(kinds), ReduceOp.ADASUM)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from hvdtrain.core.agreement.request import Zeros
+from hvdtrain.core.exchanges.checks import check_positive
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.types import DType, ReduceOp
@@ -31,8 +31,7 @@ class AllreduceExchange(Exchange):
     def __init__(self, op: ReduceOp = ReduceOp.AVERAGE, predivide: float = 1.0) -> None:
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise ValueError(f"op must be Average or Sum, got {op}")
-        if not (math.isfinite(predivide) and predivide > 0):
-            raise ValueError(f"predivide must be a positive number, got {predivide}")
+        check_positive("predivide", predivide)
         self._op, self._predivide = op, predivide
         self.spec = f"allreduce:op={op.value},predivide={float(predivide)!r}"
 

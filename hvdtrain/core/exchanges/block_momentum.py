@@ -6,12 +6,12 @@ Intra-block Parallel Optimization and Blockwise Model-update Filtering, 2016.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from hvdtrain.arrays import Array, copy
+from hvdtrain.arrays import Array
+from hvdtrain.core.exchanges.checks import check_momentum, check_positive
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
@@ -96,13 +96,11 @@ class BlockMomentum(Exchange):
         if time_constant is not None:
             if momentum is not None or not block:
                 raise ValueError("time_constant needs block, and takes the place of momentum")
-            if not (math.isfinite(time_constant) and time_constant > 0):
-                raise ValueError(f"time_constant must be a positive number, got {time_constant}")
+            check_positive("time_constant", time_constant)
             momentum = float(np.exp(-block / time_constant))
-        if momentum is not None and not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
-        if not (math.isfinite(rate) and rate > 0):
-            raise ValueError(f"rate must be a positive number, got {rate}")
+        if momentum is not None:
+            check_momentum(momentum)
+        check_positive("rate", rate)
         self._block, self._steps, self._momentum, self._rate = block, steps, momentum, rate
         self.looks_ahead, self.resets_optimizer = nesterov, reset
         self.counts_samples = block > 0
@@ -115,9 +113,7 @@ class BlockMomentum(Exchange):
         self._ahead = 0.0
 
     def begin(self, bucket: FilledBucket) -> None:
-        for part in bucket.parts:
-            self._start.put(part.index, copy(part.array))
-        self._start.end()
+        self._start.keep(bucket)
 
     def due(self, steps: LocalSteps) -> bool:
         if self._steps:

@@ -6,7 +6,6 @@ Streaming DiLoCo with Overlapping Communication, 2025.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import groupby
@@ -15,6 +14,7 @@ import numpy as np
 
 from hvdtrain.arrays import copy
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.checks import check_momentum, check_positive
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.gradients.communicators import Communicators
@@ -78,10 +78,8 @@ class DiLoCo(Exchange):
     ) -> None:
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
-        if not (math.isfinite(rate) and rate > 0):
-            raise ValueError(f"rate must be a positive number, got {rate}")
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
+        check_positive("rate", rate)
+        check_momentum(momentum)
         if fragments < 1 or steps % fragments:
             raise ValueError(
                 f"steps must be a multiple of fragments, got steps={steps} and "
@@ -111,9 +109,7 @@ class DiLoCo(Exchange):
         self._fragment_of = of_all.astype(int).tolist()
 
     def begin(self, bucket: FilledBucket) -> None:
-        for part in bucket.parts:
-            self._start.put(part.index, copy(part.array))
-        self._start.end()
+        self._start.keep(bucket)
 
     def due(self, steps: LocalSteps) -> bool:
         return steps.number >= self._steps // self._fragments

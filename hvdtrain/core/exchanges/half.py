@@ -10,8 +10,8 @@ import numpy as np
 from hvdtrain.arrays import Array, buffer_of, elements_of
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.request import Zeros
+from hvdtrain.core.compression.half_types import round_to_half, to_float32, widen_half
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.exchanges.half_types import round_to_half, to_float32, widen_half
 from hvdtrain.core.gradients.communicators import Communicators, slice_bounds
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.engines.communicator import Communicator

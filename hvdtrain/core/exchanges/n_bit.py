@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import TypeAlias
 
-from hvdtrain.arrays import Array, buffer_of, concatenate, like_shape, zeros_like
-from hvdtrain.core.compression.block_tables import block_tables
-from hvdtrain.core.compression.codes import BITS, add_decoded, decode
+from hvdtrain.arrays import Array, buffer_of, copy, like_shape
+from hvdtrain.core.compression.block_tables import BlockTable, block_tables
 from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
-from hvdtrain.core.compression.messages import coded_bytes, from_message, to_message
+from hvdtrain.core.compression.layout import BITS
+from hvdtrain.core.compression.messages import add_message, coded_bytes, read_message, to_message
 from hvdtrain.core.gradients.communicators import slice_bounds
 from hvdtrain.core.gradients.exchange import FilledBucket
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["NBitExchange"]
+
+# Views of rows that one rank sums, each [rows, length].
+_Stripe: TypeAlias = Sequence[Array]
 
 
 class NBitExchange(ErrorFeedback):
@@ -48,70 +52,83 @@ class NBitExchange(ErrorFeedback):
         )
 
     def combine(
-        self, bucket: FilledBucket, elements: Array, start: int, network: Communicator
+        self,
+        bucket: FilledBucket,
+        elements: Array,
+        start: int,
+        network: Communicator,
+        factor: float,
     ) -> Array:
         tables, rest = block_tables(bucket, elements, start, self._block)
+        error = copy(elements)
+        lossy, exact = block_tables(bucket, error, start, self._block)
         sum_together(rest, network)
-        error = zeros_like(elements)
+        for part in exact:
+            part[...] = 0
         if tables:
-            own = [table.rows() for table in tables]
-            for table, total in zip(tables, self._sum(own, network), strict=True):
-                table.fill(total)
-            lost, _ = block_tables(bucket, error, start, self._block)
-            for table, rows in zip(lost, own, strict=True):
-                table.fill(rows)
+            received = self._sum(_stripes(lossy, network.size), network)
+            for message, stripe in zip(received, _stripes(tables, network.size), strict=True):
+                read_message(message, stripe, self._bits)
+        elements *= factor
         return error
 
-    def _sum(self, tables: Sequence[Array], network: Communicator) -> list[Array]:
-        """Return the sums of all members' matrices, and leave in them what is lost (collective).
+    def _sum(self, stripes: Sequence[_Stripe], network: Communicator) -> list[Array]:
+        """Return the messages about the sums, and leave in the stripes what is lost (collective).
 
         Args:
-            tables: matrices of this rank, each [rows, length].
+            stripes: elements of this rank, by the rank that sums them.
             network: communicator of the members.
-        """
-        bounds = [slice_bounds(table.shape[0], network.size) for table in tables]
-        stripes = [
-            [table[at[rank] : at[rank + 1]] for table, at in zip(tables, bounds, strict=True)]
-            for rank in range(network.size)
-        ]
-        own = stripes[network.rank]
-        for message in self._swap(stripes, network):
-            received = from_message(message, own, self._bits)
-            for rows, (codes, factors) in zip(own, received, strict=True):
-                add_decoded(rows, codes, factors)
-        totals = [like_shape(table, table.shape) for table in tables]
-        for rank, message in enumerate(self._gather(stripes, network)):
-            received = from_message(message, stripes[rank], self._bits)
-            for total, at, (codes, factors) in zip(totals, bounds, received, strict=True):
-                total[at[rank] : at[rank + 1]] = decode(codes, factors)
-        return totals
 
-    def _swap(self, stripes: Sequence[Sequence[Array]], network: Communicator) -> list[Array]:
+        Returns:
+            The messages of all ranks, each about its own stripe.
+        """
+        sizes = [coded_bytes(stripe, self._bits) for stripe in stripes]
+        model = next(stripe[0] for stripe in stripes if stripe)
+        own = stripes[network.rank]
+        for message in self._swap(stripes, sizes, model, network):
+            add_message(message, own, self._bits)
+        message = like_shape(model, (sizes[network.rank],), "uint8")
+        to_message(message, own, self._bits)
+        received = like_shape(model, (sum(sizes),), "uint8")
+        network.allgather(buffer_of(message), buffer_of(received), sizes)
+        return _cut(received, sizes)
+
+    def _swap(
+        self,
+        stripes: Sequence[_Stripe],
+        sizes: Sequence[int],
+        model: Array,
+        network: Communicator,
+    ) -> list[Array]:
         """Send each stripe to its owner; return what the others have sent, in rank order.
 
         A rank's own stripe stays as it is, without an error.
         """
-        empty = like_shape(stripes[0][0], (0,), "uint8")
-        others = [rank for rank in range(network.size) if rank != network.rank]
-        messages = [
-            empty if rank == network.rank else to_message(stripe, self._bits)
-            for rank, stripe in enumerate(stripes)
-        ]
-        size = coded_bytes(stripes[network.rank], self._bits)
-        received = like_shape(empty, (size * len(others),))
-        network.alltoall(
-            buffer_of(concatenate(messages)),
-            buffer_of(received),
-            [message.shape[0] for message in messages],
-            [0 if rank == network.rank else size for rank in range(network.size)],
-        )
-        return [received[number * size : (number + 1) * size] for number in range(len(others))]
+        sent = [0 if rank == network.rank else size for rank, size in enumerate(sizes)]
+        own = sizes[network.rank]
+        taken = [0 if rank == network.rank else own for rank in range(network.size)]
+        messages = like_shape(model, (sum(sent),), "uint8")
+        for message, stripe, size in zip(_cut(messages, sent), stripes, sent, strict=True):
+            if size:
+                to_message(message, stripe, self._bits)
+        received = like_shape(model, (sum(taken),), "uint8")
+        network.alltoall(buffer_of(messages), buffer_of(received), sent, taken)
+        return [message for message in _cut(received, taken) if message.shape[0]]
 
-    def _gather(self, stripes: Sequence[Sequence[Array]], network: Communicator) -> list[Array]:
-        """Return the messages of all owners about their stripes, in rank order."""
-        message = to_message(stripes[network.rank], self._bits)
-        sizes = [coded_bytes(stripe, self._bits) for stripe in stripes]
-        received = like_shape(message, (sum(sizes),))
-        network.allgather(buffer_of(message), buffer_of(received), sizes)
-        starts = accumulate(sizes, initial=0)
-        return [received[low:high] for low, high in pairwise(starts)]
+
+def _stripes(tables: Sequence[BlockTable], ranks: int) -> list[_Stripe]:
+    """Divide the rows of each table among the ranks."""
+    bounds = [slice_bounds(table.count, ranks) for table in tables]
+    return [
+        [
+            view
+            for table, at in zip(tables, bounds, strict=True)
+            for view in table.rows(at[rank], at[rank + 1])
+        ]
+        for rank in range(ranks)
+    ]
+
+
+def _cut(messages: Array, sizes: Sequence[int]) -> list[Array]:
+    """Return views of messages that lie one after the other."""
+    return [messages[low:high] for low, high in pairwise(accumulate(sizes, initial=0))]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isfinite
 from operator import mul
 
 import numpy as np
 
-from hvdtrain.arrays import Array, HostArray, like, zeros_like
+from hvdtrain.arrays import Array, HostArray, copy, like, like_shape
 from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
+from hvdtrain.core.compression.low_rank import split, times, times_transposed
 from hvdtrain.core.compression.orthonormal import orthonormal
+from hvdtrain.core.exchanges.checks import check_positive
 from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import ParameterSpec
@@ -60,8 +61,7 @@ class PowerSGDExchange(ErrorFeedback):
         super().__init__()
         if rank < 1:
             raise ValueError(f"rank must be at least 1, got {rank}")
-        if not (isfinite(min_rate) and min_rate > 0):
-            raise ValueError(f"min_rate must be a positive number, got {min_rate}")
+        check_positive("min_rate", min_rate)
         self._rank, self._min_rate, self._warm_start = rank, min_rate, warm_start
         self._right = ParameterState("right")
         self._states.append(self._right)
@@ -73,9 +73,14 @@ class PowerSGDExchange(ErrorFeedback):
         )
 
     def combine(
-        self, bucket: FilledBucket, elements: Array, start: int, network: Communicator
+        self,
+        bucket: FilledBucket,
+        elements: Array,
+        start: int,
+        network: Communicator,
+        factor: float,
     ) -> Array:
-        error = zeros_like(elements)
+        error = like_shape(elements, elements.shape)
         matrices, rest = [], []
         errors = bucket.pieces(error, start)
         for piece, lost in zip(bucket.pieces(elements, start), errors, strict=True):
@@ -85,32 +90,35 @@ class PowerSGDExchange(ErrorFeedback):
                 right = self._first_right(piece.index, values)
                 matrices.append(_Matrix(piece.index, values, its_error, right))
             else:
+                lost.elements[...] = 0
                 rest.append(piece.elements)
-        self._approximate(matrices, rest, network)
+        self._approximate(matrices, rest, network, factor)
         return error
 
     def _approximate(
-        self, matrices: Sequence[_Matrix], rest: Sequence[Array], network: Communicator
+        self,
+        matrices: Sequence[_Matrix],
+        rest: Sequence[Array],
+        network: Communicator,
+        factor: float,
     ) -> None:
-        """Overwrite matrices with their approximate sums, and `rest` with exact ones (collective).
+        """Overwrite matrices with `factor` times their approximate sums, `rest` with exact ones.
 
-        P and Q are stored transposed, because orthogonal columns are then contiguous.
+        Collective over the network. P and Q are stored transposed, because orthogonal columns are
+        then contiguous.
         """
-        left = [(m.right @ m.values.T).reshape(-1) for m in matrices]
-        sum_together([*left, *rest], network)
-        bases = [
-            orthonormal(p.reshape(*m.right.shape[:1], -1))
-            for m, p in zip(matrices, left, strict=True)
-        ]
-        own = [base @ m.values for m, base in zip(matrices, bases, strict=True)]
-        for m, base, right in zip(matrices, bases, own, strict=True):
-            m.error[...] = m.values - base.T @ right
-        totals = [right.reshape(-1) for right in own]
-        sum_together(totals, network)
-        for m, base, total in zip(matrices, bases, totals, strict=True):
-            right = total.reshape(*m.right.shape)
-            m.values[...] = base.T @ right
-            self._right.put(m.index, right)
+        left = [times_transposed(m.right, m.values) for m in matrices]
+        flat = [p.reshape(-1) for p in left]
+        sum_together([*flat, *rest], network)
+        for vector in rest:
+            vector *= factor
+        bases = [orthonormal(p) for p in left]
+        own = [times(base, m.values) for m, base in zip(matrices, bases, strict=True)]
+        totals = [copy(right) for right in own]
+        sum_together([total.reshape(-1) for total in totals], network)
+        for m, base, right, total in zip(matrices, bases, own, totals, strict=True):
+            split(m.values, base, right, m.error, total * factor)
+            self._right.put(m.index, total)
 
     def _compresses(self, shape: tuple[int, int]) -> bool:
         """Return whether P and Q of a matrix are enough smaller than it."""
@@ -120,11 +128,10 @@ class PowerSGDExchange(ErrorFeedback):
     def _first_right(self, index: int, values: Array) -> Array:
         """Return the orthonormal rows with which a step begins, [rank, m], equal on all ranks."""
         shape = (min(self._rank, *values.shape), values.shape[1])
-        drawn = np.random.default_rng([index, self._steps]).standard_normal(shape)
-        first = like(drawn, values)
         if self._warm_start and self._right.holds(index):
-            first = self._right.get(index, first)
-        return orthonormal(first)
+            return orthonormal(self._right.get(index, like_shape(values, shape)))
+        drawn = np.random.default_rng([index, self._steps]).standard_normal(shape)
+        return orthonormal(like(drawn, values))
 
     def end(self, info: StepInfo) -> None:
         super().end(info)

@@ -8,6 +8,7 @@ from math import ceil
 from hvdtrain.arrays import Array, as_bytes, concatenate, copy, from_bytes, like_shape, zeros_like
 from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.compression.largest import largest
+from hvdtrain.core.exchanges.checks import check_momentum
 from hvdtrain.core.gradients.communicators import Communicators, gather
 from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
@@ -35,8 +36,7 @@ class TopKExchange(ErrorFeedback):
         super().__init__()
         if not 0 < ratio <= 1:
             raise ValueError(f"ratio must be above 0 and at most 1, got {ratio}")
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
+        check_momentum(momentum)
         self._ratio, self._momentum = ratio, momentum
         self._velocity = ParameterState("velocity")
         if momentum:
@@ -59,7 +59,12 @@ class TopKExchange(ErrorFeedback):
                 self._velocity.put(piece.index, copy(piece.elements))
 
     def combine(
-        self, bucket: FilledBucket, elements: Array, start: int, network: Communicator
+        self,
+        bucket: FilledBucket,
+        elements: Array,
+        start: int,
+        network: Communicator,
+        factor: float,
     ) -> Array:
         places = dict(zip(bucket.layout.parameters, bucket.layout.starts, strict=True))
         chosen, matrices, vectors = [], [], []
@@ -80,6 +85,7 @@ class TopKExchange(ErrorFeedback):
         for piece in bucket.pieces(error, start):
             if not _is_matrix(bucket.specs[piece.index]):
                 piece.elements[...] = 0
+        elements *= factor
         return error
 
     def _choose(self, bucket: FilledBucket, piece: ParameterSlice) -> Array:

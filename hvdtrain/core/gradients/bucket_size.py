@@ -21,6 +21,7 @@ __all__ = [
     "MeasureAllreduce",
     "choose_bucket_size",
     "fit_cost",
+    "measure_allreduces",
     "size_text",
 ]
 
@@ -35,6 +36,10 @@ class AllreduceCost:
 
     latency_seconds: float
     bytes_per_second: float
+
+    def seconds(self, nbytes: float) -> float:
+        """Return the time of an all-reduce of a size in bytes."""
+        return self.latency_seconds + nbytes / self.bytes_per_second
 
 
 @dataclass(frozen=True)
@@ -119,39 +124,47 @@ class MeasureAllreduce(Operation):
         self.request = Request("measuring all-reduces")
 
     def execute(self, communicator: Communicator) -> list[tuple[int, float]]:
-        # A communicator releases its memory only when it is closed.
-        own = communicator.split(range(communicator.size))
-        assert own is not None  # every member is in it
-        points = _measure(own)
-        own.close()
-        return points
+        return measure_allreduces(communicator, _SIZES_BYTES, _CALLS, _BUDGET_SECONDS)
 
 
-def _measure(communicator: Communicator) -> list[tuple[int, float]]:
-    memory = communicator.empty(_SIZES_BYTES[-1])
-    whole = Buffer.of(memory).view(DType.FLOAT32)
+def measure_allreduces(
+    communicator: Communicator, sizes: Sequence[int], calls: int, budget_seconds: float
+) -> list[tuple[int, float]]:
+    """Return sizes in bytes, and the times of the slowest member in seconds (collective).
+
+    Args:
+        communicator: communicator of the members.
+        sizes: sizes in bytes, increasing; at least the first two are measured.
+        calls: number of all-reduces of each size.
+        budget_seconds: time that larger sizes must not exceed.
+    """
+    # A communicator releases its memory only when it is closed.
+    own = communicator.split(range(communicator.size))
+    assert own is not None  # every member is in it
+    whole = Buffer.of(own.empty(sizes[-1])).view(DType.FLOAT32)
     whole.zero()
     points: list[tuple[int, float]] = []
     spent = 0.0
-    for nbytes in _SIZES_BYTES:
+    for nbytes in sizes:
         if len(points) > 1:
             last_bytes, last_seconds = points[-1]
-            if spent + _CALLS * last_seconds * nbytes / last_bytes > _BUDGET_SECONDS:
+            if spent + calls * last_seconds * nbytes / last_bytes > budget_seconds:
                 break
         part = whole.slice(0, nbytes // whole.dtype.itemsize)
-        shortest, together = _time_calls(communicator, part)
+        shortest, together = _time_calls(own, part, calls)
         points.append((nbytes, shortest))
         spent += together
+    own.close()
     return points
 
 
-def _time_calls(communicator: Communicator, buffer: Buffer) -> list[float]:
+def _time_calls(communicator: Communicator, buffer: Buffer, calls: int) -> list[float]:
     """Return the times of the shortest call and of all calls, each on the slowest member.
 
     The shortest call is the one that other programs on the machine disturb least.
     """
     times = []
-    for _ in range(_CALLS):
+    for _ in range(calls):
         began = time.perf_counter()
         communicator.allreduce(buffer, ReduceOp.SUM)
         times.append(time.perf_counter() - began)

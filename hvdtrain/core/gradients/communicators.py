@@ -99,9 +99,10 @@ class Communicators:
         if self.one_node:
             self.all_ranks.allreduce(buffer, ReduceOp.SUM, prescale)
             return
-        if self.node is None:
+        if self.node is None or self.node.size == 1:
+            assert self.network is not None  # the first rank of a node owns a slice
             buffer.scale(prescale)
-            combine(buffer, 0, self.all_ranks)
+            combine(buffer, 0, self.network)
             return
         bounds = slice_bounds(buffer.count, self.owners, cuts)
         counts = [end - start for start, end in pairwise(bounds)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hvdtrain.arrays import Array, buffer_of, elements_of, strided
+from hvdtrain.arrays import Array, elements_of, strided
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.gradients.plan import Bucket, ParameterSpec
 
@@ -56,12 +56,15 @@ class FilledBucket:
         buffer: memory of the whole bucket.
         layout: positions of the parameters in the bucket.
         specs: parameters of the plan.
+        filled_at: when the program had filled it (time.perf_counter); on a device, when it had
+            queued that.
     """
 
     number: int
     buffer: Buffer
     layout: Bucket = field(repr=False)
     specs: Sequence[ParameterSpec] = field(repr=False)
+    filled_at: float = field(default=0.0, repr=False)
 
     @cached_property
     def elements(self) -> Array:
@@ -94,8 +97,8 @@ class FilledBucket:
             layout.dtype,
             layout.device,
         )
-        elements = self.elements[starts[0] : starts[0] + count]
-        return FilledBucket(self.number, buffer_of(elements), section, self.specs)
+        buffer = self.buffer.slice(starts[0], count)
+        return FilledBucket(self.number, buffer, section, self.specs, self.filled_at)
 
     def pieces(self, elements: Array, start: int) -> list[ParameterSlice]:
         """Split a slice of the bucket at the bounds of its parameters.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hvdtrain.arrays import Array, HostArray, like, to_host, zeros_like
+from hvdtrain.arrays import Array, HostArray, copy, like, to_host, zeros_like
+from hvdtrain.core.gradients.filled_bucket import FilledBucket
 
 __all__ = ["ParameterState"]
 
@@ -37,7 +38,9 @@ class ParameterState:
         """
         if index in self._loaded:
             self._arrays[index] = like(self._loaded.pop(index), model)
-        return self._arrays.setdefault(index, zeros_like(model))
+        elif index not in self._arrays:
+            self._arrays[index] = zeros_like(model)
+        return self._arrays[index]
 
     def put(self, index: int, array: Array) -> None:
         """Replace the array of a parameter when the step ends.
@@ -47,6 +50,10 @@ class ParameterState:
             array: new array, which must not be modified afterwards.
         """
         self._new[index] = array
+
+    def keep(self, bucket: FilledBucket) -> None:
+        """Replace the arrays of a bucket's parameters by copies of their elements, at once."""
+        self._arrays |= {part.index: copy(part.array) for part in bucket.parts}
 
     def end(self, keep: bool = True) -> None:
         """Accept the arrays that were put during the step, or discard them."""

@@ -259,4 +259,5 @@ class GradientStep(Operation):
         buffer, plan = self._buffers[number], self._plan
         if plan is None:
             return FilledBucket(number, buffer, Bucket((), (), buffer.count, buffer.dtype), ())
-        return FilledBucket(number, buffer, plan.buckets[number], plan.specs)
+        filled_at = self._filled[number]
+        return FilledBucket(number, buffer, plan.buckets[number], plan.specs, filled_at)

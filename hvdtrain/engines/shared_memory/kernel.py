@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import sys
-from ctypes import POINTER, Structure, c_char, c_double, c_int32, c_int64, c_uint32, c_uint64
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint32, c_uint64
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+from hvdtrain.compiled import KernelError, find_library, open_library
 from hvdtrain.engines.allgather import Allgather
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
     "OPS",
     "TYPES",
-    "KernelError",
     "Task",
     "Team",
     "agree_on_kernel",
@@ -28,6 +26,7 @@ __all__ = [
 _logger = logging.getLogger("hvdtrain")
 
 _SOURCE = Path(__file__).with_name("node_kernel.c")
+_MODULE = "hvdtrain.engines.shared_memory._node_kernel"
 
 TYPES = (
     DType.UINT8,
@@ -83,46 +82,6 @@ class Task(Structure):
     )
 
 
-def _find_library() -> Path | None:
-    """Return the library next to this file or in an installed package; a checkout has none."""
-    beneath = __name__.split(".")[:-1]
-    installed = (Path(entry, *beneath) for entry in sys.path)
-    for folder in (Path(__file__).parent, *installed):
-        for suffix in EXTENSION_SUFFIXES:
-            path = folder / f"_node_kernel{suffix}"
-            if path.is_file():
-                return path
-    return None
-
-
-def _compiled_source(library: ctypes.CDLL) -> bytes:
-    """Return the source text that is embedded in a library.
-
-    Raises:
-        ValueError: the library does not contain it.
-    """
-    begin, end = (
-        ctypes.addressof(c_char.in_dll(library, name)) for name in ("hvd_source", "hvd_source_end")
-    )
-    return ctypes.string_at(begin, end - begin)
-
-
-def _source() -> bytes:
-    """Return the source text that the library must have been compiled from.
-
-    Raises:
-        KernelError: the source is not installed.
-    """
-    try:
-        return _SOURCE.read_bytes()
-    except OSError as error:
-        raise KernelError(f"{_SOURCE} cannot be read ({error}): install hvdtrain again") from error
-
-
-class KernelError(Exception):
-    """There is no usable kernel; the message says why and what to do."""
-
-
 def load_kernel() -> ctypes.CDLL | None:
     """Return the library, or None if there is no usable one (see `why_no_kernel`)."""
     return _found()[0]
@@ -142,7 +101,7 @@ def agree_on_kernel(rank: int, allgather: Allgather) -> ctypes.CDLL | None:
     if lacking[:1] == [rank]:
         # A missing kernel may be intended, an unusable one is a mistake.
         _logger.log(
-            logging.INFO if _find_library() is None else logging.WARNING,
+            logging.INFO if find_library(_MODULE, _SOURCE.parent) is None else logging.WARNING,
             "hvdtrain: ranks of a node add with numpy, which is slower: no compiled kernel: %s",
             why_no_kernel(),
         )
@@ -157,7 +116,7 @@ def why_no_kernel() -> str:
 @cache
 def _found() -> tuple[ctypes.CDLL | None, str]:
     try:
-        return open_kernel(_find_library()), ""
+        return open_kernel(find_library(_MODULE, _SOURCE.parent)), ""
     except KernelError as error:
         return None, str(error)
 
@@ -167,20 +126,9 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
 
     Raises:
         KernelError: the library is missing, does not load, or was compiled from a different
-            node_kernel.c, whose structures or sums may differ; or that file is not installed.
+            node_kernel.c; or that file is not installed.
     """
-    if path is None:
-        raise KernelError(
-            "it was not compiled when hvdtrain was installed: install a C compiler, "
-            "then hvdtrain again"
-        )
-    try:
-        library = ctypes.CDLL(str(path))
-        compiled = _compiled_source(library)
-    except (OSError, ValueError) as error:
-        raise KernelError(f"{path} does not load ({error}): install hvdtrain again") from error
-    if compiled != _source():
-        raise KernelError(f"{path} was not compiled from {_SOURCE}: install hvdtrain again")
+    library = open_library(path, _SOURCE)
     library.hvd_slot_bytes.restype = c_int64
     library.hvd_staging_bytes.restype = c_int64
     library.hvd_staging_bytes.argtypes = [c_int64]

@@ -64,10 +64,15 @@ class DistributedMixin:
         self.hvdtrain_reduction.load_exchange_state(state)
 
     @property
+    def exchanges_weights(self) -> bool:
+        """Whether ranks step on their own gradients, and exchange weights afterwards."""
+        return self.hvdtrain_reduction.weights is not None
+
+    @property
     def synchronized(self) -> bool:
         """Whether this rank has taken no step since the weights of all ranks were equal (local)."""
         weights = self.hvdtrain_reduction.weights
-        return weights is None or weights.state.synchronized
+        return weights is None or weights.counter.synchronized
 
     def flush(self) -> None:
         """Exchange weights now if those of any rank have changed since all were equal (collective).

@@ -105,14 +105,14 @@ class Reduction:
     @property
     def steps(self) -> int:
         """Number of steps so far."""
-        return self._steps if self.weights is None else self.weights.state.steps
+        return self._steps if self.weights is None else self.weights.counter.steps
 
     @steps.setter
     def steps(self, steps: int) -> None:
         if self.weights is None:
             self._steps = steps
         else:
-            self.weights.state.steps = steps
+            self.weights.counter.steps = steps
 
     @property
     def has_local(self) -> bool:
@@ -218,11 +218,8 @@ class Reduction:
         Raises:
             RuntimeError: this rank has taken steps since the weights of all ranks were equal.
         """
-        if self.weights is not None and not self.weights.state.synchronized:
-            raise RuntimeError(
-                "the ranks' weights differ until their next exchange: call flush() before "
-                "exchange_state()"
-            )
+        if self.weights is not None:
+            self.weights.counter.check_synchronized("exchange_state")
         return save_exchange(self.settings.make_exchange(), self.steps)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
@@ -236,4 +233,4 @@ class Reduction:
         """
         self.steps = load_exchange(self.settings.make_exchange(), state)
         if self.weights is not None:
-            self.weights.state.begin_anew()
+            self.weights.counter.begin_anew()

@@ -55,12 +55,16 @@ class WeightExchange:
         backend: Keras's backend.
 
     Attributes:
-        state: counts steps, and exchanges arrays.
+        counter: counts the steps of this rank.
+        flush_in_fit: whether `fit` makes weights equal before validation and at the end of an
+            epoch.
     """
 
     def __init__(self, settings: GradientSettings, name: str, backend: WeightBackend) -> None:
         self._settings, self._backend = settings, backend
-        self.state = ExchangedWeights(settings, f"{name}_weights")
+        self.flush_in_fit = True
+        self._weights = ExchangedWeights(settings, f"{name}_weights")
+        self.counter = self._weights.counter
 
     def update(
         self,
@@ -99,23 +103,23 @@ class WeightExchange:
         if not self._settings.process_set.included():
             return
         self._backend.wait_for_steps()
-        results = self.state.flush([to_array(variable) for variable in variables], variables)
+        results = self._weights.flush([to_array(variable) for variable in variables], variables)
         for variable, value in zip(variables, results, strict=True):
             variable.assign(value)
 
     def _must_begin(self, numbers: list[HostArray]) -> bool:
-        return not self.state.begun
+        return not self.counter.begun
 
     def _begin(self, variables: Sequence[Variable], weights: list[HostArray]) -> list[HostArray]:
-        self.state.begin(weights, variables)
+        self._weights.begin(weights, variables)
         return weights
 
     def _count(self, numbers: list[HostArray]) -> bool:
         rate, samples = (float(number) for number in numbers)
-        return self.state.count_step(None if samples == _UNKNOWN else samples, rate)
+        return self._weights.count_step(None if samples == _UNKNOWN else samples, rate)
 
     def _exchange(self, variables: Sequence[Variable], weights: list[HostArray]) -> list[HostArray]:
-        return self.state.exchange(weights, variables)
+        return self._weights.exchange(weights, variables)
 
 
 def _values(variables: Sequence[Variable]) -> list[Tensor]:

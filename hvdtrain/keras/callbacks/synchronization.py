@@ -92,7 +92,9 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if len(alone) < len(optimizers):
             operations.join()
         for optimizer in alone:
-            optimizer.flush()
+            weights = optimizer.hvdtrain_reduction.weights
+            if weights is not None and weights.flush_in_fit:
+                optimizer.flush()
         if len(alone) == len(optimizers):  # ranks may have taken different numbers of steps
             _average_statistics(self.model)
             return

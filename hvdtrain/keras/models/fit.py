@@ -23,7 +23,7 @@ from hvdtrain.keras.models.compile import adjust_compiled
 from hvdtrain.keras.models.drift import warn_if_unwrapped
 from hvdtrain.keras.tensors.types import Model, Tensor
 
-__all__ = ["fit_model"]
+__all__ = ["fit_model", "weight_steps"]
 
 # What `fit` takes as callbacks.
 Callbacks: TypeAlias = keras.callbacks.CallbackList | Sequence[keras.callbacks.Callback] | None
@@ -42,7 +42,7 @@ def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments
     optimizers = distributed_optimizers(model)
     warn_if_unwrapped(model, _as_list(given["callbacks"]))
     if optimizers:
-        _weight_steps(model)
+        weight_steps(model)
     sets = [optimizer.hvdtrain_reduction.settings.process_set for optimizer in optimizers]
     if global_process_set in sets and size() > 1:
         given["callbacks"] = _with_synchronization(given["callbacks"])
@@ -69,26 +69,6 @@ def _as_list(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
     return list(keras.tree.flatten(callbacks)) if callbacks is not None else []
 
 
-def _weight_steps(model: Model) -> None:
-    """Weight the gradients of each step by the samples of its batch, in later fits, too."""
-    original = model.train_step
-    if hasattr(original, "hvdtrain_hooked"):
-        return
-
-    @functools.wraps(original)
-    def train_step(*args: Any) -> object:
-        samples = _sample_count(args[-1])
-        with ExitStack() as stack:
-            for optimizer in distributed_optimizers(model):
-                stack.enter_context(optimizer.hvdtrain_reduction.weighted(samples))
-            return original(*args)
-
-    train_step.hvdtrain_hooked = True  # type: ignore[attr-defined]
-    model.train_step = train_step
-    if model.train_function is not None:
-        model.make_train_function(force=True)
-
-
 def _sample_count(batch: Any) -> Tensor | int | None:
     """Return the first dimension of a batch, a tensor while it is traced; None if it has none."""
     for leaf in keras.tree.flatten(batch):
@@ -98,3 +78,30 @@ def _sample_count(batch: Any) -> Tensor | int | None:
             if samples is not None:
                 return samples
     return None
+
+
+def weight_steps(model: Model, count: Callable[[Any], Tensor | int | None] = _sample_count) -> None:
+    """Weight each step by the samples of its batch, also in later fits (local).
+
+    A second call does nothing.
+
+    Args:
+        model: compiled model.
+        count: returns the number of samples of a batch, a tensor while it is traced.
+    """
+    original = model.train_step
+    if hasattr(original, "hvdtrain_hooked"):
+        return
+
+    @functools.wraps(original)
+    def train_step(*args: Any) -> object:
+        samples = count(args[-1])
+        with ExitStack() as stack:
+            for optimizer in distributed_optimizers(model):
+                stack.enter_context(optimizer.hvdtrain_reduction.weighted(samples))
+            return original(*args)
+
+    train_step.hvdtrain_hooked = True  # type: ignore[attr-defined]
+    model.train_step = train_step
+    if model.train_function is not None:
+        model.make_train_function(force=True)

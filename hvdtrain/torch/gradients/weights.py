@@ -11,7 +11,8 @@ import torch
 
 from hvdtrain.arrays import Array, HostArray, is_tensor
 from hvdtrain.core.bucket_plans import agree_on_change
-from hvdtrain.core.gradients.exchange import FilledBucket, LocalSteps, StepInfo
+from hvdtrain.core.gradients.exchange import FilledBucket, StepInfo
+from hvdtrain.core.gradients.step_counter import StepCounter
 from hvdtrain.streams import Streams
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
 from hvdtrain.torch.gradients.settings import ParameterSettings
@@ -33,7 +34,7 @@ class Weights:
 
     Attributes:
         sample_weight: number of samples of this rank in each of the next steps; None if unknown.
-        steps: number of steps that the program has completed.
+        counter: counts the steps of this rank.
     """
 
     def __init__(
@@ -45,9 +46,8 @@ class Weights:
         self._optimizer, self._named, self._settings = optimizer, list(parameters), settings
         self._parameters = [parameter for _, parameter in parameters]
         self.sample_weight: float | None = None
-        self.steps = 0
+        self.counter = StepCounter()
         self._samples_per_step: float | None = None
-        self.begin_anew()
         self._make_plan()
 
     def _make_plan(self) -> None:
@@ -55,17 +55,6 @@ class Weights:
         self._buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
         self._buckets.reducer.rate = partial(rate_of, self._optimizer)
-
-    def begin_anew(self) -> None:
-        """Note that the weights of all ranks are equal now (local)."""
-        self._begun = False
-        self._steps_since_exchange = self._local_steps = 0
-        self._samples = 0.0
-
-    @property
-    def synchronized(self) -> bool:
-        """Whether this rank has taken no step since the weights of all were equal."""
-        return self._local_steps == 0
 
     def before_step(self) -> None:
         """Prepare for a step (local; collective before the first one if samples are counted)."""
@@ -76,34 +65,27 @@ class Weights:
 
     def _begin(self) -> None:
         """Pass the weights that all ranks have in common to the exchange, if new (local)."""
-        if not self._begun:
+        if not self.counter.begun:
             for bucket, streams in self._filled():
                 filled = partial(self._buckets.exchange.begin, bucket)
                 _, read = streams.run_after(streams.mark(), filled)
                 streams.wait(read)
-            self._begun = True
+            self.counter.begun = True
 
     def after_step(self) -> None:
         """Count a step, and exchange the weights if the exchange is due (collective if so)."""
-        self._steps_since_exchange += 1
-        self._local_steps += 1
-        self._samples += 1.0 if self.sample_weight is None else self.sample_weight
-        steps = LocalSteps(
-            self._steps_since_exchange,
-            self._samples_per_step,
-            self.steps + 1,
-            rate_of(self._optimizer),
+        steps = self.counter.count(
+            self.sample_weight, rate_of(self._optimizer), self._samples_per_step
         )
         if self._buckets.exchange.due(steps):
-            self._exchange(flush=False, weight=self._samples)
-        self.steps += 1
+            self._exchange(flush=False, weight=self.counter.samples)
 
     def flush(self) -> None:
         """Make the weights of all ranks equal now (collective).
 
         A rank that is at its end earlier than others takes part in their exchanges until then.
         """
-        while not self._exchange(flush=True, weight=self._samples).flush:
+        while not self._exchange(flush=True, weight=self.counter.samples).flush:
             pass
 
     def _follow_dtypes(self) -> None:
@@ -119,9 +101,9 @@ class Weights:
         self._follow_dtypes()
         self._begin()
         some, reducer = self._buckets.exchange.partial, self._buckets.reducer
-        reducer.weight, reducer.steps = weight, self.steps
+        reducer.weight, reducer.steps = weight, self.counter.steps
         step = reducer.step
-        step.flush, step.local_steps = flush, self._local_steps
+        step.flush, step.local_steps = flush, self.counter.local_steps
         try:
             for bucket, _ in self._filled():
                 for index in bucket.layout.parameters:
@@ -133,12 +115,10 @@ class Weights:
             reducer.forget()
         reducer.count_step()
         assert step.info is not None
-        self._steps_since_exchange = 0
+        self.counter.end_exchange(step.info, some)
         if self.sample_weight is not None and step.info.total:
             steps = step.info.local_steps or step.info.size
             self._samples_per_step = step.info.total * step.info.size / steps
-        if step.info.flush or not some:
-            self.begin_anew()
         if step.info.drifted and self._buckets.exchange.resets_optimizer:
             for parameter in self._parameters:
                 self._optimizer.state.pop(parameter, None)

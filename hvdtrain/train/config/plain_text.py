@@ -1,4 +1,4 @@
-"""Values parsed from text that a user wrote, in files or on the command line. Pure functions."""
+"""Values parsed from text that a user wrote, and words for messages. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["did_you_mean", "read_text", "shorten"]
+__all__ = ["counted", "did_you_mean", "read_text", "shorten"]
 
 # Some parsers read numbers with leading zeros as octal, others as decimal.
 _INTEGER = re.compile(r"[+-]?(0|[1-9](_?[0-9])*)")
@@ -63,6 +63,16 @@ def shorten(value: Any) -> str:
     """Return the repr of a value for error messages, cut to a length that fits a line."""
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 4]} ..."
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a number with a noun that goes with it: "1 epoch", "2 epochs", "0.5 epochs".
+
+    Args:
+        number: number, which is rounded to five decimals.
+        noun: noun in the singular, whose plural ends in s.
+    """
+    return f"{round(number, 5):.15g} {noun}{'' if number == 1 else 's'}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

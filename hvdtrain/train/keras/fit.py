@@ -10,11 +10,12 @@ import numpy as np
 
 from hvdtrain.data.sampling.seeds import seed_generators, step_seed
 from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.keras.tensors.types import Tensor
 from hvdtrain.train.keras.sample_reader import SampleReader
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
 
-__all__ = ["BatchDataset", "StepCallback", "StepPlanSchedule"]
+__all__ = ["BatchDataset", "StepCallback", "StepPlanSchedule", "counted_samples"]
 
 
 class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
@@ -27,7 +28,7 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
         rows: samples in each batch of this rank, padding included.
         epoch: epoch, counted from 0.
         scale: factor of the weights of samples, which are otherwise one over the number of samples
-            of all ranks in their batch.
+            of all ranks in their batch; None for one over that of this rank alone.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
         batches: Sequence[Indices],
         rows: int,
         epoch: int,
-        scale: float = 1.0,
+        scale: float | None = 1.0,
     ) -> None:
         super().__init__()
         self._reader, self._step_plan, self._epoch = reader, step_plan, epoch
@@ -49,17 +50,29 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
     def __getitem__(self, number: int) -> tuple[Array, Array, Array]:
         """Return inputs [rows, ...], targets [rows, ...] and sample weights [rows]."""
         rows, counted = self._step_plan.padded(self._batches[number], self._rows)
-        weights = self._scale * counted / len(self._batches[number])
         inputs, targets = self._reader.read(rows, self._epoch)
-        return inputs, targets, weights.astype(self._step_plan.options.dtype)
+        return inputs, targets, self._weights(self._batches[number], counted)
+
+    def _weights(self, batch: Indices, counted: Array) -> Array:
+        """Return the weights of this rank's samples, [rows]; padding has weight 0."""
+        factor = 1 / max(1, counted.sum()) if self._scale is None else self._scale / len(batch)
+        weights: Array = (factor * counted).astype(self._step_plan.options.dtype)
+        return weights
 
     def joined(self) -> dict[str, Array | int]:
         """Return all batches in one piece as arguments of `fit`, which is faster that way."""
         parts = [self._step_plan.padded(batch, self._rows) for batch in self._batches]
-        counts = np.repeat([len(batch) for batch in self._batches], self._rows)
         inputs, targets = self._reader.read(np.concatenate([rows for rows, _ in parts]))
-        weights = self._scale * np.concatenate([counted for _, counted in parts]) / counts
+        pairs = zip(self._batches, parts, strict=True)
+        weights = np.concatenate([self._weights(batch, counted) for batch, (_, counted) in pairs])
         return {"x": inputs, "y": targets, "sample_weight": weights, "batch_size": self._rows}
+
+
+def counted_samples(batch: Sequence[Tensor]) -> Tensor:
+    """Return the number of samples of a batch of BatchDataset that are not padding."""
+    *_, weights = batch
+    counted: Tensor = keras.ops.sum(keras.ops.cast(keras.ops.greater(weights, 0), "float32"))
+    return counted
 
 
 class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import keras
 import numpy as np
 
 import hvdtrain.keras as hvd
 from hvdtrain.data.dataset import Samples
+from hvdtrain.train.keras.distributed import (
+    compile_model,
+    distributed_optimizer,
+    sample_scale,
+)
 from hvdtrain.train.keras.fit import BatchDataset, StepCallback, StepPlanSchedule
 from hvdtrain.train.keras.metrics import KerasMetricSums, KerasMetricValue, sum_over_samples
 from hvdtrain.train.keras.sample_reader import SampleReader
@@ -19,7 +23,6 @@ from hvdtrain.train.loop.gather import predict_on_all_ranks, split_samples
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.totals import Totals, Values
-from hvdtrain.train.optimizers.make_keras import keras_optimizer
 from hvdtrain.train.recipes.recipe import Recipe
 
 __all__ = ["KerasLoop"]
@@ -32,8 +35,9 @@ class KerasLoop:
 
     Every batch of a rank has the same number of samples, so that a step is compiled once. Padding
     has weight 0. The other samples weigh one over the number of samples of all ranks in their
-    step, so that the sum over ranks is the gradient of the mean. For an exchange of the user's
-    choice they weigh as many times more as there are ranks, because exchanges take the average.
+    step, so that the sum over ranks is the gradient of the mean. For an exchange of gradients they
+    weigh as many times more as there are ranks, because exchanges take the average. If ranks
+    exchange weights, a rank steps on the mean of its own samples, and counts with their number.
 
     Args:
         recipe: model, data, loss, optimizer and metrics.
@@ -49,15 +53,9 @@ class KerasLoop:
     def __init__(self, recipe: Recipe, step_plan: StepPlan) -> None:
         self._step_plan, self._model = step_plan, recipe.model
         self._schedule = StepPlanSchedule(step_plan)
-        exchange = step_plan.options.make_exchange()
-        self._scale = 1.0 if exchange is None else float(step_plan.topology.size)
-        self._optimizer = hvd.DistributedOptimizer(
-            self._plain_optimizer(recipe),
-            op=hvd.Sum if exchange is None else hvd.Average,
-            exchange=exchange,
-        )
-        self._optimizer.build(self._model.trainable_variables)
         options = step_plan.options
+        self._optimizer = distributed_optimizer(recipe, options, self._schedule)
+        self._scale = sample_scale(self._optimizer, step_plan.topology.size)
         self._train_reader = SampleReader(recipe.train, options.dtype, options.seed, recipe.augment)
         self._in_memory = isinstance(recipe.train, Samples) and recipe.augment is None
         self._test_reader: SampleReader | None = None
@@ -76,12 +74,7 @@ class KerasLoop:
             int(np.prod(variable.shape)) * np.dtype(variable.dtype).itemsize
             for variable in self._model.trainable_variables
         )
-        self._model.compile(self._optimizer, loss, weighted_metrics=[self._sums])
-
-    def _plain_optimizer(self, recipe: Recipe) -> keras.optimizers.Optimizer:
-        if recipe.optimizer is not None:
-            return recipe.optimizer(self._schedule)
-        return keras_optimizer(self._step_plan.options, self._schedule)
+        compile_model(self._model, self._optimizer, loss, self._sums)
 
     @property
     def lr(self) -> float:
@@ -97,10 +90,12 @@ class KerasLoop:
     @property
     def synchronized(self) -> bool:
         """Whether the weights of all ranks are equal at this step."""
-        return True
+        equal: bool = self._optimizer.synchronized
+        return equal
 
     def synchronize(self) -> None:
-        """Average the statistics that forward passes have changed on each rank (collective)."""
+        """Make weights equal, and average the statistics of forward passes (collective)."""
+        self._optimizer.flush()
         self.state.average_statistics()
 
     @property
@@ -111,7 +106,9 @@ class KerasLoop:
         """Return the state of the exchange on all ranks, on rank 0 (collective)."""
         if self._step_plan.options.make_exchange() is None:
             return None
-        return gather_record(self._optimizer.exchange_state(), {})
+        local = self._optimizer.exchanges_weights
+        own = self.state.optimizer_arrays() if local else {}
+        return gather_record(self._optimizer.exchange_state(), own)
 
     def restore_exchange(self, record: ExchangeRecord | None) -> str:
         """Restore the state of the exchange, and return what is lost (collective)."""
@@ -119,6 +116,8 @@ class KerasLoop:
         restored, lost = scatter_record(record, None if exchange is None else exchange.spec)
         if restored is not None:
             self._optimizer.load_exchange_state(restored.saved)
+            if restored.optimizer:
+                self.state.load_optimizer(restored.optimizer)
         return lost
 
     def bucket_plan(self) -> None:
@@ -195,4 +194,4 @@ class KerasLoop:
 
     def checksums(self) -> Mapping[str, int]:
         """Return a checksum of everything that must be equal on all ranks, by name (local)."""
-        return self.state.checksums()
+        return self.state.checksums(with_optimizer=not self._optimizer.exchanges_weights)

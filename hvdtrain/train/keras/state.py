@@ -61,10 +61,7 @@ class KerasTrainingState:
 
     def snapshot(self) -> KerasSnapshot:
         """Return the current state (local)."""
-        arrays = {
-            "model": self.weights(),
-            "optimizer": _arrays(self._optimizer.variables),
-        }
+        arrays = {"model": self.weights(), "optimizer": self.optimizer_arrays()}
         own = {part: {n: a.copy() for n, a in named.items()} for part, named in arrays.items()}
         return KerasSnapshot({**own, "counters": self.counters()})
 
@@ -78,12 +75,17 @@ class KerasTrainingState:
             if array.dtype.kind == "f":
                 variable.assign(hvd.allreduce(array.copy(), name=f"statistics.{number}"))
 
-    def checksums(self) -> dict[str, int]:
+    def checksums(self, with_optimizer: bool = True) -> dict[str, int]:
         """Return the checksums of trained weights and optimizer variables by name (local).
 
         Others, such as the statistics of batch normalization, differ between ranks.
+
+        Args:
+            with_optimizer: False if ranks have different optimizer states.
         """
-        parts = {"weight": self._model.trainable_variables, "optimizer": self._optimizer.variables}
+        parts = {"weight": self._model.trainable_variables}
+        if with_optimizer:
+            parts["optimizer"] = self._optimizer.variables
         return {
             f"{part} {v.path!r}": array_checksum(keras.ops.convert_to_numpy(v))
             for part, variables in parts.items()
@@ -114,13 +116,23 @@ class KerasTrainingState:
             shape = saved[variable.path].shape
             if shape != tuple(variable.shape):
                 raise ValueError(f"its {variable.path} has shape {shape}")
-        for variables, arrays in (
-            (self._model.weights, content["model"]),
-            (self._optimizer.variables, saved),
-        ):
-            for variable in variables:
-                variable.assign(arrays[variable.path])
+        for variable in self._model.weights:
+            variable.assign(content["model"][variable.path])
+        self.load_optimizer(saved)
         self._set_counters(counters)
+
+    def optimizer_arrays(self) -> dict[str, Array]:
+        """Return the variables of the optimizer by their paths (local)."""
+        return _arrays(self._optimizer.variables)
+
+    def load_optimizer(self, saved: Mapping[str, Array]) -> None:
+        """Restore the variables of the optimizer (local).
+
+        Args:
+            saved: result of optimizer_arrays().
+        """
+        for variable in self._optimizer.variables:
+            variable.assign(saved[variable.path])
 
     def _generators(self) -> list[Any]:
         """Return the states [seed, counter] of the model's SeedGenerators, in the model's order."""

@@ -50,6 +50,8 @@ def on_this_rank() -> Iterator[None]:
     """
     try:
         yield
+    except OneRankError:
+        raise
     except UsageError as error:
         if context.current().topology.size == 1:
             raise

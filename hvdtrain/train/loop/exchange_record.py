@@ -11,7 +11,8 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.core import context
 from hvdtrain.core.exchanges.saved import SavedExchange
-from hvdtrain.core.objects import broadcast_object
+from hvdtrain.core.objects import broadcast_object, gather_object
+from hvdtrain.train.config.plain_text import counted
 
 __all__ = [
     "ExchangeRecord",
@@ -59,14 +60,9 @@ def gather_record(saved: SavedExchange, optimizer: Mapping[Any, Any]) -> Exchang
         saved: state of the exchange on this rank.
         optimizer: state of this rank's optimizer; empty if it is equal on all ranks.
     """
-    topology = context.current().topology
     mine = RankState(own=saved["own"], optimizer=optimizer)
-    ranks = []
-    for root_rank in range(topology.size):  # one after the other, for the memory of all but rank 0
-        state = broadcast_object(mine, root_rank, name=f"exchange of rank {root_rank}")
-        if topology.rank == 0:
-            ranks.append(state)
-    if topology.rank:
+    ranks = gather_object(mine, name="exchange")
+    if ranks is None:
         return None
     return ExchangeRecord(
         spec=saved["spec"], steps=saved["steps"], shared=saved["shared"], ranks=ranks
@@ -142,8 +138,8 @@ def lost_text(header: RecordHeader | None, spec: str | None, size: int) -> str:
     if header is None or header.size == size or not header.alone:
         return ""
     return (
-        f"the checkpoint is one of {header.size} ranks, and there are {size} now: what each rank "
-        f"kept for exchange {spec!r} begins anew"
+        f"the checkpoint is one of {counted(header.size, 'rank')}, and this run has {size}: what "
+        f"each rank kept for exchange {spec!r} begins anew"
     )
 
 

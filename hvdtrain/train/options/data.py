@@ -26,7 +26,9 @@ class DataOptions(OptionGroup):
     title = "Data"
 
     epochs: int = option(
-        15, "Passes over the training data, from the very first start on.", check=at_least(1)
+        15,
+        "Passes over the training data in total, those before a resume included.",
+        check=at_least(1),
     )
     batch_size: int | None = option(
         None,
@@ -35,21 +37,23 @@ class DataOptions(OptionGroup):
         check=at_least(1),
     )
     global_batch_size: int | None = option(
-        None, "Samples of all ranks per step, instead.", check=at_least(1)
+        None, "Samples of all ranks per step, instead of --batch-size.", check=at_least(1)
     )
     accumulate: int = option(
-        1, "Backward passes per step, whose gradients are added up.", check=at_least(1)
+        1, "Backward passes per step, whose gradients are accumulated.", check=at_least(1)
     )
     virtual_shards: int | None = option(
         None,
-        "Parts of a batch: the same bits on 1, 2, 4 ... ranks, see docs/numerics.md.",
+        "Parts of each batch, for the same bits on 1, 2, 4 ... ranks, see docs/numerics.md.",
         check=at_least(1),
     )
     workers: int = option(
-        0, "Processes of each rank that load samples; 0: none.", check=at_least(0)
+        0, "Processes per rank that load samples; 0: the rank loads them itself.", check=at_least(0)
     )
     seed: int = option(
-        0, "Of the first weights, the order of the samples and all chance.", check=_check_seed
+        0,
+        "Seed of the initial weights, the order of samples and all other randomness.",
+        check=_check_seed,
     )
 
     def check(self) -> None:

@@ -22,20 +22,20 @@ class DeviceOptions(OptionGroup):
 
     engine: str = option(
         "auto",
-        "What moves the gradients, see docs/engines.md; "
-        "auto: nccl if each rank has a GPU; else mpi, under torchrun gloo.",
+        "Library that communicates, see docs/engines.md; auto: nccl if each rank has a GPU, "
+        "otherwise mpi, or gloo under torchrun.",
         choices=ENGINES,
     )
     device: str = option(
-        "auto", "cuda: one GPU for each local rank; auto: where there is one.", choices=DEVICES
+        "auto", "cuda: one GPU for each local rank; auto: GPUs if there are any.", choices=DEVICES
     )
     gpu_map: str | None = option(
         None,
-        "Which GPU each local rank takes, as 3,2,1,0.",
+        "GPU of each local rank, such as 3,2,1,0.",
         metavar="I,J,...",
         unset="the local rank",
     )
-    share_gpus: bool = option(False, "Ranks may take the same GPU.")
+    share_gpus: bool = option(False, "Let several ranks use the same GPU.")
 
     def check(self) -> None:
         """Check that the options of this group go together."""

@@ -18,16 +18,16 @@ class EvaluationOptions(OptionGroup):
 
     evaluate_every: str = option(
         "1 epoch",
-        "When to evaluate on the test samples: '100 steps', '1 epoch'.",
+        "How often to evaluate on the test samples: '100 steps', '1 epoch'.",
         metavar="INTERVAL",
         check=every,
     )
     best: str = option(
         "loss",
-        "The metric of the test samples that says which checkpoint is the best.",
+        "Test metric that decides which checkpoint is the best.",
         metavar="METRIC",
         check=not_empty,
     )
     early_stop: int | None = option(
-        None, "Stop after so many evaluations without a better one.", check=at_least(1)
+        None, "Stop after this many evaluations without a new best.", check=at_least(1)
     )

@@ -40,13 +40,15 @@ class ExchangeOptions(OptionGroup):
 
     exchange: str = option(
         _DEFAULT,
-        "What ranks send one another, see docs/exchanges.md; 'hvdtrain exchanges' lists them.",
+        "How ranks combine gradients or weights, see docs/exchanges.md; 'hvdtrain exchanges' lists "
+        "them.",
         metavar="NAME[:KEY=VALUE,...]",
         check=_check_exchange,
     )
     strategy: str = option(
         ALLREDUCE,
-        "allreduce, or ps:servers=1,mode=async, see docs/exchanges/parameter-server.md.",
+        "allreduce, or a parameter server such as ps:servers=1,mode=async, see "
+        "docs/exchanges/parameter-server.md.",
         metavar="NAME[:KEY=VALUE,...]",
         check=_check_strategy,
     )
@@ -91,13 +93,7 @@ def require_exchange_takes(
     """
     if exchange is None:
         return
-    weights = exchange.kind is Kind.WEIGHTS
-    name, (framework, _) = values["exchange"][0], values["framework"]
-    if weights and framework != "torch":
-        raise UsageError(
-            f"--exchange {name} exchanges weights, which goes with --framework torch only, got "
-            f"--framework {framework}"
-        )
+    weights, name = exchange.kind is Kind.WEIGHTS, values["exchange"][0]
     for option_name, refused, reason in _NO_EXCHANGE + _NO_WEIGHTS * weights:
         value, default = values[option_name]
         if value == refused or (refused is _ANY and value != default):

@@ -25,11 +25,11 @@ class OptimisationOptions(OptionGroup):
 
     title = "Optimisation"
 
-    optimizer: str = option("sgd", "What changes the weights.", choices=OPTIMIZERS)
+    optimizer: str = option("sgd", "Optimizer that updates the weights.", choices=OPTIMIZERS)
     lr: float | None = option(
         None, "Learning rate for one rank.", unset=_DEFAULT_LR_TEXT, check=positive
     )
-    momentum: float = option(SGD_MOMENTUM, "Of sgd and lars.", check=between_0_and_1)
+    momentum: float = option(SGD_MOMENTUM, "Momentum of sgd and lars.", check=between_0_and_1)
     weight_decay: float | None = option(
         None,
         "Weight decay.",
@@ -37,11 +37,13 @@ class OptimisationOptions(OptionGroup):
         check=not_negative,
     )
     clip_norm: float | None = option(
-        None, "Most that the norm of the reduced gradient may be; more is scaled.", check=positive
+        None,
+        "Maximum norm of the reduced gradient, to which larger ones are scaled.",
+        check=positive,
     )
     ema: float | None = option(
         None,
-        "Evaluate and keep the moving average of the weights, with this decay, as 0.999.",
+        "Decay of a moving average of the weights, such as 0.999, which is evaluated and saved.",
         check=between_0_and_1,
     )
 

@@ -20,13 +20,13 @@ class PrecisionOptions(OptionGroup):
 
     title = "Precision"
 
-    dtype: str = option("float32", "Type of weights and arithmetic.", choices=DTYPES)
+    dtype: str = option("float32", "Data type of weights and arithmetic.", choices=DTYPES)
     amp: str = option(
-        "none", "Mixed precision: what products of matrices are computed in.", choices=PRECISIONS
+        "none", "Mixed precision: the data type of matrix products.", choices=PRECISIONS
     )
     compile: str | None = option(
         None,
-        "Compile the model by this backend of torch.compile, as inductor.",
+        "Compile the model with this backend of torch.compile, such as inductor.",
         metavar="BACKEND",
         check=not_empty,
     )

@@ -25,18 +25,18 @@ class SavingOptions(OptionGroup):
     )
     resume: str = option(
         "never",
-        "Go on from the newest good checkpoint in --out (auto), or from a checkpoint's path.",
+        "Resume from the newest intact checkpoint in --out (auto), or from one at a path.",
         metavar="[never|auto|PATH]",
         check=not_empty,
     )
     checkpoint_every: str = option(
         "1 epoch",
-        "When to save: '5 steps', '10 minutes', '1 epoch'.",
+        "How often to save: '5 steps', '10 minutes', '1 epoch'.",
         metavar="INTERVAL",
         check=every,
     )
     keep_checkpoints: int = option(
-        3, "How many of the newest stay; the best one stays, too.", check=at_least(1)
+        3, "Number of newest checkpoints to keep; the best one is kept as well.", check=at_least(1)
     )
 
     def check(self) -> None:

@@ -26,18 +26,22 @@ class ScheduleOptions(OptionGroup):
 
     title = "Learning rate over time"
 
-    lr_scaling: str = option("linear", "How it grows with the ranks.", choices=SCALINGS)
+    lr_scaling: str = option(
+        "linear", "How the learning rate grows with the ranks.", choices=SCALINGS
+    )
     warmup_epochs: float = option(
-        5.0, "Epochs from the rate for one rank to the scaled one.", check=not_negative
+        5.0, "Epochs in which it rises from the rate for one rank.", check=not_negative
     )
-    schedule: str = option("constant", "How it falls after the warm-up.", choices=SCHEDULES)
+    schedule: str = option("constant", "How it decays after the warm-up.", choices=SCHEDULES)
     milestones: str = option(
-        "", "Of step: the epochs after which it falls, as 30,60,80.", metavar="E,F,..."
+        "", "For step: the epochs after which it decays, such as 30,60,80.", metavar="E,F,..."
     )
-    decay: float = option(0.1, "Of step: the factor at each milestone.", check=positive)
-    power: float = option(1.0, "Of polynomial: the exponent; 1: a straight line.", check=positive)
+    decay: float = option(0.1, "For step: its factor at each milestone.", check=positive)
+    power: float = option(1.0, "For polynomial: the exponent; 1: a straight line.", check=positive)
     final_lr: float = option(
-        0.0, "Of cosine and polynomial: where it ends, for all ranks.", check=not_negative
+        0.0,
+        "For cosine and polynomial: the final rate, not scaled by the ranks.",
+        check=not_negative,
     )
 
     def check(self) -> None:
@@ -56,4 +60,4 @@ class ScheduleOptions(OptionGroup):
                     f"only, got --schedule {self.schedule}"
                 )
         if self.schedule == "step" and not parse_milestones(self.milestones):
-            raise UsageError("--schedule step needs --milestones, the epochs, as 30,60,80")
+            raise UsageError("--schedule step needs --milestones, the epochs, such as 30,60,80")

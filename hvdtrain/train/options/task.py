@@ -53,21 +53,21 @@ class TaskOptions(OptionGroup):
 
     recipe: str = option(
         "digits",
-        f"The model and its data: {', '.join(RECIPES)}, or a function in a file of yours.",
+        f"Model and data to train: {', '.join(RECIPES)}, or a function in your own file.",
         metavar="NAME|FILE.py[:FUNCTION]",
     )
     set: Mapping[str, Any] = option(
         {},
-        "An argument of the recipe's function; may be given several times.",
+        "Argument of the recipe's function; may be given several times.",
         metavar="NAME=VALUE",
     )
-    data_dir: Path | None = option(None, "Where the recipe's data is.", metavar="DIR")
+    data_dir: Path | None = option(None, "Directory of the recipe's data.", metavar="DIR")
     framework: str = option(
-        "torch", "Which framework trains.", choices=FRAMEWORKS, check=_check_framework
+        "torch", "Framework that trains the model.", choices=FRAMEWORKS, check=_check_framework
     )
     backend: str | None = option(
         None,
-        "What Keras runs on.",
+        "Backend of Keras.",
         choices=BACKENDS,
         unset="$KERAS_BACKEND, or tensorflow",
     )

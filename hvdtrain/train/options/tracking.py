@@ -27,26 +27,26 @@ class TrackingOptions(OptionGroup):
 
     track: str = option(
         "",
-        f"Who is told, beside metrics.jsonl: some of {', '.join(TRACKERS)}.",
+        f"Trackers to report to, beside metrics.jsonl: any of {', '.join(TRACKERS)}.",
         metavar="NAME,...",
     )
     tracking_uri: str | None = option(
         None,
-        "Of MLflow: a server, or sqlite:///FILE.",
+        "MLflow's tracking server, or sqlite:///FILE.",
         metavar="URI",
         unset="as MLflow decides",
         check=not_empty,
     )
     experiment: str | None = option(
         None,
-        "Of MLflow, or the project of W&B.",
+        "Experiment of MLflow, or project of W&B.",
         metavar="NAME",
         unset="hvdtrain",
         check=not_empty,
     )
     run_name: str | None = option(
         None,
-        "Of this run in MLflow and W&B.",
+        "Name of this run in MLflow and W&B.",
         metavar="NAME",
         unset="that of --out",
         check=not_empty,

@@ -20,17 +20,17 @@ class MonitoringOptions(OptionGroup):
 
     log_every: int | None = option(
         None,
-        "Steps from one line of steps.jsonl to the next.",
+        "Steps between two lines of steps.jsonl.",
         unset="torch 50, else once an epoch",
         check=at_least(1),
     )
     watch_every: int | None = option(
         None,
-        "Steps between comparisons of all ranks' weights; 0: never.",
+        "Steps between two comparisons of all ranks' weights; 0: never.",
         unset="torch 100, else once an epoch",
         check=at_least(0),
     )
     non_finite: str = option(
-        "stop", "What to do about a loss or gradient that is not finite.", choices=NON_FINITE
+        "stop", "What to do if a loss or gradient is not finite.", choices=NON_FINITE
     )
     quiet: bool = option(False, "Print nothing but errors.")

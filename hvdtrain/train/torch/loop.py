@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.data.sampling.seeds import seed_generators, step_seed
-from hvdtrain.errors import TrainingError
 from hvdtrain.train.loop.exchange_record import ExchangeRecord, gather_record, scatter_record
 from hvdtrain.train.loop.gather import predict_on_all_ranks
 from hvdtrain.train.loop.protocol import Array
@@ -23,18 +21,14 @@ from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.checksums import torch_checksums
 from hvdtrain.train.torch.device import move_to
 from hvdtrain.train.torch.distributed import distributed_optimizer
-from hvdtrain.train.torch.evaluation import (
-    TorchEvaluation,
-    as_array,
-    call_model,
-    own_chunks,
-)
+from hvdtrain.train.torch.evaluation import TorchEvaluation, as_array, own_chunks
+from hvdtrain.train.torch.forward import ForwardPass, Precision
 from hvdtrain.train.torch.metrics import TorchMetricSums
-from hvdtrain.train.torch.model import average_model_buffers, compile_model, require_scalar
-from hvdtrain.train.torch.non_finite import ADVICE, left_out_text, non_finite_cause
+from hvdtrain.train.torch.model import average_model_buffers
+from hvdtrain.train.torch.non_finite_policy import NonFinitePolicy
 from hvdtrain.train.torch.sources import Batch, Step, make_source
 from hvdtrain.train.torch.state import TorchTrainingState
-from hvdtrain.train.torch.update import Precision, Updater
+from hvdtrain.train.torch.update import Updater
 
 __all__ = ["TorchLoop"]
 
@@ -62,14 +56,12 @@ class TorchLoop:
         dtype = getattr(torch, options.dtype)
         self._move = partial(move_to, device=device, dtype=dtype)
         self._model = recipe.model.to(device, dtype)
-        self._forward = self._model
-        if options.compile is not None:
-            self._forward = compile_model(self._model, options.compile)
+        precision = Precision(options.amp, device)
+        self._forward = ForwardPass(self._model, recipe.loss, precision, options.compile)
         self._optimizer = self._make_optimizer()
         # Groups with learning rates of their own keep them in proportion to the first group's.
         rates = [group["lr"] for group in self._optimizer.param_groups]
         self._lr_ratios = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
-        precision = Precision(options.amp, device)
         self._updater = Updater(
             self._model, self._optimizer, precision, options.clip_norm, options.ema
         )
@@ -85,7 +77,7 @@ class TorchLoop:
         self._evaluation = self._make_evaluation()
         self._feed: Iterator[tuple[Step, list[Batch]]] = iter(())
         self._position, self._step_number = (-1, 0), 0
-        self._left_out = 0
+        self._non_finite = NonFinitePolicy(options.non_finite, step_plan.topology.rank)
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
 
@@ -99,9 +91,13 @@ class TorchLoop:
         source = make_source(
             recipe.test, self._move, options.seed, options.workers, None, recipe.collate
         )
-        topology = self._step_plan.topology
         return TorchEvaluation(
-            source, len(recipe.test), topology, self._mean_loss, recipe.metrics, self._device
+            source,
+            len(recipe.test),
+            self._step_plan.topology,
+            self._forward.mean_loss,
+            recipe.metrics,
+            self._device,
         )
 
     @property
@@ -143,7 +139,7 @@ class TorchLoop:
             if not go_on():
                 break
         if self._exchanges_weights:
-            self._report_left_out()
+            self._non_finite.report_left_out(self._step_number)
         return self._sums.reduce()
 
     def _set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -213,7 +209,7 @@ class TorchLoop:
         """Return loss and metrics of all test samples, each seen by one rank (collective)."""
         if self._evaluation is None:
             return {}
-        return self._evaluation.values(self._evaluation_forward())
+        return self._evaluation.values(self._forward.in_evaluation(self._updater.averaged))
 
     def predict(self, inputs: Array) -> Array:
         """Return the outputs of the model, the same on every rank (collective).
@@ -224,7 +220,8 @@ class TorchLoop:
         Raises:
             UsageError: the model does not accept them.
         """
-        tensor, forward = self._move(torch.from_numpy(inputs)), self._evaluation_forward()
+        tensor = self._move(torch.from_numpy(inputs))
+        forward = self._forward.in_evaluation(self._updater.averaged)
         chunks = own_chunks(len(tensor), self._step_plan.topology)
 
         def outputs_of(rows: Array) -> Array:
@@ -233,24 +230,6 @@ class TorchLoop:
             return as_array(outputs)
 
         return predict_on_all_ranks([step.samples for step in chunks], outputs_of)
-
-    def _evaluation_forward(self) -> Callable[[Any], Any]:
-        """Return the forward pass in evaluation mode, of the averaged model if there is one."""
-        averaged = self._updater.averaged
-        model = self._model if averaged is None else averaged
-        model.eval()
-        forward = self._forward if averaged is None else averaged
-        return partial(self._outputs, forward)
-
-    def _outputs(self, forward: Callable[..., Any], inputs: Any) -> Any:
-        with self._updater.precision.autocast():
-            return call_model(forward, inputs)
-
-    def _mean_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        with self._updater.precision.autocast():
-            loss: torch.Tensor = self._recipe.loss(outputs, targets)
-        require_scalar(loss)
-        return loss
 
     def _step(self, step: Step, batches: list[Batch]) -> None:
         """Take one optimizer step (collective)."""
@@ -262,9 +241,11 @@ class TorchLoop:
         self.state.settle()
         update = self._updater.step()
         if update.fault:
-            self._handle_non_finite(step, batches)
+            present = [batch for batch in batches if batch.inputs is not None]
+            losses = [partial(self._loss, step, batch, counted=False) for batch in present]
+            self._non_finite.handle(step.number + 1, self._model, losses)
         elif self._optimizer.exchanges_weights:
-            self._left_out += update.skipped
+            self._non_finite.count_left_out(update.skipped)
 
     def _backward(self, step: Step, batches: list[Batch]) -> None:
         self._updater.begin([len(batch.microbatch.samples) for batch in batches])
@@ -289,41 +270,8 @@ class TorchLoop:
     def _loss(self, step: Step, batch: Batch, counted: bool = True) -> torch.Tensor:
         """Return the mean loss of a batch, and add it to the sums."""
         seed_generators(step_seed(self._step_plan.options.seed, step.number, batch.microbatch.key))
-        outputs = self._outputs(self._forward, batch.inputs)
-        loss = self._mean_loss(outputs, batch.targets)
+        outputs = self._forward.outputs(batch.inputs)
+        loss = self._forward.mean_loss(outputs, batch.targets)
         if counted:
             self._sums.add(outputs.detach(), batch.targets, loss, len(batch.microbatch.samples))
         return loss
-
-    def _report_left_out(self) -> None:
-        """Report the updates that ranks have left out since the last call (collective)."""
-        text = left_out_text(self._step_number, hvd.allgather_object(self._left_out, name="skips"))
-        self._left_out = 0
-        if text:
-            self._stop_or_warn(text)
-
-    def _stop_or_warn(self, text: str, consequence: str = "") -> None:
-        """Raise an error or warn, as --non-finite asks for.
-
-        Args:
-            text: what is not finite.
-            consequence: what the warning says beside it.
-
-        Raises:
-            TrainingError: --non-finite is "stop".
-        """
-        if self._step_plan.options.non_finite == "stop":
-            raise TrainingError(f"{text}. {ADVICE}")
-        if self._step_plan.topology.rank == 0:
-            print(f"hvdtrain: {text}{consequence}", file=sys.stderr, flush=True)
-
-    def _handle_non_finite(self, step: Step, batches: list[Batch]) -> None:
-        """Find what is not finite, and raise or warn as --non-finite asks for (collective).
-
-        Raises:
-            TrainingError: on every rank, --non-finite is "stop".
-        """
-        present = [batch for batch in batches if batch.inputs is not None]
-        losses = [partial(self._loss, step, batch, counted=False) for batch in present]
-        cause = non_finite_cause(step.number + 1, self._model, losses)
-        self._stop_or_warn(cause, "; the step is left out")

@@ -9,8 +9,9 @@ import torch
 
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.topology import format_ranks
+from hvdtrain.train.config.plain_text import counted
 
-__all__ = ["ADVICE", "left_out_text", "non_finite_cause", "non_finite_text"]
+__all__ = ["ADVICE", "Loss", "left_out_text", "non_finite_cause", "non_finite_text"]
 
 ADVICE = (
     "Lower --lr, lengthen --warmup-epochs, set --clip-norm, look at the samples of this step, or "
@@ -84,8 +85,8 @@ def left_out_text(step: int, counts: Sequence[int]) -> str:
     if not ranks:
         return ""
     return (
-        f"until step {step}: {sum(counts)} updates left out on {format_ranks(ranks)}, where the "
-        "gradient of the rank was not finite"
+        f"until step {step}: {counted(sum(counts), 'update')} left out on {format_ranks(ranks)}, "
+        "where the gradient of the rank was not finite"
     )
 
 

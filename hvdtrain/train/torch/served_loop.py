@@ -11,7 +11,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.point_to_point import open_point_to_point
 from hvdtrain.data.sampling.sharding import steps_per_epoch
-from hvdtrain.errors import OneRankError
+from hvdtrain.errors import OneRankTrainingError
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.totals import Totals
 from hvdtrain.train.parameter_server.protocol import (
@@ -180,7 +180,7 @@ class ServedLoop(TorchLoop):
     def _push(self, step: Step, samples: int) -> None:
         self._flat.read_gradients()
         if samples and not self._flat.gradients.isfinite().all():
-            raise OneRankError(
+            raise OneRankTrainingError(
                 f"step {step.number + 1}: the gradient of this rank is not finite. Lower --lr, "
                 "lengthen --warmup-epochs, or look at the samples of this step"
             )

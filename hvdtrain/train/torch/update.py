@@ -1,18 +1,18 @@
-"""One optimizer step with torch: mixed precision, clipping, skipping, averaged weights."""
+"""One optimizer step with torch: clipping, skipping, averaged weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hvdtrain.torch as hvd
+from hvdtrain.train.torch.forward import Precision
 
-__all__ = ["AMP", "Precision", "StepResult", "Updater", "clip_gradients", "total_norm"]
+__all__ = ["StepResult", "Updater", "clip_gradients", "total_norm"]
 
 # Below this scale, gradients that overflow would overflow without scaling as well.
 _SMALLEST_SCALE = 1.0
@@ -162,43 +162,6 @@ class Updater:
             return True
         finite = all(bool(loss.isfinite().all()) for loss in self.precision.losses)
         return not all(hvd.allgather_object(finite, name="finite losses"))
-
-
-AMP = ("none", "bf16", "fp16")
-
-_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Precision:
-    """Mixed precision: the types of operations; weights, gradients and optimizer state keep theirs.
-
-    Args:
-        amp: "none", "bf16" or "fp16".
-        device: device of the model.
-
-    Attributes:
-        scaler: scales losses, so that gradients do not underflow in float16; None except for fp16.
-        losses: losses that were scaled since the list was last cleared.
-    """
-
-    def __init__(self, amp: str, device: torch.device) -> None:
-        self._device, self._type = device.type, _TYPES.get(amp)
-        self.scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
-        self.losses: list[torch.Tensor] = []
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """Return the context for a forward pass and its loss, but not for backward."""
-        if self._type is None:
-            return nullcontext()
-        return torch.autocast(self._device, dtype=self._type)
-
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss to call backward() on."""
-        if self.scaler is None:
-            return loss
-        self.losses.append(loss.detach())
-        scaled: torch.Tensor = self.scaler.scale(loss)
-        return scaled
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:

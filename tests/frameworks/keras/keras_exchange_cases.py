@@ -24,7 +24,7 @@ from one_bit import OneBit
 from raising import raising
 
 import hvdtrain.keras as hvd
-from hvdtrain.core.exchanges.half_types import round_to_half, widen_half
+from hvdtrain.core.compression.half_types import round_to_half, widen_half
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.types import DType
 
@@ -153,6 +153,21 @@ def weights_after_local_steps() -> str:
     return digest(ends)
 
 
+def fragments_begin_with_the_last_average_of_a_warm_up() -> str:
+    """One step is averaged, and of the change in the next one half is kept."""
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.1),
+        exchange="diloco:steps=2,fragments=2,rate=0.5,momentum=0,warmup=1",
+    )
+    variables = stepped(optimizer, own, 2)
+    optimizer.flush()
+    half = stepped(
+        keras.optimizers.SGD(0.1), lambda step: [g * 0.5**step for g in mean_gradients(step)], 2
+    )
+    assert_close(variables, half, rtol=1e-5)
+    return digest(variables)
+
+
 class Weights(keras.callbacks.Callback):
     """Notes the weights before each validation and at the end of each epoch."""
 
@@ -202,6 +217,7 @@ def what_does_not_go_with_weights_is_refused() -> None:
 
 CASES = [
     weights_after_local_steps,
+    fragments_begin_with_the_last_average_of_a_warm_up,
     fit_shows_equal_weights_in_validation,
     what_does_not_go_with_weights_is_refused,
     half_types_by_name,

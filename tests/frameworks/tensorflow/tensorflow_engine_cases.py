@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 from tensorflow_ops_cases import expected, input_of
-from tensorflow_training_cases import OPTIMIZERS, assert_close, digest, train
+from tensorflow_training_cases import OPTIMIZERS, assert_close, digest, of_one_rank, train
 
 import hvdtrain.tensorflow as hvd
 from hvdtrain.core import context
@@ -50,7 +50,7 @@ def check_small_numbers() -> None:
 
 def engines_give_what_one_rank_gives() -> str:
     ends = []
-    want = train(OPTIMIZERS[1](), None)
+    want = of_one_rank(OPTIMIZERS[1])
     engines = [("mpi", {"HVDTRAIN_SHARED_MEMORY": "0"}), ("gloo", {})]
     for engine, settings in engines[: 2 if hvd.size() == 2 else 1]:  # gloo imports torch, for long
         begin_anew(engine, settings)

@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow_training_cases import STEPS, assert_close, batch, digest, initial, loss_of, train
+from tensorflow_training_cases import (
+    OPTIMIZERS,
+    STEPS,
+    assert_close,
+    batch,
+    digest,
+    initial,
+    loss_of,
+    of_one_rank,
+)
 
 import hvdtrain.tensorflow as hvd
 from hvdtrain.tensorflow.graph.threaded_calls import _Runs
@@ -146,7 +155,7 @@ def _alone_in_a_function(operation: Callable[[Any], Any], rows: int, want: Any) 
 
 def optimizers_give_what_one_rank_gives() -> str:
     ends, rank = [], hvd.rank()
-    want = train(tf.keras.optimizers.SGD(0.1), None)
+    want = of_one_rank(OPTIMIZERS[0])
     batches = [[tensor.numpy() for tensor in batch(step, rank)] for step in range(STEPS)]
     for passes in (1, 2):
         with graph():

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from shutil import rmtree
-from tempfile import mkdtemp
 
 import torch
 from exchange_formulas import BlockFormula, DiLoCoFormula, Flat, OfRanks, mean
-from torch import distributed
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer
 from torch_exchange_cases import backward, dense, flat, gradients, parameters, put, samples, wrapped
 from torch_training import Model, case, difference, momentum, refused
 
 import hvdtrain.torch as hvd
-from hvdtrain.core import context
 from hvdtrain.core.exchanges.catalog import make_exchange
-from hvdtrain.core.objects import broadcast_object
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -278,28 +271,6 @@ def a_switch_is_part_of_the_state() -> None:
     assert not resumed.exchanges_weights
     take_step(other, resumed, 0)
     check_equal(gradients(other))
-
-
-@case
-def averages_are_those_of_torchs_own_optimizer() -> None:
-    """Its first average comes after step warmup_steps, counted from 0."""
-    one_host = context.current().topology.local_size == hvd.size()
-    if torch.get_default_device().type != "cpu" or not one_host or distributed.is_initialized():
-        return
-    folder = broadcast_object(mkdtemp() if hvd.rank() == 0 else "", 0)
-    place = f"file://{folder}/ranks"
-    distributed.init_process_group("gloo", place, rank=hvd.rank(), world_size=hvd.size())
-    model, other = dense(), dense()
-    optimizer = wrapped(model, make_exchange("local:steps=2"))
-    averager = PeriodicModelAverager(period=2, warmup_steps=1)
-    peer = PostLocalSGDOptimizer(momentum(parameters(other)), averager)
-    for step in range(5):
-        for each, its_model in ((optimizer, model), (peer, other)):
-            backward(its_model, step, hvd.rank())
-            each.step()
-        assert difference(model, other) < 1e-12, step
-    distributed.destroy_process_group()
-    rmtree(folder, ignore_errors=True)
 
 
 @case

@@ -69,8 +69,8 @@ def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
 
 def plan_of(optimizer: hvd.DistributedOptimizer) -> BucketPlan:
     """Return how an optimizer's gradients are cut into buckets."""
-    assert optimizer._gradients is not None
-    return optimizer._gradients.plan
+    assert optimizer._exchanged.gradients is not None
+    return optimizer._exchanged.gradients.plan
 
 
 def train_alone(
@@ -144,8 +144,8 @@ def lie_in_engine_memory(
 
     On the host that is shared memory, if there are peers.
     """
-    assert optimizer._gradients is not None
-    ((device, memory),) = optimizer._gradients._buckets.memory.items()
+    assert optimizer._exchanged.gradients is not None
+    ((device, memory),) = optimizer._exchanged.gradients._buckets.memory.items()
     begin, nbytes = _extent(memory)
     if device == "cpu":
         lines = Path("/proc/self/maps").read_text().splitlines()

@@ -19,8 +19,9 @@ from hvdtrain.train.metrics import Gathered
 from hvdtrain.train.optimizers.lamb import Lamb
 from hvdtrain.train.optimizers.lars import Lars
 from hvdtrain.train.torch.checksums import torch_checksums
+from hvdtrain.train.torch.forward import Precision
 from hvdtrain.train.torch.non_finite import non_finite_cause
-from hvdtrain.train.torch.update import Precision, StepResult, Updater
+from hvdtrain.train.torch.update import StepResult, Updater
 
 CPU = torch.device("cpu")
 STEPS, DECAY = 4, 0.75

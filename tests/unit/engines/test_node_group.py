@@ -20,9 +20,10 @@ import pytest
 import torch
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.compiled import KernelError
 from hvdtrain.core.collectives.ordered import tree_sum
 from hvdtrain.engines.shared_memory import kernel as node_kernel
-from hvdtrain.engines.shared_memory.kernel import KernelError, load_kernel, open_kernel
+from hvdtrain.engines.shared_memory.kernel import load_kernel, open_kernel
 from hvdtrain.engines.shared_memory.memory import share_memory
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
 from hvdtrain.engines.shared_memory.system_errors import SystemFailure

@@ -105,7 +105,7 @@ def test_closing_lines_without_test_samples_and_before_the_end() -> None:
     best = {"name": "loss", "value": 0.25, "epoch": 1, "step": 45, "since": 2}
     early = replace(summary(["ab"]), final={}, ended="early stop", best=best)
     first, *_ = closing_lines(early, "runs/x", [])
-    assert first == "after 3 epochs, no better than loss 0.2500 after 1 epochs"
+    assert first == "after 3 epochs, no better than loss 0.2500 after 1 epoch"
 
 
 def test_only_the_rank_that_speaks_prints(capsys: pytest.CaptureFixture[str]) -> None:

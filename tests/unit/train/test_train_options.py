@@ -97,7 +97,6 @@ from hvdtrain.train.recipes import builtin as recipes
         ),
         ({"exchange": "adasum", "amp": "fp16"}, ["--amp fp16", "--exchange adasum", "bf16"]),
         ({"exchange": "adasum", "ema": 0.9}, ["--ema 0.9", "--exchange adasum"]),
-        ({"exchange": "adasum", "framework": "keras"}, ["weights", "--framework torch only"]),
         ({"amp": "fp8"}, ["--amp", "none, bf16, fp16", "'fp8'"]),
         ({"amp": "bf16", "dtype": "float64"}, ["--amp bf16", "--dtype float32", "float64"]),
         ({"compile": " "}, ["--compile", "must not be empty"]),

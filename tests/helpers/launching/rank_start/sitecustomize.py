@@ -7,10 +7,13 @@ Python imports this module at its start; see job.py.
   torch._meta_registrations, which only what compiles or exports needs.
 - Keras and TensorFlow find no packages that they import where they are and do without where they
   are not, which takes two seconds. Once they are imported, programs find these packages.
+- Imports leave no garbage: to look for it as often as Python does takes a fifth of the time that
+  TensorFlow needs.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +25,7 @@ from typing import Any
 _DYNAMO = "torch._dynamo"
 _REGISTRATIONS = "torch._meta_registrations"
 _DEFERRED = {_REGISTRATIONS, _DYNAMO}
-_BESIDE_KERAS = {"jax", "matplotlib", "sklearn"}
+_BESIDE_KERAS = {"jax", "matplotlib", "pandas", "sklearn"}
 
 
 class _Deferred(ModuleType):
@@ -103,3 +106,4 @@ class _Finder(MetaPathFinder):
 
 
 sys.meta_path.insert(0, _Finder())
+gc.set_threshold(50_000, 20, 20)

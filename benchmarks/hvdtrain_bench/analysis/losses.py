@@ -1,0 +1,90 @@
+"""Losses of exchanges, compared with those of the plain average seed by seed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import mean, median
+
+__all__ = ["Curve", "LossSummary", "compare_losses", "loss_after"]
+
+# Points of a training: steps, seconds of training, loss of the test samples.
+Curve = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class LossSummary:
+    """The losses that one exchange reaches on one task.
+
+    Attributes:
+        name: exchange, as text.
+        mean: mean of the last losses over the seeds.
+        low: lowest last loss of a seed.
+        high: highest last loss of a seed.
+        difference: mean difference from the base with the same seed; 0 for the base.
+        verdict: "within the seeds" if the mean lies between the lowest and the highest loss of
+            the base, otherwise "lower" or "higher".
+        equal_time: mean loss after the time that the fastest exchange needs for all steps.
+        seconds: median time of all steps.
+    """
+
+    name: str
+    mean: float
+    low: float
+    high: float
+    difference: float
+    verdict: str
+    equal_time: float
+    seconds: float
+
+
+def compare_losses(
+    curves: Mapping[str, Sequence[Curve]], base: str
+) -> tuple[float, list[LossSummary]]:
+    """Compare the curves of exchanges, one for each seed.
+
+    Args:
+        curves: curves by exchange and seed, all with the same steps and seeds.
+        base: exchange with which the others are compared.
+
+    Returns:
+        The seconds that the fastest exchange needs, and a summary for each exchange.
+    """
+    last = {name: [curve[-1][2] for curve in of_seeds] for name, of_seeds in curves.items()}
+    seconds = {name: median(curve[-1][1] for curve in of) for name, of in curves.items()}
+    shortest = min(seconds.values())
+    found = []
+    for name, losses in last.items():
+        pairs = zip(losses, last[base], strict=True)
+        summary = LossSummary(
+            name=name,
+            mean=mean(losses),
+            low=min(losses),
+            high=max(losses),
+            difference=mean(own - other for own, other in pairs),
+            verdict="" if name == base else _verdict(mean(losses), last[base]),
+            equal_time=mean(loss_after(curve, shortest) for curve in curves[name]),
+            seconds=seconds[name],
+        )
+        found.append(summary)
+    return shortest, found
+
+
+def loss_after(curve: Curve, seconds: float) -> float:
+    """Return the loss after a time: between two points of the curve on the line between them.
+
+    Args:
+        curve: points of a training.
+        seconds: time since its begin; after the last point its loss remains.
+    """
+    for (_, before, first), (_, after, second) in pairwise(curve):
+        if seconds <= after:
+            return first + (second - first) * (seconds - before) / (after - before)
+    return curve[-1][2]
+
+
+def _verdict(value: float, of_base: Sequence[float]) -> str:
+    if min(of_base) <= value <= max(of_base):
+        return "within the seeds"
+    return "lower" if value < min(of_base) else "higher"

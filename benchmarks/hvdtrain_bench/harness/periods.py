@@ -1,0 +1,34 @@
+"""The number of steps after which an exchange has done everything that it does."""
+
+from __future__ import annotations
+
+import re
+
+from hvdtrain.core.exchanges.catalog import exchange_options
+
+__all__ = ["period_of", "turn_steps"]
+
+_STEPS = re.compile(r"[:,]\s*steps\s*=\s*(\d+)")
+
+
+def period_of(exchange: str) -> int:
+    """Return the number of steps from one exchange to the next; 1 for exchanges of gradients.
+
+    Args:
+        exchange: exchange as text, such as "local:steps=8"; blocks of samples count as one step.
+    """
+    if given := _STEPS.search(exchange):
+        return int(given[1])
+    option = exchange_options(exchange.partition(":")[0]).get("steps")
+    return int(option.default or 1) if option else 1
+
+
+def turn_steps(exchange: str, least: int) -> int:
+    """Return the smallest number of whole periods of an exchange that has enough steps.
+
+    Args:
+        exchange: exchange as text.
+        least: smallest number of steps.
+    """
+    period = period_of(exchange)
+    return -(-least // period) * period

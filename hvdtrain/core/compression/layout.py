@@ -1,0 +1,20 @@
+"""Where the codes of a row lie."""
+
+from __future__ import annotations
+
+__all__ = ["BITS", "row_bytes"]
+
+BITS = (1, 2, 4, 8)
+
+
+def row_bytes(length: int, bits: int) -> int:
+    """Return the number of bytes of a row's codes.
+
+    The codes of a byte lie as far from each other as the row has bytes, so that those of
+    neighboring elements are made and read together.
+
+    Args:
+        length: number of elements.
+        bits: number of bits of a code, in BITS.
+    """
+    return -(-length * bits // 8)

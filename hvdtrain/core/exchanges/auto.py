@@ -1,0 +1,206 @@
+"""An exchange for each gradient, chosen by measurements of the network and of the steps."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.half import HalfExchange
+from hvdtrain.core.exchanges.n_bit import NBitExchange
+from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
+from hvdtrain.core.exchanges.top_k import TopKExchange
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, Kind, StepInfo
+from hvdtrain.core.gradients.exchange_text import parse_exchange
+from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.core.prediction.choice import best, predictions
+from hvdtrain.core.prediction.chosen import Chosen
+from hvdtrain.core.prediction.costs import Measured
+from hvdtrain.core.prediction.measure import Measurement, Place
+from hvdtrain.core.prediction.step_times import StepTimes
+from hvdtrain.core.prediction.table import choice_line, outcome_line, prediction_lines
+
+__all__ = ["AutoExchange"]
+
+_AVERAGE = "average"
+_ALLOWED: Mapping[str, type[Exchange]] = {
+    "half": HalfExchange,
+    "nbit": NBitExchange,
+    "powersgd": PowerSGDExchange,
+    "topk": TopKExchange,
+}
+
+
+class AutoExchange(Exchange):
+    """Average at first, measure the steps and the network, and choose an exchange per gradient.
+
+    The plain average is always among those allowed. Rank 0 prints what it measured and predicted,
+    and afterwards what a step really takes.
+
+    Args:
+        allow: exchanges to choose from, as objects or as text: names with "+" between them, and
+            "/" between the options of one, as in "half+nbit:bits=2/block=64".
+        steps: number of steps that are measured before the choice, and again after it.
+        measured: measurements, equal on all ranks, to use instead of making them.
+
+    Raises:
+        ValueError: an exchange is not one of gradients between nodes, `steps` is not positive, or
+            `measured` is of other exchanges.
+    """
+
+    hierarchical = True
+
+    def __init__(
+        self,
+        allow: str | Sequence[Exchange] = "half",
+        steps: int = 10,
+        measured: Measured | None = None,
+    ) -> None:
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}")
+        self._plain = AllreduceExchange()
+        # Never used themselves, but copied.
+        self._candidates: Mapping[str, Exchange] = {_AVERAGE: self._plain, **_allowed(allow)}
+        self._names = list(self._candidates)
+        if measured is not None and [method.name for method in measured.methods] != self._names:
+            raise ValueError(f"measured must have the methods {', '.join(self._names)}")
+        self._steps, self._given = steps, measured
+        given = list(self._candidates.values())
+        self.half_types = all(each.half_types for each in given)
+        self.checks_finite = any(each.checks_finite for each in given)
+        self.uses_rate = any(each.uses_rate for each in given)
+        self.spec = f"auto:steps={steps} of {' or '.join(each.spec for each in given)}"
+        self.exactness = (
+            f"The exact average until {steps} steps are measured. Then, for each gradient, the "
+            f"fastest of {', '.join(self._names)}."
+        )
+        self._plan = BucketPlan((), (), 0, 0)
+        self._prints = False
+        self._begin(None)
+
+    def _begin(self, choice: Chosen | None) -> None:
+        """Use a choice from the next step on; None to measure."""
+        self._choice = choice
+        self._next: Chosen | None = None
+        self._times = StepTimes()
+        self._memory: dict[Place, Buffer] = {}
+
+    @property
+    def chosen(self) -> Mapping[str, str] | None:
+        """The exchange of each parameter, by name of the parameter; None before the choice."""
+        if self._choice is None:
+            return None
+        methods = zip(self._plan.specs, self._choice.methods, strict=False)
+        return {spec.name: self._names[method] for spec, method in methods}
+
+    def prepare(self, plan: BucketPlan) -> None:
+        for each in self._candidates.values():
+            each.prepare(plan)
+        self._plan = plan
+        self._times.clear()
+
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        if self._choice is not None and self._choice.ranks != info.size:
+            self._begin(None)
+        if self._choice is not None:
+            self._choice.reduce(bucket, info, communicators)
+            return
+        self._plain.reduce(bucket, info, communicators)
+        self._times.note_filled(bucket.filled_at)
+        self._memory[bucket.layout.dtype, bucket.layout.device] = bucket.buffer.like(0)
+        # Nothing is computed after the last bucket, which makes the measurement quiet.
+        if bucket.number == len(self._plan.buckets) - 1:
+            self._decide(info, communicators)
+
+    def end(self, info: StepInfo) -> None:
+        self._times.end_step(time.perf_counter())
+        if self._choice is not None:
+            self._choice.end(info)
+            if self._prints and len(self._times.seconds) == self._steps:
+                self._print_outcome(self._choice)
+        elif self._next is not None:
+            self._begin(self._next)
+
+    def _print_outcome(self, choice: Chosen) -> None:
+        """Print how long steps have taken since the choice, once."""
+        self._prints = False
+        if choice.predicted is not None:
+            _say([outcome_line(self._times.median_seconds(), choice.predicted, choice.before)])
+
+    def _decide(self, info: StepInfo, communicators: Communicators) -> None:
+        """Choose for the next steps, if enough steps are measured (collective)."""
+        self._prints = communicators.all_ranks.rank == 0
+        if communicators.one_node:
+            if self._prints:
+                _say(["all ranks are on one node, where the average is the fastest"])
+            average = [0] * len(self._plan.specs)
+            self._next = Chosen.begin(average, info.size, list(self._candidates.values()))
+        elif len(self._times.seconds) >= self._steps:
+            say = _say if self._prints else _say_nothing
+            self._next = self._predict(info, communicators, say)
+
+    def _predict(
+        self,
+        info: StepInfo,
+        communicators: Communicators,
+        say: Callable[[Iterable[str]], None],
+    ) -> Chosen:
+        """Measure, predict, and return the choice of rank 0 (collective)."""
+        now = self._times.median_seconds()
+        measured = self._given or Measurement(
+            self._candidates, self._plan, self._memory, self._times.ready_seconds()
+        ).run(communicators)
+        methods = np.zeros(len(self._plan.specs), np.int64)
+        predicted = None
+        if measured.valid:
+            found = predictions(measured, self._plan)
+            say(prediction_lines(measured, found, now))
+            methods[:], predicted = best(found).choice, best(found).seconds
+        else:
+            say(["the network was too busy to measure"])
+        communicators.all_ranks.broadcast(Buffer.from_array(methods), 0)
+        say([choice_line(self._names, self._plan, methods.tolist())])
+        candidates = list(self._candidates.values())
+        return Chosen.begin(methods.tolist(), info.size, candidates, predicted, now)
+
+    def state(self) -> ExchangeState:
+        return ExchangeState() if self._choice is None else self._choice.state()
+
+    def load(self, state: ExchangeState) -> None:
+        chosen = Chosen.restored(state, list(self._candidates.values()))
+        if chosen is None:  # it was saved before the choice
+            super().load(state)
+        self._begin(chosen)
+
+
+def _allowed(allow: str | Sequence[Exchange]) -> dict[str, Exchange]:
+    """Return exchanges by name."""
+    if isinstance(allow, str):
+        texts = [text.strip() for text in allow.split("+")]
+        found = {text: _from_text(text) for text in texts if text != _AVERAGE}
+    else:
+        found = {each.spec: each for each in allow}
+    for name, each in found.items():
+        if each.kind is not Kind.GRADIENTS or not each.hierarchical:
+            raise ValueError(f"{name} is not an exchange of gradients between nodes")
+    return found
+
+
+def _from_text(text: str) -> Exchange:
+    kind, options = parse_exchange(text.replace("/", ","), _ALLOWED, {})
+    make: Callable[..., Exchange] = kind
+    return make(**options)
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(f"hvdtrain: exchange auto: {line}", file=sys.stderr, flush=True)
+
+
+def _say_nothing(lines: Iterable[str]) -> None:
+    pass

@@ -1,0 +1,75 @@
+"""The count of the steps that a rank takes by itself between exchanges of weights."""
+
+from __future__ import annotations
+
+from hvdtrain.core.gradients.step_info import LocalSteps, StepInfo
+
+__all__ = ["StepCounter"]
+
+
+class StepCounter:
+    """Counts the steps of this rank, and their samples, since weights were exchanged.
+
+    Attributes:
+        steps: number of steps that the program has completed.
+        local_steps: number of steps since the weights of all ranks were equal.
+        samples: samples in these steps; a step whose samples are not known counts as one.
+        begun: whether the exchange has the weights from which this rank takes steps.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Note that the weights of all ranks are equal now (local)."""
+        self.begun = False
+        self._since_exchange = self.local_steps = 0
+        self.samples = 0.0
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether this rank has taken no step since the weights of all were equal."""
+        return self.local_steps == 0
+
+    def check_synchronized(self, caller: str) -> None:
+        """Check that the weights of all ranks are equal (local).
+
+        Args:
+            caller: function that needs equal weights.
+
+        Raises:
+            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
+        """
+        if not self.synchronized:
+            raise RuntimeError(
+                "the ranks' weights differ until their next exchange: call flush() before "
+                f"{caller}()"
+            )
+
+    def count(
+        self, samples: float | None, rate: float | None, of_all: float | None = None
+    ) -> LocalSteps:
+        """Count a step; return what tells an exchange whether it is due (local).
+
+        Args:
+            samples: samples of this rank in the step; None if unknown.
+            rate: learning rate, if known.
+            of_all: mean number of samples of all ranks in a step; None if unknown.
+        """
+        self.steps += 1
+        self._since_exchange += 1
+        self.local_steps += 1
+        self.samples += 1.0 if samples is None else samples
+        return LocalSteps(self._since_exchange, of_all, self.steps, rate)
+
+    def end_exchange(self, info: StepInfo, partial: bool) -> None:
+        """Note that weights were exchanged (local).
+
+        Args:
+            info: information on which the ranks agreed.
+            partial: whether the exchange left some parameters as they were, unless in a flush.
+        """
+        self._since_exchange = 0
+        if info.flush or not partial:
+            self.begin_anew()

@@ -1,0 +1,1 @@
+"""Predicted step times of exchanges, from measurements, and the choice among them."""

@@ -1,0 +1,153 @@
+"""The cost model of a step with any exchange for each gradient (pure).
+
+Bucket k = 1..K is filled r_k after the end of the step before. Buckets share one channel:
+
+    s_k = max(r_k, f_{k-1}),  f_k = s_k + T_k,  T_step = f_K
+
+The gradients of a bucket are divided into runs, each of which one exchange reduces. With m
+collectives of latency a and bandwidth b between nodes, w bytes for each gradient, C seconds to
+compress it and C_0 to begin, o owners of slices, and T_node within a node:
+
+    T_k = T_node(S_k) + sum over runs (m a + C_0 + sum over gradients (C + w / b) / o)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import isfinite
+
+from hvdtrain.core.gradients.bucket_size import AllreduceCost
+from hvdtrain.core.gradients.plan import Bucket, BucketPlan
+
+__all__ = [
+    "GradientCost",
+    "Measured",
+    "Method",
+    "Prediction",
+    "predict",
+    "run_seconds",
+    "runs_of",
+]
+
+
+@dataclass(frozen=True)
+class GradientCost:
+    """The cost of one gradient with an exchange, if one owner has all of it.
+
+    Attributes:
+        seconds: computation, besides that of the run.
+        nbytes: size of the all-reduce that moves as much over the network.
+    """
+
+    seconds: float
+    nbytes: float
+
+
+@dataclass(frozen=True)
+class Method:
+    """An exchange, and what it costs.
+
+    Attributes:
+        name: display name.
+        calls: number of collectives of a run.
+        seconds: computation of a run, however small.
+        gradients: cost of each gradient, by index of the parameter.
+    """
+
+    name: str
+    calls: float
+    seconds: float
+    gradients: tuple[GradientCost, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a prediction needs to know, equal on all ranks.
+
+    Attributes:
+        nodes: number of nodes.
+        owners: number of ranks of each node that share what crosses the network.
+        network: all-reduces between nodes, with all owners at the same time.
+        node: all-reduces within a node.
+        ready_seconds: when each bucket of the plan is filled, after the end of the step before.
+        methods: exchanges; the first one is the average.
+    """
+
+    nodes: int
+    owners: int
+    network: AllreduceCost
+    node: AllreduceCost
+    ready_seconds: tuple[float, ...]
+    methods: tuple[Method, ...]
+
+    @property
+    def valid(self) -> bool:
+        """Whether the measurement of the network made sense."""
+        return self.network.bytes_per_second > 0 and isfinite(self.network.latency_seconds)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A predicted step.
+
+    Attributes:
+        choice: number of the method of each gradient, by index of the parameter.
+        seconds: step time.
+        sent_bytes: size in bytes of what each node sends.
+    """
+
+    choice: tuple[int, ...]
+    seconds: float
+    sent_bytes: float
+
+
+def runs_of(bucket: Bucket, choice: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return the method, and the numbers of the first and last parameter, of each run of a bucket.
+
+    Args:
+        bucket: bucket of the plan.
+        choice: number of the method of each gradient; those beyond it have the first one.
+    """
+    runs, first = [], 0
+    chosen = [choice[i] if i < len(choice) else 0 for i in bucket.parameters]
+    for method, members in groupby(chosen):
+        last = first + len(list(members)) - 1
+        runs.append((method, first, last))
+        first = last + 1
+    return runs
+
+
+def run_seconds(measured: Measured, method: Method, indices: Sequence[int]) -> float:
+    """Return the time of a run.
+
+    Args:
+        measured: measurements.
+        method: exchange of the run.
+        indices: its parameters.
+    """
+    costs = [method.gradients[index] for index in indices]
+    seconds = sum(cost.seconds + cost.nbytes / measured.network.bytes_per_second for cost in costs)
+    start = method.calls * measured.network.latency_seconds + method.seconds
+    return start + seconds / measured.owners
+
+
+def predict(measured: Measured, plan: BucketPlan, choice: Sequence[int]) -> Prediction:
+    """Predict a step.
+
+    Args:
+        measured: measurements.
+        plan: bucket plan to which they belong.
+        choice: number of the method of each gradient, by index of the parameter.
+    """
+    finished = moved = 0.0
+    for bucket, ready in zip(plan.buckets, measured.ready_seconds, strict=True):
+        finished = max(ready, finished) + measured.node.seconds(bucket.nbytes)
+        for number, first, last in runs_of(bucket, choice):
+            method, indices = measured.methods[number], bucket.parameters[first : last + 1]
+            finished += run_seconds(measured, method, indices)
+            moved += sum(method.gradients[index].nbytes for index in indices)
+    # An all-reduce sends 2 (n - 1) / n of its elements.
+    sent = moved * 2 * (measured.nodes - 1) / measured.nodes
+    return Prediction(tuple(choice), finished, sent)

@@ -1,0 +1,141 @@
+"""Measurements for a prediction, on which all ranks agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.gradients.bucket_size import AllreduceCost, fit_cost, measure_allreduces
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
+from hvdtrain.core.prediction.costs import GradientCost, Measured, Method
+from hvdtrain.core.prediction.rehearsal import Rehearsed, rehearse, small
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["Measurement", "Place", "place_of"]
+
+# Sizes of all-reduces, calls of each, and the time that the larger sizes must not exceed.
+_SIZES_BYTES, _CALLS, _BUDGET_SECONDS = (4 << 10, 1 << 20, 4 << 20), 5, 1.0
+
+# Type and device of a gradient's bucket.
+Place = tuple[DType, str]
+# Parameters of equal shape cost the same.
+_Shape = tuple[Place, tuple[int, ...], tuple[int, ...]]
+
+_NOTHING = AllreduceCost(0.0, float("inf"))
+_TOO_NOISY = AllreduceCost(float("inf"), float("inf"))
+
+
+def place_of(spec: ParameterSpec) -> Place:
+    """Return the type and device of the gradient of a parameter."""
+    return spec.dtype, spec.device
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measurement that all ranks carry out together.
+
+    Attributes:
+        exchanges: exchanges that have not been used, by name; the first one is the average.
+        plan: bucket plan.
+        memory: memory of each type and device of gradients.
+        ready_seconds: when this rank has filled each bucket, after the end of the step before.
+    """
+
+    exchanges: Mapping[str, Exchange]
+    plan: BucketPlan
+    memory: Mapping[Place, Buffer]
+    ready_seconds: Sequence[float]
+
+    def run(self, communicators: Communicators) -> Measured:
+        """Measure the links and rehearse the exchanges; return the slowest of all (collective).
+
+        Args:
+            communicators: communicators of the exchange, with more than one node.
+        """
+        network = communicators.network
+        nodes = 0 if network is None else network.size
+        links = [_link(network), _link(communicators.node)]
+        shapes = list(dict.fromkeys(map(_shape, self.plan.specs)))
+        rehearsed = [
+            [Rehearsed(0.0, 0.0, 0)] * (1 + len(shapes))
+            if network is None
+            else self._rehearse(exchange, shapes, nodes)
+            for exchange in self.exchanges.values()
+        ]
+        numbers = [
+            float(nodes),
+            *(number for link in links for number in (link.latency_seconds, _slowness(link))),
+            *self.ready_seconds,
+            *(
+                number
+                for of_method in rehearsed
+                for each in of_method
+                for number in (each.seconds, each.nbytes, float(each.calls))
+            ),
+        ]
+        slowest = np.array(numbers, np.float64)
+        communicators.all_ranks.allreduce(Buffer.from_array(slowest), ReduceOp.MAX)
+        return self._measured(slowest.tolist(), shapes, communicators.owners)
+
+    def _rehearse(
+        self, exchange: Exchange, shapes: Sequence[_Shape], nodes: int
+    ) -> list[Rehearsed]:
+        """Rehearse an exchange with a small parameter, and with one of each shape."""
+        specs = {_shape(spec): spec for spec in self.plan.specs}
+        first = self.plan.specs[0]
+        return [
+            rehearse(exchange, spec, self.memory[place_of(spec)], nodes)
+            for spec in (small(first), *(specs[shape] for shape in shapes))
+        ]
+
+    def _measured(
+        self, numbers: Sequence[float], shapes: Sequence[_Shape], owners: int
+    ) -> Measured:
+        """Return the numbers that all ranks have agreed on in their places."""
+        nodes, *links = numbers[:5]
+        buckets = len(self.plan.buckets)
+        costs = np.array(numbers[5 + buckets :]).reshape(len(self.exchanges), 1 + len(shapes), 3)
+        at = {shape: 1 + number for number, shape in enumerate(shapes)}
+        methods = []
+        for name, cost in zip(self.exchanges, costs.tolist(), strict=True):
+            start = cost[0][0]
+            of_shapes = [GradientCost(max(0.0, each[0] - start), each[1]) for each in cost]
+            gradients = tuple(of_shapes[at[_shape(spec)]] for spec in self.plan.specs)
+            methods.append(Method(name, max(each[2] for each in cost[1:]), start, gradients))
+        return Measured(
+            int(nodes),
+            owners,
+            AllreduceCost(links[0], _inverse(links[1])),
+            AllreduceCost(links[2], _inverse(links[3])),
+            tuple(numbers[5 : 5 + buckets]),
+            tuple(methods),
+        )
+
+
+def _shape(spec: ParameterSpec) -> _Shape:
+    return place_of(spec), spec.shape, spec.strides
+
+
+def _link(communicator: Communicator | None) -> AllreduceCost:
+    """Measure all-reduces (collective)."""
+    if communicator is None or communicator.size == 1:
+        return _NOTHING
+    try:
+        points = measure_allreduces(communicator, _SIZES_BYTES, _CALLS, _BUDGET_SECONDS)
+        return fit_cost(points)
+    except ValueError:
+        return _TOO_NOISY
+
+
+def _slowness(link: AllreduceCost) -> float:
+    return 1 / link.bytes_per_second
+
+
+def _inverse(slowness: float) -> float:
+    return 1 / slowness if slowness else float("inf")

@@ -1,0 +1,164 @@
+"""Rehearsals of exchanges without a network: how long they compute, and what they would send."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.arrays import elements_of, like, to_host
+from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
+from hvdtrain.core.gradients.plan import Bucket, ParameterSpec
+from hvdtrain.engines.communicator import Capabilities, Communicator, Pending
+from hvdtrain.errors import UnsupportedError
+from hvdtrain.types import ReduceOp
+
+__all__ = ["Rehearsed", "rehearse", "small"]
+
+# The last two count: the first one has no residual, and touches new memory.
+_RUNS = 3
+_SAMPLE_ELEMENTS = 1 << 16
+# Of a parameter whose time is that of calls and not of elements.
+_SMALL = (64, 64)
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What an exchange does for one gradient.
+
+    Attributes:
+        seconds: computation.
+        nbytes: size of the all-reduce that moves as much over the network.
+        calls: number of collectives.
+    """
+
+    seconds: float
+    nbytes: float
+    calls: int
+
+
+class _NoNetwork(Communicator):
+    """The communicator of one rank among others that are not there: it counts and sends nothing.
+
+    Attributes:
+        nbytes: size of the all-reduces that would move as much.
+        calls: number of collectives.
+        seconds: time spent here.
+    """
+
+    capabilities = Capabilities(MappingProxyType({}), frozenset(), frozenset(), concurrent=False)
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.nbytes, self.calls, self.seconds = 0.0, 0, 0.0
+
+    def allreduce(
+        self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+    ) -> None:
+        self.nbytes += buffer.nbytes
+        self.calls += 1
+
+    def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
+        self._receive(send, receive, counts)
+
+    def alltoall(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+    ) -> None:
+        self._receive(send, receive, receive_counts)
+
+    def _receive(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
+        """Fill memory with copies of what this rank sends, which is like what others send."""
+        began = time.perf_counter()
+        first = 0
+        while first < receive.count and send.count:
+            part = min(send.count, receive.count - first)
+            receive.slice(first, part).copy_from(send.slice(0, part))
+            first += part
+        others = sum(counts) - counts[self.rank]
+        # An all-reduce moves 2 (n - 1) / n of its bytes.
+        self.nbytes += others * send.dtype.itemsize * self.size / (2 * (self.size - 1))
+        self.calls += 1
+        self.seconds += time.perf_counter() - began
+
+    def broadcast(self, buffer: Buffer, root_rank: int) -> None:
+        raise self._refusal("broadcast")
+
+    def reduce_scatter(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        raise self._refusal("reduce_scatter")
+
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
+        raise self._refusal("start_max")
+
+    def barrier(self) -> None:
+        raise self._refusal("barrier")
+
+    def split(self, ranks: Sequence[int]) -> Communicator | None:
+        raise self._refusal("split")
+
+    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
+        raise self._refusal("empty")
+
+    def close(self) -> None:
+        pass
+
+    def abort(self, code: int) -> None:
+        raise self._refusal("abort")
+
+    def _refusal(self, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"[rank {self.rank}/{self.size}] an exchange that is rehearsed may call allreduce, "
+            f"allgather and alltoall of the network, got {what}: leave it out of those allowed"
+        )
+
+
+def rehearse(exchange: Exchange, spec: ParameterSpec, memory: Buffer, nodes: int) -> Rehearsed:
+    """Return what an exchange does for the gradient of a parameter (local).
+
+    Args:
+        exchange: exchange that has not been used.
+        spec: parameter.
+        memory: bucket with the type and device of its gradient.
+        nodes: number of nodes.
+    """
+    exchange = deepcopy(exchange)
+    buffer = memory.like(spec.count)
+    elements = elements_of(buffer)
+    sample = np.random.default_rng(0).standard_normal(_SAMPLE_ELEMENTS).astype(np.float32)
+    values = like(np.resize(sample, spec.count), elements)
+    layout = Bucket((0,), (0,), spec.count, spec.dtype, spec.device)
+    bucket = FilledBucket(0, buffer, layout, (spec,))
+    runs = []
+    for step in range(_RUNS):
+        elements[...] = values
+        to_host(elements[:1])  # waits for a device
+        network, info = _NoNetwork(0, nodes), StepInfo(step, nodes)
+        began = time.perf_counter()
+        exchange.reduce(bucket, info, Communicators.flat(network))
+        exchange.end(info)
+        to_host(elements[:1])
+        runs.append(time.perf_counter() - began - network.seconds)
+    return Rehearsed(min(runs[1:]), network.nbytes, network.calls)
+
+
+def small(spec: ParameterSpec) -> ParameterSpec:
+    """Return a small parameter of the same type, whose time is that of calls."""
+    return replace(spec, shape=_SMALL, strides=(_SMALL[1], 1))

@@ -1,0 +1,149 @@
+"""The optimizer's exchange, as it is read and set between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hvdtrain.core.exchanges.saved import SavedExchange
+from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.torch.gradients.exchanged import Exchanged
+from hvdtrain.torch.gradients.settings import ParameterSettings
+from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
+from hvdtrain.torch.tensors.dynamo import disable_compile
+from hvdtrain.types import ReduceOp
+
+__all__ = ["ExchangingOptimizer"]
+
+
+class ExchangingOptimizer(OptimizerWrapper):
+    """An optimizer of which ranks exchange gradients or weights (collective).
+
+    Args:
+        optimizer: wrapped optimizer.
+        names: name of each parameter, by id(parameter).
+        settings: settings, equal on all ranks.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[int, str],
+        settings: ParameterSettings,
+    ) -> None:
+        super().__init__(optimizer)
+        self._exchanged = Exchanged(optimizer, names, settings)
+
+    @property
+    def sample_weight(self) -> float | None:
+        """Weight c_r of this rank in the average of the next steps: its number of samples.
+
+        The gradient of the step is sum_r(c_r g_r) / sum_r(c_r), where g_r is the gradient of
+        rank r's mean loss. A rank without samples sets 0, skips backward() and calls step(); a
+        rank that has joined has weight 0. If it is None on all ranks, the gradient is the plain
+        average over ranks. An exchange of weights counts a rank with all samples that it had
+        since the weights of all ranks were equal, or with its steps since then.
+
+        Raises:
+            ValueError: the weight is negative or not finite, or `op` is not Average.
+        """
+        return self._exchanged.sample_weight
+
+    @sample_weight.setter
+    def sample_weight(self, weight: float | None) -> None:
+        if weight is not None and not 0 <= weight < float("inf"):
+            raise ValueError(f"sample_weight must be a finite number >= 0, got {weight}")
+        if self._exchanged.settings.op is not ReduceOp.AVERAGE:
+            raise ValueError("sample_weight needs op=Average")
+        self._exchanged.sample_weight = None if weight is None else float(weight)
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The exchange; None for the default average or sum."""
+        return self._exchanged.settings.exchange
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether this rank has taken no step since the weights of all ranks were equal (local).
+
+        Always true with an exchange of gradients. Otherwise evaluate, save and compare the model
+        of one rank only where it is true, as after flush().
+        """
+        return self._exchanged.synchronized
+
+    @disable_compile
+    def flush(self) -> None:
+        """Exchange weights now if those of any rank have changed since all were equal (collective).
+
+        Afterwards all ranks have the same bits. With an exchange of gradients it does nothing.
+        Ranks may have taken different numbers of steps: a rank takes part in the exchanges of the
+        others until all call flush().
+        """
+        if self._exchanged.weights is not None:
+            self._exchanged.weights.flush()
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Number of backward passes accumulated before a reduction."""
+        return self._exchanged.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change the number of backward passes accumulated before a reduction (between steps)."""
+        self._exchanged.passes = passes
+
+    @property
+    def exchanges_weights(self) -> bool:
+        """Whether ranks step on their own gradients, and exchange weights afterwards.
+
+        With post-local SGD that is so from its switch on.
+        """
+        return self._exchanged.exchanges_weights
+
+    def bucket_plan(self) -> dict[str, Any] | None:
+        """Return the division of gradients into buckets, as plain data for a checkpoint (local).
+
+        The rounding of sums over three or more ranks depends on it where MPI adds. The plan
+        follows the order in which the gradients of the first step arrive; before, it is None.
+        """
+        gradients = self._exchanged.gradients
+        return None if gradients is None else gradients.layout
+
+    def use_bucket_plan(self, plan: Mapping[str, Any] | None) -> None:
+        """Divide gradients into buckets as an earlier run did (collective, before the first step).
+
+        Args:
+            plan: result of bucket_plan(); the one on the process set's first rank is used, and
+                None changes nothing.
+
+        Raises:
+            ValueError: the plan is for other parameters.
+            RuntimeError: a step has begun.
+        """
+        if self._exchanged.gradients is not None:
+            self._exchanged.gradients.use_layout(plan)
+
+    def exchange_state(self) -> SavedExchange:
+        """Return the state of the exchange and the number of steps, for a checkpoint (local).
+
+        A checkpoint needs that of each rank, because `own` differs between ranks.
+
+        Raises:
+            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
+        """
+        return self._exchanged.save()
+
+    def load_exchange_state(self, state: SavedExchange) -> None:
+        """Restore the state of the exchange, when the model and the optimizer are restored (local).
+
+        It is collective for an exchange that begins with averages of gradients, as post-local SGD.
+
+        Args:
+            state: result of exchange_state() on the rank of the same number. On another number of
+                ranks pass `own` empty: what each rank kept for itself then begins anew.
+
+        Raises:
+            ValueError: it is the state of another exchange.
+        """
+        self._exchanged.load(state)

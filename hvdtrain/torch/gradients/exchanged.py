@@ -1,0 +1,173 @@
+"""What the ranks exchange for an optimizer at present: its gradients, or its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
+from hvdtrain.core.gradients.exchange import Kind, LocalSteps
+from hvdtrain.torch.gradients.gradients import Gradients
+from hvdtrain.torch.gradients.settings import ParameterSettings
+from hvdtrain.torch.gradients.weights import Weights
+from hvdtrain.torch.operations.divergence import note_wrapped
+from hvdtrain.torch.tensors.parameters import parameters_of, rate_of
+
+__all__ = ["Exchanged"]
+
+
+class Exchanged:
+    """Exchanges the gradients of an optimizer, or its weights after local steps.
+
+    An exchange of weights may begin with averages of gradients, as post-local SGD: at its switch
+    the plan of gradients makes way for one of weights.
+
+    Args:
+        optimizer: wrapped optimizer.
+        names: name of each parameter, by id(parameter).
+        settings: settings, equal on all ranks.
+
+    Attributes:
+        names: name of each parameter, by id(parameter).
+        settings: settings, equal on all ranks.
+        gradients: reduction of gradients; None while weights are exchanged, and on a rank that
+            does not take part.
+        weights: exchange of weights; None while gradients are reduced, and on a rank that does
+            not take part.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[int, str],
+        settings: ParameterSettings,
+    ) -> None:
+        self._optimizer, self.names, self.settings = optimizer, names, settings
+        self.gradients: Gradients | None = None
+        self.weights: Weights | None = None
+        self._plan()
+
+    def _plan(self) -> None:
+        """Plan the exchange of gradients or weights on the ranks that take part (collective)."""
+        note_wrapped(self._optimizer)
+        settings = self.settings
+        if not settings.process_set.included():
+            return
+        trainable = [
+            (self.names[id(p)], p) for p in parameters_of(self._optimizer) if p.requires_grad
+        ]
+        if self.exchanges_weights:
+            self.gradients = None
+            self.weights = Weights(self._optimizer, trainable, settings)
+        else:
+            self.weights = None
+            if settings.exchange is not None and settings.exchange.first is not None:
+                settings = replace(settings, exchange=settings.exchange.first)
+            self.gradients = Gradients(trainable, settings, partial(rate_of, self._optimizer))
+
+    @property
+    def exchanges_weights(self) -> bool:
+        """Whether the exchange wants weights at present, instead of gradients."""
+        exchange = self.settings.exchange
+        return exchange is not None and exchange.kind is Kind.WEIGHTS and exchange.first is None
+
+    @property
+    def passes(self) -> int:
+        """Number of backward passes accumulated before a reduction."""
+        return self.settings.passes
+
+    @passes.setter
+    def passes(self, passes: int) -> None:
+        self.settings = replace(self.settings, passes=passes)
+        if self.gradients is not None:
+            self.gradients.passes = passes
+
+    @property
+    def sample_weight(self) -> float | None:
+        """Weight of this rank in the average of the next steps; None for the plain average."""
+        exchanged = self.gradients or self.weights
+        return None if exchanged is None else exchanged.sample_weight
+
+    @sample_weight.setter
+    def sample_weight(self, weight: float | None) -> None:
+        exchanged = self.gradients or self.weights
+        if exchanged is not None:
+            exchanged.sample_weight = weight
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that the program has completed; 0 on a rank that does not take part."""
+        if self.weights is not None:
+            return self.weights.counter.steps
+        return 0 if self.gradients is None else self.gradients.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        if self.weights is not None:
+            self.weights.counter.steps = steps
+        if self.gradients is not None:
+            self.gradients.steps = steps
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether this rank has taken no step since the weights of all ranks were equal."""
+        return self.weights is None or self.weights.counter.synchronized
+
+    def check_synchronized(self, caller: str) -> None:
+        """Check that the weights of all ranks are equal (local).
+
+        Args:
+            caller: function that needs equal weights.
+
+        Raises:
+            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
+        """
+        if self.weights is not None:
+            self.weights.counter.check_synchronized(caller)
+
+    def end_gradient_step(self) -> None:
+        """Let averages of gradients end if they have been enough (collective if so)."""
+        exchange = self.settings.exchange
+        if self.gradients is not None and exchange is not None and exchange.first is not None:
+            exchange.due(LocalSteps(1, None, self.gradients.steps, rate_of(self._optimizer)))
+            self._follow_exchange()
+
+    def save(self) -> SavedExchange:
+        """Return the state of the exchange and the number of steps (local).
+
+        Raises:
+            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
+        """
+        self.check_synchronized("exchange_state")
+        return save_exchange(self.settings.make_exchange(), self.steps)
+
+    def load(self, state: SavedExchange) -> None:
+        """Restore the result of save() (local; collective if it is from after a switch).
+
+        Raises:
+            ValueError: it is the state of another exchange.
+        """
+        self.steps = load_exchange(self.settings.make_exchange(), state)
+        self._follow_exchange()
+        if self.weights is not None:
+            self.weights.counter.begin_anew()
+
+    def _follow_exchange(self) -> None:
+        """Exchange what the exchange wants at present (collective if that has changed)."""
+        planned = self.gradients or self.weights
+        if planned is not None and self.exchanges_weights != (planned is self.weights):
+            self.replan(self.names)
+
+    def replan(self, names: Mapping[int, str]) -> None:
+        """Plan anew, and go on with the same steps and sample weight (collective).
+
+        Args:
+            names: name of each parameter, by id(parameter).
+        """
+        steps, weight = self.steps, self.sample_weight
+        self.names = names
+        self._plan()
+        self.steps, self.sample_weight = steps, weight

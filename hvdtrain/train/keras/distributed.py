@@ -1,0 +1,79 @@
+"""The optimizer of a run with Keras, and how each step is weighted by its samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+import hvdtrain.keras as hvd
+from hvdtrain.errors import UsageError
+from hvdtrain.keras.models.fit import weight_steps
+from hvdtrain.train.keras.fit import counted_samples
+from hvdtrain.train.optimizers.make_keras import keras_optimizer
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipes.recipe import Recipe
+
+__all__ = ["compile_model", "distributed_optimizer", "sample_scale"]
+
+
+def distributed_optimizer(
+    recipe: Recipe, options: TrainOptions, schedule: keras.optimizers.schedules.LearningRateSchedule
+) -> Any:
+    """Return the optimizer of a recipe or of the options, distributed and built (local).
+
+    Args:
+        recipe: recipe of this rank.
+        options: options of the run.
+        schedule: learning rates of the steps.
+
+    Raises:
+        UsageError: the exchange does not go with the optimizer.
+    """
+    if recipe.optimizer is None:
+        plain = keras_optimizer(options, schedule)
+    else:
+        plain = recipe.optimizer(schedule)
+    exchange = options.make_exchange()
+    op = hvd.Sum if exchange is None else hvd.Average
+    try:
+        optimizer = hvd.DistributedOptimizer(plain, op=op, exchange=exchange)
+    except ValueError as error:
+        if exchange is None:
+            raise
+        raise UsageError(f"--exchange {options.exchange}: {error}") from error
+    weights = optimizer.hvdtrain_reduction.weights
+    if weights is not None:
+        weights.flush_in_fit = False  # a run calls `fit` for a part of an epoch, and flushes itself
+    optimizer.build(recipe.model.trainable_variables)
+    return optimizer
+
+
+def sample_scale(optimizer: Any, size: int) -> float | None:
+    """Return the factor of sample weights that BatchDataset takes.
+
+    The sum over ranks is the gradient of the mean. An exchange of gradients takes the average
+    instead of the sum; one of weights begins with the gradient of a rank's own mean.
+
+    Args:
+        optimizer: result of distributed_optimizer().
+        size: number of ranks.
+    """
+    settings = optimizer.hvdtrain_reduction.settings
+    if settings.weights:
+        return None
+    return 1.0 if settings.exchange is None else float(size)
+
+
+def compile_model(model: Any, optimizer: Any, loss: Any, sums: keras.metrics.Metric) -> None:
+    """Compile the model of a run (local).
+
+    Args:
+        model: model of the recipe.
+        optimizer: result of distributed_optimizer().
+        loss: loss that sums over samples.
+        sums: metric that adds up losses.
+    """
+    model.compile(optimizer, loss, weighted_metrics=[sums])
+    if optimizer.hvdtrain_reduction.settings.weights:
+        weight_steps(model, counted_samples)

@@ -1,0 +1,101 @@
+"""The forward pass of a torch model: its outputs and its loss, in mixed precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from hvdtrain.train.torch.evaluation import call_model
+from hvdtrain.train.torch.model import compile_model, require_scalar
+
+__all__ = ["ForwardPass", "Precision"]
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """Mixed precision: the types of operations; weights, gradients and optimizer state keep theirs.
+
+    Args:
+        amp: "none", "bf16" or "fp16".
+        device: device of the model.
+
+    Attributes:
+        scaler: scales losses, so that gradients do not underflow in float16; None except for fp16.
+        losses: losses that were scaled since the list was last cleared.
+    """
+
+    def __init__(self, amp: str, device: torch.device) -> None:
+        self._device, self._type = device.type, _TYPES.get(amp)
+        self.scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
+        self.losses: list[torch.Tensor] = []
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context for a forward pass and its loss, but not for backward."""
+        if self._type is None:
+            return nullcontext()
+        return torch.autocast(self._device, dtype=self._type)
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss to call backward() on."""
+        if self.scaler is None:
+            return loss
+        self.losses.append(loss.detach())
+        scaled: torch.Tensor = self.scaler.scale(loss)
+        return scaled
+
+
+class ForwardPass:
+    """The forward pass of a model and its loss.
+
+    Args:
+        model: model that is trained.
+        loss: returns the mean loss of outputs and targets.
+        precision: types of operations.
+        compiler: backend of torch.compile; None to leave the model as it is.
+
+    Raises:
+        UsageError: torch has no such backend.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss: Callable[[Any, Any], Any],
+        precision: Precision,
+        compiler: str | None,
+    ) -> None:
+        self._model, self._loss, self._precision = model, loss, precision
+        self._call = model if compiler is None else compile_model(model, compiler)
+
+    def outputs(self, inputs: Any) -> Any:
+        """Return the outputs of the model, in the mode that it is in (local)."""
+        return self._outputs(self._call, inputs)
+
+    def in_evaluation(self, averaged: torch.nn.Module | None) -> Callable[[Any], Any]:
+        """Return the forward pass in evaluation mode (local).
+
+        Args:
+            averaged: model with averaged weights, which then replaces the model.
+        """
+        (self._model if averaged is None else averaged).eval()
+        return partial(self._outputs, self._call if averaged is None else averaged)
+
+    def _outputs(self, model: Callable[..., Any], inputs: Any) -> Any:
+        with self._precision.autocast():
+            return call_model(model, inputs)
+
+    def mean_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        """Return the mean loss over a batch, [] (local).
+
+        Raises:
+            UsageError: the loss is not one number.
+        """
+        with self._precision.autocast():
+            loss: torch.Tensor = self._loss(outputs, targets)
+        require_scalar(loss)
+        return loss

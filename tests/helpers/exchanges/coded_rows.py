@@ -1,0 +1,74 @@
+"""Rows that are hard to code, and what the kernel and operations on arrays make of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.arrays import Array, like_shape, to_host
+from hvdtrain.core.compression import array_codes, kernel
+from hvdtrain.core.compression.layout import row_bytes
+
+__all__ = [
+    "LENGTHS",
+    "coded_by_arrays",
+    "coded_by_kernel",
+    "normal",
+    "room",
+    "rows_of_all_kinds",
+]
+
+# A row less than numpy adds side by side, rows divided into halves, whole and odd ones.
+LENGTHS = (7, 8, 65, 129, 512, 1001, 20_011)
+
+
+def normal(rows: int, length: int, kind: type[np.floating]) -> Any:
+    return np.random.default_rng(rows).standard_normal((rows, length)).astype(kind)
+
+
+def room(rows: Array, bits: int) -> tuple[Array, Array]:
+    """Return memory for factors and codes."""
+    count, length = rows.shape
+    return (
+        like_shape(rows, (count, 2)),
+        like_shape(rows, (count, row_bytes(length, bits)), "uint8"),
+    )
+
+
+def coded_by_arrays(rows: Array, bits: int) -> list[Any]:
+    """Return what array_codes makes of rows: the error, factors, codes, values, twice of them."""
+    factors, packed = room(rows, bits)
+    array_codes.encode(rows, factors, packed, bits)
+    values = like_shape(rows, rows.shape)
+    array_codes.decode(values, factors, packed, bits)
+    twice = values * 1
+    array_codes.add_decoded(twice, factors, packed, bits)
+    return [to_host(each) for each in (rows, factors, packed, values, twice)]
+
+
+def coded_by_kernel(rows: Array, bits: int) -> list[Any]:
+    """Return the same of the kernel."""
+    factors, packed = room(rows, bits)
+    assert kernel.with_kernel("encode", rows, factors, packed, bits)
+    values = like_shape(rows, rows.shape)
+    assert kernel.with_kernel("decode", values, factors, packed, bits)
+    twice = values * 1
+    assert kernel.with_kernel("add_decoded", twice, factors, packed, bits)
+    return [to_host(each) for each in (rows, factors, packed, values, twice)]
+
+
+def rows_of_all_kinds(length: int, kind: type[np.floating]) -> Any:
+    """Return rows of normal, tiny, huge, equal and few numbers, and zeros of both signs."""
+    rows = normal(12, length, kind)
+    info = np.finfo(kind)
+    rows[1] *= info.smallest_subnormal * 100
+    rows[2] *= info.smallest_normal
+    rows[3] *= np.sqrt(info.max) / length
+    rows[4], rows[5], rows[6] = 0, 1, -3
+    rows[7, ::2] = 0
+    rows[8] = np.copysign(0.5, rows[8])
+    rows[9] = np.round(rows[9] * 4) / 8
+    rows[10] = np.abs(rows[10])
+    rows[11, 1:] = -0.0
+    return rows

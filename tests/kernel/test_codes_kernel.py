@@ -1,0 +1,52 @@
+"""The compiled arithmetic of codes, for each instruction set that it is compiled for."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from coded_rows import LENGTHS, coded_by_arrays, coded_by_kernel, rows_of_all_kinds
+from compiling import COMMON, LEVELS, ONCE, gcc, supports
+
+from hvdtrain.compiled import KernelError
+from hvdtrain.core.compression import kernel
+from hvdtrain.core.compression.layout import BITS
+
+SOURCE = Path(kernel.__file__).with_name("codes_kernel.c")
+
+
+def test_the_kernel_is_there() -> None:
+    """Where a compiler is, installing builds it; without it numpy codes."""
+    assert kernel.load_kernel() is not None
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_all_instruction_sets_give_the_bits_of_numpy(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not supports(level):
+        pytest.skip(f"this processor lacks instructions of {level}")
+    path = tmp_path / "codes.so"
+    flags = (*COMMON, "-O3", ONCE, f"-march={level}", "-shared", "-fPIC")
+    subprocess.run([gcc(), *flags, str(SOURCE), "-o", str(path)], check=True, timeout=60)
+    library = kernel.open_kernel(path)
+    monkeypatch.setattr(kernel, "load_kernel", lambda: library)
+    for kind in (np.float32, np.float64):
+        for length in LENGTHS:
+            rows = rows_of_all_kinds(length, kind)
+            for bits in BITS:
+                expected = coded_by_arrays(rows.copy(), bits)
+                for one, other in zip(coded_by_kernel(rows.copy(), bits), expected, strict=True):
+                    assert one.tobytes() == other.tobytes()
+
+
+def test_a_kernel_of_another_version_is_refused(tmp_path: Path) -> None:
+    library = kernel.load_kernel()
+    whole = Path(library._name if library else "").read_bytes()
+    (tmp_path / "old.so").write_bytes(whole.replace(b"arithmetic of codes", b"Arithmetic of codes"))
+    with pytest.raises(
+        KernelError, match=r"old\.so was not compiled from .*codes_kernel\.c: install"
+    ):
+        kernel.open_kernel(tmp_path / "old.so")

@@ -1,0 +1,212 @@
+"""Predicted steps and the choice among exchanges, by formula; rehearsals by what they send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import ceil
+
+import numpy as np
+import pytest
+from hvdtrain_bench.analysis.link import allreduce_seconds, fit_link
+from hvdtrain_bench.analysis.paper import Work, step_seconds
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.auto import AutoExchange
+from hvdtrain.core.exchanges.catalog import make_exchange
+from hvdtrain.core.exchanges.local_sgd import LocalSGD
+from hvdtrain.core.gradients.bucket_size import AllreduceCost
+from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
+from hvdtrain.core.prediction.choice import best, predictions
+from hvdtrain.core.prediction.costs import GradientCost, Measured, Method, predict
+from hvdtrain.core.prediction.rehearsal import rehearse
+from hvdtrain.core.prediction.step_times import StepTimes
+from hvdtrain.core.prediction.table import choice_line, prediction_lines
+from hvdtrain.types import DType
+
+FREE = AllreduceCost(0.0, float("inf"))
+
+
+def spec_of(name: str, *shape: int) -> ParameterSpec:
+    strides = tuple(int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
+    return ParameterSpec(name, shape, strides, DType.FLOAT32, "float32", "cpu")
+
+
+def plan_of(counts: Sequence[int], bucket_bytes: int) -> BucketPlan:
+    specs = [spec_of(f"p{number}", count) for number, count in enumerate(counts)]
+    return make_plan(specs, bucket_bytes, bucket_bytes)
+
+
+def compressing(name: str, plan: BucketPlan, rate: float, start: float, speed: float) -> Method:
+    """Return a method that sends `rate` of the bytes, and compresses some bytes per second."""
+    costs = [GradientCost(spec.nbytes / speed, rate * spec.nbytes) for spec in plan.specs]
+    return Method(name, 2, start, tuple(costs))
+
+
+def average(plan: BucketPlan) -> Method:
+    costs = tuple(GradientCost(0.0, float(spec.nbytes)) for spec in plan.specs)
+    return Method("average", 1, 0.0, costs)
+
+
+def on_link(link: AllreduceCost, plan: BucketPlan, *methods: Method, owners: int = 1) -> Measured:
+    ready = tuple(0.001 * (1 + number) for number in range(len(plan.buckets)))
+    return Measured(2, owners, link, FREE, ready, (average(plan), *methods))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_average_is_predicted_as_bench_scaling_does(ranks: int) -> None:
+    """With the link that the same times give there."""
+    cost = AllreduceCost(1e-4, 1e8)
+    points = [(nbytes, cost.seconds(nbytes)) for nbytes in (0, 1 << 20)]
+    link = fit_link("link", ranks, points)
+    plan = plan_of([300_000, 10_000, 500_000, 7, 200_000], 1 << 20)
+    measured = on_link(cost, plan)
+    buckets = [bucket.nbytes for bucket in plan.buckets]
+    forward, backward = 0.0004, measured.ready_seconds[-1] - 0.0004
+    pairs = zip(buckets, measured.ready_seconds, strict=True)
+    ready = tuple((nbytes, at - forward) for nbytes, at in pairs)
+    expected = step_seconds(
+        Work("model", forward, backward, 0.0, ready),
+        ranks,
+        lambda nbytes: allreduce_seconds(ranks, nbytes, link),
+    )
+    assert predict(measured, plan, [0] * 5).seconds == pytest.approx(expected)
+    assert predict(measured, plan, [0] * 5).sent_bytes == sum(buckets)  # 2 (n - 1) / n is 1
+
+
+def test_owners_and_the_node_have_their_share() -> None:
+    plan = plan_of([1000, 1000], 1 << 20)
+    method = compressing("half", plan, 0.5, start=0.003, speed=1e6)
+    link, node = AllreduceCost(0.01, 1e6), AllreduceCost(0.1, 1e5)
+    measured = Measured(3, 2, link, node, (0.5,), (average(plan), method))
+    found = predict(measured, plan, [0, 1])
+    parts = (0.1 + 8000 / 1e5, 0.01 + 4000 / 1e6 / 2, 2 * 0.01 + 0.003 + (4000 + 2000) / 1e6 / 2)
+    assert found.seconds == pytest.approx(0.5 + sum(parts))
+    assert found.sent_bytes == pytest.approx((4000 + 2000) * 2 * 2 / 3)
+
+
+def test_no_other_choice_is_shorter() -> None:
+    """Of all choices among three methods for six gradients in two buckets."""
+    generator = np.random.default_rng(0)
+    plan = plan_of([10, 5000, 20, 8000, 3000, 40], 45_000)
+    assert len(plan.buckets) == 2
+    for _ in range(20):
+        drawn = generator.uniform(0, 0.002, (3, 6, 2))
+        methods = [
+            Method(str(n), n, 1e-4 * n, tuple(GradientCost(c, 1e6 * w) for c, w in of_method))
+            for n, of_method in enumerate(drawn.tolist())
+        ]
+        link = AllreduceCost(generator.uniform(0, 0.001), 1e6)
+        measured = Measured(2, 1, link, FREE, (0.0, 0.0), tuple(methods))
+        choices = product(range(3), repeat=6)
+        shortest = min(predict(measured, plan, choice).seconds for choice in choices)
+        found = predictions(measured, plan)
+        assert min(each.seconds for each in found) == pytest.approx(shortest)
+        assert found[0].choice == (0,) * 6
+
+
+def test_small_gradients_stay_plain_and_large_ones_are_compressed() -> None:
+    plan = plan_of([100, 1 << 20, 200, 1 << 20], 1 << 10)
+    method = compressing("nbit", plan, 1 / 32, start=0.001, speed=1e9)
+    slow = on_link(AllreduceCost(1e-4, 1e8), plan, method)
+    assert best(predictions(slow, plan)).choice == (0, 1, 0, 1)
+    fast = on_link(AllreduceCost(1e-5, 1e11), plan, method)
+    assert best(predictions(fast, plan)).choice == (0, 0, 0, 0)
+
+
+def test_a_gain_of_less_than_5_percent_does_not_count() -> None:
+    plan = plan_of([1000], 1 << 20)
+    link = AllreduceCost(0.0, 4000.0)  # one second
+    for rate, chosen in ((0.96, 0), (0.94, 1)):
+        method = compressing("half", plan, rate, start=0.0, speed=1e12)
+        measured = Measured(2, 1, link, FREE, (0.0,), (average(plan), method))
+        assert best(predictions(measured, plan)).choice == (chosen,)
+
+
+def test_each_gradient_may_have_another_method() -> None:
+    plan = plan_of([1 << 20, 1 << 20], 1 << 10)
+    first = Method("a", 1, 0.0, (GradientCost(0.0, 10.0), GradientCost(1.0, 10.0)))
+    second = Method("b", 1, 0.0, (GradientCost(1.0, 10.0), GradientCost(0.0, 10.0)))
+    measured = on_link(AllreduceCost(1e-4, 1e7), plan, first, second)
+    found = predictions(measured, plan)
+    assert [each.choice for each in found] == [(0, 0), (1, 0), (0, 2), (1, 2)]
+    assert best(found).choice == (1, 2)
+    lines = prediction_lines(measured, found, None)
+    assert "an all-reduce starts in 100 us and runs at 0.01 GB/s; predictions" in lines[0]
+    assert [line.split("  ")[1] for line in lines[2:]] == [
+        *("average", "a and average", "b and average", "b and a"),
+    ]
+    assert choice_line(["average", "a", "b"], plan, (1, 2)) == (
+        "chosen: a for 1 gradients with 50.0 % of the elements, b for 1 gradients with 50.0 % of "
+        "the elements"
+    )
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_rehearsals_count_what_would_be_sent(nodes: int) -> None:
+    """As sizes of all-reduces, which move 2 (n - 1) / n of their bytes."""
+    rows, columns = 96, 128
+    spec, count = spec_of("matrix", rows, columns), rows * columns
+    memory = Buffer.from_array(np.empty(0, np.float32))
+    blocks = count // 64
+    expected = {
+        "average": (4 * count, 1),
+        "half": (2 * count, 2),
+        "nbit:bits=8,block=64": (count + 8 * blocks, 2),
+        "powersgd:rank=4": (4 * 4 * (rows + columns), 2),
+        "topk:ratio=0.01": (8 * ceil(0.01 * count) * nodes / 2, 1),
+    }
+    for text, (nbytes, calls) in expected.items():
+        found = rehearse(make_exchange(text), spec, memory, nodes)
+        assert found.calls == calls
+        assert found.nbytes == pytest.approx(nbytes, rel=0.02)
+        assert found.seconds > 0
+
+
+def test_a_rehearsed_exchange_is_not_used() -> None:
+    exchange = make_exchange("nbit")
+    rehearse(exchange, spec_of("p", 640), Buffer.from_array(np.empty(0, np.float32)), 2)
+    assert not exchange.state().own
+
+
+def test_buckets_are_timed_from_the_end_of_the_step_before() -> None:
+    times = StepTimes()
+    for end, first, last in ((10.0, 9.0, 9.5), (20.0, 12.0, 14.0), (31.0, 21.0, 26.0)):
+        times.note_filled(first)
+        times.note_filled(last)
+        times.end_step(end)
+    assert times.seconds == [10.0, 11.0]
+    assert times.ready_seconds() == [1.5, 5.0]
+    assert times.median_seconds() == 10.5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("auto:allow=diloco", "name must be one of half, nbit, powersgd, topk"),
+        ("auto:allow=nbit:bits=3", "bits must be 1, 2, 4 or 8, got 3"),
+        ("auto:allow=half+nbit:bits=2/rank=1", "one of bits, block, got 'rank=1'"),
+        ("auto:steps=0", "steps must be at least 1, got 0"),
+    ],
+)
+def test_wrong_options_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_exchange(text)
+
+
+def test_candidates_are_exchanges_of_gradients_between_nodes() -> None:
+    given: tuple[Exchange, ...] = (LocalSGD(2), AllreduceExchange())
+    for each in given:
+        with pytest.raises(ValueError, match="is not an exchange of gradients between nodes"):
+            AutoExchange([each])
+    specs = make_exchange("auto:allow=nbit:bits=2/block=64+average+topk,steps=3").spec
+    assert specs.startswith("auto:steps=3 of allreduce:op=average")
+    assert "or nbit:bits=2,block=64 or topk:ratio=0.01" in specs
+
+
+def test_measurements_of_other_exchanges_are_refused() -> None:
+    plan = plan_of([8], 1 << 10)
+    with pytest.raises(ValueError, match="must have the methods average, half"):
+        AutoExchange("half", measured=on_link(FREE, plan))
