@@ -20,7 +20,7 @@ from hvdtrain_bench.cases.models import MODELS
 
 __all__ = ["TASKS", "LossTask", "Samples"]
 
-_CONTEXT, _TEXT_CHARACTERS, _TEST_FRACTION = 64, 1 << 20, 0.1
+_CONTEXT, _TEXT_CHARACTERS, _TEST_WINDOWS = 32, 1 << 20, 512
 _ASCII = 128
 _BATCH = 32
 
@@ -94,7 +94,7 @@ def _digits(size: int) -> tuple[Samples, Samples]:
 
 
 def _text() -> tuple[Samples, Samples]:
-    """Return windows of Python's own source code, int64 [n, 64]; targets are one further."""
+    """Return windows of Python's own source code, int64 [n, 32]; targets are one further."""
     folder = Path(sysconfig.get_path("stdlib"))
     sources = (path.read_bytes() for path in sorted(folder.glob("*.py")))
     text = np.frombuffer(b"".join(sources)[:_TEXT_CHARACTERS], np.uint8)
@@ -102,7 +102,7 @@ def _text() -> tuple[Samples, Samples]:
     count = (len(tokens) - 1) // _CONTEXT
     inputs = tokens[: count * _CONTEXT].reshape(count, _CONTEXT)
     targets = tokens[1 : count * _CONTEXT + 1].reshape(count, _CONTEXT)
-    first = int(count * (1 - _TEST_FRACTION))
+    first = count - _TEST_WINDOWS
     return Samples(inputs[:first], targets[:first]), Samples(inputs[first:], targets[first:])
 
 
