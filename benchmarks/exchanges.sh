@@ -3,8 +3,8 @@
 # a quiet machine, with what slow_link.sh needs:
 #
 #     benchmarks/exchanges.sh           # steps and losses
-#     benchmarks/exchanges.sh steps     # about 12 minutes on two cores
-#     benchmarks/exchanges.sh losses    # about 8 minutes
+#     benchmarks/exchanges.sh steps     # about 14 minutes on two cores
+#     benchmarks/exchanges.sh losses    # about 12 minutes
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
