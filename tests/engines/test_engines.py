@@ -34,7 +34,7 @@ REFUSED = {"local": 9, "mpi": 80, "node": 36, "gloo": 35, "hidden": 35, "nccl": 
 # the library takes that of a GPU.
 WITHOUT_KERNEL = ["mpi SHARED_MEMORY=numpy", "mpi CHUNK_BYTES=1000 SHARED_MEMORY=0"]
 LAUNCHES = {
-    np: SharedLaunch(WORKER, np, cases, timeout_seconds=400)
+    np: SharedLaunch(WORKER, np, cases, timeout_seconds=400, warm="torch")
     for np, cases in {
         1: ["mpi", "gloo", "hidden", "mpi-hidden"],
         2: ["mpi", "mpi SHARED_MEMORY=0", *WITHOUT_KERNEL, "gloo", "hidden", "mpi-hidden"],
@@ -43,7 +43,11 @@ LAUNCHES = {
     }.items()
 }
 OTHERS_AT_FOUR = SharedLaunch(
-    WORKER, 4, ["mpi SHARED_MEMORY=0", "gloo", "hidden", "mpi-hidden"], timeout_seconds=400
+    WORKER,
+    4,
+    ["mpi SHARED_MEMORY=0", "gloo", "hidden", "mpi-hidden"],
+    timeout_seconds=400,
+    warm="torch",
 )
 
 

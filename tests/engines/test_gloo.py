@@ -37,10 +37,10 @@ wait $rank1
 """
 
 
-FOUR_RANKS = SharedLaunch(WORKER, 4, ["halves", "splits"])
+FOUR_RANKS = SharedLaunch(WORKER, 4, ["halves", "splits"], warm="torch")
 # The last one breaks the connection.
 TWO_RANKS = SharedLaunch(
-    WORKER, 2, ["sockets", "integers", "late_rank", "again", "automatic", "gone_rank"]
+    WORKER, 2, ["sockets", "integers", "late_rank", "again", "automatic", "gone_rank"], warm="torch"
 )
 
 

@@ -39,7 +39,13 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(size: int, tmp_path: Path)
         {**options, "epochs": 3, "out": str(parts), "resume": "auto"},
         {**options, "epochs": 3, "out": str(parts), "resume": "auto"},
     ]
-    done = run_ranks(WORKER, size, args=[json.dumps(cases)], timeout_seconds=LIMIT_SECONDS)
+    done = run_ranks(
+        WORKER,
+        size,
+        args=[json.dumps(cases)],
+        timeout_seconds=LIMIT_SECONDS,
+        warm="torch",
+    )
     for results in done.results:
         stopped = [result["newest"].rpartition("-")[0] for result in results[2:5]]
         assert stopped == ["checkpoint-0001+600", "checkpoint-0002", "checkpoint-0002+250"]
@@ -138,7 +144,7 @@ def test_a_killed_run_goes_on_within_the_epoch_with_all_features(tmp_path: Path)
         {**SCALED, "out": str(scaled_parts), "stop": 7},
         {**SCALED, "out": str(scaled_parts)},
     ]
-    run_ranks(WORKER, 3, args=[json.dumps(cases)], timeout_seconds=LIMIT_SECONDS)
+    run_ranks(WORKER, 3, args=[json.dumps(cases)], timeout_seconds=LIMIT_SECONDS, warm="torch")
     for one, other in ((whole, parts), (scaled, scaled_parts)):
         assert summary_of(one)["weights_sha256"] == summary_of(other)["weights_sha256"]
         assert len(set(summary_of(one)["weights_sha256"])) == 1
@@ -151,7 +157,9 @@ def test_a_killed_run_goes_on_within_the_epoch_with_all_features(tmp_path: Path)
         assert loss != loss.half()
     assert summary_of(whole)["weights_sha256"] != summary_of(scaled)["weights_sha256"]
     going_on = [{**RICH, "epochs": 2, "out": str(elsewhere)}]
-    done = run_ranks(WORKER, 2, args=[json.dumps(going_on)], timeout_seconds=LIMIT_SECONDS)
+    done = run_ranks(
+        WORKER, 2, args=[json.dumps(going_on)], timeout_seconds=LIMIT_SECONDS, warm="torch"
+    )
     # What was used before the checkpoint: an epoch, and a step of the next.
     before = []
     for rank in range(3):

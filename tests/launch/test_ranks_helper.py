@@ -7,19 +7,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from mpis import MPICH
 from ranks import Job, launch, run_ranks, start
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
-MPIS = ("openmpi", MPICH)
+# With "warm", ranks are forked.
+HOWS = [("openmpi", ""), ("openmpi", "json"), pytest.param("mpich", "", marks=pytest.mark.mpich)]
 
 
-@pytest.mark.parametrize("mpi", MPIS)
+@pytest.mark.parametrize(("mpi", "warm"), HOWS)
 @pytest.mark.parametrize("np", [1, 3])
-def test_results_come_back_by_rank(mpi: str, np: int) -> None:
-    done = run_ranks(WORKER, np, args=["behaves", 7], mpi=mpi)
+def test_results_come_back_by_rank(mpi: str, warm: str, np: int) -> None:
+    done = run_ranks(WORKER, np, args=["behaves", 7], mpi=mpi, warm=warm)
     assert done.returncode == 0
     assert done.results == [
         {"rank": rank, "size": np, "cwd": [], "argv": ["behaves", "7"]} for rank in range(np)
@@ -32,6 +33,10 @@ def test_results_come_back_by_rank(mpi: str, np: int) -> None:
     ("mpi", "behaviour", "reason"),
     [
         ("openmpi", "exits 3", "exit code 3"),
+        ("warm", "exits 3", "exit code 3"),
+        ("warm", "is killed", "exit code 137"),
+        ("warm", "sleeps", "still running after 3 s"),
+        ("warm", "leaves a child", "outlived the job"),
         ("openmpi", "is killed", "exit code 137"),
         pytest.param("mpich", "is killed", "exit code 9", marks=pytest.mark.mpich),
         ("openmpi", "reports nothing", "rank 1 of 2 left no result"),
@@ -51,8 +56,9 @@ def test_misbehaviour_fails(
 ) -> None:
     monkeypatch.setattr(Job, "patience_seconds", 2.0)
     timeout_seconds = 3 if "still running" in reason else 60
+    how: dict[str, Any] = {"warm": "json"} if mpi == "warm" else {"mpi": mpi}
     with pytest.raises(AssertionError, match=reason) as caught:
-        run_ranks(WORKER, 2, args=[behaviour], mpi=mpi, timeout_seconds=timeout_seconds)
+        run_ranks(WORKER, 2, args=[behaviour], timeout_seconds=timeout_seconds, **how)
     assert "rank 1 of 2 is here" in str(caught.value)
     assert started[0].pids() == []
 

@@ -42,7 +42,7 @@ def digest(directory: Path, ranks: int, env: Mapping[str, object], *arguments: s
     """Train and return the digest of the weights."""
     out = directory / str(len(list(directory.iterdir())))
     words = ["-m", "hvdtrain", "train", "digits", "--epochs", "1", "--quiet", "--out", str(out)]
-    run_ranks([*words, *arguments], ranks, env=env, timeout_seconds=300)
+    run_ranks([*words, *arguments], ranks, env=env, timeout_seconds=300, warm="torch")
     summary = json.loads((out / "summary.json").read_text())
     (text,) = set(summary["weights_sha256"])
     return str(text)
@@ -62,7 +62,7 @@ def results_of(ranks: int, directory: Path) -> list[dict[str, Any]]:
     ]
     for number, case in enumerate(cases):
         case["out"] = str(directory / str(case.get("out", f"{ranks}-{number}")))
-    done = run_ranks(WORKER, ranks, args=[json.dumps(cases)], timeout_seconds=300)
+    done = run_ranks(WORKER, ranks, args=[json.dumps(cases)], timeout_seconds=300, warm="torch")
     for results in zip(*done.results, strict=True):
         assert len({json.dumps(result.get("weights_sha256")) for result in results}) == 1
     seen = [result[-1]["seen"]["train"] for result in done.results]
@@ -124,7 +124,7 @@ def test_the_bucket_plan_and_shared_memory_do_not_matter(tmp_path: Path) -> None
 )
 def test_shards_that_do_not_fit(ranks: int, shards: int, words: str) -> None:
     arguments = ["-m", "hvdtrain", "--global-batch-size", "64", "--virtual-shards", str(shards)]
-    with launch(arguments, ranks) as job:
+    with launch(arguments, ranks, warm="torch") as job:
         done = job.wait(60)
     assert done.returncode != 0
     assert words in done.stderr

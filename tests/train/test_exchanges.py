@@ -12,5 +12,5 @@ WORKER = Path(__file__).with_name("exchange_worker.py")
 
 @pytest.mark.parametrize("np", [1, 2, 3, 4])
 def test_exchanges_follow_their_formulas(np: int) -> None:
-    done = run_ranks(WORKER, np, timeout_seconds=300)
+    done = run_ranks(WORKER, np, timeout_seconds=300, warm="torch")
     assert len(set(done.results)) == 1

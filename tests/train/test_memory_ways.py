@@ -24,7 +24,7 @@ WORKER = Path(__file__).with_name("memory_ways_worker.py")
     ids=str,
 )
 def test_ranks_give_the_weights_of_one_rank(slots: list[int], tmp_path: Path) -> None:
-    several: dict[str, Any] = {}
+    several: dict[str, Any] = {"warm": "torch"}
     if len(slots) > 1:
         require_hosts()
         several = {

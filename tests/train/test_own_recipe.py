@@ -32,7 +32,7 @@ def run_commands(size: int, commands: Sequence[Sequence[object]], **how: Any) ->
     """Run commands on so many ranks; return what came of each on rank 0."""
     words = json.dumps([[str(word) for word in command] for command in commands])
     worker = TRAINING / "commands_worker.py"
-    done = run_ranks(worker, size, args=[words], timeout_seconds=LIMIT_SECONDS, **how)
+    done = run_ranks(worker, size, args=[words], timeout_seconds=LIMIT_SECONDS, warm="torch", **how)
     return list(done.results[0])
 
 
@@ -158,7 +158,7 @@ def test_a_damaged_image_of_one_rank(tmp_path: Path) -> None:
         word for name in ("size=8", "crop=8", "width=4", "blocks=1") for word in ("--set", name)
     ]
     for more in (["--workers", 2], ["--seed", 1]):  # one rank meets it, or the other
-        with launch(JOB, 2, args=[*train, *more, "--out", f"out{more[1]}"]) as job:
+        with launch(JOB, 2, args=[*train, *more, "--out", f"out{more[1]}"], warm="torch") as job:
             done = job.wait(LIMIT_SECONDS)
             job.assert_nothing_left()
         assert done.returncode == 2, done.stderr

@@ -83,7 +83,9 @@ def runs(folder: Path) -> dict[int, Results]:
             {**case, "out": str(folder / str(size) / case.get("out", name))}
             for name, case in cases.items()
         ]
-        done = run_ranks(WORKER, size, args=[json.dumps(arguments)], timeout_seconds=LIMIT_SECONDS)
+        done = run_ranks(
+            WORKER, size, args=[json.dumps(arguments)], timeout_seconds=LIMIT_SECONDS, warm="torch"
+        )
         by_case = zip(*done.results, strict=True)
         found[size] = {name: list(of_ranks) for name, of_ranks in zip(cases, by_case, strict=True)}
     return found

@@ -105,7 +105,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list
     cases = [
         {**case, "out": str(directory / case.get("out", name))} for name, case in CASES.items()
     ]
-    done = run_ranks(WORKER, SIZE, args=[json.dumps(cases)], timeout_seconds=300)
+    done = run_ranks(WORKER, SIZE, args=[json.dumps(cases)], timeout_seconds=300, warm="torch")
     by_case = zip(*done.results, strict=True)
     results = {name: list(found) for name, found in zip(CASES, by_case, strict=True)}
     return directory, results, done.stderr
@@ -244,7 +244,7 @@ def test_what_an_exchange_cannot_carry_over_is_told(runs: Any, tmp_path: Path) -
     assert begins[0].endswith("': exchange 'local:steps=2,state=keep' begins anew")
     shutil.copytree(runs[0] / "onebit", tmp_path / "onebit")
     case = {**RESUMED["onebit"], "epochs": 3, "resume": "auto", "out": str(tmp_path / "onebit")}
-    done = run_ranks(WORKER, 2, args=[json.dumps([case])], timeout_seconds=60)
+    done = run_ranks(WORKER, 2, args=[json.dumps([case])], timeout_seconds=60, warm="torch")
     for [result] in done.results:
         assert result["steps"] == 27
         assert len(set(result["weights_sha256"])) == 1

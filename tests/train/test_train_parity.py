@@ -94,7 +94,9 @@ class Runs:
             cases = [
                 {**case, "out": str(self.directory(size, key))} for key, case in CASES[size].items()
             ]
-            done = run_ranks(WORKER, size, args=[json.dumps(cases)], timeout_seconds=LIMIT_SECONDS)
+            done = run_ranks(
+                WORKER, size, args=[json.dumps(cases)], timeout_seconds=LIMIT_SECONDS, warm="torch"
+            )
             self._results[size] = done.results
         position = list(CASES[size]).index(name)
         return [result[position] for result in self._results[size]]

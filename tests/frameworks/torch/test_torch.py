@@ -16,7 +16,7 @@ WORKER = Path(__file__).with_name("torch_worker.py")
 SMALL = "BUCKET_BYTES=600, FIRST_BUCKET_BYTES=100"
 TABLES = ["operations", "asynchronous", "batch norm", "optimizers"]
 LAUNCHES = {
-    np: SharedLaunch(WORKER, np, jobs)
+    np: SharedLaunch(WORKER, np, jobs, warm="torch")
     for np, jobs in {
         1: TABLES,
         2: [*TABLES, f"exchanges, ENGINE=gloo, {SMALL}"],
@@ -25,7 +25,7 @@ LAUNCHES = {
     }.items()
 }
 # Optimizers meet no number of ranks that they treat in another way than two or three.
-ALL_AT_FOUR = SharedLaunch(WORKER, 4, TABLES[1:])
+ALL_AT_FOUR = SharedLaunch(WORKER, 4, TABLES[1:], warm="torch")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_four_ranks(job: str) -> None:
 
 def test_an_mpi_without_threads() -> None:
     env = {"MPI4PY_RC_THREAD_LEVEL": "single", "HVDTRAIN_BUCKET_BYTES": 600}
-    results = SharedLaunch(WORKER, 2, ["optimizers"], env=env).results("optimizers")
+    results = SharedLaunch(WORKER, 2, ["optimizers"], env=env, warm="torch").results("optimizers")
     assert [result["reduces in a thread"] for result in results] == [False, False]
 
 

@@ -21,20 +21,20 @@ ENGINE = {"HVDTRAIN_ENGINE": "hidden"}
     ],
 )
 def test_nothing_is_staged(np: int, cases: str) -> None:
-    done = run_ranks(WORKER, np, args=[cases], env=ENGINE, timeout_seconds=300)
+    done = run_ranks(WORKER, np, args=[cases], env=ENGINE, timeout_seconds=300, warm="torch")
     assert done.results == [[]] * np  # nor is there a refusal that was swallowed
 
 
 def test_exchanges_stage_nothing() -> None:
     # Many buckets, some of them with several parameters.
     env = {**ENGINE, "HVDTRAIN_BUCKET_BYTES": 600, "HVDTRAIN_FIRST_BUCKET_BYTES": 100}
-    done = run_ranks(WORKER, 2, args=["exchanges"], env=env, timeout_seconds=300)
+    done = run_ranks(WORKER, 2, args=["exchanges"], env=env, timeout_seconds=300, warm="torch")
     assert done.results == [[], []]
 
 
 @pytest.mark.parametrize("cases", ["operations", "optimizers"])
 def test_staging_is_caught(cases: str) -> None:
-    with launch(WORKER, 2, args=[cases, "staged"], env=ENGINE) as job:
+    with launch(WORKER, 2, args=[cases, "staged"], env=ENGINE, warm="torch") as job:
         done = job.wait(120)
     assert done.returncode != 0
     assert "reads memory of device 'hidden' from the host" in done.stderr

@@ -34,7 +34,14 @@ BARRIERS = (
     [(2, 0, 0), (3, 1000, 0.01), pytest.param(4, 0, 0, marks=pytest.mark.soak)],
 )
 def test_all_ranks_are_in_one_file(np: int, ahead: float, faster: float, tmp_path: Path) -> None:
-    run_ranks(WORKER, np, args=[tmp_path, ahead, faster], env=BUCKETS, timeout_seconds=300)
+    run_ranks(
+        WORKER,
+        np,
+        args=[tmp_path, ahead, faster],
+        env=BUCKETS,
+        timeout_seconds=300,
+        warm="torch",
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "second.json"]
     first, second = (Trace(tmp_path / f"{name}.json", np) for name in ("first", "second"))
     every = range(np)

@@ -23,8 +23,12 @@ _TOLERATED_VARIABLES = {
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
 }
-# Python's own, one for the whole session.
-_TOLERATED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+# One for the whole session: Python's own, and what forks ranks.
+_TOLERATED_PROCESSES = (
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    "warm_server.py",
+)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from typing import Any
 
 from job import RESULTS, Completed, Job, python_path, rank_of
 from paths import ROOT
+from warm import warm_prefix
 
 __all__ = [
     "Completed",
@@ -102,6 +103,7 @@ def launch(
     hostfile: Path | None = None,
     launcher_args: Sequence[object] = (),
     cwd: Path | None = None,
+    warm: str = "",
 ) -> Job:
     """Start `target` on `np` ranks and return at once; use it with `with`. Checks nothing.
 
@@ -115,6 +117,7 @@ def launch(
         hostfile: without one, the ranks run here and may be more than there are cores.
         launcher_args: further arguments of mpirun.
         cwd: working directory; by default a new, empty one.
+        warm: modules that a process which forks the ranks has imported; see warm.py.
     """
     python = python or mpi_python(mpi)
     open_mpi = mpi != "mpich"
@@ -130,8 +133,9 @@ def launch(
         # Probing OFI costs a second per launch, and one host has no network between its ranks.
         quick = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
     words = [target] if isinstance(target, (str, Path)) else target
+    interpreter = warm_prefix(python, warm) if warm else [python]
     return start(
-        [mpirun, *flags, "-np", np, *launcher_args, python, *words, *args],
+        [mpirun, *flags, "-np", np, *launcher_args, *interpreter, *words, *args],
         env=quick | dict(env or {}),
         cwd=cwd,
     )
