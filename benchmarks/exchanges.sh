@@ -3,8 +3,8 @@
 # a quiet machine, with what slow_link.sh needs:
 #
 #     benchmarks/exchanges.sh           # steps and losses
-#     benchmarks/exchanges.sh steps     # about 12 minutes on two cores
-#     benchmarks/exchanges.sh losses    # about 8 minutes
+#     benchmarks/exchanges.sh steps     # about 14 minutes on two cores
+#     benchmarks/exchanges.sh losses    # about 12 minutes
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -36,7 +36,7 @@ fi
 # shellcheck disable=SC2086
 if [[ $what != steps ]]; then
   weights=$(exchanges local:steps=8 postlocal:after=160,steps=8 blockmomentum:steps=8 \
-    diloco:steps=32 diloco:steps=32,momentum=0.5)
+    diloco:steps=32 diloco:steps=8,momentum=0.5)
   measure 1gbit text --loss text --steps 32 --repeats 5 $gradients $weights
   measure 1gbit digits --loss digits --steps 32 --repeats 5 $gradients $weights
   weights=$(exchanges local:steps=8 postlocal:after=40,steps=8 blockmomentum:steps=8 diloco:steps=8)
