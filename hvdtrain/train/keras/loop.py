@@ -18,7 +18,7 @@ from hvdtrain.train.keras.fit import BatchDataset, StepCallback, StepPlanSchedul
 from hvdtrain.train.keras.metrics import KerasMetricSums, KerasMetricValue, sum_over_samples
 from hvdtrain.train.keras.sample_reader import SampleReader
 from hvdtrain.train.keras.state import KerasTrainingState
-from hvdtrain.train.loop.exchange_record import ExchangeRecord, gather_record, scatter_record
+from hvdtrain.train.loop.exchange_record import ExchangeRecord, exchange_record, restore_exchange
 from hvdtrain.train.loop.gather import predict_on_all_ranks, split_samples
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
@@ -104,21 +104,13 @@ class KerasLoop:
 
     def exchange_record(self) -> ExchangeRecord | None:
         """Return the state of the exchange on all ranks, on rank 0 (collective)."""
-        if self._step_plan.options.make_exchange() is None:
-            return None
-        local = self._optimizer.exchanges_weights
-        own = self.state.optimizer_arrays() if local else {}
-        return gather_record(self._optimizer.exchange_state(), own)
+        exchange = self._step_plan.options.make_exchange()
+        return exchange_record(exchange, self._optimizer, self.state.optimizer_arrays)
 
     def restore_exchange(self, record: ExchangeRecord | None) -> str:
         """Restore the state of the exchange, and return what is lost (collective)."""
         exchange = self._step_plan.options.make_exchange()
-        restored, lost = scatter_record(record, None if exchange is None else exchange.spec)
-        if restored is not None:
-            self._optimizer.load_exchange_state(restored.saved)
-            if restored.optimizer:
-                self.state.load_optimizer(restored.optimizer)
-        return lost
+        return restore_exchange(record, exchange, self._optimizer, self.state.load_optimizer)
 
     def bucket_plan(self) -> None:
         """Return None: buckets follow the order of the variables, so there is nothing to save."""
