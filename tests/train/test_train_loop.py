@@ -45,7 +45,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "local": {**ALONE, "exchange": "local:steps=5"},
     "postlocal": {**ALONE, "exchange": "postlocal:after=4,steps=3"},
     "diloco": {**ALONE, "exchange": "diloco:steps=4,fragments=2"},
-    "blocks": {**ALONE, "exchange": "blockmomentum:block=30,reset=false"},
+    "blocks": {**ALONE, "exchange": "blockmomentum:block=30,state=keep"},
 }
 CASES: dict[str, dict[str, Any]] = {
     "valley": {**VALLEY, "early_stop": 3},
