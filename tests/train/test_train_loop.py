@@ -45,7 +45,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "local": {**ALONE, "exchange": "local:steps=5"},
     "postlocal": {**ALONE, "exchange": "postlocal:after=4,steps=3"},
     "diloco": {**ALONE, "exchange": "diloco:steps=4,fragments=2"},
-    "blocks": {**ALONE, "exchange": "blockmomentum:block=30,reset=false"},
+    "blocks": {**ALONE, "exchange": "blockmomentum:block=30,state=keep"},
     # Of two all-reduces and one, for a few kilobytes, one is the faster.
     "auto": {**NOISY, "exchange": "auto:allow=half,steps=2", "apart": True},
 }
