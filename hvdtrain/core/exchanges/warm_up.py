@@ -74,8 +74,15 @@ class WarmUp(Exchange):
     def _warm(self) -> bool:
         return self._done >= self._length
 
+    @property
+    def chosen(self) -> Mapping[str, str] | None:
+        return self._exchange.chosen
+
     def prepare(self, plan: BucketPlan) -> None:
         self._exchange.prepare(plan)
+
+    def note_alone(self) -> None:
+        self._exchange.note_alone()
 
     def begin(self, bucket: FilledBucket) -> None:
         self._exchange.begin(bucket)

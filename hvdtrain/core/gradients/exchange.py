@@ -96,12 +96,20 @@ class Exchange(ABC):
     first: Exchange | None = None
     stateless: bool = False
 
+    @property
+    def chosen(self) -> Mapping[str, str] | None:
+        """The exchange chosen for each parameter, by name of the parameter; None if none is."""
+        return None
+
     def prepare(self, plan: BucketPlan) -> None:  # noqa: B027  # most need nothing
         """Prepare for a plan, when it is made and whenever it changes (local).
 
         Raises:
             ValueError: it cannot exchange one of these parameters.
         """
+
+    def note_alone(self) -> None:  # noqa: B027  # most need not know
+        """Learn that there is one rank, for which `reduce` is not called (local)."""
 
     def begin(self, bucket: FilledBucket) -> None:  # noqa: B027  # only for weights
         """Receive the weights that all ranks have in common (local).

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import keras
 
 from hvdtrain.core.exchanges.saved import SavedExchange
+from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.backends.refusals import refuse_weights
@@ -67,6 +68,11 @@ class DistributedMixin:
             ValueError: it is the state of another exchange.
         """
         self.hvdtrain_reduction.load_exchange_state(state)
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The exchange; None for the default average or sum."""
+        return self.hvdtrain_reduction.settings.exchange
 
     @property
     def exchanges_weights(self) -> bool:

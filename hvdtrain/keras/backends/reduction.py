@@ -163,6 +163,8 @@ class Reduction:
         """
         results, process_set = list(gradients), self.settings.process_set
         size = process_set.size() if process_set.included() else 1
+        if size == 1 and process_set.included():
+            self.settings.make_exchange().note_alone()
         present = [i for i, gradient in enumerate(results) if gradient is not None]
         shared = [i for i in present if id(variables[i]) not in self._local]
         if size != 1 and shared:
