@@ -29,6 +29,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.keras.framework import build_recipe
+from hvdtrain.train.keras.metrics import sum_over_samples
 from hvdtrain.train.loop.step_plan import padded
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
@@ -115,8 +116,7 @@ def plain_weights(make: Callable[[], Recipe], optimizer: Any, dtype: str) -> dic
     options = TrainOptions(recipe="served.py:recipe", **COMMON, dtype=dtype)
     made = build_recipe(make, options, context.current().topology)
     model, samples = made.model, made.train
-    loss = type(made.loss).from_config({**made.loss.get_config(), "reduction": "sum"})
-    model.compile(optimizer, loss)
+    model.compile(optimizer, sum_over_samples(made.loss))
     steps = steps_per_epoch(len(samples), BATCH)
     for number in range(EPOCHS * steps):
         order = epoch_permutation(len(samples), SEED, number // steps)

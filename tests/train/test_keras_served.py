@@ -63,7 +63,7 @@ def check_exactness(runs: dict[str, list[dict[str, Any]]], backend: str) -> None
 
 def check_counts(runs: dict[str, list[dict[str, Any]]]) -> None:
     """Every gradient is applied once or dropped, and workers read every sample in each epoch."""
-    counts = {name: of_ranks[0].get("parameter_server") for name, of_ranks in runs.items()}
+    counts = {name: of_ranks[0].get("parameter_server", {}) for name, of_ranks in runs.items()}
     assert counts["adamw"]["staleness"] == {"0": 2 * ROUNDS}  # two servers
     assert counts["sync"]["staleness"] == {"0": 2 * ROUNDS}  # two workers
     assert (counts["async"]["applied"], counts["async"]["dropped"]) == (2 * ROUNDS, 0)
