@@ -41,6 +41,7 @@ _AVERAGES: Mapping[str, Callable[[], Exchange]] = {
     "float32": AllreduceExchange,
     "bf16": HalfExchange,
     "int8": partial(NBitExchange, bits=8),
+    "int4": partial(NBitExchange, bits=4),
 }
 
 
@@ -63,7 +64,7 @@ class DiLoCo(Exchange):
         momentum: momentum of the outer optimizer.
         fragments: number of fragments.
         type: what crosses the network of d: "float32" for all of it, "bf16" for half types
-            (HalfExchange), or "int8" for 8 bits with error feedback (NBitExchange).
+            (HalfExchange), or "int8" or "int4" for 8 or 4 bits with error feedback (NBitExchange).
         state: what becomes of the state of each rank's optimizer after an exchange: "keep",
             "average" it as well, or "reset" it, as if the optimizer were new.
 
