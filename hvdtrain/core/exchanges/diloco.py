@@ -141,13 +141,13 @@ class DiLoCo(Exchange):
     def _step(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         """Take a step of the outer optimizer on all parameters of a bucket (collective)."""
         for part in bucket.parts:
-            start = self._start.get(part.index, part.array)
+            start = self._start.get(part.name, part.array)
             for own, common in _parts(part.array, start):
                 own[...] = common - own
         self._average.reduce(bucket, info, communicators)
         for part in bucket.parts:
-            start = self._start.get(part.index, part.array)
-            before = self._velocity.get(part.index, part.array)
+            start = self._start.get(part.name, part.array)
+            before = self._velocity.get(part.name, part.array)
             velocity = like_shape(before, before.shape)
             for d, u, old, common in _parts(part.array, velocity, before, start):
                 u[...] = old * self._momentum
@@ -156,9 +156,9 @@ class DiLoCo(Exchange):
                 step += d
                 step *= self._rate
                 d[...] = common - step
-            self._velocity.put(part.index, velocity)
+            self._velocity.put(part.name, velocity)
             if self.partial:
-                self._start.put(part.index, copy(part.array))
+                self._start.put(part.name, copy(part.array))
 
     def end(self, info: StepInfo) -> None:
         self._average.end(info)
