@@ -30,6 +30,7 @@ class StepInfo:
         flush: whether all ranks asked for equal weights now, at whatever step they are.
         local_steps: number of steps that ranks have taken since the weights of all were equal,
             all ranks together; 0 in a flush of equal weights.
+        whole: whether every rank takes a step of its own: none has joined, or asks for a flush.
     """
 
     step: int
@@ -41,6 +42,7 @@ class StepInfo:
     finite: bool = True
     flush: bool = False
     local_steps: int = 1
+    whole: bool = True
 
     @property
     def drifted(self) -> bool:
@@ -78,12 +80,14 @@ class LocalSteps:
             were given no sample weights, or the exchange has not set `counts_samples`.
         total: number of steps that the program has completed.
         rate: learning rate, if the adapter knows it.
+        whole: whether every rank took part in the last step, the same on all ranks.
     """
 
     number: int
     samples: float | None
     total: int
     rate: float | None
+    whole: bool = True
 
 
 def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Communicator) -> StepInfo:
@@ -106,5 +110,6 @@ def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Commun
         total=total,
         weighted=bool(weighted),
         flush=not others,
+        whole=others == own.size,
         local_steps=int(steps),
     )

@@ -47,7 +47,8 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
         ("adasum:warmup=1,warmup=2", "warmup is given twice"),
         ("local", "exchange 'local': needs steps="),
         ("local:steps=0", "exchange 'local:steps=0': steps must be at least 1, got 0"),
-        ("local:steps=2,state=drop", "state must be one of keep, reset, got drop"),
+        ("local:steps=2,state=drop", "state must be one of keep, average, reset, got drop"),
+        ("diloco:fragments=2,state=reset", "state=reset needs fragments=1"),
         ("postlocal:after=0,steps=2", "after must be a number of steps above 0, or rate, got 0"),
         ("postlocal:after=9,steps=2,warmup=3", "begins with plain averages by itself"),
         ("blockmomentum", "give block= (samples of all ranks) or steps= (of each rank)"),
@@ -64,7 +65,7 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
         ("diloco:steps=0", "steps must be at least 1"),
         ("diloco:rate=inf", "rate must be a positive number, got inf"),
         ("diloco:momentum=1", "momentum must be at least 0 and less than 1"),
-        ("diloco:type=fp8", "type must be one of float32, bf16, int8, got fp8"),
+        ("diloco:type=fp8", "type must be one of float32, bf16, int8, int4, got fp8"),
         ("diloco:fragments=3", "steps must be a multiple of fragments, got steps=500 and"),
         (
             "nbit:warmup=1,distributed_after=9",
