@@ -25,6 +25,9 @@ _UNKNOWN = -1.0
 class WeightExchange:
     """Updates variables with the gradients of this rank, and exchanges their values when due.
 
+    The optimizer may accumulate the gradients of several passes for a step, and leave out an update
+    because gradients are not finite.
+
     An exchange may begin with averages of gradients. Each step asks the host at which side of the
     switch it is, so that functions that were traced before need not be traced anew.
 
@@ -48,6 +51,8 @@ class WeightExchange:
         self.flush_in_fit = True
         self._weights = ExchangedWeights(settings, name)
         self._averages_first = self._weights.averages_gradients
+        self._passes, self._passes_per_step = 0, 1
+        self._samples_of_step: float | None = None
         self.counter = self._weights.counter
         self.inner_state = OptimizerState(settings.make_exchange(), self._weights, backend)
 
@@ -78,6 +83,8 @@ class WeightExchange:
         if not self._settings.process_set.included():
             update(gradients)
             return
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        self._passes_per_step = inner.gradient_accumulation_steps or 1
         counted = _UNKNOWN if samples is None else samples
         numbers = [
             keras.ops.cast(number, "float32") for number in (optimizer.learning_rate, counted)
@@ -179,6 +186,12 @@ class WeightExchange:
 
     def _count(self, numbers: list[HostArray]) -> bool:
         rate, samples = _rate_and_samples(numbers)
+        if samples is not None:
+            self._samples_of_step = (self._samples_of_step or 0.0) + samples
+        self._passes += 1
+        if self._passes % self._passes_per_step:
+            return False
+        samples, self._samples_of_step = self._samples_of_step, None
         return self._weights.count_step(samples, rate)
 
     def _exchange(self, variables: Sequence[Variable], arrays: list[HostArray]) -> list[HostArray]:

@@ -24,19 +24,22 @@ from raising import raising
 import hvdtrain.keras as hvd
 
 
-def local_steps(combine: Callable[[OfRanks, int], list[Any]]) -> list[Any]:
+def local_steps(
+    combine: Callable[[OfRanks, int], list[Any]], of: Callable[[int, int], list[Any]] = gradients
+) -> list[Any]:
     """Return weights after five local steps of SGD, of which each second one ends an exchange.
 
     Args:
         combine: returns the weights to go on from, given those of all ranks and their number of
             steps since the last time: 2, or 1 in the flush at the end.
+        of: returns the gradients of a step of a rank.
     """
     random = np.random.default_rng(0)
     start: list[Any] = [random.normal(size=s).astype(np.float32).astype(float) for s in SHAPES]
     ranks = [list(start) for _ in range(hvd.size())]
     for step in range(5):
         for rank, weights in enumerate(ranks):
-            moved = zip(weights, gradients(step, rank), strict=True)
+            moved = zip(weights, of(step, rank), strict=True)
             ranks[rank] = [w - 0.1 * g for w, g in moved]
         if step % 2 or step == 4:
             together = combine(ranks, 1 if step == 4 else 2)
@@ -76,6 +79,54 @@ def weights_after_local_steps() -> str:
         assert_close(variables, local_steps(combine), rtol=1e-5)
         ends += variables
     return digest(ends)
+
+
+def average_alike(ranks: OfRanks, _: int) -> list[Any]:
+    return mean(ranks, [1.0] * hvd.size())
+
+
+def gradients_are_accumulated_for_local_steps() -> str:
+    """Two passes for each step, whose gradients are averaged or added up."""
+
+    def of_passes(step: int, rank: int) -> list[Any]:
+        pairs = zip(gradients(2 * step, rank), gradients(2 * step + 1, rank), strict=True)
+        return [(first + second) / 2 for first, second in pairs]
+
+    expected, ends = local_steps(average_alike, of_passes), []
+    for rate, of_keras, ours in ((0.1, 2, 1), (0.05, None, 2)):
+        inner = keras.optimizers.SGD(rate, gradient_accumulation_steps=of_keras)
+        optimizer = hvd.DistributedOptimizer(
+            inner, exchange="local:steps=2", backward_passes_per_step=ours
+        )
+        variables = stepped(optimizer, own, 10)
+        assert not optimizer.synchronized
+        optimizer.flush()
+        assert optimizer.exchange_state()["steps"] == 5
+        assert_close(variables, expected, rtol=1e-5)
+        ends += variables
+    return digest(ends)
+
+
+def a_rank_leaves_out_an_update_that_is_not_finite() -> str:
+    """The last rank in the second step, and halves the scale of its own loss."""
+    last = hvd.size() - 1
+
+    def finite(step: int, rank: int) -> list[Any]:
+        return [g * ((step, rank) != (1, last)) for g in gradients(step, rank)]
+
+    scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=4.0)
+    optimizer = hvd.DistributedOptimizer(scaling, exchange="local:steps=2,state=average")
+
+    def scaled(step: int) -> list[Any]:
+        scale = float(optimizer.dynamic_scale) if optimizer.built else 4.0
+        infinite = (step, hvd.rank()) == (1, last)
+        return [np.full_like(g, np.inf) if infinite else g * np.float32(scale) for g in own(step)]
+
+    variables = stepped(optimizer, scaled, 5)
+    optimizer.flush()
+    assert float(optimizer.dynamic_scale) == (2.0 if hvd.rank() == last else 4.0)
+    assert_close(variables, local_steps(average_alike, finite), rtol=1e-5)
+    return digest(variables)
 
 
 def gradients_are_averaged_before_weights() -> str:
@@ -383,19 +434,18 @@ def what_does_not_go_with_weights_is_refused() -> None:
             hvd.DistributedOptimizer(inner, exchange=exchange)
 
     sgd = keras.optimizers.SGD
-    refused("local:steps=2", keras.optimizers.LossScaleOptimizer(sgd()), "a LossScaleOptimizer")
-    refused("local:steps=2", sgd(gradient_accumulation_steps=2), "accumulation of gradients")
-    free = keras.optimizers.ScheduleFreeAdamW
+    free, scaling = keras.optimizers.ScheduleFreeAdamW, keras.optimizers.LossScaleOptimizer
     refused("local:steps=2,state=reset", free(), "whose state begins with the weights")
+    refused("blockmomentum:steps=2", scaling(sgd()), "LossScaleOptimizer, whose inner optimizer")
     optimizer = hvd.DistributedOptimizer(sgd(), exchange="local:steps=2,state=average")
     with raising(ValueError, text="cannot leave one out: give state=keep"):
         optimizer.register_local_var(keras.Variable(np.zeros(2)))
-    with raising(ValueError, text="accumulation of gradients"):
-        hvd.DistributedOptimizer(sgd(), exchange="local:steps=2", backward_passes_per_step=2)
 
 
 CASES = [
     weights_after_local_steps,
+    gradients_are_accumulated_for_local_steps,
+    a_rank_leaves_out_an_update_that_is_not_finite,
     gradients_are_averaged_before_weights,
     fit_averages_gradients_before_weights,
     states_are_kept_averaged_or_reset,
