@@ -99,7 +99,7 @@ class DistributedMixin:
     def synchronized(self) -> bool:
         """Whether this rank has taken no step since the weights of all ranks were equal (local)."""
         weights = self.hvdtrain_reduction.weights
-        return weights is None or weights.counter.synchronized
+        return weights is None or weights.synchronized
 
     def flush(self) -> None:
         """Exchange weights now if those of any rank have changed since all were equal (collective).

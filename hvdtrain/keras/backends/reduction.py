@@ -190,7 +190,7 @@ class Reduction:
     @property
     def exchanges_weights(self) -> bool:
         """Whether ranks step on their own gradients at present, and exchange weights."""
-        return self.weights is not None and not self.weights.averages_gradients
+        return self.weights is not None and self.weights.exchanges_weights
 
     def update_alone(
         self,
@@ -254,7 +254,6 @@ class Reduction:
         """
         counts: Mapping[str, float | None] = {}
         if self.weights is not None:
-            self.weights.counter.check_synchronized("exchange_state")
             counts = self.weights.counts(optimizer)
         return save_exchange(self.settings.make_exchange(), self.steps, counts)
 

@@ -9,6 +9,12 @@ from hvdtrain.core.gradients.inner_state import InnerState
 
 __all__ = ["refuse_weights"]
 
+# Optimizers of keras.optimizers, some of which only later versions have.
+_REASONS = {
+    "ScheduleFreeAdamW": "whose state begins with the weights",
+    "LossScaleOptimizer": "whose inner optimizer counts all of its steps",
+}
+
 
 def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optimizer) -> None:
     """Refuse what does not go with an exchange of weights in Keras (local).
@@ -23,13 +29,9 @@ def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optim
     exchange = settings.exchange
     if exchange is None or exchange.inner_state is not InnerState.RESET:
         return
-    reasons = {
-        keras.optimizers.ScheduleFreeAdamW: "whose state begins with the weights",
-        keras.optimizers.LossScaleOptimizer: "whose inner optimizer counts all of its steps",
-    }
-    for kind, reason in reasons.items():
-        if isinstance(optimizer, kind):
+    for name, reason in _REASONS.items():
+        if isinstance(optimizer, getattr(keras.optimizers, name, ())):
             raise ValueError(
-                f"exchange {exchange.spec!r} cannot reset the state of {kind.__name__}, {reason}: "
-                "give state=keep or state=average"
+                f"exchange {exchange.spec!r} cannot reset the state of {name}, {reason}: give "
+                "state=keep or state=average"
             )

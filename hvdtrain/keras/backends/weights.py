@@ -57,9 +57,16 @@ class WeightExchange:
         self.inner_state = OptimizerState(settings.make_exchange(), self._weights, backend)
 
     @property
-    def averages_gradients(self) -> bool:
-        """Whether ranks average gradients at present, and no weights."""
-        return self._weights.averages_gradients
+    def exchanges_weights(self) -> bool:
+        """Whether ranks exchange weights after the steps that were started, and not gradients."""
+        self._backend.wait_for_steps()
+        return not self._weights.averages_gradients
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether this rank has taken no step since the weights of all ranks were equal."""
+        self._backend.wait_for_steps()
+        return self.counter.synchronized
 
     def update(
         self,
@@ -126,9 +133,8 @@ class WeightExchange:
             variables: variables that are exchanged.
             optimizer: optimizer of this rank.
         """
-        if self.averages_gradients or not self._settings.process_set.included():
+        if not (self.exchanges_weights and self._settings.process_set.included()):
             return
-        self._backend.wait_for_steps()
         state = self.inner_state.variables(optimizer)
         weights, settled = self._weights.flush(
             [to_array(variable) for variable in variables],
@@ -143,7 +149,12 @@ class WeightExchange:
 
         Args:
             optimizer: optimizer of this rank.
+
+        Raises:
+            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
         """
+        self._backend.wait_for_steps()
+        self.counter.check_synchronized("exchange_state")
         return {
             SAMPLES_PER_STEP: self.counter.samples_per_step,
             FORGOTTEN_STEPS: self.inner_state.forgotten_steps(optimizer),
@@ -155,13 +166,14 @@ class WeightExchange:
         Args:
             counts: result of counts() when the weights were saved.
         """
+        self._passes, self._samples_of_step = 0, None
         self.counter.begin_anew()
         self.counter.samples_per_step = counts.get(SAMPLES_PER_STEP)
         self.inner_state.load(int(counts.get(FORGOTTEN_STEPS, 0)))
 
     def _must_average(self, numbers: list[HostArray]) -> bool:
         _, self._samples = _rate_and_samples(numbers)
-        return self.averages_gradients
+        return self._weights.averages_gradients
 
     def _average(
         self, variables: Sequence[Variable], local: Container[int], gradients: list[HostArray]
@@ -178,7 +190,7 @@ class WeightExchange:
 
     def _must_begin(self, numbers: list[HostArray]) -> bool:
         _, self._samples = _rate_and_samples(numbers)
-        return not self.averages_gradients and not self.counter.begun
+        return not self._weights.averages_gradients and not self.counter.begun
 
     def _begin(self, variables: Sequence[Variable], weights: list[HostArray]) -> list[HostArray]:
         self._weights.begin(weights, variables, self._samples)
