@@ -63,7 +63,7 @@ class Exchange(ABC):
             are float32, and numpy arrays never hold the bits of a bfloat16.
         hierarchical: whether it sums within a node first, and concerns only the network between
             nodes; otherwise each rank counts as a node.
-        checks_finite: whether `end` needs to know if all elements were finite.
+        checks_finite: whether `end` needs to know if all results are finite.
         uses_rate: whether `reduce` needs the learning rate.
         counts_samples: whether `due` needs the number of samples in a step.
         resets_optimizer: whether ranks forget the state of their own optimizers after each
