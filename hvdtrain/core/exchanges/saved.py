@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypedDict
+
+import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState
 
-__all__ = ["SavedExchange", "load_exchange", "save_exchange"]
+__all__ = [
+    "FORGOTTEN_STEPS",
+    "SAMPLES_PER_STEP",
+    "SavedExchange",
+    "load_exchange",
+    "save_exchange",
+]
+
+# Counts of the optimizer beside the state of its exchange: mean number of samples of all ranks in a
+# step, and number of steps before its own state was reset.
+SAMPLES_PER_STEP, FORGOTTEN_STEPS = "samples per step", "forgotten steps"
 
 
 class SavedExchange(TypedDict):
@@ -16,7 +29,7 @@ class SavedExchange(TypedDict):
     Attributes:
         spec: description of the exchange.
         steps: number of steps that the program has completed.
-        shared: arrays that are equal on all ranks, by name.
+        shared: arrays that are equal on all ranks, and counts of the optimizer, by name.
         own: arrays of this rank, by name.
     """
 
@@ -26,20 +39,23 @@ class SavedExchange(TypedDict):
     own: dict[str, HostArray]
 
 
-def save_exchange(exchange: Exchange, steps: int) -> SavedExchange:
+def save_exchange(
+    exchange: Exchange, steps: int, counts: Mapping[str, float | None]
+) -> SavedExchange:
     """Return a copy of the state of an exchange (local).
 
     Args:
         exchange: exchange of an optimizer.
         steps: number of steps that the program has completed.
+        counts: counts of the optimizer by name; None for one that is not known.
     """
     state = exchange.state()
-    return SavedExchange(
-        spec=exchange.spec, steps=steps, shared=dict(state.shared), own=dict(state.own)
-    )
+    known = {name: np.array(count) for name, count in counts.items() if count is not None}
+    shared = {**state.shared, **known}
+    return SavedExchange(spec=exchange.spec, steps=steps, shared=shared, own=dict(state.own))
 
 
-def load_exchange(exchange: Exchange, saved: SavedExchange) -> int:
+def load_exchange(exchange: Exchange, saved: SavedExchange) -> tuple[int, dict[str, float]]:
     """Restore the state of an exchange (local).
 
     Args:
@@ -47,7 +63,7 @@ def load_exchange(exchange: Exchange, saved: SavedExchange) -> int:
         saved: result of save_exchange() on the rank of the same number.
 
     Returns:
-        The number of steps that the program had completed.
+        The number of steps that the program had completed, and counts of the optimizer by name.
 
     Raises:
         ValueError: it is the state of another exchange.
@@ -57,5 +73,11 @@ def load_exchange(exchange: Exchange, saved: SavedExchange) -> int:
             f"the state is one of exchange {saved['spec']!r}, and this is {exchange.spec!r}: make "
             "the optimizer with the same exchange, or start without its state"
         )
-    exchange.load(ExchangeState(saved["shared"], saved["own"]))
-    return saved["steps"]
+    shared = dict(saved["shared"])
+    counts = {
+        name: float(shared.pop(name))
+        for name in (SAMPLES_PER_STEP, FORGOTTEN_STEPS)
+        if name in shared
+    }
+    exchange.load(ExchangeState(shared, saved["own"]))
+    return saved["steps"], counts

@@ -8,6 +8,7 @@ import keras
 
 from hvdtrain.core import context, objects, operations
 from hvdtrain.core.arrays import collectives
+from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.keras.backends.backend import current_backend
@@ -126,10 +127,10 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         }
         state = [variable for variable in training_state(model) if id(variable) not in local]
         broadcast_variables(state, root_rank)
-        exchanges = [optimizer.exchange_state() for optimizer in optimizers]
-        saved = objects.broadcast_object(exchanges, root_rank, "exchanges of an epoch")
+        exchanges: list[SavedExchange] = [optimizer.exchange_state() for optimizer in optimizers]
+        exchanges = objects.broadcast_object(exchanges, root_rank, "exchanges of an epoch")
         if done[context.current().topology.rank] < max(done):
-            for optimizer, exchange in zip(optimizers, saved, strict=True):
+            for optimizer, exchange in zip(optimizers, exchanges, strict=True):
                 optimizer.load_exchange_state({**exchange, "own": {}})
 
     def _check_callbacks(self, gathered: Sequence[tuple[list[str], str | None]]) -> None:

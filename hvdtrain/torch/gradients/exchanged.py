@@ -8,7 +8,12 @@ from functools import partial
 
 import torch
 
-from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
+from hvdtrain.core.exchanges.saved import (
+    SAMPLES_PER_STEP,
+    SavedExchange,
+    load_exchange,
+    save_exchange,
+)
 from hvdtrain.core.gradients.exchange import Kind, LocalSteps
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.settings import ParameterSettings
@@ -142,7 +147,8 @@ class Exchanged:
             RuntimeError: this rank has taken steps since the weights of all ranks were equal.
         """
         self.check_synchronized("exchange_state")
-        return save_exchange(self.settings.make_exchange(), self.steps)
+        samples = None if self.weights is None else self.weights.counter.samples_per_step
+        return save_exchange(self.settings.make_exchange(), self.steps, {SAMPLES_PER_STEP: samples})
 
     def load(self, state: SavedExchange) -> None:
         """Restore the result of save() (local; collective if it is from after a switch).
@@ -150,10 +156,11 @@ class Exchanged:
         Raises:
             ValueError: it is the state of another exchange.
         """
-        self.steps = load_exchange(self.settings.make_exchange(), state)
+        self.steps, counts = load_exchange(self.settings.make_exchange(), state)
         self._follow_exchange()
         if self.weights is not None:
             self.weights.counter.begin_anew()
+            self.weights.counter.samples_per_step = counts.get(SAMPLES_PER_STEP)
 
     def _follow_exchange(self) -> None:
         """Exchange what the exchange wants at present (collective if that has changed)."""

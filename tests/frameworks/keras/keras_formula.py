@@ -45,17 +45,20 @@ class Simulated:
     Args:
         batches: batches of an epoch, by rank.
         after: steps after which ranks take steps alone, once all of them have data.
-        steps: steps alone between two averages.
+        steps: steps alone between two averages; 0 if `block` is given.
+        block: samples of all ranks between two averages, foretold from the last ones.
     """
 
-    def __init__(self, batches: list[list[Batch]], after: int, steps: int) -> None:
-        self._batches, self._after, self._steps = batches, after, steps
+    def __init__(
+        self, batches: list[list[Batch]], after: int, steps: int = 0, block: int = 0
+    ) -> None:
+        self._batches, self._after, self._steps, self._block = batches, after, steps, block
         self.weights: OfRanks = [[np.ones(3), np.zeros(1)] for _ in batches]
-        self._samples, self._taken, self._together = [0.0] * len(batches), 0, True
+        self._samples, self._taken, self._together = [0.0] * len(batches), 0, after > 0
+        self._since, self._samples_per_step = 0, float(sum(len(own[0][0]) for own in batches))
 
     def epoch(self) -> None:
         """Train on all batches, the ranks with more of them longer."""
-        since = 0
         for step in range(max(map(len, self._batches))):
             active = [rank for rank, own in enumerate(self._batches) if step < len(own)]
             self._taken += 1
@@ -66,8 +69,9 @@ class Simulated:
                 x, _ = self._batches[rank][step]
                 self._samples[rank] += len(x)
                 self._move(rank, self._gradient(rank, step))
-            since = (since + 1) % self._steps
-            if since == 0:
+            self._since += 1
+            foretold = round(self._since * self._samples_per_step)
+            if foretold >= self._block if self._block else self._since == self._steps:
                 self._average()
         if any(self._samples):
             self._average()
@@ -91,4 +95,5 @@ class Simulated:
     def _average(self) -> None:
         together = mean(self.weights, self._samples)
         self.weights = [list(together) for _ in self.weights]
-        self._samples = [0.0] * len(self._batches)
+        self._samples_per_step = sum(self._samples) / self._since
+        self._samples, self._since = [0.0] * len(self._batches), 0
