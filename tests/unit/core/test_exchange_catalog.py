@@ -80,7 +80,7 @@ def test_steps_are_whole_numbers() -> None:
         ("diloco:steps=0", "steps must be at least 1"),
         ("diloco:rate=inf", "rate must be a positive number, got inf"),
         ("diloco:momentum=1", "momentum must be at least 0 and less than 1"),
-        ("diloco:type=fp8", "type must be one of float32, bf16, int8, got fp8"),
+        ("diloco:type=fp8", "type must be one of float32, bf16, int8, int4, got fp8"),
         ("diloco:fragments=3", "steps must be a multiple of fragments, got steps=500 and"),
         (
             "nbit:warmup=1,distributed_after=9",
