@@ -15,7 +15,7 @@ import numpy as np
 
 from hvdtrain.arrays import Array, HostArray, copy, is_tensor, like_shape
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.exchanges.checks import check_momentum, check_positive
+from hvdtrain.core.exchanges.checks import check_count, check_momentum, check_positive
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.gradients.communicators import Communicators
@@ -69,6 +69,7 @@ class DiLoCo(Exchange):
             "average" it as well, or "reset" it, as if the optimizer were new.
 
     Raises:
+        TypeError: `steps` is no whole number.
         ValueError: an argument is out of range, or arguments exclude each other.
     """
 
@@ -84,8 +85,7 @@ class DiLoCo(Exchange):
         type: str = "float32",
         state: str = "keep",
     ) -> None:
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
+        check_count("steps", steps)
         check_positive("rate", rate)
         check_momentum(momentum)
         if fragments < 1 or steps % fragments:

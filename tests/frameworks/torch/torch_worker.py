@@ -25,6 +25,7 @@ import torch_optimizer_hook_cases  # noqa: F401
 import torch_optimizer_mode_cases  # noqa: F401
 import torch_optimizer_use_cases  # noqa: F401
 import torch_peer_cases
+import torch_post_local_cases
 import torch_sharded_cases
 import torch_training
 import torch_unwrapped_cases  # noqa: F401
@@ -39,6 +40,7 @@ _OF_EXCHANGES = (
     torch_compression_cases.__name__,
     torch_exchange_cases.__name__,
     torch_local_cases.__name__,
+    torch_post_local_cases.__name__,
     torch_peer_cases.__name__,
 )
 OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ in _OF_EXCHANGES]
