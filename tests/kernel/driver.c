@@ -147,8 +147,11 @@ static void take_turn(team_t *team, const turn_t *turn, uint64_t luck) {
                    .postscale = turn->postscale, .owners = turn->owners};
     team->spin_nanoseconds = luck & 16 ? 20000 : 0;
     if (turn->way == HALVES) {
+        int scale_first = turn->luck >> 52 & 1;
+        task.postscale = scale_first ? turn->postscale : 1.0;
         finish(hvd_add, &task, luck);
         task.stage = 0, task.op = SUM, task.prescale = 1.0;
+        task.postscale = scale_first ? 1.0 : turn->postscale;
         finish(hvd_spread, &task, luck >> 8);
     } else if (turn->way == PIECES && turn->count) {
         reduce_in_pieces(&task, turn, luck);
