@@ -174,9 +174,7 @@ def an_outer_optimizer() -> int:
 def pseudo_gradients_in_few_bits() -> int:
     """Each element is rounded twice; 4 bits have 15 levels over 8 standard deviations of 0.25."""
     cases = 0
-    for nodes, (dtype, tensors), kind in product(
-        layouts(), kinds(), ("bf16", "int8", "int4")
-    ):
+    for nodes, (dtype, tensors), kind in product(layouts(), kinds(), ("bf16", "int8", "int4")):
         exchange = DiLoCo(steps=2, fragments=2, rate=1.0, momentum=0.0, type=kind)
         start = values(99, 0, dtype)
         driven, ranks = Driven(exchange, plan_of(dtype, LIMITS[0]), tensors), Ranks(start, dtype)
