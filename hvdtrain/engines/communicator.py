@@ -12,10 +12,20 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.point_to_point import Pending, PointToPoint
+from hvdtrain.engines.slices import Slices
+from hvdtrain.engines.votes import Verdict, VotedReduction
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["ANY_DEVICE", "Capabilities", "Communicator", "EngineWorld", "Pending"]
+__all__ = [
+    "ANY_DEVICE",
+    "Capabilities",
+    "Communicator",
+    "EngineWorld",
+    "Pending",
+    "Verdict",
+    "VotedReduction",
+]
 
 
 class _AnyDevice(frozenset[str]):
@@ -138,6 +148,18 @@ class Communicator(ABC):
         buffer.copy_from(source)
         self.allreduce(buffer, op, prescale, postscale)
 
+    def voted_reduction(
+        self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> VotedReduction | None:
+        """Return an allreduce that is voted on and run in one call; None if there is none (local).
+
+        Args:
+            count: number of elements, at least 1.
+            dtype: element type, which `capabilities` lists for `op`.
+            op, prescale, postscale: as in `allreduce`.
+        """
+        return None
+
     @abstractmethod
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         """Overwrite every member's buffer with that of `root_rank`.
@@ -229,6 +251,13 @@ class Communicator(ABC):
         Raises:
             UnsupportedError: the engine does not support memory on this device.
         """
+
+    def slices(self) -> Slices | None:
+        """Return the slices of memory that the ranks of a node share (local).
+
+        None on all members if they share no memory on any node; by default so.
+        """
+        return None
 
     def take_device(self) -> None:  # noqa: B027  # most engines need no device
         """Use the calling thread's current device for memory on "cuda" without an index (local).

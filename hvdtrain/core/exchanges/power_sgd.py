@@ -14,8 +14,8 @@ from hvdtrain.arrays import Array, HostArray, copy, like, like_shape
 from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.compression.low_rank import split, times, times_transposed
 from hvdtrain.core.compression.orthonormal import orthonormal
-from hvdtrain.core.exchanges.checks import check_positive
-from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, StepInfo
+from hvdtrain.core.exchanges.checks import check_count, check_positive
+from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, ParameterSlice, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.engines.communicator import Communicator
@@ -30,13 +30,13 @@ class _Matrix:
     """A parameter that is compressed.
 
     Attributes:
-        index: index of the parameter in the plan.
+        name: name of the parameter.
         values: view of its elements, [n, m].
         error: view of its error, [n, m].
         right: orthonormal rows of the step, [rank, m].
     """
 
-    index: int
+    name: str
     values: Array
     error: Array
     right: Array
@@ -53,6 +53,7 @@ class PowerSGDExchange(ErrorFeedback):
         warm_start: whether Q begins with that of the step before, instead of random numbers.
 
     Raises:
+        TypeError: `rank` is no whole number.
         ValueError: `rank` or `min_rate` is not positive.
     """
 
@@ -60,8 +61,7 @@ class PowerSGDExchange(ErrorFeedback):
 
     def __init__(self, rank: int = 4, min_rate: float = 2.0, warm_start: bool = True) -> None:
         super().__init__()
-        if rank < 1:
-            raise ValueError(f"rank must be at least 1, got {rank}")
+        check_count("rank", rank)
         check_positive("min_rate", min_rate)
         self._rank, self._min_rate, self._warm_start = rank, min_rate, warm_start
         self._right = ParameterState("right")
@@ -88,8 +88,8 @@ class PowerSGDExchange(ErrorFeedback):
             shape = matrix_shape(bucket.specs[piece.index])
             if self._compresses(shape):
                 values, its_error = piece.elements.reshape(*shape), lost.elements.reshape(*shape)
-                right = self._first_right(piece.index, values)
-                matrices.append(_Matrix(piece.index, values, its_error, right))
+                right = self._first_right(piece, values)
+                matrices.append(_Matrix(piece.name, values, its_error, right))
             else:
                 lost.elements[...] = 0
                 rest.append(piece.elements)
@@ -119,23 +119,23 @@ class PowerSGDExchange(ErrorFeedback):
         sum_together([total.reshape(-1) for total in totals], network)
         for m, base, right, total in zip(matrices, bases, own, totals, strict=True):
             split(m.values, base, right, m.error, total * factor)
-            self._right.put(m.index, total)
+            self._right.put(m.name, total)
 
     def _compresses(self, shape: tuple[int, int]) -> bool:
         """Return whether P and Q of a matrix are enough smaller than it."""
         rank = min(self._rank, *shape)
         return sum(shape) * rank * self._min_rate < shape[0] * shape[1]
 
-    def _first_right(self, index: int, values: Array) -> Array:
+    def _first_right(self, piece: ParameterSlice, values: Array) -> Array:
         """Return the orthonormal rows with which a step begins, [rank, m], equal on all ranks."""
         shape = (min(self._rank, *values.shape), values.shape[1])
-        if not (self._warm_start and self._right.holds(index)):
-            return orthonormal(self._draw(index, shape, values))
-        right: Any = orthonormal(self._right.get(index, like_shape(values, shape)))
+        if not (self._warm_start and self._right.holds(piece.name)):
+            return orthonormal(self._draw(piece.index, shape, values))
+        right: Any = orthonormal(self._right.get(piece.name, like_shape(values, shape)))
         # After a gradient of a lower rank, such as zeros, what these rows miss would never be sent.
         zeros = (right == 0).all(1)
         if zeros.any():
-            right[zeros] = self._draw(index, shape, values)[zeros]
+            right[zeros] = self._draw(piece.index, shape, values)[zeros]
             right = orthonormal(right)
         return cast("Array", right)
 

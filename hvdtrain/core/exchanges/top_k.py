@@ -12,10 +12,14 @@ from hvdtrain.core.exchanges.checks import check_momentum
 from hvdtrain.core.gradients.communicators import Communicators, gather
 from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
-from hvdtrain.core.gradients.plan import ParameterSpec
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import DType
 
 __all__ = ["TopKExchange"]
+
+# Indices have as many bits as elements.
+_MOST_ELEMENTS = (1 << 31) - 1
 
 
 class TopKExchange(ErrorFeedback):
@@ -44,9 +48,18 @@ class TopKExchange(ErrorFeedback):
         self.spec = f"topk:ratio={float(ratio)!r},momentum={float(momentum)!r}"
         self.exactness = (
             f"Between nodes the largest {100 * ratio:g} % of each matrix: every node sends "
-            f"{8 * ratio:g} bytes per element to every other one, instead of 4 or 8; what is left "
-            "is added to the next step's gradients."
+            f"{8 * ratio:g} bytes per element of float32 to every other one, instead of 4; what is "
+            "left is added to the next step's gradients."
         )
+
+    def prepare(self, plan: BucketPlan) -> None:
+        super().prepare(plan)
+        for bucket in plan.buckets:
+            if bucket.dtype is DType.FLOAT32 and bucket.count > _MOST_ELEMENTS:
+                raise ValueError(
+                    f"topk takes buckets of at most {_MOST_ELEMENTS} elements of float32, got one "
+                    f"of {bucket.count}: divide large parameters, or set HVDTRAIN_BUCKET_BYTES"
+                )
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         super().reduce(bucket, info, communicators)
@@ -54,9 +67,9 @@ class TopKExchange(ErrorFeedback):
             return
         for piece in bucket.pieces(bucket.elements, 0):
             if communicators.one_node or not _is_matrix(bucket.specs[piece.index]):
-                velocity = self._velocity.get(piece.index, piece.elements)
+                velocity = self._velocity.get(piece.name, piece.elements)
                 piece.elements[...] = piece.elements + velocity * self._momentum
-                self._velocity.put(piece.index, copy(piece.elements))
+                self._velocity.put(piece.name, copy(piece.elements))
 
     def combine(
         self,
@@ -95,15 +108,15 @@ class TopKExchange(ErrorFeedback):
             return largest(piece.elements, count)
         (whole,) = [p for p in bucket.pieces(bucket.elements, 0) if p.index == piece.index]
         part = slice(piece.first, piece.first + piece.elements.shape[0])
-        before = self._velocity.get(piece.index, whole.elements)
-        residual = self._residual.get(piece.index, whole.elements)[part]
+        before = self._velocity.get(piece.name, whole.elements)
+        residual = self._residual.get(piece.name, whole.elements)[part]
         velocity = zeros_like(before)
         # The slice holds gradient and residual.
         velocity[part] = before[part] * self._momentum + (piece.elements - residual)
         piece.elements[...] = residual + velocity[part]
         chosen = largest(piece.elements, count)
         velocity[chosen + piece.first] = 0
-        self._velocity.put(piece.index, velocity)
+        self._velocity.put(piece.name, velocity)
         return chosen
 
 

@@ -65,7 +65,7 @@ class Exchange(ABC):
             are float32, and numpy arrays never hold the bits of a bfloat16.
         hierarchical: whether it sums within a node first, and concerns only the network between
             nodes; otherwise each rank counts as a node.
-        checks_finite: whether `end` needs to know if all elements were finite.
+        checks_finite: whether `end` needs to know if all results are finite.
         uses_rate: whether `reduce` needs the learning rate.
         counts_samples: whether `due` needs the number of samples in a step.
         inner_state: what becomes of the states of the ranks' own optimizers after an exchange of

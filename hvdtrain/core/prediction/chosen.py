@@ -11,6 +11,7 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.prediction.costs import runs_of
 
 __all__ = ["Chosen"]
@@ -80,6 +81,11 @@ class Chosen:
             shared |= {f"{number}.{name}": array for name, array in state.shared.items()}
             own |= {f"{number}.{name}": array for name, array in state.own.items()}
         return ExchangeState(shared, own)
+
+    def prepare(self, plan: BucketPlan) -> None:
+        """Prepare for a plan, as `Exchange.prepare` (local)."""
+        for exchange in self.exchanges.values():
+            exchange.prepare(plan)
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         """Overwrite a bucket with the result, as `Exchange.reduce` (collective)."""

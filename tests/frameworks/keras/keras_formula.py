@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,23 +57,37 @@ class Simulated:
         self._samples, self._taken, self._together = [0.0] * len(batches), 0, after > 0
         self._since, self._samples_per_step = 0, float(sum(len(own[0][0]) for own in batches))
 
-    def epoch(self) -> None:
-        """Train on all batches, the ranks with more of them longer."""
+    def epoch(self, flushes: Container[int] = ()) -> dict[int, list[Any]]:
+        """Train on all batches, the ranks with more of them longer.
+
+        Args:
+            flushes: numbers of batches after which weights are averaged besides.
+
+        Returns:
+            The weights after these batches.
+        """
+        found: dict[int, list[Any]] = {}
         for step in range(max(map(len, self._batches))):
             active = [rank for rank, own in enumerate(self._batches) if step < len(own)]
             self._taken += 1
             if self._together:
                 self._step_together(step, active)
-                continue
-            for rank in active:
-                x, _ = self._batches[rank][step]
-                self._samples[rank] += len(x)
-                self._move(rank, self._gradient(rank, step))
-            self._since += 1
-            foretold = round(self._since * self._samples_per_step)
-            if foretold >= self._block if self._block else self._since == self._steps:
+            else:
+                self._step_alone(step, active)
+            if step in flushes:
                 self._average()
-        if any(self._samples):
+                found[step] = self.weights[0]
+        self._average()
+        return found
+
+    def _step_alone(self, step: int, active: list[int]) -> None:
+        for rank in active:
+            x, _ = self._batches[rank][step]
+            self._samples[rank] += len(x)
+            self._move(rank, self._gradient(rank, step))
+        self._since += 1
+        foretold = round(self._since * self._samples_per_step)
+        if foretold >= self._block if self._block else self._since == self._steps:
             self._average()
 
     def _step_together(self, step: int, active: list[int]) -> None:
@@ -93,6 +107,8 @@ class Simulated:
         self.weights[rank] = [weight - 0.1 * g for weight, g in pairs]
 
     def _average(self) -> None:
+        if self._since == 0:
+            return
         together = mean(self.weights, self._samples)
         self.weights = [list(together) for _ in self.weights]
         self._samples_per_step = sum(self._samples) / self._since
