@@ -62,7 +62,6 @@ from hvdtrain.train.recipes import builtin as recipes
         ({"strategy": "ps:backup=1"}, ["backup is no option of mode=async: leave it out"]),
         ({"strategy": "ps:mode=sync,staleness=1"}, ["staleness is no option of mode=sync"]),
         ({"strategy": "ps:mode=sync,servers=2,backup=1"}, ["backup needs servers=1"]),
-        ({"strategy": "ps", "framework": "keras"}, ["--strategy ps", "--framework torch only"]),
         ({"strategy": "ps", "optimizer": "lamb"}, ["--optimizer lamb", "--strategy ps", "norms"]),
         ({"strategy": "ps", "clip_norm": 1.0}, ["--clip-norm 1.0", "--strategy ps"]),
         ({"strategy": "ps", "engine": "gloo"}, ["--engine gloo", "--strategy ps", "only mpi"]),
