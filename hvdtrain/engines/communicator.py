@@ -6,18 +6,21 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.point_to_point import Pending, PointToPoint
+from hvdtrain.engines.slices import Slices
 from hvdtrain.engines.votes import Verdict, VotedReduction
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
     "ANY_DEVICE",
+    "BufferPair",
     "Capabilities",
     "Communicator",
     "EngineWorld",
@@ -88,6 +91,10 @@ class Capabilities:
         return f"memory on {device} (takes {', '.join(sorted(self.devices))})"
 
 
+# Elements to reduce, and the memory for the result.
+BufferPair: TypeAlias = tuple[Buffer, Buffer]
+
+
 class Communicator(ABC):
     """An engine bound to an ordered set of ranks.
 
@@ -146,6 +153,28 @@ class Communicator(ABC):
         """
         buffer.copy_from(source)
         self.allreduce(buffer, op, prescale, postscale)
+
+    def allreduce_many(
+        self,
+        pairs: Sequence[BufferPair],
+        memory: Buffer,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> bool:
+        """Reduce the source of each pair into its buffer; see `allreduce`.
+
+        Args:
+            pairs: sources and buffers in host memory, of one type; types, sizes and their order are
+                equal on all members. A source may be its buffer.
+            memory: bytes from `empty`, for this.
+            op, postscale: as in `allreduce`.
+            prescale: factor before the reduction, equal on all members.
+
+        Returns:
+            Whether it was done; False, on all members, if the engine has no way of its own.
+        """
+        return False
 
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
@@ -250,6 +279,13 @@ class Communicator(ABC):
         Raises:
             UnsupportedError: the engine does not support memory on this device.
         """
+
+    def slices(self) -> Slices | None:
+        """Return the slices of memory that the ranks of a node share (local).
+
+        None on all members if they share no memory on any node; by default so.
+        """
+        return None
 
     def take_device(self) -> None:  # noqa: B027  # most engines need no device
         """Use the calling thread's current device for memory on "cuda" without an index (local).
