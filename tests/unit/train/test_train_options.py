@@ -94,6 +94,17 @@ from hvdtrain.train.recipes import builtin as recipes
             {"exchange": "adasum", "virtual_shards": 2, "global_batch_size": 8},
             ["--virtual-shards 2 does not go with --exchange adasum"],
         ),
+        (
+            {"shard_optimizer": True, "exchange": "adasum"},
+            ["--shard-optimizer True does not go with --exchange adasum"],
+        ),
+        ({"shard_optimizer": True, "strategy": "ps"}, ["--shard-optimizer", "--strategy ps"]),
+        ({"shard_optimizer": True, "optimizer": "lamb"}, ["--shard-optimizer", "lamb"]),
+        ({"shard_optimizer": True, "framework": "keras"}, ["--framework torch only"]),
+        (
+            {"shard_optimizer": True, "virtual_shards": 2, "global_batch_size": 8},
+            ["--shard-optimizer and --virtual-shards exclude each other"],
+        ),
         ({"exchange": "adasum", "amp": "fp16"}, ["--amp fp16", "--exchange adasum", "bf16"]),
         ({"exchange": "adasum", "ema": 0.9}, ["--ema 0.9", "--exchange adasum"]),
         ({"amp": "fp8"}, ["--amp", "none, bf16, fp16", "'fp8'"]),
