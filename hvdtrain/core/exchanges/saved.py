@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TypedDict
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState
 
 __all__ = ["SavedExchange", "load_exchange", "save_exchange"]
+
+_logger = logging.getLogger("hvdtrain")
 
 
 class SavedExchange(TypedDict):
@@ -16,35 +19,47 @@ class SavedExchange(TypedDict):
     Attributes:
         spec: description of the exchange.
         steps: number of steps that the program has completed.
+        ranks: number of ranks that take part.
         shared: arrays that are equal on all ranks, by name.
         own: arrays of this rank, by name.
     """
 
     spec: str
     steps: int
+    ranks: int
     shared: dict[str, HostArray]
     own: dict[str, HostArray]
 
 
-def save_exchange(exchange: Exchange, steps: int) -> SavedExchange:
+def save_exchange(exchange: Exchange, steps: int, ranks: int) -> SavedExchange:
     """Return a copy of the state of an exchange (local).
 
     Args:
         exchange: exchange of an optimizer.
         steps: number of steps that the program has completed.
+        ranks: number of ranks that take part.
     """
     state = exchange.state()
     return SavedExchange(
-        spec=exchange.spec, steps=steps, shared=dict(state.shared), own=dict(state.own)
+        spec=exchange.spec,
+        steps=steps,
+        ranks=ranks,
+        shared=dict(state.shared),
+        own=dict(state.own),
     )
 
 
-def load_exchange(exchange: Exchange, saved: SavedExchange) -> int:
+def load_exchange(exchange: Exchange, saved: SavedExchange, ranks: int, first: bool) -> int:
     """Restore the state of an exchange (local).
+
+    On another number of ranks the arrays of a rank begin anew, and the first rank says so.
 
     Args:
         exchange: exchange of an optimizer.
-        saved: result of save_exchange() on the rank of the same number.
+        saved: result of save_exchange() on the rank of the same number, or on any one of another
+            number of ranks.
+        ranks: number of ranks that take part.
+        first: whether this rank is the first of them.
 
     Returns:
         The number of steps that the program had completed.
@@ -57,5 +72,13 @@ def load_exchange(exchange: Exchange, saved: SavedExchange) -> int:
             f"the state is one of exchange {saved['spec']!r}, and this is {exchange.spec!r}: make "
             "the optimizer with the same exchange, or start without its state"
         )
-    exchange.load(ExchangeState(saved["shared"], saved["own"]))
+    own = saved["own"]
+    if saved["ranks"] != ranks:
+        if own and first:
+            _logger.warning(
+                f"exchange {exchange.spec!r}: its state is one of {saved['ranks']} ranks, and now "
+                f"{ranks} take part: what each rank kept for itself begins anew"
+            )
+        own = {}
+    exchange.load(ExchangeState(saved["shared"], own))
     return saved["steps"]

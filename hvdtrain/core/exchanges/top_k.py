@@ -55,8 +55,9 @@ class TopKExchange(ErrorFeedback):
         for piece in bucket.pieces(bucket.elements, 0):
             if communicators.one_node or not _is_matrix(bucket.specs[piece.index]):
                 velocity = self._velocity.get(piece.index, piece.elements)
-                piece.elements[...] = piece.elements + velocity * self._momentum
-                self._velocity.put(piece.index, copy(piece.elements))
+                moved = piece.elements * (1 / info.scale) + velocity * self._momentum
+                piece.elements[...] = moved * info.scale
+                self._velocity.put(piece.index, moved)
 
     def combine(
         self,

@@ -220,17 +220,22 @@ class Reduction:
         """
         if self.weights is not None:
             self.weights.counter.check_synchronized("exchange_state")
-        return save_exchange(self.settings.make_exchange(), self.steps)
+        ranks = self.settings.process_set.size() or 0
+        return save_exchange(self.settings.make_exchange(), self.steps, ranks)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
         """Restore the state of the exchange (local).
 
         Args:
-            state: result of exchange_state() on the rank of the same number.
+            state: result of exchange_state() on the rank of the same number; on another number of
+                ranks that of any rank, because what each rank kept for itself then begins anew.
 
         Raises:
             ValueError: it is the state of another exchange.
         """
-        self.steps = load_exchange(self.settings.make_exchange(), state)
+        members = self.settings.process_set
+        first = members.included() and members.rank() == 0
+        exchange = self.settings.make_exchange()
+        self.steps = load_exchange(exchange, state, members.size() or 0, first)
         if self.weights is not None:
             self.weights.counter.begin_anew()

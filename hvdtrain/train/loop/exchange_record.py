@@ -88,13 +88,13 @@ class RecordHeader:
 
     Attributes:
         saved: state of the exchange, without arrays of a rank.
-        size: number of ranks.
-        alone: whether any rank has a state of its own.
+        own: whether any rank has arrays of its own.
+        optimizers: whether any rank has the state of an optimizer of its own.
     """
 
     saved: SavedExchange
-    size: int
-    alone: bool
+    own: bool
+    optimizers: bool
 
 
 def scatter_record(
@@ -115,7 +115,7 @@ def scatter_record(
     if header is None or header.saved["spec"] != spec:
         return None, lost
     mine = RankState(own={}, optimizer={})
-    if header.size == topology.size:
+    if header.saved["ranks"] == topology.size:
         for rank in range(topology.size):
             state = broadcast_object(record and record["ranks"][rank], name=f"exchange of {rank}")
             mine = state if rank == topology.rank else mine
@@ -124,7 +124,7 @@ def scatter_record(
 
 
 def lost_text(header: RecordHeader | None, spec: str | None, size: int) -> str:
-    """Return one line on what of an exchange starts anew in a resumed run; "" if nothing does.
+    """Return one line on what of an exchange a resumed run does not carry over; "" if nothing.
 
     Args:
         header: description of what the checkpoint holds; None if it holds nothing.
@@ -135,17 +135,26 @@ def lost_text(header: RecordHeader | None, spec: str | None, size: int) -> str:
     if before != spec:
         begins = f"exchange {spec!r} begins anew" if spec else "its state is not used"
         return f"the checkpoint was made with exchange {before or 'average'!r}: {begins}"
-    if header is None or header.size == size or not header.alone:
+    if header is None or header.saved["ranks"] == size:
         return ""
-    return (
-        f"the checkpoint is one of {counted(header.size, 'rank')}, and this run has {size}: what "
-        f"each rank kept for exchange {spec!r} begins anew"
-    )
+    parts = []
+    if header.own:
+        parts.append(f"what each rank kept for exchange {spec!r} begins anew")
+    if header.optimizers:
+        parts.append("all ranks go on with the optimizer state of rank 0")
+    ranks = counted(header.saved["ranks"], "rank")
+    lost = f"the checkpoint is one of {ranks}, and this run has {size}: {', and '.join(parts)}"
+    return lost if parts else ""
 
 
 def _header(record: ExchangeRecord) -> RecordHeader:
     # A checkpoint of torch holds tensors.
     shared = {name: np.asarray(array) for name, array in record["shared"].items()}
-    saved = SavedExchange(spec=record["spec"], steps=record["steps"], shared=shared, own={})
-    alone = any(state["own"] or state["optimizer"] for state in record["ranks"])
-    return RecordHeader(saved, len(record["ranks"]), alone)
+    ranks = record["ranks"]
+    return RecordHeader(
+        SavedExchange(
+            spec=record["spec"], steps=record["steps"], ranks=len(ranks), shared=shared, own={}
+        ),
+        any(state["own"] for state in ranks),
+        any(state["optimizer"] for state in ranks),
+    )
