@@ -94,28 +94,28 @@ class ErrorFeedback(Exchange):
     def _add_residual(self, bucket: FilledBucket) -> None:
         # All of it: another plan may have given this rank other slices.
         for piece in bucket.pieces(bucket.elements, 0):
-            if self._residual.holds(piece.index):
+            if self._residual.holds(piece.name):
                 elements = piece.elements
-                elements += self._residual.get(piece.index, elements)
+                elements += self._residual.get(piece.name, elements)
 
     def _keep(self, bucket: FilledBucket, errors: Sequence[ParameterSlice]) -> None:
         """Keep the errors of this rank's slice; the rest of the residual is zero."""
-        found = {error.index: error for error in errors}
+        found = {error.name: error for error in errors}
         for piece in bucket.pieces(bucket.elements, 0):
-            error = found.get(piece.index)
+            error = found.get(piece.name)
             if error is not None and error.elements.shape[0] == error.count:
-                self._residual.put(piece.index, error.elements)
+                self._residual.put(piece.name, error.elements)
                 continue
-            if error is None and not self._residual.holds(piece.index):
+            if error is None and not self._residual.holds(piece.name):
                 continue  # no memory for zeros
             residual = zeros_like(piece.elements)
             if error is not None:
                 residual[error.first : error.first + error.elements.shape[0]] = error.elements
-            self._residual.put(piece.index, residual)
+            self._residual.put(piece.name, residual)
 
     def end(self, info: StepInfo) -> None:
         for state in self._states:
-            state.end(keep=info.finite)
+            state.end(info.finite, info.unused)
 
     def state(self) -> ExchangeState:
         kept = [state.arrays() for state in self._states]

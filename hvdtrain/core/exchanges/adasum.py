@@ -48,11 +48,11 @@ class AdasumExchange(Exchange):
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         # A rank that has joined has no parts: the updates of the others are combined without it.
         for part in bucket.parts:
-            part.array[...] = part.array - self._start.get(part.index, part.array)
+            part.array[...] = part.array - self._start.get(part.name, part.array)
         parts = [(part.start, part.count) for part in bucket.parts]
         adasum(communicators.all_ranks, bucket.buffer, parts=parts)
         for part in bucket.parts:
-            part.array[...] = part.array + self._start.get(part.index, part.array)
+            part.array[...] = part.array + self._start.get(part.name, part.array)
 
     def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros:
         return Zeros(tuple(kinds), ReduceOp.ADASUM)

@@ -143,23 +143,23 @@ class BlockMomentum(Exchange):
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         for part in bucket.parts:
-            part.array[...] = part.array - self._start.get(part.index, part.array)
+            part.array[...] = part.array - self._start.get(part.name, part.array)
         if info.drifted:
             communicators.all_ranks.allreduce(
                 bucket.buffer, ReduceOp.SUM, info.weigh(), 1 / info.size
             )
         update = self._update(info)
         for part in bucket.parts:
-            self._move(part.index, part.array, update)
+            self._move(part.name, part.array, update)
 
-    def _move(self, index: int, change: Array, update: _Update) -> None:
+    def _move(self, name: str, change: Array, update: _Update) -> None:
         """Overwrite the ranks' mean change of a parameter with the weights to go on from."""
-        before = self._velocity.get(index, change)
+        before = self._velocity.get(name, change)
         velocity = before * update.momentum + change * update.gain
         # The ranks started at W + look-ahead.
-        model = self._start.get(index, change) - before * self._ahead + velocity * update.share
+        model = self._start.get(name, change) - before * self._ahead + velocity * update.share
         change[...] = model + velocity * update.ahead
-        self._velocity.put(index, velocity)
+        self._velocity.put(name, velocity)
 
     def end(self, info: StepInfo) -> None:
         self._velocity.end()

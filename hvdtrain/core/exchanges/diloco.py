@@ -127,16 +127,16 @@ class DiLoCo(Exchange):
     def _step(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         """Take a step of the outer optimizer on all parameters of a bucket (collective)."""
         for part in bucket.parts:
-            part.array[...] = self._start.get(part.index, part.array) - part.array
+            part.array[...] = self._start.get(part.name, part.array) - part.array
         self._average.reduce(bucket, info, communicators)
         for part in bucket.parts:
             gradient = part.array
-            velocity = self._velocity.get(part.index, gradient) * self._momentum + gradient
+            velocity = self._velocity.get(part.name, gradient) * self._momentum + gradient
             step = (velocity * self._momentum + gradient) * self._rate
-            part.array[...] = self._start.get(part.index, gradient) - step
-            self._velocity.put(part.index, velocity)
+            part.array[...] = self._start.get(part.name, gradient) - step
+            self._velocity.put(part.name, velocity)
             if self.partial:
-                self._start.put(part.index, copy(part.array))
+                self._start.put(part.name, copy(part.array))
 
     def end(self, info: StepInfo) -> None:
         self._average.end(info)

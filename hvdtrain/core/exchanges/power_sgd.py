@@ -14,7 +14,7 @@ from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.compression.low_rank import split, times, times_transposed
 from hvdtrain.core.compression.orthonormal import orthonormal
 from hvdtrain.core.exchanges.checks import check_positive
-from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, StepInfo
+from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, ParameterSlice, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.engines.communicator import Communicator
@@ -29,13 +29,13 @@ class _Matrix:
     """A parameter that is compressed.
 
     Attributes:
-        index: index of the parameter in the plan.
+        name: name of the parameter.
         values: view of its elements, [n, m].
         error: view of its error, [n, m].
         right: orthonormal rows of the step, [rank, m].
     """
 
-    index: int
+    name: str
     values: Array
     error: Array
     right: Array
@@ -87,8 +87,8 @@ class PowerSGDExchange(ErrorFeedback):
             shape = matrix_shape(bucket.specs[piece.index])
             if self._compresses(shape):
                 values, its_error = piece.elements.reshape(*shape), lost.elements.reshape(*shape)
-                right = self._first_right(piece.index, values)
-                matrices.append(_Matrix(piece.index, values, its_error, right))
+                right = self._first_right(piece, values)
+                matrices.append(_Matrix(piece.name, values, its_error, right))
             else:
                 lost.elements[...] = 0
                 rest.append(piece.elements)
@@ -118,19 +118,19 @@ class PowerSGDExchange(ErrorFeedback):
         sum_together([total.reshape(-1) for total in totals], network)
         for m, base, right, total in zip(matrices, bases, own, totals, strict=True):
             split(m.values, base, right, m.error, total * factor)
-            self._right.put(m.index, total)
+            self._right.put(m.name, total)
 
     def _compresses(self, shape: tuple[int, int]) -> bool:
         """Return whether P and Q of a matrix are enough smaller than it."""
         rank = min(self._rank, *shape)
         return sum(shape) * rank * self._min_rate < shape[0] * shape[1]
 
-    def _first_right(self, index: int, values: Array) -> Array:
+    def _first_right(self, piece: ParameterSlice, values: Array) -> Array:
         """Return the orthonormal rows with which a step begins, [rank, m], equal on all ranks."""
         shape = (min(self._rank, *values.shape), values.shape[1])
-        if self._warm_start and self._right.holds(index):
-            return orthonormal(self._right.get(index, like_shape(values, shape)))
-        drawn = np.random.default_rng([index, self._steps]).standard_normal(shape)
+        if self._warm_start and self._right.holds(piece.name):
+            return orthonormal(self._right.get(piece.name, like_shape(values, shape)))
+        drawn = np.random.default_rng([piece.index, self._steps]).standard_normal(shape)
         return orthonormal(like(drawn, values))
 
     def end(self, info: StepInfo) -> None:

@@ -54,10 +54,10 @@ class TopKExchange(ErrorFeedback):
             return
         for piece in bucket.pieces(bucket.elements, 0):
             if communicators.one_node or not _is_matrix(bucket.specs[piece.index]):
-                velocity = self._velocity.get(piece.index, piece.elements)
+                velocity = self._velocity.get(piece.name, piece.elements)
                 moved = piece.elements * (1 / info.scale) + velocity * self._momentum
                 piece.elements[...] = moved * info.scale
-                self._velocity.put(piece.index, moved)
+                self._velocity.put(piece.name, moved)
 
     def combine(
         self,
@@ -96,15 +96,15 @@ class TopKExchange(ErrorFeedback):
             return largest(piece.elements, count)
         (whole,) = [p for p in bucket.pieces(bucket.elements, 0) if p.index == piece.index]
         part = slice(piece.first, piece.first + piece.elements.shape[0])
-        before = self._velocity.get(piece.index, whole.elements)
-        residual = self._residual.get(piece.index, whole.elements)[part]
+        before = self._velocity.get(piece.name, whole.elements)
+        residual = self._residual.get(piece.name, whole.elements)[part]
         velocity = zeros_like(before)
         # The slice holds gradient and residual.
         velocity[part] = before[part] * self._momentum + (piece.elements - residual)
         piece.elements[...] = residual + velocity[part]
         chosen = largest(piece.elements, count)
         velocity[chosen + piece.first] = 0
-        self._velocity.put(piece.index, velocity)
+        self._velocity.put(piece.name, velocity)
         return chosen
 
 

@@ -18,12 +18,14 @@ class ParameterView:
     """A parameter's elements in a bucket.
 
     Attributes:
+        name: name of the parameter.
         index: index of the parameter in the plan.
         start: its first element in the bucket.
         count: number of its elements.
         array: view of the elements in the shape of the parameter.
     """
 
+    name: str
     index: int
     start: int
     count: int
@@ -35,12 +37,14 @@ class ParameterSlice:
     """Contiguous elements of one parameter.
 
     Attributes:
+        name: name of the parameter.
         index: index of the parameter in the plan.
         first: position of the first of them among the parameter's elements.
         count: number of elements of the whole parameter.
         elements: view of the elements, 1-d.
     """
 
+    name: str
     index: int
     first: int
     count: int
@@ -78,7 +82,7 @@ class FilledBucket:
         for index, start in zip(self.layout.parameters, self.layout.starts, strict=True):
             spec = self.specs[index]
             array = strided(self.elements, start, spec.count, spec.shape, spec.strides)
-            parts.append(ParameterView(index, start, spec.count, array))
+            parts.append(ParameterView(spec.name, index, start, spec.count, array))
         return parts
 
     def section(self, first: int, last: int) -> FilledBucket:
@@ -110,9 +114,9 @@ class FilledBucket:
         end = start + elements.shape[0]
         pieces = []
         for index, begin in zip(self.layout.parameters, self.layout.starts, strict=True):
-            count = self.specs[index].count
-            low, high = max(start, begin), min(end, begin + count)
+            spec = self.specs[index]
+            low, high = max(start, begin), min(end, begin + spec.count)
             if low < high:
                 view = elements[low - start : high - start]
-                pieces.append(ParameterSlice(index, low - begin, count, view))
+                pieces.append(ParameterSlice(spec.name, index, low - begin, spec.count, view))
         return pieces

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hvdtrain.arrays import Array, HostArray, copy, like, to_host, zeros_like
 from hvdtrain.core.gradients.filled_bucket import FilledBucket
@@ -13,63 +13,70 @@ __all__ = ["ParameterState"]
 class ParameterState:
     """One array for each parameter, initially zeros, on the device of its bucket.
 
-    Arrays that are put during a step take effect at the end of the step, and only if it is valid.
+    Parameters are known by their names, because a plan that is made anew, e.g. after a layer was
+    unfrozen, gives them other indices. Arrays that are put during a step take effect at the end
+    of the step, and only if it is valid.
 
     Args:
-        name: name of the quantity in checkpoints.
+        quantity: what the arrays are, for checkpoints, without a dot.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._arrays: dict[int, Array] = {}
-        self._new: dict[int, Array] = {}
-        self._loaded: dict[int, HostArray] = {}
+    def __init__(self, quantity: str) -> None:
+        self._quantity = quantity
+        self._arrays: dict[str, Array] = {}
+        self._new: dict[str, Array] = {}
+        self._loaded: dict[str, HostArray] = {}
 
-    def holds(self, index: int) -> bool:
+    def holds(self, name: str) -> bool:
         """Return whether the array of a parameter was ever put or loaded."""
-        return index in self._arrays or index in self._loaded
+        return name in self._arrays or name in self._loaded
 
-    def get(self, index: int, model: Array) -> Array:
+    def get(self, name: str, model: Array) -> Array:
         """Return the array of a parameter.
 
         Args:
-            index: index of the parameter in the plan.
+            name: name of the parameter.
             model: array with the shape, dtype and device of a new array.
         """
-        if index in self._loaded:
-            self._arrays[index] = like(self._loaded.pop(index), model)
-        elif index not in self._arrays:
-            self._arrays[index] = zeros_like(model)
-        return self._arrays[index]
+        if name in self._loaded:
+            self._arrays[name] = like(self._loaded.pop(name), model)
+        elif name not in self._arrays:
+            self._arrays[name] = zeros_like(model)
+        return self._arrays[name]
 
-    def put(self, index: int, array: Array) -> None:
+    def put(self, name: str, array: Array) -> None:
         """Replace the array of a parameter when the step ends.
 
         Args:
-            index: index of the parameter in the plan.
+            name: name of the parameter.
             array: new array, which must not be modified afterwards.
         """
-        self._new[index] = array
+        self._new[name] = array
 
     def keep(self, bucket: FilledBucket) -> None:
         """Replace the arrays of a bucket's parameters by copies of their elements, at once."""
-        self._arrays |= {part.index: copy(part.array) for part in bucket.parts}
+        self._arrays |= {part.name: copy(part.array) for part in bucket.parts}
 
-    def end(self, keep: bool = True) -> None:
-        """Accept the arrays that were put during the step, or discard them."""
+    def end(self, keep: bool = True, unused: Collection[str] = ()) -> None:
+        """Accept the arrays that were put during the step, or discard them.
+
+        Args:
+            keep: whether the step is valid.
+            unused: names of parameters whose arrays are discarded nonetheless.
+        """
         if keep:
-            self._arrays |= self._new
+            self._arrays |= {n: array for n, array in self._new.items() if n not in unused}
         self._new = {}
 
     def arrays(self) -> dict[str, HostArray]:
         """Return copies of all arrays by name, for a checkpoint."""
-        kept = self._loaded | {index: to_host(array) for index, array in self._arrays.items()}
-        return {f"{self._name}.{index}": array for index, array in kept.items()}
+        kept = self._loaded | {name: to_host(array) for name, array in self._arrays.items()}
+        return {f"{self._quantity}.{name}": array for name, array in kept.items()}
 
     def load(self, arrays: Mapping[str, HostArray]) -> None:
         """Restore arrays that arrays() has returned; those of other quantities are ignored."""
         self._arrays, self._new, self._loaded = {}, {}, {}
-        for name, array in arrays.items():
-            quantity, _, index = name.rpartition(".")
-            if quantity == self._name:
-                self._loaded[int(index)] = array
+        for key, array in arrays.items():
+            quantity, _, name = key.partition(".")
+            if quantity == self._quantity:
+                self._loaded[name] = array

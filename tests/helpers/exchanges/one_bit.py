@@ -44,11 +44,11 @@ class OneBit(Exchange):
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         bucket.buffer.scale(info.weigh())
-        lost: dict[int, Array] = {}
+        lost: dict[str, Array] = {}
         for piece in bucket.pieces(bucket.elements, 0):
             # All of it, wherever it is from: another plan may have given this rank other slices.
-            piece.elements[...] = piece.elements + self._residual.get(piece.index, piece.elements)
-            lost[piece.index] = zeros_like(piece.elements)
+            piece.elements[...] = piece.elements + self._residual.get(piece.name, piece.elements)
+            lost[piece.name] = zeros_like(piece.elements)
 
         def combine(own: Buffer, start: int, network: Communicator) -> None:
             x = elements_of(own)
@@ -63,13 +63,13 @@ class OneBit(Exchange):
             error = x - sent[network.rank] if self._feedback else x + 0
             for piece in bucket.pieces(error, start):
                 end = piece.first + piece.elements.shape[0]
-                lost[piece.index][piece.first : end] = piece.elements
+                lost[piece.name][piece.first : end] = piece.elements
             x[...] = sum(sent[1:], sent[0])
 
         communicators.over_network(bucket.buffer, combine)
         bucket.buffer.scale(1 / info.size)
-        for index, residual in lost.items():
-            self._residual.put(index, residual)
+        for name, residual in lost.items():
+            self._residual.put(name, residual)
 
     def end(self, info: StepInfo) -> None:
         self._residual.end(keep=info.finite)

@@ -159,30 +159,30 @@ def test_weights_make_factors_in_the_order_that_bits_depend_on() -> None:
 def test_what_is_put_for_a_step_counts_when_it_has_ended_well() -> None:
     for array in kinds_of([1.0, 2.0]):
         state = ParameterState("residual")
-        assert to_host(state.get(3, array)).tolist() == [0, 0]
-        state.put(3, array)
-        assert to_host(state.get(3, array)).tolist() == [0, 0]
+        assert to_host(state.get("1.weight", array)).tolist() == [0, 0]
+        state.put("1.weight", array)
+        assert to_host(state.get("1.weight", array)).tolist() == [0, 0]
         state.end(keep=False)
-        assert to_host(state.get(3, array)).tolist() == [0, 0]
-        state.put(3, array)
+        assert to_host(state.get("1.weight", array)).tolist() == [0, 0]
+        state.put("1.weight", array)
         state.end()
-        assert to_host(state.get(3, array)).tolist() == [1, 2]
+        assert to_host(state.get("1.weight", array)).tolist() == [1, 2]
 
 
 def test_what_is_kept_comes_back_on_the_bucket_of_then() -> None:
     for before in kinds_of([1.0, 2.0]):
         for after in kinds_of([0.0, 0.0]):
             saved = ParameterState("residual")
-            saved.put(3, copy(before))
+            saved.put("1.weight", copy(before))
             saved.end()
             loaded = ParameterState("residual")
-            loaded.load({**saved.arrays(), "velocity.3": np.zeros(2)})
-            assert loaded.arrays()["residual.3"].tolist() == [1, 2]  # before it is used, too
-            found: Any = loaded.get(3, after)
+            loaded.load({**saved.arrays(), "velocity.1.weight": np.zeros(2)})
+            assert loaded.arrays()["residual.1.weight"].tolist() == [1, 2]  # before it is used, too
+            found: Any = loaded.get("1.weight", after)
             assert type(found) is type(after)
             assert found.dtype == after.dtype
             assert found.tolist() == [1, 2]
-            assert list(loaded.arrays()) == ["residual.3"]
+            assert list(loaded.arrays()) == ["residual.1.weight"]
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: exchange.spec)
