@@ -107,7 +107,7 @@ def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
 # Ranks keep what one bit has lost, or the state of their own Adam, or a velocity of all ranks.
 EXCHANGED = (
     "onebit:hierarchical=false,warmup=1",
-    "local:steps=2",
+    "postlocal:after=2,steps=2",
     "diloco:steps=4,fragments=2",
 )
 
@@ -269,8 +269,9 @@ def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
         return {"calls": calls, "distance": 0.0}
     assert diverged(options, directory / "diverged").startswith("steps 1 to 3: the training loss")
     named = {**options, "exchange": "average:predivide=2,warmup=3"}
-    # Averaged after each step; an odd number of samples is the last batch of the epoch.
-    local = {**options, "exchange": "local:steps=1"}
+    # Gradients are averaged, then weights after each step; an odd number of samples is the last
+    # batch of the epoch.
+    local = {**options, "exchange": "postlocal:after=9,steps=1"}
     distances = [
         distance_from_plain_keras(options, directory / "exact"),
         distance_from_plain_keras(named, directory / "named"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.arrays.fused import begin_fused, exchange_fused
 from hvdtrain.core.arrays.fused_plan import OwnStep
 from hvdtrain.core.gradient_settings import GradientSettings
-from hvdtrain.core.gradients.exchange import StepInfo
+from hvdtrain.core.gradients.exchange import LocalSteps, StepInfo
 from hvdtrain.core.gradients.step_counter import StepCounter
 
 __all__ = ["ExchangedWeights"]
@@ -22,7 +23,8 @@ class ExchangedWeights:
 
     Args:
         settings: settings, equal on all ranks; the exchange is of kind WEIGHTS.
-        name: name of the exchanges, equal on all ranks.
+        name: name of averages of gradients, and the first part of that of exchanges of weights;
+            equal on all ranks.
 
     Attributes:
         counter: counts the steps of this rank.
@@ -32,6 +34,28 @@ class ExchangedWeights:
         self._settings, self._name = settings, name
         self._exchange = settings.make_exchange()
         self.counter = StepCounter()
+        self._whole = True
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether ranks average gradients at present, as at the beginning of post-local SGD."""
+        return self._exchange.first is not None
+
+    def average(
+        self, gradients: Sequence[HostArray], parameters: Sequence[object], samples: float | None
+    ) -> list[HostArray]:
+        """Return the average of gradients, while ranks average them (collective, blocking).
+
+        Args:
+            gradients: gradients of this rank, of any shapes and floating point dtypes.
+            parameters: the parameter of each.
+            samples: samples of this rank in the step; None if unknown.
+        """
+        settings = replace(self._settings, exchange=self._exchange.first)
+        own = OwnStep(samples, self.counter.steps)
+        results, info = exchange_fused(gradients, parameters, self._name, settings, own)
+        self._whole = info.whole
+        return results
 
     def begin(self, weights: Sequence[HostArray], parameters: Sequence[object]) -> None:
         """Pass the weights that all ranks have in common to the exchange (collective at first).
@@ -46,10 +70,16 @@ class ExchangedWeights:
     def count_step(self, samples: float | None, rate: float | None) -> bool:
         """Count a step; return whether weights are to be exchanged now (local).
 
+        After a step on averaged gradients, ranks may change over to exchanges of weights.
+
         Args:
             samples: samples of this rank in the step; None if unknown.
             rate: learning rate, if known.
         """
+        if self.averages_gradients:
+            self.counter.steps += 1
+            self._exchange.due(LocalSteps(1, None, self.counter.steps, rate, self._whole))
+            return False
         return self._exchange.due(self.counter.count(samples, rate))
 
     def exchange(
@@ -84,7 +114,9 @@ class ExchangedWeights:
         if not counter.begun:
             self.begin(weights, parameters)
         own = OwnStep(counter.samples, counter.steps, flush, counter.local_steps)
-        results, info = exchange_fused(weights, parameters, self._name, self._settings, own)
+        results, info = exchange_fused(
+            weights, parameters, f"{self._name}_weights", self._settings, own
+        )
         counter.end_exchange(info, partial)
         # Copies: variables may outlive the engine's memory, in which the results are.
         return [result.copy() for result in results], info

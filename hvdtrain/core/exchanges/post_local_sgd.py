@@ -17,6 +17,9 @@ _AVERAGES_GRADIENTS, _RATE = "averages gradients", "rate"
 class PostLocalSGD(LocalSGD):
     """The average of gradients until a switch, and then local SGD.
 
+    While a rank is without data, and only adds zeros to the gradients of the others, the switch
+    waits.
+
     Args:
         after: number of steps before the switch, or "rate" for a switch after the first step whose
             learning rate is less than that of the step before it.
@@ -47,7 +50,7 @@ class PostLocalSGD(LocalSGD):
     def due(self, steps: LocalSteps) -> bool:
         if self.first is None:
             return super().due(steps)
-        if self._ends_first(steps):
+        if self._ends_first(steps) and steps.whole:
             self.first = None
         return False
 
@@ -56,8 +59,10 @@ class PostLocalSGD(LocalSGD):
             return steps.total >= self._after
         if steps.rate is None:
             raise ValueError("postlocal: after=rate needs an optimizer with a learning rate, lr")
-        before, self._rate = self._rate, steps.rate
-        return steps.rate < before
+        falls = steps.rate < self._rate
+        if steps.whole or not falls:  # else the next step is compared with the rate before the fall
+            self._rate = steps.rate
+        return falls
 
     def state(self) -> ExchangeState:
         first = np.array(self.first is not None)

@@ -33,6 +33,7 @@ class StepInfo:
         scale: factor of the loss, and so of gradients; only for an exchange with `uses_scale`.
         unused: names of the parameters for which no rank had a gradient, whose results are not
             used; known at the end of the step, only for an exchange with `checks_finite`.
+        whole: whether every rank takes a step of its own: none has joined, or asks for a flush.
     """
 
     step: int
@@ -46,6 +47,7 @@ class StepInfo:
     local_steps: int = 1
     scale: float = 1.0
     unused: frozenset[str] = frozenset()
+    whole: bool = True
 
     @property
     def drifted(self) -> bool:
@@ -83,12 +85,14 @@ class LocalSteps:
             were given no sample weights, or the exchange has not set `counts_samples`.
         total: number of steps that the program has completed.
         rate: learning rate, if the adapter knows it.
+        whole: whether every rank took part in the last step, the same on all ranks.
     """
 
     number: int
     samples: float | None
     total: int
     rate: float | None
+    whole: bool = True
 
 
 def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Communicator) -> StepInfo:
@@ -111,5 +115,6 @@ def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Commun
         total=total,
         weighted=bool(weighted),
         flush=not others,
+        whole=others == own.size,
         local_steps=int(steps),
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 
@@ -21,6 +21,10 @@ __all__ = [
     "training_state",
     "undistribute",
 ]
+
+
+# Takes the step of a rank's own optimizer on gradients.
+_Update: TypeAlias = Callable[[Sequence[Tensor | None]], None]
 
 
 class DistributedMixin:
@@ -66,8 +70,11 @@ class DistributedMixin:
 
     @property
     def exchanges_weights(self) -> bool:
-        """Whether ranks step on their own gradients, and exchange weights afterwards."""
-        return self.hvdtrain_reduction.weights is not None
+        """Whether ranks step on their own gradients, and exchange weights afterwards (local).
+
+        With post-local SGD that is so from its switch on.
+        """
+        return self.hvdtrain_reduction.exchanges_weights
 
     @property
     def synchronized(self) -> bool:
@@ -95,13 +102,14 @@ class DistributedMixin:
         """
         given = None if trainable_variables is None else list(trainable_variables)
         variables = self._trainable_variables if given is None else given
-        if self.hvdtrain_reduction.weights is not None:
-            update = partial(super().apply, grads, given)  # type: ignore[misc]
-            self.hvdtrain_reduction.update_alone(update, variables, self.learning_rate)
-            return
-        if len(grads) == len(variables):  # else Keras raises the error
-            grads = self.hvdtrain_reduction(grads, variables)
-        super().apply(grads, given)  # type: ignore[misc]
+        update: _Update = partial(super().apply, trainable_variables=given)  # type: ignore[misc]
+        if len(grads) != len(variables):  # Keras raises the error
+            update(grads)
+        elif self.hvdtrain_reduction.weights is not None:
+            rate = self.learning_rate
+            self.hvdtrain_reduction.update_alone(update, grads, variables, rate)
+        else:
+            update(self.hvdtrain_reduction(grads, variables))
 
 
 class _LossScaleMixin(DistributedMixin):

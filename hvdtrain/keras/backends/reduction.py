@@ -81,7 +81,8 @@ class Reduction:
         name: operation name.
         uneven: whether ranks may have different numbers of batches. Then tf.IndexedSlices are made
             dense, because a rank without data can contribute zeros to dense gradients only.
-        weights: exchanges weights instead of gradients; None for gradients.
+        weights: exchanges weights, perhaps after averages of gradients at first; None for an
+            exchange of gradients.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Reduction:
         self._steps = 0
         self.weights: WeightExchange | None = None
         if settings.weights:
-            self.weights = WeightExchange(settings, name, backend)
+            self.weights = WeightExchange(settings, name, backend, scale_local)
 
     @property
     def steps(self) -> int:
@@ -166,18 +167,28 @@ class Reduction:
                 results[i] = keras.ops.multiply(results[i], self._factor)
         return results
 
+    @property
+    def exchanges_weights(self) -> bool:
+        """Whether ranks step on their own gradients at present, and exchange weights."""
+        return self.weights is not None and not self.weights.averages_gradients
+
     def update_alone(
-        self, update: Callable[[], None], variables: Sequence[Variable], rate: Tensor | float
+        self,
+        update: Callable[[Sequence[Tensor | None]], None],
+        gradients: Sequence[Tensor | None],
+        variables: Sequence[Variable],
+        rate: Tensor | float,
     ) -> None:
         """Update variables, and exchange their values if that is due (collective if due).
 
         Args:
-            update: takes the step of this rank's own optimizer.
-            variables: the optimizer's variables.
+            update: takes the step of this rank's own optimizer on gradients.
+            gradients: gradients of this rank.
+            variables: the variable of each gradient.
             rate: learning rate.
         """
         if self.weights is not None:
-            self.weights.update(update, self._shared(variables), self._samples, rate)
+            self.weights.update(update, gradients, variables, self._local, self._samples, rate)
 
     def flush(self, variables: Sequence[Variable]) -> None:
         """Make values that ranks exchange equal now; gradients need no flush (collective).
@@ -186,10 +197,7 @@ class Reduction:
             variables: the optimizer's variables.
         """
         if self.weights is not None:
-            self.weights.flush(self._shared(variables))
-
-    def _shared(self, variables: Sequence[Variable]) -> list[Variable]:
-        return [variable for variable in variables if id(variable) not in self._local]
+            self.weights.flush([each for each in variables if id(each) not in self._local])
 
     def reduce_arrays(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -49,10 +49,14 @@ class WeightBackend(Protocol):
 class WeightExchange:
     """Updates variables with the gradients of this rank, and exchanges their values when due.
 
+    An exchange may begin with averages of gradients. Each step asks the host at which side of the
+    switch it is, so that functions that were traced before need not be traced anew.
+
     Args:
         settings: settings; the exchange is of kind WEIGHTS.
         name: operation name of the optimizer.
         backend: Keras's backend.
+        scale_local: divide gradients that are not averaged by the number of ranks while others are.
 
     Attributes:
         counter: counts the steps of this rank.
@@ -60,39 +64,71 @@ class WeightExchange:
             epoch.
     """
 
-    def __init__(self, settings: GradientSettings, name: str, backend: WeightBackend) -> None:
-        self._settings, self._backend = settings, backend
+    def __init__(
+        self, settings: GradientSettings, name: str, backend: WeightBackend, scale_local: bool
+    ) -> None:
+        self._settings, self._backend, self._scale_local = settings, backend, scale_local
         self.flush_in_fit = True
-        self._weights = ExchangedWeights(settings, f"{name}_weights")
+        self._weights = ExchangedWeights(settings, name)
+        self._averages_first = self._weights.averages_gradients
         self.counter = self._weights.counter
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether ranks average gradients at present, and no weights."""
+        return self._weights.averages_gradients
 
     def update(
         self,
-        update: Callable[[], None],
+        update: Callable[[Sequence[Tensor | None]], None],
+        gradients: Sequence[Tensor | None],
         variables: Sequence[Variable],
+        local: Container[int],
         samples: Tensor | int | None,
         rate: Tensor | float,
     ) -> None:
         """Update variables, and exchange their values if that is due (collective if due).
 
         Args:
-            update: takes the step of this rank's own optimizer.
-            variables: variables that are exchanged.
+            update: takes the step of this rank's own optimizer on gradients.
+            gradients: gradients of this rank.
+            variables: the variable of each gradient.
+            local: variables that are not exchanged, by id(variable).
             samples: samples of this rank in the step; None if unknown.
             rate: learning rate.
         """
         if not self._settings.process_set.included():
-            update()
+            update(gradients)
             return
         counted = _UNKNOWN if samples is None else samples
         numbers = [keras.ops.cast(number, "float32") for number in (rate, counted)]
-        begin = partial(self._begin, variables)
-        self._backend.exchange_if(self._must_begin, numbers, begin, _values(variables))
-        update()
-        exchange = partial(self._exchange, variables)
-        results = self._backend.exchange_if(self._count, numbers, exchange, _values(variables))
-        for variable, value in zip(variables, results, strict=True):
+        if self._averages_first:
+            gradients = self._average_at_first(gradients, variables, local, numbers)
+        shared = [variable for variable in variables if id(variable) not in local]
+        begin = partial(self._begin, shared)
+        self._backend.exchange_if(self._must_begin, numbers, begin, _values(shared))
+        update(gradients)
+        exchange = partial(self._exchange, shared)
+        results = self._backend.exchange_if(self._count, numbers, exchange, _values(shared))
+        for variable, value in zip(shared, results, strict=True):
             variable.assign(value)
+
+    def _average_at_first(
+        self,
+        gradients: Sequence[Tensor | None],
+        variables: Sequence[Variable],
+        local: Container[int],
+        numbers: Sequence[Tensor],
+    ) -> list[Tensor | None]:
+        """Return the averages of gradients, or the gradients after the switch."""
+        results = list(gradients)
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        average = partial(self._average, [variables[i] for i in present], local)
+        own = [gradient for gradient in gradients if gradient is not None]
+        averages = self._backend.exchange_if(self._must_average, numbers, average, own)
+        for i, result in zip(present, averages, strict=True):
+            results[i] = result
+        return results
 
     def flush(self, variables: Sequence[Variable]) -> None:
         """Make the values of all ranks equal now (collective, not in a function that is traced).
@@ -100,26 +136,48 @@ class WeightExchange:
         Args:
             variables: variables that are exchanged.
         """
-        if not self._settings.process_set.included():
+        if self.averages_gradients or not self._settings.process_set.included():
             return
         self._backend.wait_for_steps()
         results = self._weights.flush([to_array(variable) for variable in variables], variables)
         for variable, value in zip(variables, results, strict=True):
             variable.assign(value)
 
+    def _must_average(self, numbers: list[HostArray]) -> bool:
+        _, self._samples = _rate_and_samples(numbers)
+        return self.averages_gradients
+
+    def _average(
+        self, variables: Sequence[Variable], local: Container[int], gradients: list[HostArray]
+    ) -> list[HostArray]:
+        pairs = list(zip(variables, gradients, strict=True))
+        shared = [(v, gradient) for v, gradient in pairs if id(v) not in local]
+        averages = iter(
+            self._weights.average(
+                [gradient for _, gradient in shared], [v for v, _ in shared], self._samples
+            )
+        )
+        divisor = self._settings.process_set.size() if self._scale_local else 1
+        return [gradient / divisor if id(v) in local else next(averages) for v, gradient in pairs]
+
     def _must_begin(self, numbers: list[HostArray]) -> bool:
-        return not self.counter.begun
+        return not self.averages_gradients and not self.counter.begun
 
     def _begin(self, variables: Sequence[Variable], weights: list[HostArray]) -> list[HostArray]:
         self._weights.begin(weights, variables)
         return weights
 
     def _count(self, numbers: list[HostArray]) -> bool:
-        rate, samples = (float(number) for number in numbers)
-        return self._weights.count_step(None if samples == _UNKNOWN else samples, rate)
+        rate, samples = _rate_and_samples(numbers)
+        return self._weights.count_step(samples, rate)
 
     def _exchange(self, variables: Sequence[Variable], weights: list[HostArray]) -> list[HostArray]:
         return self._weights.exchange(weights, variables)
+
+
+def _rate_and_samples(numbers: list[HostArray]) -> tuple[float, float | None]:
+    rate, samples = (float(number) for number in numbers)
+    return rate, None if samples == _UNKNOWN else samples
 
 
 def _values(variables: Sequence[Variable]) -> list[Tensor]:
@@ -135,7 +193,7 @@ def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optim
 
     Raises:
         ValueError: the optimizer scales the loss or accumulates gradients, or the exchange resets
-            the optimizer's state, counts samples or averages gradients at first.
+            the optimizer's state or counts samples.
     """
     exchange = settings.exchange
     if exchange is None or not settings.weights:
@@ -151,7 +209,6 @@ def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optim
             exchange.resets_optimizer
         ),
         "counting samples in Keras: give steps= instead": exchange.counts_samples,
-        "averaging gradients at first, in Keras: use local": exchange.first is not None,
     }
     for reason, applies in reasons.items():
         if applies:

@@ -88,7 +88,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._ended = True
         current_backend().wait_for_steps()
         optimizers = distributed_optimizers(self.model)
-        alone = [each for each in optimizers if each.hvdtrain_reduction.weights is not None]
+        alone = [each for each in optimizers if each.exchanges_weights]
         if len(alone) < len(optimizers):
             operations.join()
         for optimizer in alone:
@@ -126,6 +126,11 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         }
         state = [variable for variable in training_state(model) if id(variable) not in local]
         broadcast_variables(state, root_rank)
+        exchanges = [optimizer.exchange_state() for optimizer in optimizers]
+        saved = objects.broadcast_object(exchanges, root_rank, "exchanges of an epoch")
+        if done[context.current().topology.rank] < max(done):
+            for optimizer, exchange in zip(optimizers, saved, strict=True):
+                optimizer.load_exchange_state({**exchange, "own": {}})
 
     def _check_callbacks(self, gathered: Sequence[tuple[list[str], str | None]]) -> None:
         size = context.current().topology.size

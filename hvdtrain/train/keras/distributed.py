@@ -53,7 +53,7 @@ def sample_scale(optimizer: Any, size: int) -> float | None:
     """Return the factor of sample weights that BatchDataset takes.
 
     The sum over ranks is the gradient of the mean. An exchange of gradients takes the average
-    instead of the sum; one of weights begins with the gradient of a rank's own mean.
+    instead of the sum; one of weights takes the gradient of a rank's own mean.
 
     Args:
         optimizer: result of distributed_optimizer().

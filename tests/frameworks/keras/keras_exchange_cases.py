@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
-from exchange_formulas import BlockFormula, DiLoCoFormula, OfRanks, OneBitFormula, mean
+from exchange_formulas import OneBitFormula
 from keras_optimizer_cases import (
     SHAPES,
     Array,
@@ -99,127 +98,7 @@ def an_exchange_goes_with_one_list_of_gradients() -> None:
         other.apply([keras.ops.zeros([2])], [keras.Variable(np.zeros(2))])
 
 
-def local_steps(combine: Callable[[OfRanks, int], list[Any]]) -> list[Any]:
-    """Return weights after five local steps of SGD, of which each second one ends an exchange.
-
-    Args:
-        combine: returns the weights to go on from, given those of all ranks and their number of
-            steps since the last time: 2, or 1 in the flush at the end.
-    """
-    random = np.random.default_rng(0)
-    start: list[Any] = [random.normal(size=s).astype(np.float32).astype(float) for s in SHAPES]
-    ranks = [list(start) for _ in range(hvd.size())]
-    for step in range(5):
-        for rank, weights in enumerate(ranks):
-            moved = zip(weights, gradients(step, rank), strict=True)
-            ranks[rank] = [w - 0.1 * g for w, g in moved]
-        if step % 2 or step == 4:
-            together = combine(ranks, 1 if step == 4 else 2)
-            ranks = [list(together) for _ in ranks]
-    return ranks[0]
-
-
-def weights_after_local_steps() -> str:
-    random = np.random.default_rng(0)
-    start: list[Any] = [random.normal(size=s).astype(np.float32).astype(float) for s in SHAPES]
-    ones = [1.0] * hvd.size()
-    block = BlockFormula(list(start), hvd.size(), 0.5, 0.75, nesterov=True)
-    outer = DiLoCoFormula(list(start), 0.7, 0.9)
-
-    def blocks(ranks: OfRanks, steps: int) -> list[Any]:
-        found = block.block(ranks, ones, steps / 2, flush=steps == 1)
-        return block.model if steps == 1 else found
-
-    def outer_steps(ranks: OfRanks, steps: int) -> list[Any]:
-        return [outer.round(index, average) for index, average in enumerate(mean(ranks, ones))]
-
-    ends = []
-    for text, combine in (
-        ("local:steps=2", lambda ranks, _: mean(ranks, ones)),
-        ("blockmomentum:steps=2,momentum=0.5,rate=0.75,reset=false", blocks),
-        ("diloco:steps=2", outer_steps),
-    ):
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange=text)
-        variables = stepped(optimizer, own, 5)
-        assert not optimizer.synchronized
-        with raising(RuntimeError, text="call flush"):
-            optimizer.exchange_state()
-        optimizer.flush()
-        assert optimizer.synchronized
-        saved = optimizer.exchange_state()
-        assert saved["steps"] == 5
-        assert_close(variables, local_steps(combine), rtol=1e-5)
-        ends += variables
-    return digest(ends)
-
-
-def fragments_begin_with_the_last_average_of_a_warm_up() -> str:
-    """One step is averaged, and of the change in the next one half is kept."""
-    optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.1),
-        exchange="diloco:steps=2,fragments=2,rate=0.5,momentum=0,warmup=1",
-    )
-    variables = stepped(optimizer, own, 2)
-    optimizer.flush()
-    half = stepped(
-        keras.optimizers.SGD(0.1), lambda step: [g * 0.5**step for g in mean_gradients(step)], 2
-    )
-    assert_close(variables, half, rtol=1e-5)
-    return digest(variables)
-
-
-class Weights(keras.callbacks.Callback):
-    """Notes the weights before each validation and at the end of each epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.digests: list[str] = []
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self.digests.append(digest(self.model.trainable_variables))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.digests.append(digest(self.model.trainable_variables))
-
-
-def fit_shows_equal_weights_in_validation() -> str:
-    """Ranks take different numbers of steps, an odd number on rank 0."""
-    random = np.random.default_rng(hvd.rank())
-    count = 4 * (3 + hvd.rank())
-    x, y = random.normal(size=(count, 3)), random.normal(size=(count, 1))
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, kernel_initializer="ones")])
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange="local:steps=2")
-    model.compile(optimizer, loss="mse")
-    seen = Weights()
-    for _ in range(2):
-        model.fit(
-            *(x, y), batch_size=4, verbose=0, epochs=2, callbacks=[seen], validation_data=(x, y)
-        )
-    assert len(seen.digests) == 8
-    assert model.optimizer.synchronized
-    return " ".join(seen.digests)
-
-
-def what_does_not_go_with_weights_is_refused() -> None:
-    def refused(exchange: str, inner: Any, text: str) -> None:
-        with raising(ValueError, text=text):
-            hvd.DistributedOptimizer(inner, exchange=exchange)
-
-    sgd = keras.optimizers.SGD
-    refused("local:steps=2", keras.optimizers.LossScaleOptimizer(sgd()), "a LossScaleOptimizer")
-    refused("local:steps=2", sgd(gradient_accumulation_steps=2), "accumulation of gradients")
-    refused("local:steps=2,state=reset", sgd(), "resetting the optimizer's state")
-    refused("blockmomentum:block=8,reset=false", sgd(), "counting samples")
-    refused("postlocal:after=5,steps=2", sgd(), "averaging gradients at first")
-    with raising(ValueError, text="accumulation of gradients"):
-        hvd.DistributedOptimizer(sgd(), exchange="local:steps=2", backward_passes_per_step=2)
-
-
 CASES = [
-    weights_after_local_steps,
-    fragments_begin_with_the_last_average_of_a_warm_up,
-    fit_shows_equal_weights_in_validation,
-    what_does_not_go_with_weights_is_refused,
     half_types_by_name,
     compressed_gradients_by_name,
     an_exchange_of_gradients,

@@ -16,6 +16,7 @@ import keras_optimizer_cases
 import keras_synchronization_cases
 import keras_training_cases
 import keras_unwrapped_cases
+import keras_weight_cases
 from ranks import report
 
 import hvdtrain.keras as hvd
@@ -23,6 +24,7 @@ from hvdtrain.core import context
 
 MODULES = (
     keras_exchange_cases,  # first: it says what nodes there are when that is settled
+    keras_weight_cases,
     keras_optimizer_cases,
     keras_fit_cases,
     keras_callback_cases,

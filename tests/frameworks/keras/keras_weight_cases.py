@@ -1,0 +1,222 @@
+"""Exchanges of weights after local steps in hvdtrain.keras, against formulas for all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from exchange_formulas import BlockFormula, DiLoCoFormula, OfRanks, mean
+from keras_formula import Batch, Simulated
+from keras_optimizer_cases import (
+    SHAPES,
+    assert_close,
+    digest,
+    gradients,
+    mean_gradients,
+    own,
+    stepped,
+)
+from raising import raising
+
+import hvdtrain.keras as hvd
+
+
+def local_steps(combine: Callable[[OfRanks, int], list[Any]]) -> list[Any]:
+    """Return weights after five local steps of SGD, of which each second one ends an exchange.
+
+    Args:
+        combine: returns the weights to go on from, given those of all ranks and their number of
+            steps since the last time: 2, or 1 in the flush at the end.
+    """
+    random = np.random.default_rng(0)
+    start: list[Any] = [random.normal(size=s).astype(np.float32).astype(float) for s in SHAPES]
+    ranks = [list(start) for _ in range(hvd.size())]
+    for step in range(5):
+        for rank, weights in enumerate(ranks):
+            moved = zip(weights, gradients(step, rank), strict=True)
+            ranks[rank] = [w - 0.1 * g for w, g in moved]
+        if step % 2 or step == 4:
+            together = combine(ranks, 1 if step == 4 else 2)
+            ranks = [list(together) for _ in ranks]
+    return ranks[0]
+
+
+def weights_after_local_steps() -> str:
+    random = np.random.default_rng(0)
+    start: list[Any] = [random.normal(size=s).astype(np.float32).astype(float) for s in SHAPES]
+    ones = [1.0] * hvd.size()
+    block = BlockFormula(list(start), hvd.size(), 0.5, 0.75, nesterov=True)
+    outer = DiLoCoFormula(list(start), 0.7, 0.9)
+
+    def blocks(ranks: OfRanks, steps: int) -> list[Any]:
+        found = block.block(ranks, ones, steps / 2, flush=steps == 1)
+        return block.model if steps == 1 else found
+
+    def outer_steps(ranks: OfRanks, steps: int) -> list[Any]:
+        return [outer.round(index, average) for index, average in enumerate(mean(ranks, ones))]
+
+    ends = []
+    for text, combine in (
+        ("local:steps=2", lambda ranks, _: mean(ranks, ones)),
+        ("blockmomentum:steps=2,momentum=0.5,rate=0.75,reset=false", blocks),
+        ("diloco:steps=2", outer_steps),
+    ):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange=text)
+        variables = stepped(optimizer, own, 5)
+        assert not optimizer.synchronized
+        with raising(RuntimeError, text="call flush"):
+            optimizer.exchange_state()
+        optimizer.flush()
+        assert optimizer.synchronized
+        saved = optimizer.exchange_state()
+        assert saved["steps"] == 5
+        assert_close(variables, local_steps(combine), rtol=1e-5)
+        ends += variables
+    return digest(ends)
+
+
+def gradients_are_averaged_before_weights() -> str:
+    """Four steps on the mean gradient, until a number or the first lower rate; then two alone."""
+    random = np.random.default_rng(0)
+    model: list[Any] = [random.normal(size=s).astype(np.float32).astype(float) for s in SHAPES]
+    rates = [0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1]
+    for step in range(4):
+        moved = zip(model, mean_gradients(step), strict=True)
+        model = [w - rates[step] * g for w, g in moved]
+    ranks = [model for _ in range(hvd.size())]
+    for step in range(4, 7):
+        for rank, weights in enumerate(ranks):
+            moved = zip(weights, gradients(step, rank), strict=True)
+            ranks[rank] = [w - rates[step] * g for w, g in moved]
+        if step >= 5:
+            ranks = [mean(ranks, [1.0] * hvd.size())] * hvd.size()
+    ends = []
+    for after in ("4", "rate"):
+        rate = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.2, 0.1])
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(rate), exchange=f"postlocal:after={after},steps=2"
+        )
+        assert not optimizer.exchanges_weights
+        optimizer.flush()  # of nothing
+        variables = stepped(optimizer, own, 7)
+        assert optimizer.exchanges_weights
+        optimizer.flush()
+        assert optimizer.exchange_state()["steps"] == 7
+        assert_close(variables, ranks[0], rtol=1e-5)
+        ends += variables
+    return digest(ends)
+
+
+def line_model(exchange: str) -> Any:
+    """Return the model of Simulated with a plain SGD."""
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, kernel_initializer="ones")])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange=exchange)
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+def line_batches(counts: list[int]) -> list[list[Batch]]:
+    """Return as many batches for each rank, of which the last one is smaller."""
+    random = np.random.default_rng(7)
+    return [
+        [
+            (random.normal(size=(rows, 3)), random.normal(size=(rows, 1)))
+            for rows in [4] * (count - 1) + [3]
+        ]
+        for count in counts
+    ]
+
+
+def fit_line(model: Any, batches: list[list[Batch]], **how: Any) -> None:
+    """Fit to the batches of this rank."""
+    x, y = (np.concatenate(arrays) for arrays in zip(*batches[hvd.rank()], strict=True))
+    model.fit(x, y, batch_size=4, verbose=0, shuffle=False, **how)
+
+
+def fit_averages_gradients_before_weights() -> str:
+    """Rank 0 has most batches: the switch waits for a step in which all ranks have one."""
+    batches, ends = line_batches([5, 4, 3][: hvd.size()]), []
+    for after in (3, 5):
+        simulated = Simulated(batches, after, 2)
+        model = line_model(f"postlocal:after={after},steps=2")
+        for _ in range(2):
+            simulated.epoch()
+        fit_line(model, batches, epochs=2)
+        assert model.optimizer.exchanges_weights
+        kernel, bias = simulated.weights[0]
+        assert_close(model.weights, [kernel.reshape(3, 1), bias], rtol=1e-5)
+        ends += model.weights
+    return digest(ends)
+
+
+def fragments_begin_with_the_last_average_of_a_warm_up() -> str:
+    """One step is averaged, and of the change in the next one half is kept."""
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.1),
+        exchange="diloco:steps=2,fragments=2,rate=0.5,momentum=0,warmup=1",
+    )
+    variables = stepped(optimizer, own, 2)
+    optimizer.flush()
+    half = stepped(
+        keras.optimizers.SGD(0.1), lambda step: [g * 0.5**step for g in mean_gradients(step)], 2
+    )
+    assert_close(variables, half, rtol=1e-5)
+    return digest(variables)
+
+
+class Weights(keras.callbacks.Callback):
+    """Notes the weights before each validation and at the end of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.digests: list[str] = []
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.digests.append(digest(self.model.trainable_variables))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.digests.append(digest(self.model.trainable_variables))
+
+
+def fit_shows_equal_weights_in_validation() -> str:
+    """Ranks take different numbers of steps, an odd number on rank 0."""
+    random = np.random.default_rng(hvd.rank())
+    count = 4 * (3 + hvd.rank())
+    x, y = random.normal(size=(count, 3)), random.normal(size=(count, 1))
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, kernel_initializer="ones")])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange="local:steps=2")
+    model.compile(optimizer, loss="mse")
+    seen = Weights()
+    for _ in range(2):
+        model.fit(
+            *(x, y), batch_size=4, verbose=0, epochs=2, callbacks=[seen], validation_data=(x, y)
+        )
+    assert len(seen.digests) == 8
+    assert model.optimizer.synchronized
+    return " ".join(seen.digests)
+
+
+def what_does_not_go_with_weights_is_refused() -> None:
+    def refused(exchange: str, inner: Any, text: str) -> None:
+        with raising(ValueError, text=text):
+            hvd.DistributedOptimizer(inner, exchange=exchange)
+
+    sgd = keras.optimizers.SGD
+    refused("local:steps=2", keras.optimizers.LossScaleOptimizer(sgd()), "a LossScaleOptimizer")
+    refused("local:steps=2", sgd(gradient_accumulation_steps=2), "accumulation of gradients")
+    refused("local:steps=2,state=reset", sgd(), "resetting the optimizer's state")
+    refused("blockmomentum:block=8,reset=false", sgd(), "counting samples")
+    with raising(ValueError, text="accumulation of gradients"):
+        hvd.DistributedOptimizer(sgd(), exchange="local:steps=2", backward_passes_per_step=2)
+
+
+CASES = [
+    weights_after_local_steps,
+    gradients_are_averaged_before_weights,
+    fit_averages_gradients_before_weights,
+    fragments_begin_with_the_last_average_of_a_warm_up,
+    fit_shows_equal_weights_in_validation,
+    what_does_not_go_with_weights_is_refused,
+]
