@@ -72,9 +72,7 @@ class Request:
     @cached_property
     def packed(self) -> bytes:
         """The pickled request, for other ranks."""
-        return pickle.dumps(
-            (self.operation, self.name, self.details, self.zeros, self.instead)
-        )
+        return pickle.dumps((self.operation, self.name, self.details, self.zeros, self.instead))
 
     @cached_property
     def ballot(self) -> bytes:

@@ -37,7 +37,8 @@ TEXTS = {
 _TOLERANCES = {"half": 2.0**-7}
 _RATE = 0.1
 
-# Returns the weights after an exchange, from those of all ranks, their counts, and if it is a flush.
+# Returns the weights after an exchange, from those of all ranks, their counts, and whether it is a
+# flush.
 Rule = Callable[[list[Flat], Sequence[float], bool], Flat]
 
 
@@ -182,7 +183,7 @@ class Checked:
         for name, parameter in self.model.named_parameters():
             before = [own[name] for own in of_ranks]
             expected = self._rules[name](before, self._counts, flush)
-            np.testing.assert_allclose(_flat(parameter), expected, rtol=0, atol=1e-11)
+            np.testing.assert_allclose(_flat(parameter), expected, rtol=0, atol=1e-11, err_msg=name)
         self._counts = [0.0] * self._size
 
     def _rule(self, parameter: torch.nn.Parameter) -> Rule:
@@ -191,7 +192,7 @@ class Checked:
         if self.name in ("local", "postlocal"):
             return lambda before, counts, flush: mean([[w] for w in before], counts)[0]
         if self.name == "adasum":
-            return _adasum_rule(start)
+            return _adasum_rule(parameter)
         if self.name == "diloco":
             outer = DiLoCoFormula([start], 0.7, 0.9)
             return lambda before, counts, flush: outer.round(
@@ -208,31 +209,34 @@ class Checked:
         kept = self._residuals()
         for name, given in self._given.items():
             whole = hvd.allreduce(given, op=hvd.Sum, name=name, process_set=self._members)
-            found = self._applied[name] + kept.get(name, torch.zeros(given.numel())).view_as(given)
+            found = self._applied[name] + kept[name]
             tolerance = _TOLERANCES.get(self.name, 1e-12) * (1 + float(whole.abs().max()))
             assert float((found - whole).abs().max()) < tolerance, (self.name, name)
 
     def _residuals(self) -> Mapping[str, torch.Tensor]:
         """Return what all ranks keep of gradients, by name of the parameter."""
         own = self.optimizer.exchange_state()["own"]
-        found: dict[str, torch.Tensor] = {}
-        for arrays in hvd.allgather_object(own, name="residuals", process_set=self._members):
-            for key, array in arrays.items():
-                name = key.partition("residual.")[2]
-                residual = torch.from_numpy(array).reshape(-1) / self._size
-                found[name] = found.get(name, torch.zeros(())) + residual
+        of_ranks = hvd.allgather_object(own, name="residuals", process_set=self._members)
+        names = self.optimizer._parameter_names
+        found = {}
+        for name, parameter in self.model.named_parameters():
+            ends = f"residual.{names[parameter]}"
+            kept = [a for arrays in of_ranks for key, a in arrays.items() if key.endswith(ends)]
+            parts = [torch.from_numpy(array).view_as(parameter) for array in kept]
+            found[name] = sum(parts, torch.zeros_like(parameter)) / self._size
         return found
 
 
-def _adasum_rule(start: Flat) -> Rule:
-    last = [start]
+def _adasum_rule(parameter: torch.Tensor) -> Rule:
+    start = _flat(parameter)
 
     def combine(before: list[Flat], counts: Sequence[float], flush: bool) -> Flat:
-        one, other = (w - last[0] for w in before)
+        one, other = (w - start for w in before)
         dot = one @ other
         a, b = (1 - dot / (2 * max(float(x @ x), 1e-300)) for x in (one, other))
-        last[0] = last[0] + a * one + b * other
-        return last[0]
+        expected: Flat = start + a * one + b * other
+        start[:] = _flat(parameter)  # the factors of a rank without a step are not continuous
+        return expected
 
     return combine
 
