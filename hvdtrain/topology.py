@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from types import ModuleType
 
-__all__ = ["Topology", "cpu_threads", "format_by_rank", "format_ranks"]
+__all__ = ["Topology", "count_threads", "cpu_threads", "format_by_rank", "format_ranks"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,20 @@ def cpu_threads(topology: Topology, affinity: int, machine: int) -> int:
     """
     sharing = topology.local_size if affinity >= machine else 1
     return max(1, affinity // sharing)
+
+
+def count_threads(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> int:
+    """Return how many threads this rank computes with: torch's setting, or OMP_NUM_THREADS.
+
+    Args:
+        environ: environment variables.
+        modules: loaded modules, by name.
+    """
+    if "torch" in modules:
+        threads: int = modules["torch"].get_num_threads()
+        return threads
+    outermost = environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return max(1, int(outermost)) if outermost.isdecimal() else 1
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

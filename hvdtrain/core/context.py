@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -67,6 +67,7 @@ class Context:
         first_use: agreements that are made on first use.
         buckets: description of the last bucket plan, for users.
         kept: objects that adapters keep for the lifetime of a channel, by keys of their own.
+        plans: operations that adapters have prepared, by keys of their own.
         switch_interval: Python's thread switch interval before init().
     """
 
@@ -85,6 +86,7 @@ class Context:
     first_use: FirstUse = field(default_factory=FirstUse)
     buckets: str = ""
     kept: WeakKeyDictionary[Channel, dict[object, Any]] = field(default_factory=WeakKeyDictionary)
+    plans: dict[Hashable, Any] = field(default_factory=dict)
     switch_interval: float = field(default_factory=shorten_switch_interval)
     _channels: list[Channel] = field(default_factory=list)
     _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -127,6 +129,7 @@ class Context:
     def close_channel(self, channel: Channel) -> None:
         """Close a channel (collective over its members)."""
         channel.wait(channel.leave())
+        self.plans.clear()  # those of this channel would keep its memory
         self._channels.remove(channel)
         channel.close()
 

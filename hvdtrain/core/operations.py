@@ -10,6 +10,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
@@ -26,6 +27,7 @@ __all__ = [
     "broadcast",
     "join",
     "reducescatter",
+    "run_prepared",
 ]
 
 _ADASUM_TYPES = (DType.FLOAT32, DType.FLOAT64)
@@ -75,6 +77,23 @@ class Submission:
             result = self.channel.run(operation)
         operation.streams.wait(operation.finished)
         return result
+
+
+def run_prepared(channel: Channel, prepared: Prepared, data: object) -> bool:
+    """Run a prepared operation if nothing else is pending (collective, blocking).
+
+    Args:
+        channel: channel of the ranks.
+        prepared: operation of this channel.
+        data: data of this call.
+
+    Returns:
+        Whether it was run; if not, nothing was done.
+    """
+    if channel.track is not None:
+        return False  # a timeline records each part of an operation
+    with context.current().blocked.running():
+        return channel.run_prepared(prepared, data)
 
 
 def allreduce(

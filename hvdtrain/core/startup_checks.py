@@ -7,22 +7,20 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.process.exits import write_message
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.errors import HvdtrainError, LauncherMismatchError, UsageError
-from hvdtrain.topology import Topology, format_ranks
+from hvdtrain.topology import Topology, count_threads, format_ranks
 from hvdtrain.world import SRUN, idle_tasks, promised_world
 
 __all__ = [
     "RankCores",
     "binding_warnings",
     "check_world_size",
-    "count_threads",
     "delay_startup_error",
     "is_child_process",
     "warn_of_binding",
@@ -133,20 +131,6 @@ def binding_warnings(host: str, ranks: Sequence[RankCores]) -> list[str]:
             f"--bind-to none to mpirun, or --map-by slot:PE={most}, or set OMP_NUM_THREADS=1"
         )
     return found
-
-
-def count_threads(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> int:
-    """Return how many threads this rank computes with: torch's setting, or OMP_NUM_THREADS.
-
-    Args:
-        environ: environment variables.
-        modules: loaded modules, by name.
-    """
-    if "torch" in modules:
-        threads: int = modules["torch"].get_num_threads()
-        return threads
-    outermost = environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return max(1, int(outermost)) if outermost.isdecimal() else 1
 
 
 def warn_of_binding(world: EngineWorld, topology: Topology) -> None:

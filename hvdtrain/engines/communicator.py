@@ -12,10 +12,19 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.point_to_point import Pending, PointToPoint
+from hvdtrain.engines.votes import Verdict, VotedReduction
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["ANY_DEVICE", "Capabilities", "Communicator", "EngineWorld", "Pending"]
+__all__ = [
+    "ANY_DEVICE",
+    "Capabilities",
+    "Communicator",
+    "EngineWorld",
+    "Pending",
+    "Verdict",
+    "VotedReduction",
+]
 
 
 class _AnyDevice(frozenset[str]):
@@ -137,6 +146,18 @@ class Communicator(ABC):
         """
         buffer.copy_from(source)
         self.allreduce(buffer, op, prescale, postscale)
+
+    def voted_reduction(
+        self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> VotedReduction | None:
+        """Return an allreduce that is voted on and run in one call; None if there is none (local).
+
+        Args:
+            count: number of elements, at least 1.
+            dtype: element type, which `capabilities` lists for `op`.
+            op, prescale, postscale: as in `allreduce`.
+        """
+        return None
 
     @abstractmethod
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:

@@ -15,7 +15,7 @@ from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.compression import HALF_TYPES, Compression, Compressor
 from hvdtrain.keras.backends.distributed import distribute
 from hvdtrain.keras.backends.reduction import Reduction
-from hvdtrain.keras.backends.weights import refuse_weights
+from hvdtrain.keras.backends.refusals import refuse_weights
 from hvdtrain.keras.models.hooks import hook_models
 from hvdtrain.types import ReduceOp
 

@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
+from job import python_path
 from ranks import Job, launch, run_ranks, start
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
@@ -79,6 +82,30 @@ def test_leaving_the_block_ends_the_job() -> None:
     assert job.pids() == []
     with pytest.raises(ProcessLookupError):
         os.kill(job.process.pid, 0)
+
+
+def test_a_warm_process_outlives_its_ranks_but_they_do_not_outlive_it() -> None:
+    """A rank and what stands for it end together; later the process is killed."""
+    python = Path(sys.executable)
+    address, server = warm._start.__wrapped__(python, "json")
+    command = [*warm.warm_prefix(python, "json")[:-1], address, str(WORKER), "all sleep"]
+    env = os.environ | {"PYTHONPATH": python_path()}
+    for killed in (False, True):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as stand_in:
+            assert stand_in.stdout is not None
+            assert stand_in.stdout.readline() == b"rank 0 of 1 is here\n"
+            (rank,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+            if killed:
+                server.kill()
+            else:
+                server.send_signal(signal.SIGSTOP)
+                os.kill(int(rank), signal.SIGKILL)
+                while " Z " not in Path(f"/proc/{rank}/stat").read_text():
+                    time.sleep(0.01)
+                stand_in.kill()
+                server.send_signal(signal.SIGCONT)
+            assert stand_in.stdout.read() == b""  # when the rank has closed it, too
+    server.communicate()
 
 
 def test_interpreter_arguments_need_no_report() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from exchange_formulas import Flat, mean
 from exchange_ranks import BITS, LIMITS, TOLERANCE, exchanged, layouts, of_ranks, values
 from exchanging import Driven, plan_of
+from forced_costs import SLOW, forced_costs
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
-from hvdtrain.core.gradients.bucket_size import AllreduceCost
 from hvdtrain.core.gradients.exchange import ExchangeState, StepInfo
-from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.core.prediction.costs import GradientCost, Measured, Method
 from hvdtrain.types import DType
 
 __all__ = ["AUTO_CASES"]
@@ -25,24 +21,8 @@ DTYPE = DType.FLOAT64
 # One step is not timed, two are measured, and during the next one ranks choose.
 STEPS, FIRST = 2, 4
 NAMES = ("nbit:bits=2/block=8", "powersgd:rank=1/min_rate=0.1")
-
-
-def measured(plan: BucketPlan, bandwidth: float, largest: Sequence[int]) -> Measured:
-    """Return measurements in which method m + 1 saves nearly all of gradients `largest[m]`.
-
-    Args:
-        plan: bucket plan.
-        bandwidth: bytes per second between nodes.
-        largest: index of a gradient for each method.
-    """
-    sizes = [float(spec.nbytes) for spec in plan.specs]
-    methods = [Method("average", 1, 0.0, tuple(GradientCost(0.0, size) for size in sizes))]
-    for name, index in zip(NAMES, largest, strict=True):
-        costs = [GradientCost(1e-3, size) for size in sizes]
-        costs[index] = GradientCost(1e-3, 0.01 * sizes[index])
-        methods.append(Method(name, 1, 1e-4, tuple(costs)))
-    link, ready = AllreduceCost(1e-4, bandwidth), (0.0,) * len(plan.buckets)
-    return Measured(2, 1, link, AllreduceCost(0.0, float("inf")), ready, tuple(methods))
+# The gradient for which each pays.
+LARGEST = dict(zip(NAMES, (4, 0), strict=True))
 
 
 def take(driven: Driven, step: int, nodes: tuple[int, ...]) -> list[Flat]:
@@ -59,8 +39,8 @@ def a_choice_has_the_bits_of_the_chosen() -> int:
     """A link of 1 kB/s is worth any compression, and one of 1 TB/s is not."""
     for nodes in far_apart():
         plan = plan_of(DTYPE, 1)  # a bucket for each gradient
-        for bandwidth in (1e3, 1e12):
-            given = measured(plan, bandwidth, (4, 0))
+        for bandwidth in (SLOW, 1e12):
+            given = forced_costs(plan, LARGEST, bandwidth)
             auto = AutoExchange("+".join(NAMES), STEPS, given)
             driven = Driven(auto, plan, tensors=False)
             plain = Driven(make_exchange("average"), plan, tensors=False)
@@ -70,13 +50,13 @@ def a_choice_has_the_bits_of_the_chosen() -> int:
                 found, expected = take(driven, step, nodes), take(plain, step, nodes)
                 if step >= FIRST:
                     own = [take(each, step, nodes) for each in chosen]
-                    if bandwidth == 1e3:
+                    if bandwidth == SLOW:
                         expected[4], expected[0] = own[0][4], own[1][0]
                 for one, other in zip(found, expected, strict=True):
                     assert (one == other).all()
                     BITS.update(one.tobytes())
                 assert (auto.chosen is None) == (step < FIRST - 1)
-            slow = {"p4": NAMES[0], "p0": NAMES[1]} if bandwidth == 1e3 else {}
+            slow = {"p4": NAMES[0], "p0": NAMES[1]} if bandwidth == SLOW else {}
             assert auto.chosen == {spec.name: "average" for spec in plan.specs} | slow
     return 2 * len(far_apart())
 
@@ -111,7 +91,7 @@ def a_choice_goes_through_a_checkpoint() -> int:
     """Runs of several methods in one bucket; a state from before the choice begins anew."""
     for nodes in far_apart():
         plan = plan_of(DTYPE, LIMITS[0])
-        given = measured(plan, 1e3, (4, 0))
+        given = forced_costs(plan, LARGEST)
         driven = Driven(AutoExchange("+".join(NAMES), STEPS, given), plan, tensors=False)
         early = driven.exchange.state()
         for step in range(FIRST + 2):
@@ -134,7 +114,7 @@ def a_choice_goes_through_a_checkpoint() -> int:
 def another_number_of_ranks_chooses_anew() -> int:
     for nodes in far_apart():
         plan = plan_of(DTYPE, LIMITS[0])
-        auto = AutoExchange("+".join(NAMES), STEPS, measured(plan, 1e3, (4, 0)))
+        auto = AutoExchange("+".join(NAMES), STEPS, forced_costs(plan, LARGEST))
         driven = Driven(auto, plan, tensors=False)
         for step in range(FIRST):
             take(driven, step, nodes)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
-from compression_formulas import NBitFormula, PowerSGDFormula, TopKFormula
+from compression_formulas import MATRICES, NBitFormula, PowerSGDFormula, TopKFormula
 from exchange_formulas import Flat, mean
 from exchange_ranks import (
     COUNTS,
@@ -124,6 +124,29 @@ def full_rank_is_the_average() -> int:
     return 2
 
 
+def low_rank_gradient(step: int, rank: int) -> list[Flat]:
+    """Return a rank's gradients, whose averages have rank 2, but 0 in step 0 and 1 in step 1."""
+    gradients = [np.zeros(count) for count in COUNTS]
+    for index, (rows, columns) in MATRICES.items():
+        left = np.random.default_rng([step, rank]).standard_normal((rows, 2))
+        right = np.random.default_rng(step).standard_normal((2, columns))
+        if step < 2:
+            right = step * np.eye(2, columns) * [[1], [0]]
+        gradients[index] = (left @ right).reshape(-1)
+    return gradients
+
+
+def a_low_rank_does_not_last() -> int:
+    """Zeros, and then one column alone, leave zeros in Q, which do not stay."""
+    for tensors in (False, True):
+        driven = Driven(PowerSGDExchange(2, 0.1), plan_of(DType.FLOAT64, LIMITS[1]), tensors)
+        for step in range(4):
+            own = [low_rank_gradient(step, rank) for rank in range(hvd.size())]
+            found = exchanged(driven, own[hvd.rank()], StepInfo(step, hvd.size()))
+            check(found, mean(own, [1.0] * hvd.size()), DType.FLOAT64)
+    return 2
+
+
 def momentum_of_one_node() -> int:
     """Nothing crosses a network: momentum SGD, whatever the ranks of the node are."""
     nodes = (0,) * hvd.size()
@@ -201,6 +224,7 @@ CASES = (
     n_bit_follows_its_formula,
     matrices_follow_their_formulas,
     full_rank_is_the_average,
+    a_low_rank_does_not_last,
     momentum_of_one_node,
     state_of_compression_goes_through_a_checkpoint,
     what_is_not_finite_shows,

@@ -1,9 +1,10 @@
 """Trains through the Python API, several times in one world: train_worker.py CASES.
 
 CASES is a JSON list of TrainOptions with more keys: "kind" says what is trained, a function of
-train_recipes.py; "eager" has the ranks tell each other after each step; "stop" says after which
-step of this start the last rank gets SIGUSR1, and "kill" after which it gets SIGKILL, once the
-checkpoint "saved" is there. Each rank reports one result for each case.
+train_recipes.py; "apart" lets each rank be on a node of its own; "eager" has the ranks tell each
+other after each step; "stop" says after which step of this start the last rank gets SIGUSR1, and
+"kill" after which it gets SIGKILL, once the checkpoint "saved" is there. Each rank reports one
+result for each case.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 
 import pytest
 import train_recipes
+from nodes import nodes_of_their_own
 from one_bit import OneBit
 from ranks import report
 
@@ -85,6 +88,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     """Train one case; return its summary with the samples that this rank saw, or what ended it."""
     kind, out = case.pop("kind"), Path(case.pop("out"))
     eager, stop, kill, saved = (case.pop(key, None) for key in ("eager", "stop", "kill", "saved"))
+    nodes = nodes_of_their_own if case.pop("apart", False) else nullcontext
     made: list[Recipe] = []
 
     def make() -> Recipe:
@@ -104,7 +108,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             )
         try:
             options = TrainOptions(out=out, quiet=True, **case)
-            summary = train(options, None if kind == "plain" else make)
+            with nodes():
+                summary = train(options, None if kind == "plain" else make)
         except UsageError as error:
             return {"refused": str(error)}
         except TrainingError as error:

@@ -11,9 +11,10 @@ from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.core.agreement.driver import Driver
 from hvdtrain.core.agreement.observer import ChannelObserver
 from hvdtrain.core.agreement.operation import Marker, Operation
+from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.queue import Queue, Waiting
 from hvdtrain.core.agreement.request import JOIN, LEAVE, UNNAMED, Request
-from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.communicator import Communicator, Verdict
 from hvdtrain.errors import HvdtrainError
 
 __all__ = ["Channel"]
@@ -112,6 +113,40 @@ class Channel:
         self._queue.add(operation)
         self._drive_or_wait(operation)
         return operation.outcome()
+
+    def run_prepared(self, prepared: Prepared, data: object) -> bool:
+        """Run a prepared operation if nothing else is pending (collective, blocking).
+
+        Other members may submit the same operation in any other way.
+
+        Args:
+            prepared: operation of this channel.
+            data: data of this call.
+
+        Returns:
+            Whether it was run; if not, nothing was done.
+        """
+        if not self._driving.acquire(blocking=False):
+            return False
+        try:
+            if not self._queue.admit(prepared):
+                return False
+            verdict = self._driver.vote_prepared(prepared, data)
+            if verdict is Verdict.DONE:
+                self._queue.settle(prepared)
+                return True
+            operation = prepared.operation(data)
+            self._queue.replace(prepared, operation)
+            self._follow(operation, verdict)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        finally:
+            self._driving.release()
+            self._queue.wake_drivers()
+        self._drive_or_wait(operation)
+        operation.outcome()
+        return True
 
     def wait(self, operation: Operation) -> Any:
         """Wait for a submitted operation; return its result or raise its error (collective)."""
@@ -214,6 +249,10 @@ class Channel:
             for release in self._closers:
                 release()
             self.communicator.close()
+
+    @in_default_arithmetic
+    def _follow(self, operation: Operation, verdict: Verdict) -> None:
+        self._driver.follow(operation, verdict)
 
     @in_default_arithmetic
     def _drive_or_wait(self, operation: Operation) -> None:

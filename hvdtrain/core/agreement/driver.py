@@ -26,10 +26,11 @@ from hvdtrain.core.agreement.events import (
     Voted,
 )
 from hvdtrain.core.agreement.operation import AgreedError, Operation
+from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, unpacked
 from hvdtrain.core.agreement.votes import exchange, unanimous
-from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.communicator import Communicator, Verdict
 from hvdtrain.errors import (
     HvdtrainError,
     MismatchError,
@@ -98,6 +99,28 @@ class Driver:
         if self._doing and (track := self._queue.track) is not None:
             track.proposed(self._doing[0])
         self._perform(actions)
+
+    def vote_prepared(self, prepared: Prepared, data: object) -> Verdict:
+        """Take part in a round with a prepared operation alone (collective).
+
+        Args:
+            prepared: operation that the queue has admitted.
+            data: data of this call.
+        """
+        self._doing = (prepared,)
+        return prepared.vote(self._communicator, data)
+
+    def follow(self, operation: Operation, verdict: Verdict) -> None:
+        """Perform the actions of a round whose prepared operation is not done (collective).
+
+        Args:
+            operation: operation that has taken the place of the prepared one.
+            verdict: result of its vote.
+        """
+        self._doing, self._own = (operation,), {operation.request.key: operation}
+        proposed = (operation.request,)
+        agreed = proposed if verdict is Verdict.AGREED else ()
+        self._perform(self._queue.apply(Voted(proposed, agreed)))
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:

@@ -22,6 +22,7 @@ from hvdtrain.core.agreement.events import (
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.observer import ChannelObserver
 from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.request import JOIN
 from hvdtrain.errors import HvdtrainError
 
@@ -122,6 +123,34 @@ class Queue:
             if self._backing_off:
                 self._changed.notify_all()
             return len(self._operations) == 1
+
+    def admit(self, prepared: Prepared) -> bool:
+        """Begin a round with a prepared operation alone (driver); return whether that is possible.
+
+        It is not if other operations are pending, while a timeline is recorded, or if the channel
+        is not open.
+        """
+        with self._lock:
+            if self._operations or self.track is not None or self._state.phase is not Phase.OPEN:
+                return False
+            prepared.renew()
+            self._operations[prepared.request.key] = prepared
+            self._submitted += 1
+            self._seen = self._submitted
+        return True
+
+    def settle(self, prepared: Prepared) -> None:
+        """Remove a prepared operation that is done (driver)."""
+        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
+        with self._lock:
+            del self._operations[prepared.request.key]
+            self.progressed = time.perf_counter()
+
+    def replace(self, prepared: Prepared, operation: Operation) -> None:
+        """Put an operation in the place of the prepared one (driver)."""
+        operation.submitted, operation.waiters = prepared.submitted, prepared.waiters
+        with self._lock:
+            self._operations[operation.request.key] = operation
 
     def apply(self, event: Event) -> tuple[Action, ...]:
         """Apply an event to the state (driver, or close()); return the actions to perform."""

@@ -77,27 +77,41 @@ class Request:
     @cached_property
     def ballot(self) -> bytes:
         """A hash of the request and the complement of the hash, 16 bytes in all."""
-        fields = [self.operation, self.name, *(text for pair in self.details for text in pair)]
-        return _with_complement("\0".join(fields).encode())
+        hasher = _hasher(self.operation, self.details).copy()
+        hasher.update(self.name.encode())
+        return _with_complement(hasher.digest())
+
+    def renamed(self, name: str) -> Request:
+        """Return the same request under another name (local)."""
+        return Request(self.operation, name, self.details, self.zeros)
 
 
 def ballot(ballots: Sequence[bytes]) -> bytes:
     """Return the ballot of a list of requests: a hash of their ballots, and its complement."""
-    return ballots[0] if len(ballots) == 1 else _with_complement(b"".join(ballots))
+    if len(ballots) == 1:
+        return ballots[0]
+    return _with_complement(blake2b(b"".join(ballots), digest_size=_HASH_BYTES).digest())
 
 
-def _with_complement(content: bytes) -> bytes:
-    hashed = blake2b(content, digest_size=8).digest()
+def _with_complement(hashed: bytes) -> bytes:
     return hashed + hashed.translate(_COMPLEMENT)
 
 
-# A training loop submits the same requests again and again.
+# A training loop submits the same requests again and again, or such that differ in their numbers.
+@lru_cache(maxsize=4096)
+def _hasher(operation: str, details: tuple[tuple[str, str], ...]) -> blake2b:
+    """Return a hasher of what precedes the name; to be copied."""
+    texts = [operation, *(text for pair in details for text in pair), ""]
+    return blake2b("\0".join(texts).encode(), digest_size=_HASH_BYTES)
+
+
 @lru_cache(maxsize=4096)
 def unpacked(text: bytes) -> Request:
     """Return the request that another rank has packed."""
     return Request(*pickle.loads(text))
 
 
+_HASH_BYTES = 8
 _COMPLEMENT = bytes(reversed(range(256)))
 
 # The prefix of names given to operations without one.

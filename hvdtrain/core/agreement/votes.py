@@ -17,9 +17,12 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.request import Request, ballot
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["exchange", "unanimous"]
+__all__ = ["agree_on_one", "exchange", "unanimous"]
 
 T = TypeVar("T")
+
+# The hashes of a vote; for a single request they are equal.
+_HASHES = 3
 
 
 def unanimous(communicator: Communicator, requests: Sequence[Request]) -> list[int]:
@@ -46,6 +49,20 @@ def unanimous(communicator: Communicator, requests: Sequence[Request]) -> list[i
     if highest[2 * size :] == own[2 * size :]:
         return sorted(range(len(requests)), key=ballots.__getitem__)
     return [0] if highest[:size] == head else []
+
+
+def agree_on_one(communicator: Communicator, own: bytes) -> bool:
+    """Vote with a single request; return whether all members propose it next (collective).
+
+    Other members may call `unanimous` in the same round.
+
+    Args:
+        communicator: communicator of the members.
+        own: ballot of the only request of this member.
+    """
+    votes = np.frombuffer(bytearray(own * _HASHES), np.uint64)
+    communicator.start_max(votes).wait()
+    return votes.tobytes()[: len(own)] == own
 
 
 def exchange(communicator: Communicator, items: Sequence[T]) -> list[list[T]]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.arrays.fused import begin_fused, exchange_fused
+from hvdtrain.core.arrays.fused import begin_fused, exchange_fused, reduce_fused
 from hvdtrain.core.arrays.fused_plan import OwnStep
 from hvdtrain.core.gradient_settings import GradientSettings
-from hvdtrain.core.gradients.exchange import LocalSteps, StepInfo
+from hvdtrain.core.gradients.exchange import InnerState, LocalSteps, StepInfo
 from hvdtrain.core.gradients.step_counter import StepCounter
 
 __all__ = ["ExchangedWeights"]
@@ -28,12 +28,16 @@ class ExchangedWeights:
 
     Attributes:
         counter: counts the steps of this rank.
+        initial_state: state of a new optimizer, if exchanges reset the state.
+        anew: whether the state was reset; to be set to False when the optimizer has taken note.
     """
 
     def __init__(self, settings: GradientSettings, name: str) -> None:
         self._settings, self._name = settings, name
         self._exchange = settings.make_exchange()
         self.counter = StepCounter()
+        self.initial_state: Sequence[HostArray] = ()
+        self.anew = False
         self._whole = True
 
     @property
@@ -57,13 +61,22 @@ class ExchangedWeights:
         self._whole = info.whole
         return results
 
-    def begin(self, weights: Sequence[HostArray], parameters: Sequence[object]) -> None:
+    def begin(
+        self, weights: Sequence[HostArray], parameters: Sequence[object], samples: float | None
+    ) -> None:
         """Pass the weights that all ranks have in common to the exchange (collective at first).
 
         Args:
             weights: weights before a step, of any shapes and floating point dtypes.
             parameters: the parameter of each.
+            samples: samples of this rank in the step; None if unknown.
         """
+        counts = self._exchange.counts_samples and self.counter.samples_per_step is None
+        if counts and samples is not None:
+            self._take_part(weights, (), parameters, flush=False, weight=samples)
+        self._begin(weights, parameters)
+
+    def _begin(self, weights: Sequence[HostArray], parameters: Sequence[object]) -> None:
         begin_fused(weights, parameters, self._settings)
         self.counter.begun = True
 
@@ -83,40 +96,68 @@ class ExchangedWeights:
         return self._exchange.due(self.counter.count(samples, rate))
 
     def exchange(
-        self, weights: Sequence[HostArray], parameters: Sequence[object]
-    ) -> list[HostArray]:
-        """Return the weights to go on from (collective, blocking).
+        self,
+        weights: Sequence[HostArray],
+        state: Sequence[HostArray],
+        parameters: Sequence[object],
+    ) -> tuple[list[HostArray], list[HostArray]]:
+        """Return the weights and the optimizer's state to go on from (collective, blocking).
 
         Args:
             weights: weights after a step, as in begin().
-            parameters: the parameter of each.
+            state: state of this rank's optimizer, of any shapes and floating point dtypes; nothing
+                if exchanges keep it.
+            parameters: the parameter of each weight.
         """
-        return self._take_part(weights, parameters, flush=False)[0]
+        samples = self.counter.samples
+        weights, state, _ = self._take_part(weights, state, parameters, False, samples)
+        return weights, state
 
-    def flush(self, weights: Sequence[HostArray], parameters: Sequence[object]) -> list[HostArray]:
-        """Return the weights of all ranks when they are made equal now (collective, blocking).
+    def flush(
+        self,
+        weights: Sequence[HostArray],
+        state: Sequence[HostArray],
+        parameters: Sequence[object],
+    ) -> tuple[list[HostArray], list[HostArray]]:
+        """Return what exchange() does, with weights that are equal now (collective, blocking).
 
         A rank that is at its end earlier than others takes part in their exchanges until then.
 
         Args:
-            weights: weights of this rank, as in begin().
-            parameters: the parameter of each.
+            weights, state, parameters: as for exchange().
         """
         while True:
-            weights, info = self._take_part(weights, parameters, flush=True)
+            samples = self.counter.samples
+            weights, state, info = self._take_part(weights, state, parameters, True, samples)
             if info.flush:
-                return weights
+                return weights, state
 
     def _take_part(
-        self, weights: Sequence[HostArray], parameters: Sequence[object], flush: bool
-    ) -> tuple[list[HostArray], StepInfo]:
-        counter, partial = self.counter, self._exchange.partial
+        self,
+        weights: Sequence[HostArray],
+        state: Sequence[HostArray],
+        parameters: Sequence[object],
+        flush: bool,
+        weight: float,
+    ) -> tuple[list[HostArray], list[HostArray], StepInfo]:
+        counter, exchange = self.counter, self._exchange
+        partial, in_warm_up = exchange.partial, exchange.in_warm_up
         if not counter.begun:
-            self.begin(weights, parameters)
-        own = OwnStep(counter.samples, counter.steps, flush, counter.local_steps)
+            self._begin(weights, parameters)
+        own = OwnStep(weight, counter.steps, flush, counter.local_steps)
         results, info = exchange_fused(
             weights, parameters, f"{self._name}_weights", self._settings, own
         )
-        counter.end_exchange(info, partial)
+        counter.end_exchange(info, partial, exchange.counts_samples)
+        if state and info.drifted and not in_warm_up:
+            state = self._settled(state, weight)
         # Copies: variables may outlive the engine's memory, in which the results are.
-        return [result.copy() for result in results], info
+        return [each.copy() for each in results], [each.copy() for each in state], info
+
+    def _settled(self, state: Sequence[HostArray], weight: float) -> Sequence[HostArray]:
+        """Return what becomes of the optimizer's state (collective if it is averaged)."""
+        if self._exchange.inner_state is InnerState.RESET:
+            self.anew = True
+            return self.initial_state
+        settings = GradientSettings(process_set=self._settings.process_set)
+        return reduce_fused(state, range(len(state)), f"{self._name}_state", settings, weight)

@@ -10,14 +10,14 @@ from typing import cast
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request, Zeros
+from hvdtrain.core.agreement.request import UNNAMED, Request, Zeros
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.collectives.devices import device_details, device_types
 from hvdtrain.core.collectives.division import divide_truncating
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["Allreduce"]
+__all__ = ["Allreduce", "engine_reduction"]
 
 # Copying larger buffers into a batch takes longer than reducing them one by one.
 _TOGETHER_BYTES = 128 << 10
@@ -59,8 +59,9 @@ class Allreduce(Operation):
         self._buffers, self._op = buffers, op
         self._sources = sources or buffers
         self._prescale, self._postscale = prescale, postscale
-        self.request = _request(
-            name,
+        numbered = name.startswith(UNNAMED)
+        request = _request(
+            "" if numbered else name,
             op,
             tuple(shapes),
             tuple((buffer.count, buffer.dtype) for buffer in buffers),
@@ -69,6 +70,7 @@ class Allreduce(Operation):
             postscale,
             device_types(buffers),
         )
+        self.request = request.renamed(name) if numbered else request
 
     def execute(self, communicator: Communicator) -> None:
         for source, buffer in self.pairs():
@@ -120,18 +122,35 @@ class Allreduce(Operation):
             memmove(buffer.pointer, base + start, buffer.nbytes)
 
     def _reduce(self, communicator: Communicator, source: Buffer, buffer: Buffer) -> None:
-        op, factor = self._op, self._postscale
-        whole = op is ReduceOp.AVERAGE and buffer.dtype.is_integer
-        if op is ReduceOp.AVERAGE:
-            op = ReduceOp.SUM
-            if not whole:
-                factor /= communicator.size
+        size = communicator.size
+        op, factor, whole = engine_reduction(self._op, buffer.dtype, self._postscale, size)
         if source is buffer:
             communicator.allreduce(buffer, op, self._prescale, factor)
         else:
             communicator.allreduce_from(source, buffer, op, self._prescale, factor)
         if whole:
-            divide_truncating(buffer, communicator.size)
+            divide_truncating(buffer, size)
+
+
+def engine_reduction(
+    op: ReduceOp, dtype: DType, postscale: float, size: int
+) -> tuple[ReduceOp, float, bool]:
+    """Return how an engine computes a reduction.
+
+    Args:
+        op: reduction, except ADASUM.
+        dtype: element type.
+        postscale: factor after the reduction.
+        size: number of members.
+
+    Returns:
+        The engine's reduction, its factor, and whether its result must be divided by `size`.
+    """
+    if op is not ReduceOp.AVERAGE:
+        return op, postscale, False
+    if dtype.is_integer:
+        return ReduceOp.SUM, postscale, True
+    return ReduceOp.SUM, postscale / size, False
 
 
 def _fitting(pairs: Sequence[Pair], nbytes: int) -> Iterator[list[Pair]]:

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from hvdtrain.arrays import elements_of
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.engines.communicator import Communicator, Pending
+from hvdtrain.engines.communicator import Communicator, Pending, VotedReduction
 from hvdtrain.engines.point_to_point import PointToPoint
-from hvdtrain.types import ReduceOp
+from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["OrderedCommunicator", "tree_sum"]
 
@@ -88,6 +88,13 @@ class OrderedCommunicator(Communicator):
             self._inner.allreduce_from(source, buffer, op, prescale, postscale)
         else:
             super().allreduce_from(source, buffer, op, prescale, postscale)
+
+    def voted_reduction(
+        self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> VotedReduction | None:
+        if not self._tree_sums:
+            return None
+        return self._inner.voted_reduction(count, dtype, op, prescale, postscale)
 
     def reduce_scatter(
         self,

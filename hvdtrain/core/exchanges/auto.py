@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from hvdtrain.core.prediction.costs import Measured
 from hvdtrain.core.prediction.measure import Measurement, Place
 from hvdtrain.core.prediction.step_times import StepTimes
 from hvdtrain.core.prediction.table import choice_line, outcome_line, prediction_lines
+from hvdtrain.topology import count_threads
 
 __all__ = ["AutoExchange"]
 
@@ -94,7 +96,6 @@ class AutoExchange(Exchange):
 
     @property
     def chosen(self) -> Mapping[str, str] | None:
-        """The exchange of each parameter, by name of the parameter; None before the choice."""
         if self._choice is None:
             return None
         methods = zip(self._plan.specs, self._choice.methods, strict=False)
@@ -107,6 +108,10 @@ class AutoExchange(Exchange):
             self._choice = self._choice.carried_to(self._plan, plan)
         self._plan = plan
         self._times.clear()
+
+    def note_alone(self) -> None:
+        if self._choice is None:
+            self._begin(self._only_average(1, _say))
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if self._choice is not None and self._choice.ranks != info.size:
@@ -142,14 +147,18 @@ class AutoExchange(Exchange):
     def _decide(self, info: StepInfo, communicators: Communicators) -> None:
         """Choose for the next steps, if enough steps are measured (collective)."""
         self._prints = communicators.all_ranks.rank == 0
+        say = _say if self._prints else _say_nothing
         if communicators.one_node:
-            if self._prints:
-                _say(["all ranks are on one node, where the average is the fastest"])
-            average = [0] * len(self._plan.specs)
-            self._next = Chosen.begin(average, info.size, list(self._candidates.values()))
+            self._next = self._only_average(info.size, say)
         elif len(self._times.seconds) >= self._steps:
-            say = _say if self._prints else _say_nothing
             self._next = self._predict(info, communicators, say)
+
+    def _only_average(self, size: int, say: Callable[[Iterable[str]], None]) -> Chosen:
+        """Return the choice of ranks without a network (local)."""
+        where = "there is one rank" if size == 1 else "all ranks are on one node"
+        say([f"chosen: average, because {where}"])
+        average = [0] * len(self._plan.specs)
+        return Chosen.begin(average, size, list(self._candidates.values()))
 
     def _predict(
         self,
@@ -160,7 +169,12 @@ class AutoExchange(Exchange):
         """Measure, predict, and return the choice of rank 0 (collective)."""
         now = self._times.median_seconds()
         measured = self._given or Measurement(
-            self._candidates, self._plan, self._memory, self._times.ready_seconds()
+            self._candidates,
+            self._plan,
+            self._memory,
+            self._times.ready_seconds(),
+            now,
+            count_threads(os.environ, sys.modules),
         ).run(communicators)
         methods = np.zeros(len(self._plan.specs), np.int64)
         predicted = None

@@ -21,6 +21,7 @@ from hvdtrain.core.gradients.exchange import (
     LocalSteps,
     StepInfo,
 )
+from hvdtrain.core.gradients.inner_state import parse_inner_state
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.types import ReduceOp
 
@@ -69,7 +70,8 @@ class BlockMomentum(Exchange):
             `momentum`: momentum = exp(-block / time_constant).
         rate: speed of the model relative to SGD on all samples in turn.
         nesterov: whether ranks go on from where the momentum leads.
-        reset: whether ranks forget the state of their own optimizers after each block.
+        state: what becomes of the state of each rank's optimizer after a block: "keep", "average"
+            it as well, or "reset" it, as if the optimizer were new (CNTK's resetSGDMomentum).
 
     Raises:
         ValueError: an argument is out of range, or arguments contradict each other.
@@ -86,7 +88,7 @@ class BlockMomentum(Exchange):
         time_constant: float | None = None,
         rate: float = 1.0,
         nesterov: bool = True,
-        reset: bool = True,
+        state: str = "reset",
     ) -> None:
         if min(block, steps) < 0 or (block > 0) == (steps > 0):
             raise ValueError(
@@ -102,12 +104,12 @@ class BlockMomentum(Exchange):
             check_momentum(momentum)
         check_positive("rate", rate)
         self._block, self._steps, self._momentum, self._rate = block, steps, momentum, rate
-        self.looks_ahead, self.resets_optimizer = nesterov, reset
+        self.looks_ahead, self.inner_state = nesterov, parse_inner_state(state)
         self.counts_samples = block > 0
         length = f"block={block}" if block else f"steps={steps}"
         self.spec = (
             f"blockmomentum:{length},momentum={momentum},rate={float(rate)!r},"
-            f"nesterov={nesterov},reset={reset}"
+            f"nesterov={nesterov},state={state}"
         )
         self._start, self._velocity = ParameterState("start"), ParameterState("velocity")
         self._ahead = 0.0

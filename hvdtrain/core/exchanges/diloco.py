@@ -26,6 +26,7 @@ from hvdtrain.core.gradients.exchange import (
     LocalSteps,
     StepInfo,
 )
+from hvdtrain.core.gradients.inner_state import InnerState, parse_inner_state
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import BucketPlan
 
@@ -60,9 +61,11 @@ class DiLoCo(Exchange):
         fragments: number of fragments.
         type: what crosses the network of d: "float32" for all of it, "bf16" for half types
             (HalfExchange), or "int8" for 8 bits with error feedback (NBitExchange).
+        state: what becomes of the state of each rank's optimizer after an exchange: "keep",
+            "average" it as well, or "reset" it, as if the optimizer were new.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range, or arguments exclude each other.
     """
 
     exactness = "Ranks drift apart between exchanges, from which an outer optimizer steps."
@@ -75,6 +78,7 @@ class DiLoCo(Exchange):
         momentum: float = 0.9,
         fragments: int = 1,
         type: str = "float32",
+        state: str = "keep",
     ) -> None:
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
@@ -87,6 +91,12 @@ class DiLoCo(Exchange):
             )
         if type not in _AVERAGES:
             raise ValueError(f"type must be one of {', '.join(_AVERAGES)}, got {type}")
+        self.inner_state = parse_inner_state(state)
+        if fragments > 1 and self.inner_state is not InnerState.KEEP:
+            raise ValueError(
+                f"state={state} needs fragments=1, because an optimizer's state is not divided "
+                f"into fragments, got fragments={fragments}"
+            )
         self._average = _AVERAGES[type]()
         self.hierarchical = self._average.hierarchical
         self.checks_finite = self._average.checks_finite
@@ -94,7 +104,7 @@ class DiLoCo(Exchange):
         self._fragments, self.partial = fragments, fragments > 1
         self.spec = (
             f"diloco:steps={steps},rate={float(rate)!r},momentum={float(momentum)!r},"
-            f"fragments={fragments},type={type}"
+            f"fragments={fragments},type={type},state={state}"
         )
         self._start, self._velocity = ParameterState("start"), ParameterState("velocity")
         self._fragment_of: list[int] = []

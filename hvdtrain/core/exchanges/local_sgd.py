@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, LocalSteps, StepInfo
+from hvdtrain.core.gradients.inner_state import parse_inner_state
 from hvdtrain.types import ReduceOp
 
 __all__ = ["LocalSGD"]
-
-_STATES = ("keep", "reset")
 
 
 class LocalSGD(Exchange):
@@ -18,8 +17,8 @@ class LocalSGD(Exchange):
 
     Args:
         steps: steps of each rank between two averages.
-        state: what becomes of the state of each rank's optimizer after an average: "keep", or
-            "reset" to forget it.
+        state: what becomes of the state of each rank's optimizer after an average: "keep",
+            "average" it as well, or "reset" it, as if the optimizer were new.
 
     Raises:
         ValueError: an argument is out of range.
@@ -34,10 +33,8 @@ class LocalSGD(Exchange):
     def __init__(self, steps: int, state: str = "keep") -> None:
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
-        if state not in _STATES:
-            raise ValueError(f"state must be one of {', '.join(_STATES)}, got {state}")
         self._steps = steps
-        self.resets_optimizer = state == "reset"
+        self.inner_state = parse_inner_state(state)
         self.spec = f"local:steps={steps},state={state}"
 
     def due(self, steps: LocalSteps) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import Any, cast
 
 import numpy as np
 
@@ -128,10 +129,20 @@ class PowerSGDExchange(ErrorFeedback):
     def _first_right(self, piece: ParameterSlice, values: Array) -> Array:
         """Return the orthonormal rows with which a step begins, [rank, m], equal on all ranks."""
         shape = (min(self._rank, *values.shape), values.shape[1])
-        if self._warm_start and self._right.holds(piece.name):
-            return orthonormal(self._right.get(piece.name, like_shape(values, shape)))
-        drawn = np.random.default_rng([piece.index, self._steps]).standard_normal(shape)
-        return orthonormal(like(drawn, values))
+        if not (self._warm_start and self._right.holds(piece.name)):
+            return orthonormal(self._draw(piece.index, shape, values))
+        right: Any = orthonormal(self._right.get(piece.name, like_shape(values, shape)))
+        # After a gradient of a lower rank, such as zeros, what these rows miss would never be sent.
+        zeros = (right == 0).all(1)
+        if zeros.any():
+            right[zeros] = self._draw(piece.index, shape, values)[zeros]
+            right = orthonormal(right)
+        return cast("Array", right)
+
+    def _draw(self, index: int, shape: tuple[int, int], model: Array) -> Array:
+        """Return random numbers, equal on all ranks, in the dtype and on the device of `model`."""
+        drawn = np.random.default_rng([index, self._steps]).standard_normal(shape)
+        return like(drawn, model)
 
     def end(self, info: StepInfo) -> None:
         super().end(info)

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TypedDict
+
+import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState
 
-__all__ = ["SavedExchange", "load_exchange", "save_exchange"]
+__all__ = [
+    "FORGOTTEN_STEPS",
+    "SAMPLES_PER_STEP",
+    "SavedExchange",
+    "load_exchange",
+    "save_exchange",
+]
+
+# Counts of the optimizer beside the state of its exchange: mean number of samples of all ranks in a
+# step, and number of steps before its own state was reset.
+SAMPLES_PER_STEP, FORGOTTEN_STEPS = "samples per step", "forgotten steps"
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -20,7 +33,7 @@ class SavedExchange(TypedDict):
         spec: description of the exchange.
         steps: number of steps that the program has completed.
         ranks: number of ranks that take part.
-        shared: arrays that are equal on all ranks, by name.
+        shared: arrays that are equal on all ranks, and counts of the optimizer, by name.
         own: arrays of this rank, by name.
     """
 
@@ -31,25 +44,31 @@ class SavedExchange(TypedDict):
     own: dict[str, HostArray]
 
 
-def save_exchange(exchange: Exchange, steps: int, ranks: int) -> SavedExchange:
+def save_exchange(
+    exchange: Exchange, steps: int, ranks: int, counts: Mapping[str, float | None]
+) -> SavedExchange:
     """Return a copy of the state of an exchange (local).
 
     Args:
         exchange: exchange of an optimizer.
         steps: number of steps that the program has completed.
         ranks: number of ranks that take part.
+        counts: counts of the optimizer by name; None for one that is not known.
     """
     state = exchange.state()
+    known = {name: np.array(count) for name, count in counts.items() if count is not None}
     return SavedExchange(
         spec=exchange.spec,
         steps=steps,
         ranks=ranks,
-        shared=dict(state.shared),
+        shared={**state.shared, **known},
         own=dict(state.own),
     )
 
 
-def load_exchange(exchange: Exchange, saved: SavedExchange, ranks: int, first: bool) -> int:
+def load_exchange(
+    exchange: Exchange, saved: SavedExchange, ranks: int, first: bool
+) -> tuple[int, dict[str, float]]:
     """Restore the state of an exchange (local).
 
     On another number of ranks the arrays of a rank begin anew, and the first rank says so.
@@ -62,7 +81,7 @@ def load_exchange(exchange: Exchange, saved: SavedExchange, ranks: int, first: b
         first: whether this rank is the first of them.
 
     Returns:
-        The number of steps that the program had completed.
+        The number of steps that the program had completed, and counts of the optimizer by name.
 
     Raises:
         ValueError: it is the state of another exchange.
@@ -72,7 +91,12 @@ def load_exchange(exchange: Exchange, saved: SavedExchange, ranks: int, first: b
             f"the state is one of exchange {saved['spec']!r}, and this is {exchange.spec!r}: make "
             "the optimizer with the same exchange, or start without its state"
         )
-    own = saved["own"]
+    shared, own = dict(saved["shared"]), saved["own"]
+    counts = {
+        name: float(shared.pop(name))
+        for name in (SAMPLES_PER_STEP, FORGOTTEN_STEPS)
+        if name in shared
+    }
     if saved["ranks"] != ranks:
         if own and first:
             _logger.warning(
@@ -80,5 +104,5 @@ def load_exchange(exchange: Exchange, saved: SavedExchange, ranks: int, first: b
                 f"{ranks} take part: what each rank kept for itself begins anew"
             )
         own = {}
-    exchange.load(ExchangeState(saved["shared"], own))
-    return saved["steps"]
+    exchange.load(ExchangeState(shared, own))
+    return saved["steps"], counts

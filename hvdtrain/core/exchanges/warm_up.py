@@ -14,6 +14,7 @@ from hvdtrain.core.gradients.exchange import (
     Exchange,
     ExchangeState,
     FilledBucket,
+    Kind,
     LocalSteps,
     StepInfo,
 )
@@ -62,37 +63,51 @@ class WarmUp(Exchange):
         self.kind, self.hierarchical = exchange.kind, exchange.hierarchical
         self.whole_tensors, self.half_types = exchange.whole_tensors, exchange.half_types
         self.checks_finite, self.uses_rate = exchange.checks_finite, exchange.uses_rate
-        self.uses_scale = exchange.uses_scale
-        self.counts_samples, self.takes_samples = exchange.counts_samples, exchange.takes_samples
+        weights = exchange.kind is Kind.WEIGHTS  # of which ranks always tell how much they count
+        self.counts_samples = exchange.counts_samples or (weights and samples > 0)
+        self.inner_state, self.uses_scale = exchange.inner_state, exchange.uses_scale
+        self.takes_samples = exchange.takes_samples
         self._follow()
 
     def _follow(self) -> None:
         """Take over from the exchange what does not hold for plain averages."""
         warm, exchange = self._warm, self._exchange
         self.partial, self.looks_ahead = warm and exchange.partial, warm and exchange.looks_ahead
-        self.resets_optimizer = warm and exchange.resets_optimizer
+        self.in_warm_up = not warm
 
     @property
     def _warm(self) -> bool:
         return self._done >= self._length
 
+    @property
+    def chosen(self) -> Mapping[str, str] | None:
+        return self._exchange.chosen
+
     def prepare(self, plan: BucketPlan) -> None:
         self._exchange.prepare(plan)
+
+    def note_alone(self) -> None:
+        self._exchange.note_alone()
 
     def begin(self, bucket: FilledBucket) -> None:
         self._exchange.begin(bucket)
 
     def due(self, steps: LocalSteps) -> bool:
-        return not self._warm or self._exchange.due(steps)
+        if self._warm:
+            return self._exchange.due(steps)
+        if self._unit == _SAMPLES and steps.samples is None:
+            raise self._unknown_samples()
+        return True
+
+    def _unknown_samples(self) -> ValueError:
+        return ValueError(
+            f"exchange {self.spec!r} counts samples, and no rank has told how many it has: set "
+            "optimizer.sample_weight before each step, or give the warm-up in steps"
+        )
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if self._unit == _SAMPLES and not self._warm and not info.weighted:
-            raise AgreedError(
-                ValueError(
-                    f"exchange {self.spec!r} counts samples, and no rank has told how many it has: "
-                    "set optimizer.sample_weight before each step, or give the warm-up in steps"
-                )
-            )
+            raise AgreedError(self._unknown_samples())
         (self._exchange if self._warm else self._plain).reduce(bucket, info, communicators)
 
     def end(self, info: StepInfo) -> None:

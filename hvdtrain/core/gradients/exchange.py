@@ -11,6 +11,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.filled_bucket import FilledBucket, ParameterSlice, ParameterView
+from hvdtrain.core.gradients.inner_state import InnerState
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.step_info import LocalSteps, StepInfo
 from hvdtrain.types import DType
@@ -19,6 +20,7 @@ __all__ = [
     "Exchange",
     "ExchangeState",
     "FilledBucket",
+    "InnerState",
     "Kind",
     "LocalSteps",
     "ParameterSlice",
@@ -70,8 +72,9 @@ class Exchange(ABC):
             later gradients, which may have another scale.
         takes_samples: whether ranks may count with their samples; otherwise all count alike.
         counts_samples: whether `due` needs the number of samples in a step.
-        resets_optimizer: whether ranks forget the state of their own optimizers after each
-            exchange of weights.
+        inner_state: what becomes of the states of the ranks' own optimizers after an exchange of
+            weights; nothing in a warm-up.
+        in_warm_up: whether it takes plain averages at present, before its own algorithm.
         partial: whether an exchange of weights that is due leaves some parameters as they are,
             so that only a flush makes the weights equal.
         looks_ahead: whether ranks go on from other weights than the model's, to which a flush
@@ -92,11 +95,17 @@ class Exchange(ABC):
     uses_scale: bool = False
     takes_samples: bool = True
     counts_samples: bool = False
-    resets_optimizer: bool = False
+    inner_state: InnerState = InnerState.KEEP
+    in_warm_up: bool = False
     partial: bool = False
     looks_ahead: bool = False
     first: Exchange | None = None
     stateless: bool = False
+
+    @property
+    def chosen(self) -> Mapping[str, str] | None:
+        """The exchange chosen for each parameter, by name of the parameter; None if none is."""
+        return None
 
     def prepare(self, plan: BucketPlan) -> None:  # noqa: B027  # most need nothing
         """Prepare for a plan, when it is made and whenever it changes (local).
@@ -104,6 +113,9 @@ class Exchange(ABC):
         Raises:
             ValueError: it cannot exchange one of these parameters.
         """
+
+    def note_alone(self) -> None:  # noqa: B027  # most need not know
+        """Learn that there is one rank, for which `reduce` is not called (local)."""
 
     def begin(self, bucket: FilledBucket) -> None:  # noqa: B027  # only for weights
         """Receive the weights that all ranks have in common (local).

@@ -15,10 +15,13 @@ class StepCounter:
         local_steps: number of steps since the weights of all ranks were equal.
         samples: samples in these steps; a step whose samples are not known counts as one.
         begun: whether the exchange has the weights from which this rank takes steps.
+        samples_per_step: mean number of samples of all ranks in a step, equal on all ranks; None
+            while it is unknown.
     """
 
     def __init__(self) -> None:
         self.steps = 0
+        self.samples_per_step: float | None = None
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -47,29 +50,30 @@ class StepCounter:
                 f"{caller}()"
             )
 
-    def count(
-        self, samples: float | None, rate: float | None, of_all: float | None = None
-    ) -> LocalSteps:
+    def count(self, samples: float | None, rate: float | None) -> LocalSteps:
         """Count a step; return what tells an exchange whether it is due (local).
 
         Args:
             samples: samples of this rank in the step; None if unknown.
             rate: learning rate, if known.
-            of_all: mean number of samples of all ranks in a step; None if unknown.
         """
         self.steps += 1
         self._since_exchange += 1
         self.local_steps += 1
         self.samples += 1.0 if samples is None else samples
-        return LocalSteps(self._since_exchange, of_all, self.steps, rate)
+        return LocalSteps(self._since_exchange, self.samples_per_step, self.steps, rate)
 
-    def end_exchange(self, info: StepInfo, partial: bool) -> None:
+    def end_exchange(self, info: StepInfo, partial: bool, counts_samples: bool) -> None:
         """Note that weights were exchanged (local).
 
         Args:
             info: information on which the ranks agreed.
             partial: whether the exchange left some parameters as they were, unless in a flush.
+            counts_samples: whether the exchange counts samples, so that ranks know theirs.
         """
+        if counts_samples and info.total:
+            # Without any step the samples are those of the first one.
+            self.samples_per_step = info.total * info.size / (info.local_steps or info.size)
         self._since_exchange = 0
         if info.flush or not partial:
             self.begin_anew()

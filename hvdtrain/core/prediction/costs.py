@@ -1,14 +1,20 @@
 """The cost model of a step with any exchange for each gradient (pure).
 
-Bucket k = 1..K is filled r_k after the end of the step before. Buckets share one channel:
+Bucket k = 1..K is filled r_k after the end of the step before, if all are averaged. Buckets share
+one channel, and its computations P_k take a share c of the cores that compute the gradients:
 
-    s_k = max(r_k, f_{k-1}),  f_k = s_k + T_k,  T_step = f_K
+    d_k = c sum_{j<k} (P_j - P_j of the average)
+    s_k = max(r_k + d_k, f_{k-1}),  f_k = s_k + T_k,  T_step = f_K + R
+
+R is what a measured step with the average takes beyond this: waiting for slower ranks, and for
+cores on which other threads compute.
 
 The gradients of a bucket are divided into runs, each of which one exchange reduces. With m
 collectives of latency a and bandwidth b between nodes, w bytes for each gradient, C seconds to
 compress it and C_0 to begin, o owners of slices, and T_node within a node:
 
-    T_k = T_node(S_k) + sum over runs (m a + C_0 + sum over gradients (C + w / b) / o)
+    P_k = sum over runs (C_0 + sum over gradients C / o)
+    T_k = T_node(S_k) + P_k + sum over runs (m a + sum over gradients w / (b o))
 """
 
 from __future__ import annotations
@@ -73,6 +79,9 @@ class Measured:
         node: all-reduces within a node.
         ready_seconds: when each bucket of the plan is filled, after the end of the step before.
         methods: exchanges; the first one is the average.
+        core_share: share that computations of the channel take of the cores that compute the
+            gradients: 0 if there are spare cores.
+        rest_seconds: what a step takes besides all of this.
     """
 
     nodes: int
@@ -81,6 +90,8 @@ class Measured:
     node: AllreduceCost
     ready_seconds: tuple[float, ...]
     methods: tuple[Method, ...]
+    core_share: float = 0.0
+    rest_seconds: float = 0.0
 
     @property
     def valid(self) -> bool:
@@ -127,10 +138,16 @@ def run_seconds(measured: Measured, method: Method, indices: Sequence[int]) -> f
         method: exchange of the run.
         indices: its parameters.
     """
-    costs = [method.gradients[index] for index in indices]
-    seconds = sum(cost.seconds + cost.nbytes / measured.network.bytes_per_second for cost in costs)
-    start = method.calls * measured.network.latency_seconds + method.seconds
-    return start + seconds / measured.owners
+    nbytes = sum(method.gradients[index].nbytes for index in indices) / measured.owners
+    latency = method.calls * measured.network.latency_seconds
+    sending = latency + nbytes / measured.network.bytes_per_second
+    return sending + _computing_seconds(measured, method, indices)
+
+
+def _computing_seconds(measured: Measured, method: Method, indices: Sequence[int]) -> float:
+    """Return how long a rank computes for a run."""
+    seconds = sum(method.gradients[index].seconds for index in indices)
+    return method.seconds + seconds / measured.owners
 
 
 def predict(measured: Measured, plan: BucketPlan, choice: Sequence[int]) -> Prediction:
@@ -141,13 +158,16 @@ def predict(measured: Measured, plan: BucketPlan, choice: Sequence[int]) -> Pred
         plan: bucket plan to which they belong.
         choice: number of the method of each gradient, by index of the parameter.
     """
-    finished = moved = 0.0
+    finished = moved = delay = 0.0
     for bucket, ready in zip(plan.buckets, measured.ready_seconds, strict=True):
-        finished = max(ready, finished) + measured.node.seconds(bucket.nbytes)
+        finished = max(ready + delay, finished) + measured.node.seconds(bucket.nbytes)
+        computing = -_computing_seconds(measured, measured.methods[0], bucket.parameters)
         for number, first, last in runs_of(bucket, choice):
             method, indices = measured.methods[number], bucket.parameters[first : last + 1]
             finished += run_seconds(measured, method, indices)
+            computing += _computing_seconds(measured, method, indices)
             moved += sum(method.gradients[index].nbytes for index in indices)
+        delay += measured.core_share * computing
     # An all-reduce sends 2 (n - 1) / n of its elements.
     sent = moved * 2 * (measured.nodes - 1) / measured.nodes
-    return Prediction(tuple(choice), finished, sent)
+    return Prediction(tuple(choice), finished + measured.rest_seconds, sent)

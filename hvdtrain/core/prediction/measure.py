@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from hvdtrain.core.gradients.bucket_size import AllreduceCost, fit_cost, measure
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
-from hvdtrain.core.prediction.costs import GradientCost, Measured, Method
+from hvdtrain.core.prediction.costs import GradientCost, Measured, Method, predict
+from hvdtrain.core.prediction.load import core_share
 from hvdtrain.core.prediction.rehearsal import Rehearsed, rehearse, small
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
@@ -28,6 +29,7 @@ Place = tuple[DType, str]
 _Shape = tuple[Place, tuple[int, ...], tuple[int, ...]]
 
 _NOTHING = AllreduceCost(0.0, float("inf"))
+_IDLE = Rehearsed(0.0, 0.0, 0)
 _TOO_NOISY = AllreduceCost(float("inf"), float("inf"))
 
 
@@ -45,12 +47,16 @@ class Measurement:
         plan: bucket plan.
         memory: memory of each type and device of gradients.
         ready_seconds: when this rank has filled each bucket, after the end of the step before.
+        step_seconds: time of a step of this rank.
+        threads: number of threads in which this rank computes gradients.
     """
 
     exchanges: Mapping[str, Exchange]
     plan: BucketPlan
     memory: Mapping[Place, Buffer]
     ready_seconds: Sequence[float]
+    step_seconds: float
+    threads: int
 
     def run(self, communicators: Communicators) -> Measured:
         """Measure the links and rehearse the exchanges; return the slowest of all (collective).
@@ -62,14 +68,14 @@ class Measurement:
         nodes = 0 if network is None else network.size
         links = [_link(network), _link(communicators.node)]
         shapes = list(dict.fromkeys(map(_shape, self.plan.specs)))
+        meet = communicators.all_ranks.barrier
         rehearsed = [
-            [Rehearsed(0.0, 0.0, 0)] * (1 + len(shapes))
-            if network is None
-            else self._rehearse(exchange, shapes, nodes)
-            for exchange in self.exchanges.values()
+            self._rehearse(exchange, shapes, nodes, meet) for exchange in self.exchanges.values()
         ]
         numbers = [
             float(nodes),
+            core_share(self.threads, meet),
+            self.step_seconds,
             *(number for link in links for number in (link.latency_seconds, _slowness(link))),
             *self.ready_seconds,
             *(
@@ -84,23 +90,31 @@ class Measurement:
         return self._measured(slowest.tolist(), shapes, communicators.owners)
 
     def _rehearse(
-        self, exchange: Exchange, shapes: Sequence[_Shape], nodes: int
+        self,
+        exchange: Exchange,
+        shapes: Sequence[_Shape],
+        nodes: int,
+        meet: Callable[[], None],
     ) -> list[Rehearsed]:
-        """Rehearse an exchange with a small parameter, and with one of each shape."""
+        """Rehearse an exchange with a small parameter, and with one of each shape (collective).
+
+        All ranks that share the network compute at the same time, as in a step.
+        """
         specs = {_shape(spec): spec for spec in self.plan.specs}
-        first = self.plan.specs[0]
-        return [
-            rehearse(exchange, spec, self.memory[place_of(spec)], nodes)
-            for spec in (small(first), *(specs[shape] for shape in shapes))
-        ]
+        found = []
+        for spec in (small(self.plan.specs[0]), *(specs[shape] for shape in shapes)):
+            meet()
+            memory = self.memory[place_of(spec)]
+            found.append(rehearse(exchange, spec, memory, nodes) if nodes else _IDLE)
+        return found
 
     def _measured(
         self, numbers: Sequence[float], shapes: Sequence[_Shape], owners: int
     ) -> Measured:
         """Return the numbers that all ranks have agreed on in their places."""
-        nodes, *links = numbers[:5]
+        nodes, share, step_seconds, *links = numbers[:7]
         buckets = len(self.plan.buckets)
-        costs = np.array(numbers[5 + buckets :]).reshape(len(self.exchanges), 1 + len(shapes), 3)
+        costs = np.array(numbers[7 + buckets :]).reshape(len(self.exchanges), 1 + len(shapes), 3)
         at = {shape: 1 + number for number, shape in enumerate(shapes)}
         methods = []
         for name, cost in zip(self.exchanges, costs.tolist(), strict=True):
@@ -108,14 +122,19 @@ class Measurement:
             of_shapes = [GradientCost(max(0.0, each[0] - start), each[1]) for each in cost]
             gradients = tuple(of_shapes[at[_shape(spec)]] for spec in self.plan.specs)
             methods.append(Method(name, max(each[2] for each in cost[1:]), start, gradients))
-        return Measured(
+        measured = Measured(
             int(nodes),
             owners,
             AllreduceCost(links[0], _inverse(links[1])),
             AllreduceCost(links[2], _inverse(links[3])),
-            tuple(numbers[5 : 5 + buckets]),
+            tuple(numbers[7 : 7 + buckets]),
             tuple(methods),
+            share,
         )
+        if not measured.valid:
+            return measured
+        average = predict(measured, self.plan, [0] * len(self.plan.specs))
+        return replace(measured, rest_seconds=max(0.0, step_seconds - average.seconds))
 
 
 def _shape(spec: ParameterSpec) -> _Shape:

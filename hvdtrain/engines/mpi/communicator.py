@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.engines.communicator import Capabilities, Communicator, Pending
+from hvdtrain.engines.communicator import Capabilities, Communicator, Pending, VotedReduction
 from hvdtrain.engines.mpi.flat import FlatMpi
 from hvdtrain.engines.mpi.gpu import GpuMpi
 from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, open_hierarchy
@@ -139,6 +139,14 @@ class MpiCommunicator(Communicator):
             super().allreduce_from(source, buffer, op, prescale, postscale)
         else:
             self._node_group.allreduce(source, buffer, op, prescale, postscale)
+
+    def voted_reduction(
+        self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> VotedReduction | None:
+        # Factors truncate integers, before and after the sum.
+        if self._node_group is None or (dtype.is_integer and (prescale, postscale) != (1.0, 1.0)):
+            return None
+        return self._node_group.voted_reduction(count, dtype, op, prescale, postscale)
 
     def _mpi_for(self, buffer: Buffer) -> FlatMpi:
         """Return the MPI calls for the device of a buffer."""

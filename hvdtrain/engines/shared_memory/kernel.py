@@ -6,7 +6,9 @@ import ctypes
 import logging
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint32, c_uint64
 from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Protocol, cast
 
 from hvdtrain.compiled import KernelError, find_library, open_library
 from hvdtrain.engines.allgather import Allgather
@@ -15,9 +17,11 @@ from hvdtrain.types import DType, ReduceOp
 __all__ = [
     "OPS",
     "TYPES",
+    "KernelCalls",
     "Task",
     "Team",
     "agree_on_kernel",
+    "load_calls",
     "load_kernel",
     "open_kernel",
     "why_no_kernel",
@@ -79,12 +83,38 @@ class Task(Structure):
         ("owners", c_int32),
         ("stage", c_int32),
         ("chunk", c_int64),
+        ("ballot", c_uint64 * 2),
     )
+
+
+class KernelCalls(Protocol):
+    """The kernel as a Python module, whose functions cost less than calls through ctypes."""
+
+    def vote(
+        self, task: int, ballot: bytes, source: int, data: int, timeout_nanoseconds: int, /
+    ) -> int:
+        """Start a vote; return its verdict, or 0 after a timeout or a signal."""
+
+    def resume(self, task: int, timeout_nanoseconds: int, /) -> int:
+        """Continue a vote that has returned 0."""
 
 
 def load_kernel() -> ctypes.CDLL | None:
     """Return the library, or None if there is no usable one (see `why_no_kernel`)."""
     return _found()[0]
+
+
+@cache
+def load_calls() -> KernelCalls | None:
+    """Return the library as a module; None if there is none, or it lacks Python's headers."""
+    kernel = load_kernel()
+    spec = None if kernel is None else spec_from_file_location(_MODULE, kernel._name)
+    if spec is None:
+        return None
+    try:
+        return cast("KernelCalls", module_from_spec(spec))
+    except ImportError:  # it was compiled where Python's headers are not installed
+        return None
 
 
 def agree_on_kernel(rank: int, allgather: Allgather) -> ctypes.CDLL | None:

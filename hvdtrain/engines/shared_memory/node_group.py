@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.allgather import Allgather
 from hvdtrain.engines.communicator import Pending
-from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team
+from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
 from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory, share_memory, warn_once
 from hvdtrain.engines.shared_memory.processes import PeerWatch
 from hvdtrain.engines.shared_memory.system_errors import (
@@ -21,8 +21,9 @@ from hvdtrain.engines.shared_memory.system_errors import (
     agree_on_failure,
     failure_from_error,
 )
+from hvdtrain.engines.shared_memory.voted_reduction import NodeVotedReduction
 from hvdtrain.errors import PeerFailureError
-from hvdtrain.types import ReduceOp
+from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["NodeGroup", "open_node_group"]
 
@@ -30,6 +31,9 @@ __all__ = ["NodeGroup", "open_node_group"]
 # synchronization.
 _CHUNK_BYTES = 256 << 10
 _PAGE_BYTES = 4096
+
+# Data of at most such a part of a chunk are added by every rank, as in node_kernel.c.
+_SMALL_PARTS = 4
 
 # How long to spin on a flag before sleeping: longer than it takes to wake up. With fewer cores than
 # ranks, spinning would only keep peers from running.
@@ -145,8 +149,7 @@ class NodeGroup:
         Args:
             values: at most 8 numbers, uint64.
         """
-        if time.monotonic() - self._checked > _CHECK_SECONDS:
-            self.check_peers()
+        self._check_now_and_then()
         numbers = (ctypes.c_uint64 * values.size).from_buffer(values.data)
         self._kernel.hvd_start_max(self._state, numbers, values.size)
         return _Maximum(self, numbers)
@@ -220,6 +223,39 @@ class NodeGroup:
 
     def _finish(self, call: Callable[[Task, int], int]) -> None:
         while not call(self._task, _TIMEOUT_NANOSECONDS):
+            self.check_peers()
+
+    def voted_reduction(
+        self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> NodeVotedReduction | None:
+        """Return a reduction that is voted on and run in one call (local).
+
+        Args:
+            count: number of elements.
+            dtype: element type.
+            op, prescale, postscale: as in `allreduce`.
+
+        Returns:
+            The reduction; None if there are too many elements to carry, or no such call.
+        """
+        calls = load_calls()
+        if calls is None or count * dtype.itemsize > _CHUNK_BYTES // _SMALL_PARTS:
+            return None
+        task = Task(
+            team=ctypes.pointer(self._state),
+            count=count,
+            type=_TYPE_NUMBERS[dtype],
+            op=_OP_NUMBERS[op],
+            prescale=prescale,
+            postscale=postscale,
+            owners=self._size,
+        )
+        return NodeVotedReduction(
+            calls, task, self._check_now_and_then, self.check_peers, _TIMEOUT_NANOSECONDS
+        )
+
+    def _check_now_and_then(self) -> None:
+        if time.monotonic() - self._checked > _CHECK_SECONDS:
             self.check_peers()
 
     def check_peers(self) -> None:

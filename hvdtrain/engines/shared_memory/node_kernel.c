@@ -46,7 +46,8 @@ typedef struct {
         uint64_t values[VALUES]; /* input of a maximum over ranks */
         uint64_t location;       /* of this rank's data; 0 if it is private */
         double prescale;
-        char pad[LINE - 8 * VALUES - 16];
+        uint64_t carries;        /* whether the values are a vote with this rank's elements */
+        char pad[LINE - 8 * VALUES - 24];
     } offer[2];
 } slot_t;
 
@@ -141,7 +142,9 @@ static int wait_all(team_t *team, int64_t timeout) {
 /* ---- maximum of a few numbers ----------------------------------------------------------- */
 
 void hvd_start_max(team_t *team, const uint64_t *values, int32_t count) {
-    memcpy(team->slots[team->rank]->offer[team->turn & 1].values, values, 8 * count);
+    slot_t *own = team->slots[team->rank];
+    memcpy(own->offer[team->turn & 1].values, values, 8 * count);
+    own->offer[team->turn & 1].carries = 0;
     arrive(team);
 }
 
@@ -408,9 +411,11 @@ typedef struct {
     int32_t owners;     /* number of ranks that own a slice */
     int32_t stage;      /* progress; initially 0, kept between calls */
     int64_t chunk;
+    uint64_t ballot[2]; /* of a vote */
 } task_t;
 
-enum { START, STAGED_SMALL, OFFERED, ADDED, PIPELINE };
+enum { START, STAGED_SMALL, OFFERED, ADDED, PIPELINE, VOTED };
+enum { AGAIN, DONE, AGREED, DIFFERENT };
 
 typedef struct {
     const char *const *pointers;
@@ -689,6 +694,36 @@ static int32_t spread(task_t *task, int64_t timeout) {
     return 1;
 }
 
+/* Vote on a task of at most a quarter of a chunk, with this rank's elements beside the vote. If all
+ * ranks do the same, it is DONE after one meeting. Ranks that vote by a maximum of values see the
+ * ballot three times, as they send it; if they agree, the task has yet to be run (AGREED). */
+static void cast_vote(task_t *task) {
+    team_t *team = task->team;
+    slot_t *own = team->slots[team->rank];
+    for (int i = 0; i < 6; i++) own->offer[team->turn & 1].values[i] = task->ballot[i & 1];
+    own->offer[team->turn & 1].carries = 1;
+    offer(task);
+    memcpy(staged(team, team->rank, team->turn), task->source,
+           task->count * TYPES[task->type].itemsize);
+    task->stage = VOTED;
+    arrive(team);
+}
+
+static int32_t vote(task_t *task, int64_t timeout) {
+    team_t *team = task->team;
+    if (task->stage == START) cast_vote(task);
+    if (!wait_all(team, timeout)) return AGAIN;
+    int equal = 1, carried = 1;
+    for (int32_t rank = 0; rank < team->size; rank++) {
+        slot_t *theirs = team->slots[rank];
+        equal &= !memcmp(theirs->offer[team->turn & 1].values, task->ballot, sizeof task->ballot);
+        carried &= theirs->offer[team->turn & 1].carries == 1;
+    }
+    if (equal && carried) add_small(task);
+    team->turn++;
+    return !equal ? DIFFERENT : carried ? DONE : AGREED;
+}
+
 /* Not inlined, so that the arithmetic stays between the two mode changes. */
 static __attribute__((noinline)) int32_t in_default_mode(
     int32_t (*call)(task_t *, int64_t), task_t *task, int64_t timeout) {
@@ -703,6 +738,8 @@ int32_t hvd_reduce(task_t *task, int64_t timeout) {
     return in_default_mode(reduce, task, timeout);
 }
 
+int32_t hvd_vote(task_t *task, int64_t timeout) { return in_default_mode(vote, task, timeout); }
+
 /* The two phases of a hierarchical reduction of shared data. First this rank's slice of its own
  * copy becomes the sum over the node; */
 int32_t hvd_add(task_t *task, int64_t timeout) { return in_default_mode(add, task, timeout); }
@@ -715,3 +752,75 @@ int64_t hvd_slice_start(const task_t *task, int32_t rank) {
     return slice_start(task, task->count, rank);
 }
 
+
+/* ---- calls from Python, without the cost of ctypes ---------------------------------------- */
+
+#if !defined(HVD_WITHOUT_PYTHON) && __has_include(<Python.h>)
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+/* Peers usually arrive within so many looks. To release the GIL first would take longer, if other
+ * threads wait for it. */
+enum { LOOKS = 128 };
+
+static int find_all(const team_t *team) {
+    for (int looks = 0; looks < LOOKS && team->spin_nanoseconds; looks++) {
+        int32_t rank = 0;
+        while (rank < team->size &&
+               !is_behind(atomic_load_explicit(&team->slots[rank]->phase, memory_order_relaxed),
+                          team->phase))
+            rank++;
+        if (rank == team->size) return 1;
+        relax();
+    }
+    return 0;
+}
+
+static PyObject *wait_for_verdict(task_t *task, int64_t timeout) {
+    int32_t verdict;
+    Py_BEGIN_ALLOW_THREADS
+    verdict = hvd_vote(task, timeout);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(verdict);
+}
+
+static PyObject *call_vote(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 5 || !PyBytes_Check(args[1]) || PyBytes_GET_SIZE(args[1]) != 16) {
+        PyErr_SetString(PyExc_TypeError, "vote(task, ballot of 16 bytes, source, data, timeout)");
+        return NULL;
+    }
+    task_t *task = PyLong_AsVoidPtr(args[0]);
+    const char *source = PyLong_AsVoidPtr(args[2]);
+    char *data = PyLong_AsVoidPtr(args[3]);
+    int64_t timeout = PyLong_AsLongLong(args[4]);
+    if (PyErr_Occurred()) return NULL;
+    memcpy(task->ballot, PyBytes_AS_STRING(args[1]), sizeof task->ballot);
+    task->source = source, task->data = data;
+    cast_vote(task);
+    return find_all(task->team) ? PyLong_FromLong(hvd_vote(task, 0))
+                                : wait_for_verdict(task, timeout);
+}
+
+static PyObject *call_resume(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "resume(task, timeout)");
+        return NULL;
+    }
+    task_t *task = PyLong_AsVoidPtr(args[0]);
+    int64_t timeout = PyLong_AsLongLong(args[1]);
+    return PyErr_Occurred() ? NULL : wait_for_verdict(task, timeout);
+}
+
+static PyMethodDef CALLS[] = {
+    {"vote", (PyCFunction)(void (*)(void))call_vote, METH_FASTCALL, "Vote on a task."},
+    {"resume", (PyCFunction)(void (*)(void))call_resume, METH_FASTCALL, "Wait for a vote again."},
+    {0},
+};
+
+static PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, .m_name = "_node_kernel", .m_size = -1, .m_methods = CALLS};
+
+PyMODINIT_FUNC PyInit__node_kernel(void) { return PyModule_Create(&MODULE); }
+#endif

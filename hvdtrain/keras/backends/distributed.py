@@ -9,10 +9,12 @@ from typing import Any, TypeAlias
 import keras
 
 from hvdtrain.core.exchanges.saved import SavedExchange
+from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.reduction import Reduction
-from hvdtrain.keras.backends.weights import refuse_weights
+from hvdtrain.keras.backends.refusals import refuse_weights
 from hvdtrain.keras.tensors.types import Model, Tensor, Variable
+from hvdtrain.types import ReduceOp
 
 __all__ = [
     "DistributedMixin",
@@ -53,7 +55,7 @@ class DistributedMixin:
         Raises:
             RuntimeError: this rank has taken steps since the weights of all ranks were equal.
         """
-        return self.hvdtrain_reduction.exchange_state()
+        return self.hvdtrain_reduction.exchange_state(self)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
         """Restore the state of the exchange, when model and optimizer are restored (local).
@@ -69,12 +71,39 @@ class DistributedMixin:
         self.hvdtrain_reduction.load_exchange_state(state)
 
     @property
+    def exchange(self) -> Exchange | None:
+        """The exchange; None for the default average or sum."""
+        return self.hvdtrain_reduction.settings.exchange
+
+    @property
     def exchanges_weights(self) -> bool:
         """Whether ranks step on their own gradients, and exchange weights afterwards (local).
 
         With post-local SGD that is so from its switch on.
         """
         return self.hvdtrain_reduction.exchanges_weights
+
+    @property
+    def sample_weight(self) -> Tensor | float | None:
+        """Weight of this rank in the next steps: its number of samples; None if it is not known.
+
+        It is for loops of your own; `fit` knows the samples of a batch itself. Gradients are
+        averaged as sum_r(c_r g_r) / sum_r(c_r), where g_r is the gradient of rank r's mean loss;
+        weights count with all samples since those of all ranks were equal. In a function that is
+        traced, set it there to a tensor, such as keras.ops.shape(batch)[0].
+
+        Raises:
+            ValueError: the weight is negative or not finite, or `op` is not Average.
+        """
+        return self.hvdtrain_reduction.sample_weight
+
+    @sample_weight.setter
+    def sample_weight(self, weight: Tensor | float | None) -> None:
+        if isinstance(weight, int | float) and not 0 <= weight < float("inf"):
+            raise ValueError(f"sample_weight must be a finite number >= 0, got {weight}")
+        if self.hvdtrain_reduction.settings.op is not ReduceOp.AVERAGE:
+            raise ValueError("sample_weight needs op=Average")
+        self.hvdtrain_reduction.sample_weight = weight
 
     @property
     def synchronized(self) -> bool:
@@ -87,7 +116,32 @@ class DistributedMixin:
 
         Afterwards all ranks have the same bits. With an exchange of gradients it does nothing.
         """
-        self.hvdtrain_reduction.flush(self._trainable_variables)
+        self.hvdtrain_reduction.flush(self)
+
+    @property
+    def iterations(self) -> Tensor:
+        """Number of steps; during an update, of those since an exchange has reset the state.
+
+        Keras's own learning rate schedules count all steps.
+        """
+        count: Tensor = super().iterations  # type: ignore[misc]
+        weights = self.hvdtrain_reduction.weights
+        forgotten = None if weights is None else weights.inner_state.forgotten
+        if forgotten is None:
+            return count
+        since: Tensor = keras.ops.subtract(count, keras.ops.cast(forgotten, count.dtype))
+        return since
+
+    def build(self, variables: Sequence[Variable]) -> None:
+        """Create the optimizer's own variables (local).
+
+        Args:
+            variables: variables that it is to update.
+        """
+        super().build(variables)  # type: ignore[misc]
+        weights = self.hvdtrain_reduction.weights
+        if weights is not None:
+            weights.inner_state.note_built(self, is_new=True)
 
     def apply(
         self,
@@ -106,8 +160,7 @@ class DistributedMixin:
         if len(grads) != len(variables):  # Keras raises the error
             update(grads)
         elif self.hvdtrain_reduction.weights is not None:
-            rate = self.learning_rate
-            self.hvdtrain_reduction.update_alone(update, grads, variables, rate)
+            self.hvdtrain_reduction.update_alone(update, grads, variables, self)
         else:
             update(self.hvdtrain_reduction(grads, variables))
 
@@ -177,6 +230,8 @@ def distribute(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> D
         "apply": current_backend().do_not_compile(mixin.apply),
         "hvdtrain_class": kind,
     }
+    if optimizer.built and reduction.weights is not None:
+        reduction.weights.inner_state.note_built(optimizer, is_new=False)
     distributed: DistributedMixin = _with_state_of(optimizer, type(name, (mixin, kind), members))
     distributed.hvdtrain_reduction = reduction
     return distributed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -38,7 +39,7 @@ class JaxBackend:
         gradients: Sequence[Tensor],
         variables: Sequence[Variable],
         reduction: Reduction,
-        samples: Tensor | int | None,
+        samples: Tensor | float | None,
     ) -> list[Tensor]:
         arrays: Sequence[jax.Array] = gradients
         weight = None if samples is None else float(samples)
@@ -82,6 +83,9 @@ class JaxBackend:
 
     def wait_for_steps(self) -> None:
         jax.effects_barrier()
+
+    def outside_traces(self) -> AbstractContextManager[object]:
+        return nullcontext()  # no optimizer is built while a function is traced
 
     def do_not_compile(self, function: F) -> F:
         return function  # JAX rewrites no function

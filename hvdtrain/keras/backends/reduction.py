@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
@@ -12,7 +12,8 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.gradient_settings import GradientSettings
-from hvdtrain.keras.backends.weights import WeightBackend, WeightExchange
+from hvdtrain.keras.backends.weight_backend import WeightBackend
+from hvdtrain.keras.backends.weights import WeightExchange
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 
@@ -29,7 +30,7 @@ class Backend(WeightBackend, Protocol):
         gradients: Sequence[Tensor],
         variables: Sequence[Variable],
         reduction: Reduction,
-        samples: Tensor | int | None,
+        samples: Tensor | float | None,
     ) -> list[Tensor]:
         """Reduce gradients over the ranks (collective).
 
@@ -81,6 +82,7 @@ class Reduction:
         name: operation name.
         uneven: whether ranks may have different numbers of batches. Then tf.IndexedSlices are made
             dense, because a rank without data can contribute zeros to dense gradients only.
+        sample_weight: weight of this rank in the next steps outside of weighted(); None if unknown.
         weights: exchanges weights, perhaps after averages of gradients at first; None for an
             exchange of gradients.
     """
@@ -96,7 +98,8 @@ class Reduction:
         self.settings, self.name, self._backend = settings, name, backend
         self._factor, self._scale_local = factor, scale_local
         self._local: dict[int, Variable] = {}
-        self._samples: Tensor | int | None = None
+        self._samples: Tensor | float | None = None
+        self.sample_weight: Tensor | float | None = None
         self.uneven = False
         self._steps = 0
         self.weights: WeightExchange | None = None
@@ -121,11 +124,24 @@ class Reduction:
         return bool(self._local)
 
     def add_local(self, variable: Variable) -> None:
-        """Do not reduce the gradient of a variable (local)."""
+        """Do not reduce the gradient of a variable (local).
+
+        Raises:
+            ValueError: exchanges average or reset the state of the whole optimizer.
+        """
+        if self.weights is not None and self.weights.inner_state.settles:
+            raise ValueError(
+                f"exchange {self.settings.make_exchange().spec!r} averages or resets the state of "
+                "all variables, and cannot leave one out: give state=keep"
+            )
         self._local[id(variable)] = variable  # kept, so that no other object gets its id
 
+    @property
+    def _weight(self) -> Tensor | float | None:
+        return self.sample_weight if self._samples is None else self._samples
+
     @contextmanager
-    def weighted(self, samples: Tensor | int | None) -> Iterator[None]:
+    def weighted(self, samples: Tensor | float | None) -> Iterator[None]:
         """Weight gradients that are reduced, or traced, in this block by a number of samples."""
         self._samples = samples
         try:
@@ -147,6 +163,8 @@ class Reduction:
         """
         results, process_set = list(gradients), self.settings.process_set
         size = process_set.size() if process_set.included() else 1
+        if size == 1 and process_set.included():
+            self.settings.make_exchange().note_alone()
         present = [i for i, gradient in enumerate(results) if gradient is not None]
         shared = [i for i in present if id(variables[i]) not in self._local]
         if size != 1 and shared:
@@ -155,7 +173,7 @@ class Reduction:
                 [gradient for i in shared if (gradient := results[i]) is not None],
                 [variables[i] for i in shared],
                 self,
-                self._samples if average else None,
+                self._weight if average else None,
             )
             for i, gradient in zip(shared, reduced, strict=True):
                 results[i] = gradient
@@ -177,7 +195,7 @@ class Reduction:
         update: Callable[[Sequence[Tensor | None]], None],
         gradients: Sequence[Tensor | None],
         variables: Sequence[Variable],
-        rate: Tensor | float,
+        optimizer: keras.optimizers.Optimizer,
     ) -> None:
         """Update variables, and exchange their values if that is due (collective if due).
 
@@ -185,19 +203,21 @@ class Reduction:
             update: takes the step of this rank's own optimizer on gradients.
             gradients: gradients of this rank.
             variables: the variable of each gradient.
-            rate: learning rate.
+            optimizer: optimizer of this rank.
         """
         if self.weights is not None:
-            self.weights.update(update, gradients, variables, self._local, self._samples, rate)
+            self.weights.update(update, gradients, variables, self._local, self._weight, optimizer)
 
-    def flush(self, variables: Sequence[Variable]) -> None:
+    def flush(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Make values that ranks exchange equal now; gradients need no flush (collective).
 
         Args:
-            variables: the optimizer's variables.
+            optimizer: optimizer of this rank.
         """
         if self.weights is not None:
-            self.weights.flush([each for each in variables if id(each) not in self._local])
+            variables = optimizer._trainable_variables
+            shared = [each for each in variables if id(each) not in self._local]
+            self.weights.flush(shared, optimizer)
 
     def reduce_arrays(
         self,
@@ -220,16 +240,21 @@ class Reduction:
         step, self.steps = self.steps, self.steps + 1
         return reduce_fused(arrays, variables, name or self.name, self.settings, samples, step)
 
-    def exchange_state(self) -> SavedExchange:
+    def exchange_state(self, optimizer: keras.optimizers.Optimizer) -> SavedExchange:
         """Return the state of the exchange and the number of steps (local).
+
+        Args:
+            optimizer: optimizer of this rank.
 
         Raises:
             RuntimeError: this rank has taken steps since the weights of all ranks were equal.
         """
+        counts: Mapping[str, float | None] = {}
         if self.weights is not None:
             self.weights.counter.check_synchronized("exchange_state")
+            counts = self.weights.counts(optimizer)
         ranks = self.settings.process_set.size() or 0
-        return save_exchange(self.settings.make_exchange(), self.steps, ranks)
+        return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
         """Restore the state of the exchange (local).
@@ -244,6 +269,6 @@ class Reduction:
         members = self.settings.process_set
         first = members.included() and members.rank() == 0
         exchange = self.settings.make_exchange()
-        self.steps = load_exchange(exchange, state, members.size() or 0, first)
+        self.steps, counts = load_exchange(exchange, state, members.size() or 0, first)
         if self.weights is not None:
-            self.weights.counter.begin_anew()
+            self.weights.begin_anew(counts)

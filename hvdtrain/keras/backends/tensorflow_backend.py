@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import numpy as np
@@ -29,7 +30,7 @@ class TensorFlowBackend:
         gradients: Sequence[Tensor],
         variables: Sequence[Variable],
         reduction: Reduction,
-        samples: Tensor | int | None,
+        samples: Tensor | float | None,
     ) -> list[Tensor]:
         as_dense = reduction.settings.sparse_as_dense or reduction.uneven
         results: list[tf.Tensor | tf.IndexedSlices] = list(gradients)
@@ -90,6 +91,10 @@ class TensorFlowBackend:
 
     def wait_for_steps(self) -> None:
         pass  # a step is done when Python continues
+
+    def outside_traces(self) -> AbstractContextManager[object]:
+        scope: AbstractContextManager[object] = tf.init_scope()
+        return scope
 
     def do_not_compile(self, function: F) -> F:
         return do_not_convert(function)

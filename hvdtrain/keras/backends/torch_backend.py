@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar, cast
 
 import torch
@@ -27,7 +28,7 @@ class TorchBackend:
         gradients: Sequence[Tensor],
         variables: Sequence[Variable],
         reduction: Reduction,
-        samples: Tensor | int | None,
+        samples: Tensor | float | None,
     ) -> list[Tensor]:
         tensors = cast(Sequence[torch.Tensor], gradients)
         arrays = [_to_array(tensor) for tensor in tensors]
@@ -63,6 +64,9 @@ class TorchBackend:
 
     def wait_for_steps(self) -> None:
         pass  # a step is done when Python continues
+
+    def outside_traces(self) -> AbstractContextManager[object]:
+        return nullcontext()  # no optimizer is built while a function is traced
 
     def do_not_compile(self, function: F) -> F:
         # A user may compile the step with torch.compile.

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import keras
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.arrays.local_steps import ExchangedWeights
+from hvdtrain.core.exchanges.saved import FORGOTTEN_STEPS, SAMPLES_PER_STEP
 from hvdtrain.core.gradient_settings import GradientSettings
+from hvdtrain.keras.backends.inner_state import OptimizerState
+from hvdtrain.keras.backends.weight_backend import WeightBackend
 from hvdtrain.keras.tensors.arrays import to_array
 from hvdtrain.keras.tensors.types import Tensor, Variable
 
-__all__ = ["WeightBackend", "WeightExchange", "refuse_weights"]
+__all__ = ["WeightExchange"]
 
 # Stands for an unknown number of samples among numbers.
 _UNKNOWN = -1.0
-
-
-class WeightBackend(Protocol):
-    """What exchanges of weights need of Keras's backend."""
-
-    def exchange_if(
-        self,
-        due: Callable[[list[HostArray]], bool],
-        numbers: Sequence[Tensor],
-        exchange: Callable[[list[HostArray]], list[HostArray]],
-        weights: Sequence[Tensor],
-    ) -> list[Tensor]:
-        """Exchange weights if that is due, else copy nothing to the host (collective if due).
-
-        Args:
-            due: returns whether the exchange is due; called in each step.
-            numbers: arguments of `due`, 0-d.
-            exchange: returns arrays with the shapes and dtypes of its arguments.
-            weights: arguments of `exchange`, of any shapes and floating point dtypes.
-
-        Returns:
-            The results of `exchange`, or `weights`.
-        """
-
-    def wait_for_steps(self) -> None:
-        """Wait until all steps that were started are done (local)."""
 
 
 class WeightExchange:
@@ -60,6 +36,7 @@ class WeightExchange:
 
     Attributes:
         counter: counts the steps of this rank.
+        inner_state: state of this rank's own optimizer.
         flush_in_fit: whether `fit` makes weights equal before validation and at the end of an
             epoch.
     """
@@ -72,6 +49,7 @@ class WeightExchange:
         self._weights = ExchangedWeights(settings, name)
         self._averages_first = self._weights.averages_gradients
         self.counter = self._weights.counter
+        self.inner_state = OptimizerState(settings.make_exchange(), self._weights, backend)
 
     @property
     def averages_gradients(self) -> bool:
@@ -84,8 +62,8 @@ class WeightExchange:
         gradients: Sequence[Tensor | None],
         variables: Sequence[Variable],
         local: Container[int],
-        samples: Tensor | int | None,
-        rate: Tensor | float,
+        samples: Tensor | float | None,
+        optimizer: keras.optimizers.Optimizer,
     ) -> None:
         """Update variables, and exchange their values if that is due (collective if due).
 
@@ -95,22 +73,26 @@ class WeightExchange:
             variables: the variable of each gradient.
             local: variables that are not exchanged, by id(variable).
             samples: samples of this rank in the step; None if unknown.
-            rate: learning rate.
+            optimizer: optimizer of this rank.
         """
         if not self._settings.process_set.included():
             update(gradients)
             return
         counted = _UNKNOWN if samples is None else samples
-        numbers = [keras.ops.cast(number, "float32") for number in (rate, counted)]
+        numbers = [
+            keras.ops.cast(number, "float32") for number in (optimizer.learning_rate, counted)
+        ]
         if self._averages_first:
             gradients = self._average_at_first(gradients, variables, local, numbers)
         shared = [variable for variable in variables if id(variable) not in local]
         begin = partial(self._begin, shared)
         self._backend.exchange_if(self._must_begin, numbers, begin, _values(shared))
-        update(gradients)
+        with self.inner_state.counting_since_reset(optimizer):
+            update(gradients)
+        exchanged = [*shared, *self.inner_state.variables(optimizer)]
         exchange = partial(self._exchange, shared)
-        results = self._backend.exchange_if(self._count, numbers, exchange, _values(shared))
-        for variable, value in zip(shared, results, strict=True):
+        results = self._backend.exchange_if(self._count, numbers, exchange, _values(exchanged))
+        for variable, value in zip(exchanged, results, strict=True):
             variable.assign(value)
 
     def _average_at_first(
@@ -130,18 +112,45 @@ class WeightExchange:
             results[i] = result
         return results
 
-    def flush(self, variables: Sequence[Variable]) -> None:
+    def flush(self, variables: Sequence[Variable], optimizer: keras.optimizers.Optimizer) -> None:
         """Make the values of all ranks equal now (collective, not in a function that is traced).
 
         Args:
             variables: variables that are exchanged.
+            optimizer: optimizer of this rank.
         """
         if self.averages_gradients or not self._settings.process_set.included():
             return
         self._backend.wait_for_steps()
-        results = self._weights.flush([to_array(variable) for variable in variables], variables)
-        for variable, value in zip(variables, results, strict=True):
+        state = self.inner_state.variables(optimizer)
+        weights, settled = self._weights.flush(
+            [to_array(variable) for variable in variables],
+            [to_array(variable) for variable in state],
+            variables,
+        )
+        for variable, value in zip([*variables, *state], [*weights, *settled], strict=True):
             variable.assign(value)
+
+    def counts(self, optimizer: keras.optimizers.Optimizer) -> dict[str, float | None]:
+        """Return counts for a checkpoint, by name (local).
+
+        Args:
+            optimizer: optimizer of this rank.
+        """
+        return {
+            SAMPLES_PER_STEP: self.counter.samples_per_step,
+            FORGOTTEN_STEPS: self.inner_state.forgotten_steps(optimizer),
+        }
+
+    def begin_anew(self, counts: Mapping[str, float]) -> None:
+        """Go on from equal weights (local).
+
+        Args:
+            counts: result of counts() when the weights were saved.
+        """
+        self.counter.begin_anew()
+        self.counter.samples_per_step = counts.get(SAMPLES_PER_STEP)
+        self.inner_state.load(int(counts.get(FORGOTTEN_STEPS, 0)))
 
     def _must_average(self, numbers: list[HostArray]) -> bool:
         _, self._samples = _rate_and_samples(numbers)
@@ -161,18 +170,21 @@ class WeightExchange:
         return [gradient / divisor if id(v) in local else next(averages) for v, gradient in pairs]
 
     def _must_begin(self, numbers: list[HostArray]) -> bool:
+        _, self._samples = _rate_and_samples(numbers)
         return not self.averages_gradients and not self.counter.begun
 
     def _begin(self, variables: Sequence[Variable], weights: list[HostArray]) -> list[HostArray]:
-        self._weights.begin(weights, variables)
+        self._weights.begin(weights, variables, self._samples)
         return weights
 
     def _count(self, numbers: list[HostArray]) -> bool:
         rate, samples = _rate_and_samples(numbers)
         return self._weights.count_step(samples, rate)
 
-    def _exchange(self, variables: Sequence[Variable], weights: list[HostArray]) -> list[HostArray]:
-        return self._weights.exchange(weights, variables)
+    def _exchange(self, variables: Sequence[Variable], arrays: list[HostArray]) -> list[HostArray]:
+        count = len(variables)
+        weights, state = self._weights.exchange(arrays[:count], arrays[count:], variables)
+        return [*weights, *state]
 
 
 def _rate_and_samples(numbers: list[HostArray]) -> tuple[float, float | None]:
@@ -182,34 +194,3 @@ def _rate_and_samples(numbers: list[HostArray]) -> tuple[float, float | None]:
 
 def _values(variables: Sequence[Variable]) -> list[Tensor]:
     return [keras.ops.convert_to_tensor(variable) for variable in variables]
-
-
-def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuse what does not go with an exchange of weights in Keras (local).
-
-    Args:
-        settings: settings of the optimizer.
-        optimizer: optimizer of this rank.
-
-    Raises:
-        ValueError: the optimizer scales the loss or accumulates gradients, or the exchange resets
-            the optimizer's state or counts samples.
-    """
-    exchange = settings.exchange
-    if exchange is None or not settings.weights:
-        return
-    reasons = {
-        "a LossScaleOptimizer: leave it out, or use bfloat16": isinstance(
-            optimizer, keras.optimizers.LossScaleOptimizer
-        ),
-        "accumulation of gradients: leave that out, ranks take local steps anyway": bool(
-            optimizer.gradient_accumulation_steps
-        ),
-        "resetting the optimizer's state in Keras: give reset=false, or state=keep": (
-            exchange.resets_optimizer
-        ),
-        "counting samples in Keras: give steps= instead": exchange.counts_samples,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise ValueError(f"exchange {exchange.spec!r} does not go with {reason}")

@@ -36,26 +36,29 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         backup: callback that reads and writes the backup, used on rank 0 only.
+
+    Attributes:
+        backup: this callback on rank 0, and one that does nothing on other ranks.
     """
 
     def __init__(self, backup: keras.callbacks.BackupAndRestore) -> None:
         super().__init__()
-        self._backup = backup if rank() == 0 else keras.callbacks.Callback()
+        self.backup = backup if rank() == 0 else keras.callbacks.Callback()
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         """Set the parameters of fit, also of the backup."""
         super().set_params(params)
-        self._backup.set_params(params)
+        self.backup.set_params(params)
 
     def set_model(self, model: Model) -> None:
         """Set the model, also of the backup."""
         super().set_model(model)
-        self._backup.set_model(model)
+        self.backup.set_model(model)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Restore the backup of rank 0 on all ranks (collective)."""
         model: Model = self.model
-        self._backup.on_train_begin(logs)
+        self.backup.on_train_begin(logs)
         model._initial_epoch = objects.broadcast_object(model._initial_epoch, 0, "first epoch")
         if model.built:  # in any epoch: the backup may be from the middle of the first one
             broadcast_variables(training_state(model), 0)
@@ -67,7 +70,7 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
             batch: number of the batch in its epoch.
             logs: metrics.
         """
-        self._backup.on_train_batch_end(batch, logs)
+        self.backup.on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Save on rank 0 if that is due.
@@ -76,11 +79,11 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
             epoch: number of the epoch.
             logs: metrics.
         """
-        self._backup.on_epoch_end(epoch, logs)
+        self.backup.on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Delete the backup."""
-        self._backup.on_train_end(logs)
+        self.backup.on_train_end(logs)
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]

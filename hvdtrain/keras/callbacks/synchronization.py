@@ -8,17 +8,23 @@ import keras
 
 from hvdtrain.core import context, objects, operations
 from hvdtrain.core.arrays import collectives
+from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.keras.backends.backend import current_backend
-from hvdtrain.keras.backends.distributed import distributed_optimizers, training_state
+from hvdtrain.keras.backends.distributed import (
+    DistributedMixin,
+    distributed_optimizers,
+    training_state,
+)
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.callbacks.checks import collective_callbacks, find_problem
+from hvdtrain.keras.callbacks.saving import SaveSchedule, save_schedules
 from hvdtrain.keras.operations.variables import broadcast_variables, require_equal_variables
 from hvdtrain.keras.tensors.types import Logs, Model
 from hvdtrain.types import ReduceOp
 
-__all__ = ["FirstCallback", "LastCallback"]
+__all__ = ["FirstBeforeSaving", "FirstCallback", "LastCallback"]
 
 
 class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -26,6 +32,8 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     A rank whose data have ended contributes zeros with weight 0 to the steps of other ranks. When
     all ranks are done, it gets the weights and the optimizers of a rank that did all steps.
+
+    If ranks exchange weights, they are made equal before any rank saves in the middle of an epoch.
 
     Args:
         callbacks: the user's callbacks.
@@ -39,6 +47,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._callbacks = callbacks
         self._steps_before, self._ended = 0, False
+        self._saves, self._schedules = False, list[SaveSchedule]()
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Check callbacks, models and numbers of batches (collective).
@@ -49,11 +58,15 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """
         model: Model = self.model
         problem = find_problem(self._callbacks)
-        own = (problem, collective_callbacks(self._callbacks), self.params.get("steps"))
+        names, saves = collective_callbacks(self._callbacks), bool(save_schedules(self._callbacks))
+        own = (problem, names, self.params.get("steps"), saves)
         gathered = objects.allgather_object(own, "callbacks of fit")
-        self._check_callbacks([(names, problem) for problem, names, _ in gathered])
+        self._check_callbacks([(names, problem) for problem, names, *_ in gathered])
+        weights = [each.hvdtrain_reduction.weights for each in distributed_optimizers(model)]
+        flushes = any(each is not None and each.flush_in_fit for each in weights)
+        self._saves = flushes and any(saves for *_, saves in gathered)
         require_equal_variables(model.trainable_variables if model.built else [], "fit")
-        uneven = len({steps for _, _, steps in gathered}) > 1 or gathered[0][2] is None
+        uneven = len({steps for _, _, steps, _ in gathered}) > 1 or gathered[0][2] is None
         for optimizer in distributed_optimizers(model):
             reduction = optimizer.hvdtrain_reduction
             if reduction.uneven is not uneven:
@@ -61,13 +74,55 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 current_backend().retrace(model)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Start to count steps.
+        """Start to count steps (collective if a rank saves after batches).
 
         Args:
             epoch: number of the epoch.
             logs: metrics.
         """
         self._steps_before, self._ended = self._steps(), False
+        if self._saves:
+            own = save_schedules(self._callbacks)
+            gathered = objects.allgather_object(own, "saves of an epoch")
+            self._schedules = [schedule for schedules in gathered for schedule in schedules]
+
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Take part in the exchange before another rank saves (collective if one does).
+
+        That is soon enough on a rank that does not save itself, and leaves Keras free to run
+        callbacks beside the next step.
+
+        Args:
+            batch: number of the batch in its epoch.
+            logs: metrics.
+        """
+        if batch > 0:
+            self._flush_before_saves(batch - 1)
+
+    def _flush_before_saves(self, batch: int) -> None:
+        """Make weights equal after a batch if any rank saves then (collective if so)."""
+        saves = [schedule.saves_after(batch) for schedule in self._schedules]
+        if any(saves):
+            if hasattr(self.model, "jax_state_sync"):
+                self.model.jax_state_sync()  # makes variables current, so that they can be read
+            self._flush(ended=False)
+
+    def _flush(self, ended: bool) -> None:
+        """Make weights equal (collective).
+
+        Args:
+            ended: whether this rank has no data left in the epoch; it then takes part in what the
+                others do until all have none.
+        """
+        optimizers = [each for each in distributed_optimizers(self.model) if _flushes(each)]
+        while optimizers:
+            for optimizer in optimizers:
+                optimizer.flush()
+            if not self._saves:
+                return
+            all_ended = all(objects.allgather_object(ended, "flush in fit"))
+            if all_ended or not ended:
+                return
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """End the epoch before its validation (collective)."""
@@ -91,10 +146,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         alone = [each for each in optimizers if each.exchanges_weights]
         if len(alone) < len(optimizers):
             operations.join()
-        for optimizer in alone:
-            weights = optimizer.hvdtrain_reduction.weights
-            if weights is not None and weights.flush_in_fit:
-                optimizer.flush()
+        self._flush(ended=True)
         if len(alone) == len(optimizers):  # ranks may have taken different numbers of steps
             _average_statistics(self.model)
             return
@@ -126,10 +178,10 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         }
         state = [variable for variable in training_state(model) if id(variable) not in local]
         broadcast_variables(state, root_rank)
-        exchanges = [optimizer.exchange_state() for optimizer in optimizers]
-        saved = objects.broadcast_object(exchanges, root_rank, "exchanges of an epoch")
+        exchanges: list[SavedExchange] = [optimizer.exchange_state() for optimizer in optimizers]
+        exchanges = objects.broadcast_object(exchanges, root_rank, "exchanges of an epoch")
         if done[context.current().topology.rank] < max(done):
-            for optimizer, exchange in zip(optimizers, saved, strict=True):
+            for optimizer, exchange in zip(optimizers, exchanges, strict=True):
                 optimizer.load_exchange_state({**exchange, "own": {}})
 
     def _check_callbacks(self, gathered: Sequence[tuple[list[str], str | None]]) -> None:
@@ -143,6 +195,22 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     f"{gathered[0][0]}. Give every rank the callbacks that communicate, in the "
                     "same order"
                 )
+
+
+class FirstBeforeSaving(FirstCallback):
+    """A FirstCallback on a rank that saves after batches."""
+
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Do nothing: the batch before has had its end."""
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Make weights equal before any rank saves after this batch (collective if so).
+
+        Args:
+            batch: number of the batch in its epoch.
+            logs: metrics.
+        """
+        self._flush_before_saves(batch)
 
 
 class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -201,6 +269,12 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Broadcast rank 0's weights if EarlyStopping restored the best ones (collective)."""
         if self._restores:
             broadcast_variables(self.model.weights, 0)
+
+
+def _flushes(optimizer: DistributedMixin) -> bool:
+    """Return whether weights of an optimizer may differ between ranks, and fit flushes them."""
+    weights = optimizer.hvdtrain_reduction.weights
+    return weights is not None and optimizer.exchanges_weights and weights.flush_in_fit
 
 
 def _average_statistics(model: Model) -> None:

@@ -18,7 +18,12 @@ import numpy as np
 from hvdtrain.core.horovod_api import size
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.keras.backends.distributed import distributed_optimizers
-from hvdtrain.keras.callbacks.synchronization import FirstCallback, LastCallback
+from hvdtrain.keras.callbacks.saving import save_schedules
+from hvdtrain.keras.callbacks.synchronization import (
+    FirstBeforeSaving,
+    FirstCallback,
+    LastCallback,
+)
 from hvdtrain.keras.models.compile import adjust_compiled
 from hvdtrain.keras.models.drift import warn_if_unwrapped
 from hvdtrain.keras.tensors.types import Model, Tensor
@@ -52,11 +57,12 @@ def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments
 def _with_synchronization(callbacks: Callbacks) -> Callbacks:
     """Return the user's callbacks between those that keep ranks together."""
     own = _as_list(callbacks)
+    first = FirstBeforeSaving if save_schedules(own) else FirstCallback
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        return [FirstCallback(own), *own, LastCallback(own)]
+        return [first(own), *own, LastCallback(own)]
     if not any(isinstance(callback, FirstCallback) for callback in own):
         callbacks.append(LastCallback(own))
-        callbacks.callbacks.insert(0, FirstCallback(own))
+        callbacks.callbacks.insert(0, first(own))
         callbacks.set_params(callbacks.params)
         callbacks.set_model(callbacks.model)
     return callbacks

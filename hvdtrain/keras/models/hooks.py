@@ -1,8 +1,9 @@
-"""What `compile` and `fit` of Keras do in addition once hvdtrain is in use.
+"""What `compile`, `fit` and `save` of Keras do in addition once hvdtrain is in use.
 
 Keras asks no optimizer whether XLA may compile its step or how its loss is scaled, tells none how
 many samples a batch has, and shows no callback the others. All that is known inside `compile` and
-`fit` only, so they are where hvdtrain has to be.
+`fit` only, so they are where hvdtrain has to be. Saving asks no optimizer whether weights are those
+of one rank.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import keras
 
 from hvdtrain.keras.models.compile import compile_model
 from hvdtrain.keras.models.fit import fit_model
+from hvdtrain.keras.models.save import save_model
 
 __all__ = ["hook_models"]
 
 
 def hook_models() -> None:
-    """Hook `compile` and `fit` of every Keras model (local). A second call does nothing."""
+    """Hook methods of every Keras model (local). A second call does nothing."""
     _hook("compile", compile_model)
     _hook("fit", fit_model)
+    _hook("save", save_model)
+    _hook("save_weights", save_model)
 
 
 def _hook(

@@ -8,7 +8,12 @@ from functools import partial
 
 import torch
 
-from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
+from hvdtrain.core.exchanges.saved import (
+    SAMPLES_PER_STEP,
+    SavedExchange,
+    load_exchange,
+    save_exchange,
+)
 from hvdtrain.core.gradients.exchange import Kind, LocalSteps
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.loss_scale import LossScale
@@ -146,8 +151,10 @@ class Exchanged:
             RuntimeError: this rank has taken steps since the weights of all ranks were equal.
         """
         self.check_synchronized("exchange_state")
+        samples = None if self.weights is None else self.weights.counter.samples_per_step
+        counts = {SAMPLES_PER_STEP: samples}
         ranks = self.settings.process_set.size() or 0
-        return save_exchange(self.settings.make_exchange(), self.steps, ranks)
+        return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
 
     def load(self, state: SavedExchange) -> None:
         """Restore the result of save() (local; collective if it is from after a switch).
@@ -158,10 +165,11 @@ class Exchanged:
         members = self.settings.process_set
         first = members.included() and members.rank() == 0
         exchange = self.settings.make_exchange()
-        self.steps = load_exchange(exchange, state, members.size() or 0, first)
+        self.steps, counts = load_exchange(exchange, state, members.size() or 0, first)
         self._follow_exchange()
         if self.weights is not None:
             self.weights.counter.begin_anew()
+            self.weights.counter.samples_per_step = counts.get(SAMPLES_PER_STEP)
 
     def _follow_exchange(self) -> None:
         """Exchange what the exchange wants at present (collective if that has changed)."""

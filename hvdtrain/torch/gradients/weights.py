@@ -15,6 +15,7 @@ from hvdtrain.core.gradients.exchange import FilledBucket, StepInfo
 from hvdtrain.core.gradients.step_counter import StepCounter
 from hvdtrain.streams import Streams
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
+from hvdtrain.torch.gradients.optimizer_state import settle_states
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.tensors.parameters import check_reduced, rate_of
 
@@ -47,7 +48,6 @@ class Weights:
         self._parameters = [parameter for _, parameter in parameters]
         self.sample_weight: float | None = None
         self.counter = StepCounter()
-        self._samples_per_step: float | None = None
         self._make_plan()
 
     def _make_plan(self) -> None:
@@ -64,7 +64,7 @@ class Weights:
         """
         check_reduced(self._optimizer, self._parameters)
         self._check_trained()
-        counts = self._buckets.exchange.counts_samples and self._samples_per_step is None
+        counts = self._buckets.exchange.counts_samples and self.counter.samples_per_step is None
         if counts and self.sample_weight is not None:
             self._exchange(flush=False, weight=self.sample_weight)
         self._begin()
@@ -90,9 +90,7 @@ class Weights:
 
     def after_step(self) -> None:
         """Count a step, and exchange the weights if the exchange is due (collective if so)."""
-        steps = self.counter.count(
-            self.sample_weight, rate_of(self._optimizer), self._samples_per_step
-        )
+        steps = self.counter.count(self.sample_weight, rate_of(self._optimizer))
         if self._buckets.exchange.due(steps):
             self._exchange(flush=False, weight=self.counter.samples)
 
@@ -116,7 +114,8 @@ class Weights:
         """Exchange the weights of all ranks; return what they know about it (collective)."""
         self._follow_dtypes()
         self._begin()
-        some, reducer = self._buckets.exchange.partial, self._buckets.reducer
+        exchange, reducer = self._buckets.exchange, self._buckets.reducer
+        some, in_warm_up = exchange.partial, exchange.in_warm_up
         reducer.weight, reducer.steps = weight, self.counter.steps
         step = reducer.step
         step.flush, step.local_steps = flush, self.counter.local_steps
@@ -131,13 +130,12 @@ class Weights:
             reducer.forget()
         reducer.count_step()
         assert step.info is not None
-        self.counter.end_exchange(step.info, some)
-        if self.sample_weight is not None and step.info.total:
-            steps = step.info.local_steps or step.info.size
-            self._samples_per_step = step.info.total * step.info.size / steps
-        if step.info.drifted and self._buckets.exchange.resets_optimizer:
-            for parameter in self._parameters:
-                self._optimizer.state.pop(parameter, None)
+        self.counter.end_exchange(step.info, some, exchange.counts_samples)
+        if step.info.drifted and not in_warm_up:
+            process_set = self._settings.process_set
+            settle_states(
+                self._optimizer, self._parameters, exchange.inner_state, weight, process_set
+            )
         return step.info
 
     def _bucket_views(self) -> Iterator[tuple[FilledBucket, Streams]]:

@@ -24,6 +24,7 @@ from hvdtrain.torch.operations.allreduce_handle import allreduce_handle
 from hvdtrain.torch.operations.compression import Compression, Compressor
 from hvdtrain.torch.operations.grouped_allreduce import grouped_allreduce
 from hvdtrain.torch.operations.handle import Handle, needs_gradient
+from hvdtrain.torch.operations.planned_allreduce import run_allreduce
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.types import ReduceOp
 
@@ -61,9 +62,7 @@ def allreduce(
     op = choose_op(op, average)
     factors = (prescale_factor, postscale_factor)
     if compression is Compression.none and not needs_gradient((tensor,)):
-        reduced: torch.Tensor
-        (reduced,) = allreduce_handle([tensor], op, name, *factors, process_set).wait()
-        return reduced
+        return run_allreduce(tensor, op, name, *factors, process_set)
     return grouped_allreduce([tensor], None, name, compression, op, *factors, process_set)[0]
 
 
@@ -128,6 +127,4 @@ def allreduce_(
     """
     op = choose_op(op, average)
     factors = (prescale_factor, postscale_factor)
-    handle = allreduce_handle([tensor], op, name, *factors, process_set, in_place=True)
-    reduced: torch.Tensor = handle.first().wait()
-    return reduced
+    return run_allreduce(tensor, op, name, *factors, process_set, in_place=True)

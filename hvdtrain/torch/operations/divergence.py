@@ -14,7 +14,7 @@ from hvdtrain.core import context
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.parameters import parameters_of
 
-__all__ = ["note_broadcast", "note_exchanged", "note_wrapped"]
+__all__ = ["note_broadcast", "note_exchanged", "note_exchanged_elements", "note_wrapped"]
 
 # Programs that average weights only from time to time do so more often than this.
 _STEPS = 100
@@ -108,7 +108,12 @@ def note_broadcast(tensors: Iterable[torch.Tensor]) -> None:
 
 def note_exchanged(tensors: Iterable[torch.Tensor]) -> None:
     """Count the elements that ranks reduce or gather, which may be gradients or weights."""
-    _monitor.exchanged += sum(tensor.numel() for tensor in tensors)
+    note_exchanged_elements(sum(tensor.numel() for tensor in tensors))
+
+
+def note_exchanged_elements(count: int) -> None:
+    """Count so many elements that ranks reduce or gather."""
+    _monitor.exchanged += count
 
 
 def note_wrapped(optimizer: torch.optim.Optimizer) -> None:

@@ -28,13 +28,15 @@ from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.types import DType
 
 
+def rounded(values: Array) -> Array:
+    """Return values rounded to bfloat16."""
+    single: Any = values.astype(np.float32)
+    bits = round_to_half(single, DType.BFLOAT16)
+    return np.asarray(widen_half(bits, DType.BFLOAT16))
+
+
 def half_types_by_name() -> str:
     """As text and as compression, with each rank on a node of its own."""
-
-    def rounded(values: Array) -> Array:
-        single: Any = values.astype(np.float32)
-        bits = round_to_half(single, DType.BFLOAT16)
-        return np.asarray(widen_half(bits, DType.BFLOAT16))
 
     def combined(step: int) -> list[Array]:
         if hvd.size() == 1:

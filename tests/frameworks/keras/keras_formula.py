@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,31 +45,49 @@ class Simulated:
     Args:
         batches: batches of an epoch, by rank.
         after: steps after which ranks take steps alone, once all of them have data.
-        steps: steps alone between two averages.
+        steps: steps alone between two averages; 0 if `block` is given.
+        block: samples of all ranks between two averages, foretold from the last ones.
     """
 
-    def __init__(self, batches: list[list[Batch]], after: int, steps: int) -> None:
-        self._batches, self._after, self._steps = batches, after, steps
+    def __init__(
+        self, batches: list[list[Batch]], after: int, steps: int = 0, block: int = 0
+    ) -> None:
+        self._batches, self._after, self._steps, self._block = batches, after, steps, block
         self.weights: OfRanks = [[np.ones(3), np.zeros(1)] for _ in batches]
-        self._samples, self._taken, self._together = [0.0] * len(batches), 0, True
+        self._samples, self._taken, self._together = [0.0] * len(batches), 0, after > 0
+        self._since, self._samples_per_step = 0, float(sum(len(own[0][0]) for own in batches))
 
-    def epoch(self) -> None:
-        """Train on all batches, the ranks with more of them longer."""
-        since = 0
+    def epoch(self, flushes: Container[int] = ()) -> dict[int, list[Any]]:
+        """Train on all batches, the ranks with more of them longer.
+
+        Args:
+            flushes: numbers of batches after which weights are averaged besides.
+
+        Returns:
+            The weights after these batches.
+        """
+        found: dict[int, list[Any]] = {}
         for step in range(max(map(len, self._batches))):
             active = [rank for rank, own in enumerate(self._batches) if step < len(own)]
             self._taken += 1
             if self._together:
                 self._step_together(step, active)
-                continue
-            for rank in active:
-                x, _ = self._batches[rank][step]
-                self._samples[rank] += len(x)
-                self._move(rank, self._gradient(rank, step))
-            since = (since + 1) % self._steps
-            if since == 0:
+            else:
+                self._step_alone(step, active)
+            if step in flushes:
                 self._average()
-        if any(self._samples):
+                found[step] = self.weights[0]
+        self._average()
+        return found
+
+    def _step_alone(self, step: int, active: list[int]) -> None:
+        for rank in active:
+            x, _ = self._batches[rank][step]
+            self._samples[rank] += len(x)
+            self._move(rank, self._gradient(rank, step))
+        self._since += 1
+        foretold = round(self._since * self._samples_per_step)
+        if foretold >= self._block if self._block else self._since == self._steps:
             self._average()
 
     def _step_together(self, step: int, active: list[int]) -> None:
@@ -89,6 +107,9 @@ class Simulated:
         self.weights[rank] = [weight - 0.1 * g for weight, g in pairs]
 
     def _average(self) -> None:
+        if self._since == 0:
+            return
         together = mean(self.weights, self._samples)
         self.weights = [list(together) for _ in self.weights]
-        self._samples = [0.0] * len(self._batches)
+        self._samples_per_step = sum(self._samples) / self._since
+        self._samples, self._since = [0.0] * len(self._batches), 0

@@ -8,11 +8,13 @@ import time
 from typing import Any
 
 import keras
+import keras_auto_cases
 import keras_callback_cases
 import keras_data_cases
 import keras_exchange_cases
 import keras_fit_cases
 import keras_optimizer_cases
+import keras_save_cases
 import keras_synchronization_cases
 import keras_training_cases
 import keras_unwrapped_cases
@@ -24,7 +26,9 @@ from hvdtrain.core import context
 
 MODULES = (
     keras_exchange_cases,  # first: it says what nodes there are when that is settled
+    keras_auto_cases,
     keras_weight_cases,
+    keras_save_cases,
     keras_optimizer_cases,
     keras_fit_cases,
     keras_callback_cases,
@@ -35,6 +39,8 @@ MODULES = (
 )
 # What they show is the same on all backends, and to trace their models takes a third of the time.
 NOT_ON_TENSORFLOW = {
+    keras_auto_cases.a_choice_is_kept_by_a_checkpoint,
+    keras_auto_cases.fit_measures_and_chooses,
     keras_callback_cases.learning_rates_follow_the_formulas,
     keras_callback_cases.metrics_are_weighted_by_samples,
     keras_callback_cases.ranks_stop_together,

@@ -417,6 +417,37 @@ def join_with_operations_under_way() -> None:
 
 
 @case
+def join_between_repeated_operations() -> None:
+    n, r = hvd.size(), hvd.rank()
+    for step in range(3 * (r + 1)):
+        for name in ("step", None):
+            total = hvd.allreduce(torch.ones(2), op=hvd.Sum, name=name)
+            assert total.tolist() == [n - step // 3] * 2, (step, total)
+    assert hvd.join() == n - 1
+
+
+@case
+def repeated_operations_of_a_process_set_that_is_made_again() -> None:
+    n = hvd.size()
+    if n == 1:
+        return
+    members = list(range(0, n, 2))
+    for _ in range(2):
+        process_set = hvd.add_process_set(members)
+        for number in range(4):
+            tensor = torch.full((3,), float(hvd.rank() + number))
+            if process_set.included():
+                total = hvd.allreduce(tensor, op=hvd.Sum, name="of a set", process_set=process_set)
+                assert total.tolist() == [sum(members) + number * len(members)] * 3
+            total = hvd.allreduce(tensor, op=hvd.Sum, name="of a set")
+            assert total.tolist() == [n * number + ranks_sum() - n] * 3
+        assert hvd.remove_process_set(process_set)
+        if process_set.included():
+            gone = partial(hvd.allreduce, tensor, name="of a set", process_set=process_set)
+            assert "is not registered" in refused(ValueError, gone)
+
+
+@case
 def gradients_of_gradients() -> None:
     """y = sum(f(x)^2) with f linear: the gradient of |dy/dx|^2 is that of a quadratic form."""
     n, r = hvd.size(), hvd.rank()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from itertools import product
 
 import torch
 from exchange_formulas import BlockFormula, DiLoCoFormula, Flat, OfRanks, mean
@@ -55,6 +56,17 @@ class Alone:
         """Give all ranks the average of their weights."""
         self.put(mean(self.weights(), self.samples))
 
+    def average_states(self) -> None:
+        """Give the optimizers of all ranks the averages of their states, but not of steps."""
+        total = sum(self.samples)
+        for parts in zip(*map(parameters, self.models), strict=True):
+            states = [own.state[p] for own, p in zip(self.optimizers, parts, strict=True)]
+            for name in states[0].keys() - {"step"}:
+                pairs = zip(states, self.samples, strict=True)
+                average = sum(state[name] * count / total for state, count in pairs)
+                for state in states:
+                    state[name].copy_(average)
+
     def forget(self) -> None:
         """Give all ranks new optimizers."""
         self.optimizers = [self._make(parameters(model)) for model in self.models]
@@ -63,6 +75,11 @@ class Alone:
 def sgd(own: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Return SGD without a state."""
     return torch.optim.SGD(own, lr=0.1)
+
+
+def adam(own: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return AdamW, which DiLoCo has within."""
+    return torch.optim.AdamW(own, lr=0.01)
 
 
 def take_step(model: Model, optimizer: hvd.DistributedOptimizer, step: int) -> None:
@@ -95,23 +112,54 @@ def weights_averaged_after_each_step_are_those_of_averaged_gradients() -> None:
 
 @case
 def ranks_average_weights_every_few_steps() -> None:
-    for state in ("keep", "reset"):
-        model, alone = dense(), Alone(momentum)
-        optimizer = wrapped(model, make_exchange(f"local:steps=3,state={state}"))
+    for state, make in product(("keep", "average", "reset"), (momentum, adam)):
+        model, alone = dense(), Alone(make)
+        exchange = make_exchange(f"local:steps=3,state={state}")
+        optimizer = hvd.DistributedOptimizer(make(parameters(model)), exchange=exchange)
         for step in range(7):
             take_step(model, optimizer, step)
             alone.step(step)
             assert optimizer.synchronized == (step in (2, 5))
             if optimizer.synchronized:
+                if state == "average":
+                    alone.average_states()
                 alone.average()
                 check_equal(model.parameters())
                 if state == "reset":
                     alone.forget()
-            assert difference(model, alone.own) < 1e-12, (state, step)
+            assert difference(model, alone.own) < 1e-11, (state, step)
         optimizer.flush()
         alone.average()
         check_equal(model.parameters())
-        assert difference(model, alone.own) < 1e-12, state
+        if state == "average":
+            check_equal(
+                value
+                for each in optimizer.state.values()
+                for name, value in each.items()
+                if name != "step"
+            )
+        assert difference(model, alone.own) < 1e-11, state
+
+
+@case
+def a_rank_without_a_state_has_no_part_in_its_average() -> None:
+    """Rank 0 takes two steps and the others none, so the average is that of rank 0."""
+    model, alone = dense(), Alone(momentum)
+    optimizer = wrapped(model, make_exchange("local:steps=4,state=average"))
+    for step in range(2 if hvd.rank() == 0 else 0):
+        take_step(model, optimizer, step)
+    for step in range(2):
+        alone.step(step, [0])
+    optimizer.flush()
+    alone.average()
+    check_equal(model.parameters())
+    assert difference(model, alone.own) < 1e-12
+    if hvd.rank() == 0:
+        own, theirs = optimizer.state, alone.optimizers[0].state
+        for one, other in zip(own.values(), theirs.values(), strict=True):
+            assert float((one["momentum_buffer"] - other["momentum_buffer"]).abs().max()) < 1e-12
+    else:
+        assert not optimizer.state
 
 
 @case
@@ -177,11 +225,6 @@ def blocks_count_samples_that_are_known() -> None:
     optimizer = wrapped(model, make_exchange("blockmomentum:block=22"))
     backward(model, 0, hvd.rank())
     assert "set optimizer.sample_weight" in refused(ValueError, optimizer.step)
-
-
-def adam(own: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return what DiLoCo has within."""
-    return torch.optim.AdamW(own, lr=0.01)
 
 
 @case

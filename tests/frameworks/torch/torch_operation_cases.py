@@ -15,6 +15,7 @@ from process_sets import assert_lists_are_refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError
+from hvdtrain.torch.operations.compression import Compressor
 
 INTEGERS = (
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -323,3 +324,98 @@ def initialised_again() -> None:
     assert before == (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
     hvd.barrier()
+
+
+@case
+def the_same_operation_again() -> None:
+    n, r = hvd.size(), hvd.rank()
+    positions = torch.arange(300.0, dtype=torch.float64)
+    for round in range(4):
+        for dtype in (torch.float32, torch.float64, torch.int32, torch.float16):
+            for name in ("again", None):
+                tensor = mine(300, dtype=dtype) + round
+                expected = (n * (positions + round) + ranks_sum()).to(dtype)
+                before = tensor.clone()
+                assert torch.equal(hvd.allreduce(tensor, name=name, op=hvd.Sum), expected)
+                assert torch.equal(tensor, before)
+                assert hvd.allreduce_(tensor, name=name, op=hvd.Sum) is tensor
+                assert torch.equal(tensor, expected)
+        scaled = hvd.allreduce(mine(3), name="again", prescale_factor=2, postscale_factor=0.5)
+        assert close(scaled, positions[:3] + (n + 1) / 2)
+        whole = hvd.allreduce(torch.tensor([-7, 7]) * (r + 1), name="whole")
+        assert whole.tolist() == [-(7 * ranks_sum() // n), 7 * ranks_sum() // n]
+        largest = hvd.allreduce(mine(2, 2), name="largest", op=hvd.Max)
+        assert close(largest, torch.arange(4.0, dtype=torch.float64).reshape(2, 2) + n)
+
+
+@case
+def the_same_operation_in_other_ways() -> None:
+    """Ranks that submit it synchronously, asynchronously, for the first time, or with others."""
+    n, r = hvd.size(), hvd.rank()
+    for round in range(8):
+        way = (round + r) % 4
+        tensor = torch.full((5,), float(r + round))
+        if way == 0:
+            result = hvd.allreduce(tensor, name="ways", op=hvd.Sum)
+        elif way == 1:
+            result = hvd.synchronize(hvd.allreduce_async(tensor, name="ways", op=hvd.Sum))
+        elif way == 2:
+            result = hvd.allreduce(tensor, name="ways", op=hvd.Sum, compression=NoCompression)
+        else:
+            handle = hvd.allreduce_async(torch.ones(2), name=f"beside {round}")
+            result = hvd.allreduce(tensor, name="ways", op=hvd.Sum)
+        assert result.tolist() == [n * round + ranks_sum() - n] * 5
+        if way != 3:
+            handle = hvd.allreduce_async(torch.ones(2), name=f"beside {round}")
+        assert hvd.synchronize(handle).tolist() == [1.0, 1.0]
+
+
+class NoCompression(Compressor):
+    """Compression that does nothing, without the shortcut for none."""
+
+
+@case
+def a_repeated_operation_that_differs() -> None:
+    if hvd.size() == 1:
+        return
+    n, r = hvd.size(), hvd.rank()
+    ones = torch.ones(3)
+    differing: dict[str, Callable[[str | None], torch.Tensor]] = {
+        "dtype": lambda name: hvd.allreduce(ones.double() if r else ones, name=name),
+        "shape": lambda name: hvd.allreduce(torch.ones(4 if r else 3), name=name),
+        "op": lambda name: hvd.allreduce(ones, name=name, op=hvd.Sum if r else hvd.Average),
+        "prescale": lambda name: hvd.allreduce(ones, name=name, prescale_factor=1.0 + r),
+    }
+    for name in ("kept", None):
+        for what, call in differing.items():
+            for dtype in (torch.float32, torch.float64):
+                for op, expected in ((hvd.Sum, n), (hvd.Average, 1)):
+                    total = hvd.allreduce(torch.ones(3, dtype=dtype), name=name, op=op)
+                    assert total.tolist() == [expected] * 3
+            message = refused(MismatchError, partial(call, name))
+            subject = f"allreduce {name!r}" if name else "allreduce"
+            assert f"[rank {r}/{n}] {subject}: rank 0 sent {subject} (" in message, message
+            assert what in message, message
+
+
+@case
+def numbers_of_operations_in_other_threads() -> None:
+    """Operations without a name in one thread, beside named ones in another."""
+    n, results = hvd.size(), dict[str, float]()
+
+    def work(name: str) -> None:
+        for number in range(30):
+            tensor = torch.full((4,), float(hvd.rank() + number))
+            total = hvd.allreduce(tensor, name=name, op=hvd.Sum)
+            assert total.tolist() == [n * number + ranks_sum() - n] * 4
+        results[name] = total[0].item()
+
+    threads = [threading.Thread(target=work, args=[name]) for name in ("thread a", "thread b")]
+    for thread in threads:
+        thread.start()
+    for number in range(30):
+        total = hvd.allreduce(torch.tensor([float(number)]), op=hvd.Sum)
+        assert total.item() == n * number
+    for thread in threads:
+        thread.join()
+    assert set(results.values()) == {n * 29 + ranks_sum() - n}

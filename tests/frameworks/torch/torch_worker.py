@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 import torch_async_cases
+import torch_auto_cases
 import torch_batch_norm_cases
 
 # Whose functions add themselves to the table of torch_training.
@@ -36,6 +37,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.core import context
 
 _OF_EXCHANGES = (
+    torch_auto_cases.__name__,
     torch_compression_cases.__name__,
     torch_exchange_cases.__name__,
     torch_local_cases.__name__,

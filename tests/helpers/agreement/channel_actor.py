@@ -110,7 +110,22 @@ class Actor:
     def _run(self, planned: Planned) -> None:
         made = self._make(planned)
         self._record.submitted.add(planned.number)
-        self._note_result(planned, lambda: self._channel.run(made.operation))
+        if made.prepare is not None and self._chance.random() < 0.5:
+            self._note_result(planned, lambda: self._run_prepared(made))
+        else:
+            self._note_result(planned, lambda: self._channel.run(made.operation))
+
+    def _run_prepared(self, made: Made) -> object:
+        """Run an operation by a plan, if the channel takes it now."""
+        assert made.prepare is not None
+        prepared, data = made.prepare(self._channel.communicator)
+        try:
+            if self._channel.run_prepared(prepared, data):
+                return None
+        except BaseException:
+            made.was_run = True
+            raise
+        return self._channel.run(made.operation)
 
     def _wait(self, planned: Planned) -> None:
         number = planned.number
@@ -146,7 +161,8 @@ class Actor:
         try:
             value = self._made[planned.number].read(wait())
         except BaseException as error:
-            refused = not self._made[planned.number].operation.done
+            made = self._made[planned.number]
+            refused = not made.operation.done and not made.was_run
             if refused:
                 self._record.submitted.discard(planned.number)
             self._note(planned, Outcome(error=error, refused=refused))

@@ -15,11 +15,13 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
 from hvdtrain.core.collectives.memory import AllocateMemory
+from hvdtrain.core.collectives.prepared_allreduce import PreparedAllreduce
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
 from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["Made", "Value", "data", "make", "rows"]
 
@@ -35,11 +37,15 @@ class Made:
         operation: for the channel; None as long as a step is not begun.
         read: returns its value from its result.
         step: the operation, where it is one.
+        prepare: returns it as a prepared operation for a communicator, and its data; or None.
+        was_run: whether it was run as a prepared operation, and failed.
     """
 
     operation: Operation
     read: Callable[[Any], Value]
     step: GradientStep | None = None
+    prepare: Callable[[Communicator], tuple[PreparedAllreduce, object]] | None = None
+    was_run: bool = False
 
 
 def data(planned: Planned, rank: int, part: int, count: int) -> Array:
@@ -76,7 +82,26 @@ def _allreduce(planned: Planned, rank: int, size: int, name: str) -> Made:
     buffers = [Buffer.from_array(array) for array in arrays]
     shapes = [array.shape for array in arrays]
     operation = Allreduce(buffers, shapes, planned.op, name, planned.prescale)
-    return Made(operation, lambda _: [array.tolist() for array in arrays])
+
+    def prepare(communicator: Communicator) -> tuple[PreparedAllreduce, object]:
+        (array,), (shape,) = arrays, shapes
+        prepared = PreparedAllreduce(
+            communicator,
+            array,
+            shape,
+            planned.op,
+            "",
+            planned.prescale,
+            1.0,
+            Buffer.from_array,
+            lambda array: int(array.ctypes.data),
+            lambda: name,
+        )
+        source = array if rank % 2 else array.copy()
+        return prepared, (source, array)
+
+    alone = prepare if len(arrays) == 1 else None
+    return Made(operation, lambda _: [array.tolist() for array in arrays], prepare=alone)
 
 
 def _reducescatter(planned: Planned, rank: int, size: int, name: str) -> Made:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import ReduceOp
 
-__all__ = ["COMBINE", "Call"]
+__all__ = ["COMBINE", "Call", "Carried"]
 
 _REDUCE: Mapping[ReduceOp, Any] = {
     ReduceOp.SUM: np.add,
@@ -41,11 +41,32 @@ class Call:
         return f"{self.primitive}({', '.join(map(str, self.equal))})"
 
 
+@dataclass(slots=True)
+class Carried:
+    """The elements of an allreduce beside a vote, and whether they were reduced."""
+
+    source: Buffer
+    target: Buffer
+    equal: tuple[ReduceOp, float]
+    prescale: float
+    done: bool = False
+
+
 def _max(calls: Sequence[Call]) -> None:
     values = [call.own[0] for call in calls]
+    alike = all(np.array_equal(own, values[0]) for own in values)
     highest = np.maximum.reduce(values)
     for own in values:
         own[:] = highest
+    if alike and all(len(call.own) == 2 for call in calls):
+        _reduce_carried([call.own[1] for call in calls])
+
+
+def _reduce_carried(carried: Sequence[Carried]) -> None:
+    for one in carried:
+        one.target.copy_from(one.source)
+        one.done = True
+    _allreduce([Call("allreduce", c.equal, (c.target, c.prescale)) for c in carried])
 
 
 def _reduced(calls: Sequence[Call], op: ReduceOp) -> npt.NDArray[np.generic]:

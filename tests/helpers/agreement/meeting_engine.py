@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from meeting_data import Call
+from meeting_data import Call, Carried
 from meeting_group import Group, Meeting
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Communicator, Pending
+from hvdtrain.engines.communicator import Communicator, Pending, Verdict, VotedReduction
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.errors import ConnectionLostError
-from hvdtrain.types import ReduceOp
+from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["PROGRAM", "EngineFault", "EngineFaultError", "MeetingCommunicator"]
 
@@ -98,6 +98,21 @@ class MeetingCommunicator(Communicator):
     ) -> None:
         equal = (op, postscale, buffer.dtype.value, buffer.count, self._offset(buffer))
         self._call(Call("allreduce", equal, (buffer, prescale)), [buffer])
+
+    def voted_reduction(
+        self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> VotedReduction:
+        return _MeetingVote(self, count, dtype, (op, postscale), prescale)
+
+    def vote(self, ballot: bytes, carried: Carried) -> Verdict:
+        """Vote as the kernel does: members that only vote see the same numbers."""
+        values = np.frombuffer(bytearray(ballot * 3), np.uint64)
+        own = (values, carried)
+        self._call(Call("start_max", (values.size,), own), [carried.source, carried.target])
+        if carried.done:
+            return Verdict.DONE
+        agreed = values.tobytes()[: len(ballot)] == ballot
+        return Verdict.AGREED if agreed else Verdict.DIFFERENT
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         equal = (root_rank, buffer.dtype.value, buffer.count)
@@ -201,3 +216,21 @@ class MeetingCommunicator(Communicator):
         if self._fault.interrupted and threading.current_thread().name == PROGRAM:
             raise KeyboardInterrupt
         raise EngineFaultError(f"rank {self.rank}: an engine call failed")
+
+
+class _MeetingVote(VotedReduction):
+    def __init__(
+        self,
+        communicator: MeetingCommunicator,
+        count: int,
+        dtype: DType,
+        equal: tuple[ReduceOp, float],
+        prescale: float,
+    ) -> None:
+        self._communicator, self._count, self._dtype = communicator, count, dtype
+        self._equal, self._prescale = equal, prescale
+
+    def __call__(self, ballot: bytes, source: int, target: int) -> Verdict:
+        read, written = (Buffer(a, self._dtype, self._count) for a in (source, target))
+        carried = Carried(read, written, self._equal, self._prescale)
+        return self._communicator.vote(ballot, carried)

@@ -6,9 +6,10 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+from explorer import Fault
 
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.agreement.votes import unanimous
+from hvdtrain.core.agreement.votes import agree_on_one, unanimous
 from hvdtrain.engines.local import LocalCommunicator, _Done
 
 __all__ = ["vote"]
@@ -40,4 +41,13 @@ def vote(proposed: tuple[tuple[Request, ...], ...]) -> list[tuple[Request, ...]]
     for member, requests in zip(members, proposed, strict=True):
         member.highest = highest
         results.append(tuple(requests[place] for place in unanimous(member, requests)))
+        if len(requests) == 1:
+            _compare_with_prepared(member, requests[0], bool(results[-1]))
     return results
+
+
+def _compare_with_prepared(member: _Ballots, request: Request, agreed: bool) -> None:
+    """Require of a prepared vote that it sends the same, and comes to the same result."""
+    sent = member.own.copy()
+    if agree_on_one(member, request.ballot) != agreed or not np.array_equal(member.own, sent):
+        raise Fault(f"a prepared vote on {request} differs from the usual one")

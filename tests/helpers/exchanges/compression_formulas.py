@@ -11,7 +11,7 @@ from exchange_formulas import Flat, OfRanks
 from hvdtrain.core.gradients.communicators import slice_bounds
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 
-__all__ = ["NBitFormula", "PowerSGDFormula", "TopKFormula", "coded"]
+__all__ = ["MATRICES", "NBitFormula", "PowerSGDFormula", "TopKFormula", "coded"]
 
 # The parameters of SHAPES that are matrices, as they lie in memory.
 MATRICES = {0: (7, 5), 3: (6, 4)}

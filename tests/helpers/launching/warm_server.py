@@ -23,6 +23,7 @@ from typing import Any
 _LARGEST_REQUEST_BYTES = 1 << 20
 # Where /proc/self/stat says that these lie in memory.
 _COMMAND_FIELDS, _ENVIRONMENT_FIELDS = (47, 48), (49, 50)
+_PR_SET_PDEATHSIG = 1
 
 
 class Server:
@@ -41,17 +42,19 @@ class Server:
     def serve(self) -> dict[str, Any]:
         """Return in each rank, with its request."""
         while True:
-            for key, _ in self._selector.select():
-                if request := key.data():
-                    return dict(request)
+            # One at a time: what is done for a descriptor may close those that come after it.
+            (key, _), *_ = self._selector.select()
+            if request := key.data():
+                return dict(request)
 
     def _fork(self) -> dict[str, Any] | None:
         connection, _ = self._listener.accept()
         with connection:
             text, streams, _, _ = socket.recv_fds(connection, _LARGEST_REQUEST_BYTES, 3)
             asking = connection.detach()
-        pid = os.fork()
+        own, pid = os.getpid(), os.fork()
         if pid == 0:
+            _end_with(own)
             self._close()
             os.close(asking)
             for number, stream in enumerate(streams):
@@ -85,6 +88,13 @@ class Server:
                 os.close(key.fd)
         self._listener.detach()
         self._selector.close()
+
+
+def _end_with(parent: int) -> None:
+    """Have Linux kill this process when its parent ends, however that does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before
+        os._exit(1)
 
 
 def become(request: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
 from hvdtrain.core.prediction.choice import best, predictions
 from hvdtrain.core.prediction.costs import GradientCost, Measured, Method, predict
+from hvdtrain.core.prediction.load import core_share
 from hvdtrain.core.prediction.rehearsal import rehearse
 from hvdtrain.core.prediction.step_times import StepTimes
 from hvdtrain.core.prediction.table import choice_line, prediction_lines
@@ -85,6 +86,26 @@ def test_owners_and_the_node_have_their_share() -> None:
     parts = (0.1 + 8000 / 1e5, 0.01 + 4000 / 1e6 / 2, 2 * 0.01 + 0.003 + (4000 + 2000) / 1e6 / 2)
     assert found.seconds == pytest.approx(0.5 + sum(parts))
     assert found.sent_bytes == pytest.approx((4000 + 2000) * 2 * 2 / 3)
+
+
+def test_computations_of_the_channel_delay_the_gradients_after_them() -> None:
+    """By the share of the cores that they take, and as far as the average does not compute."""
+    plan = plan_of([1000, 1000], 4000)
+    method = compressing("half", plan, 0.5, start=0.003, speed=1e6)
+    averages = Method("average", 1, 0.001, average(plan).gradients)
+    link = AllreduceCost(0.0, 1e6)
+    measured = Measured(2, 1, link, FREE, (0.1, 0.2), (averages, method), 0.5, rest_seconds=0.7)
+    delay = 0.5 * (0.003 + 4000 / 1e6 - 0.001)
+    averaging, halving = 0.001 + 4000 / 1e6, 0.003 + 6000 / 1e6
+    for choice, last in (([1, 1], delay + halving), ([1, 0], halving), ([0, 1], delay + averaging)):
+        assert predict(measured, plan, choice).seconds == pytest.approx(0.9 + last)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_share_of_the_cores_is_between_none_and_all(threads: int) -> None:
+    met = []
+    assert 0 <= core_share(threads, lambda: met.append(1)) <= 1
+    assert len(met) == 3
 
 
 def test_no_other_choice_is_shorter() -> None:

@@ -136,6 +136,7 @@ def test_values_are_read_as_the_option_wants_them(tmp_path: Path) -> None:
         ema:
         set: {norm: no, width: 1e2, list: [1, on, null], text: 'null', nothing: null, x-y: 007}
         track: wandb
+        exchange: auto:allow=half+nbit:bits=2/block=64,steps=10
     """
     assert read(tmp_path, text) == {
         "lr": 0.001,
@@ -159,6 +160,7 @@ def test_values_are_read_as_the_option_wants_them(tmp_path: Path) -> None:
             "x_y": "007",
         },
         "track": "wandb",
+        "exchange": "auto:allow=half+nbit:bits=2/block=64,steps=10",
     }
     assert read(tmp_path, "set:\nepochs: 2") == {"set": {}, "epochs": 2}
     assert read_config(written(tmp_path, b"\xef\xbb\xbfepochs: 2")) == {"epochs": 2}

@@ -17,8 +17,11 @@ from channel_trials import faulty_trial, sound_trial
 from hvdtrain.core.agreement import channel, driver, lifecycle, queue
 from hvdtrain.core.agreement.decision import Decision, Ending, decide
 from hvdtrain.core.agreement.events import Leave, Left, Notify
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.request import LEAVE
 from hvdtrain.core.agreement.votes import unanimous
+from hvdtrain.engines.communicator import Verdict
 
 Trial = Callable[[int], list[str]]
 
@@ -89,11 +92,24 @@ def _call_no_listener(self: driver.Driver, action: Notify) -> None:
     """Have a rank that listens wait for ever."""
 
 
+def _follow_blindly(self: driver.Driver, operation: Operation, verdict: Verdict) -> None:
+    """Run a prepared operation that not all propose."""
+    follow(self, operation, Verdict.AGREED)
+
+
+def _keep_what_is_done(self: queue.Queue, prepared: Prepared) -> None:
+    """Leave a prepared operation pending that is done."""
+
+
+follow = driver.Driver.follow
+
 MUTATIONS: list[tuple[Trial, object, str, object]] = [
     (sound_trial, lifecycle, "decide", _leave_early),
     (sound_trial, driver.Driver, "_leave", _leave_with_leftovers),
     (sound_trial, driver, "unanimous", _agree_on_the_first),
     (sound_trial, driver.Driver, "_notify", _call_no_listener),
+    (sound_trial, driver.Driver, "follow", _follow_blindly),
+    (sound_trial, queue.Queue, "settle", _keep_what_is_done),
     (faulty_trial, queue.Queue, "fail", _close_with_leftovers),
     (faulty_trial, channel.Channel, "_give_up", _go_on),
 ]

@@ -1,0 +1,60 @@
+"""Operations that a program runs again and again, whose vote is prepared."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.votes import agree_on_one
+from hvdtrain.engines.communicator import Communicator, Verdict
+
+__all__ = ["Prepared"]
+
+
+class Prepared(Operation):
+    """An operation that differs from call to call in its data, and in its number if it has no name.
+
+    In the queue it stands for the operation while the members vote. One call at a time uses it.
+
+    Args:
+        request: request of the first call.
+        next_name: function that returns the name of the next call; None if all have the same.
+    """
+
+    def __init__(self, request: Request, next_name: Callable[[], str] | None = None) -> None:
+        super().__init__()
+        self.request, self.ballot = request, request.ballot
+        self.waiters = 1  # the caller
+        self._next_name = next_name
+
+    def renew(self) -> None:
+        """Begin the next call (local)."""
+        self.submitted = time.perf_counter()
+        if self._next_name is not None:
+            self.request = self.request.renamed(self._next_name())
+            self.ballot = self.request.ballot
+
+    def vote(self, communicator: Communicator, data: Any) -> Verdict:
+        """Vote on the operation, and run it at once if that is possible (collective).
+
+        Args:
+            communicator: communicator of the members.
+            data: data of this call.
+        """
+        agreed = agree_on_one(communicator, self.ballot)
+        return Verdict.AGREED if agreed else Verdict.DIFFERENT
+
+    @abstractmethod
+    def operation(self, data: Any) -> Operation:
+        """Return the operation of this call, which then takes this one's place (local).
+
+        Args:
+            data: data of this call.
+        """
+
+    def execute(self, communicator: Communicator) -> Any:
+        raise NotImplementedError  # another operation takes its place before anything runs

@@ -1,0 +1,41 @@
+"""What exchanges of weights need of Keras's backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from hvdtrain.arrays import HostArray
+from hvdtrain.keras.tensors.types import Tensor
+
+__all__ = ["WeightBackend"]
+
+
+class WeightBackend(Protocol):
+    """What exchanges of weights need of Keras's backend."""
+
+    def exchange_if(
+        self,
+        due: Callable[[list[HostArray]], bool],
+        numbers: Sequence[Tensor],
+        exchange: Callable[[list[HostArray]], list[HostArray]],
+        weights: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """Exchange weights if that is due, else copy nothing to the host (collective if due).
+
+        Args:
+            due: returns whether the exchange is due; called in each step.
+            numbers: arguments of `due`, 0-d.
+            exchange: returns arrays with the shapes and dtypes of its arguments.
+            weights: arguments of `exchange`, of any shapes and floating point dtypes.
+
+        Returns:
+            The results of `exchange`, or `weights`.
+        """
+
+    def wait_for_steps(self) -> None:
+        """Wait until all steps that were started are done (local)."""
+
+    def outside_traces(self) -> AbstractContextManager[object]:
+        """Return a context in which variables have values, also while a function is traced."""

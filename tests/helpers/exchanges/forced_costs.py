@@ -1,0 +1,32 @@
+"""Measurements that decide which exchange is chosen for each gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hvdtrain.core.gradients.bucket_size import AllreduceCost
+from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.core.prediction.costs import GradientCost, Measured, Method
+
+__all__ = ["SLOW", "forced_costs"]
+
+# Bytes per second of a link that is worth any compression.
+SLOW = 1e3
+
+
+def forced_costs(plan: BucketPlan, largest: Mapping[str, int], bandwidth: float = SLOW) -> Measured:
+    """Return measurements in which each exchange saves nearly all of one gradient.
+
+    Args:
+        plan: bucket plan.
+        largest: index of that gradient, by name of the exchange as `allow` has it.
+        bandwidth: bytes per second between nodes.
+    """
+    sizes = [float(spec.nbytes) for spec in plan.specs]
+    methods = [Method("average", 1, 0.0, tuple(GradientCost(0.0, size) for size in sizes))]
+    for name, index in largest.items():
+        costs = [GradientCost(1e-3, size) for size in sizes]
+        costs[index] = GradientCost(1e-3, 0.01 * sizes[index])
+        methods.append(Method(name, 1, 1e-4, tuple(costs)))
+    link, ready = AllreduceCost(1e-4, bandwidth), (0.0,) * len(plan.buckets)
+    return Measured(2, 1, link, AllreduceCost(0.0, float("inf")), ready, tuple(methods))
