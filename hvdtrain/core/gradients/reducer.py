@@ -10,6 +10,7 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
@@ -91,7 +92,7 @@ class Reducer:
         self.weight: float | None = None
         self.rate: Callable[[], float | None] = lambda: None
         self.scale: Callable[[], float] = lambda: 1.0
-        self.unused: Callable[[Sequence[int]], frozenset[str]] = lambda numbers: frozenset()
+        self.unused: Callable[[npt.NDArray[np.int32]], frozenset[str]] = lambda _: frozenset()
         self.steps = 0
         self._communicators = communicators
         self.numbers = np.zeros(numbers, np.int32)

@@ -48,14 +48,15 @@ def write_usage(
     numbers[-2:] = 1, outdated
 
 
-def unused_names(names: Sequence[str], numbers: Sequence[int]) -> frozenset[str]:
+def unused_names(names: Sequence[str], numbers: npt.NDArray[np.int32]) -> frozenset[str]:
     """Return the names of the parameters for which no rank had a gradient.
 
     Args:
         names: name of each parameter.
-        numbers: sums over the ranks of what write_usage() has written.
+        numbers: sums over the ranks of what write_usage() has written, int32.
     """
-    return frozenset(name for name, used in zip(names, numbers, strict=False) if not used)
+    used = numbers[: len(names)].tolist()
+    return frozenset(name for name, count in zip(names, used, strict=True) if not count)
 
 
 @dataclass(frozen=True)

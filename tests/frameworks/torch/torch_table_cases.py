@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 
 import torch
 from nodes import nodes_of_their_own
@@ -62,11 +63,13 @@ class Small(torch.nn.Module):
         return outputs + self.spare(inputs) if spare else outputs
 
 
-def loss_of(model: torch.nn.Module, step: int, spare: bool = True) -> torch.Tensor:
-    """Return the loss of this rank in a step."""
+def loss_of(
+    model: torch.nn.Module, step: int, spare: bool = True, factor: float = 1.0
+) -> torch.Tensor:
+    """Return the loss of this rank in a step, times a factor."""
     seed = 10 * step + hvd.rank()
     loss: torch.Tensor = (model(drawn(seed, 4, 8), spare) - drawn(seed + 5, 4, 4)).square().mean()
-    return loss
+    return factor * loss
 
 
 def train(model: torch.nn.Module, optimizer: hvd.DistributedOptimizer, step: int) -> None:
@@ -180,7 +183,7 @@ def clips(name: str) -> str:
         optimizer.zero_grad()
         loss_of(model, step).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
-        clipped = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        clipped = torch.nn.utils.get_total_norm(gradients(model))
         assert abs(float(clipped) - min(limit, float(norm))) < 1e-6
         if alone:
             assert abs(float(norm - torch.nn.utils.get_total_norm(own))) < 1e-12
@@ -193,13 +196,18 @@ def clips(name: str) -> str:
     return in_turn(found)
 
 
+def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return those of all parameters that have one."""
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
 @feature("accumulation")
 def accumulates(name: str) -> str:
     checked = Checked(name, model := Small(), passes=2)
     for step in range(5):
         checked.step(
-            lambda step=step: loss_of(model, 2 * step) / 2,
-            lambda step=step: loss_of(model, 2 * step + 1) / 2,
+            partial(loss_of, model, 2 * step, factor=0.5),
+            partial(loss_of, model, 2 * step + 1, factor=0.5),
         )
     checked.flush()
     return YES
@@ -211,7 +219,7 @@ def counts_samples(name: str) -> str:
     try:
         for step in range(5):
             counts = [[3.0, 1.0], [1.0, 2.0], [0.0, 4.0]][step % 3]
-            losses = [lambda step=step: loss_of(model, step)]
+            losses = [partial(loss_of, model, step)]
             checked.step(*losses[: int(counts[hvd.rank()])], weights=counts)
     except ValueError as error:
         return refusal(error, name, "counts all ranks alike: leave sample_weight at None")
@@ -248,13 +256,13 @@ def takes_more_parameters(name: str) -> str:
     del model.spare
     checked = Checked(name, model)
     for step in range(4):
-        checked.step(lambda step=step: loss_of(model, step, spare=False))
+        checked.step(partial(loss_of, model, step, spare=False))
     model.spare = spare
     checked.optimizer.add_param_group({"params": list(spare.parameters())})
     for parameter_name, parameter in spare.named_parameters():
         checked.watch(f"spare.{parameter_name}", parameter)
     for step in range(4, 9):
-        checked.step(lambda step=step: loss_of(model, step))
+        checked.step(partial(loss_of, model, step))
     checked.flush()
     return YES
 
@@ -267,7 +275,7 @@ def freezes_and_unfreezes(name: str) -> str:
         model.last.weight.requires_grad_(step % 2 == 1)
         before = model.last.weight.detach().clone()
         try:
-            checked.step(lambda step=step: loss_of(model, step))
+            checked.step(partial(loss_of, model, step))
             if step % 2 == 0:
                 assert torch.equal(model.last.weight, before), name
                 found.append(YES)
@@ -285,7 +293,7 @@ def leaves_layers_out(name: str) -> str:
     uses = [True, False, hvd.rank() == 0, False, True, hvd.rank() == 1, True]
     for step, spare in enumerate(uses):
         factor = 0.0 if step == 4 else 1.0
-        checked.step(lambda step=step, s=spare, f=factor: f * loss_of(model, step, s))
+        checked.step(partial(loss_of, model, step, spare, factor))
     checked.flush()
     return YES
 
@@ -298,9 +306,15 @@ def gathers_sparse_gradients(name: str) -> str:
     checked = Checked(name, model)
     for step in range(5):
         chosen = torch.tensor([step % 6, (step + hvd.rank()) % 6, 3])
-        checked.step(lambda chosen=chosen: model(chosen).square().mean())
+        checked.step(partial(squares, model, chosen))
     checked.flush()
     return YES
+
+
+def squares(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the squared outputs."""
+    loss: torch.Tensor = model(inputs).square().mean()
+    return loss
 
 
 @feature("resume")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 
+import torch
 from torch_exchange_checks import Checked, check_replicas, exchange_of, new_optimizer
 from torch_table_cases import YES, Feature, Small, loss_of
 from torch_training import difference
@@ -32,11 +34,11 @@ def trains_without_the_others(name: str, members: ProcessSet) -> str:
     if members.included():
         checked = Checked(name, model, members=members)
         for step in range(5):
-            checked.step(lambda step=step: loss_of(model, step))
+            checked.step(partial(loss_of, model, step))
         checked.flush()
         return YES
     outside = new_optimizer(model, exchange_of(name, 6, 2), 0.9, members=members)
-    inner = outside._optimizer.__class__(alone.parameters(), lr=0.1, momentum=0.9)
+    inner = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
     for step in range(5):
         for each, its_model in ((outside, model), (inner, alone)):
             each.zero_grad()
