@@ -7,7 +7,7 @@ cloudpickle if it is installed; pickle can load both.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -17,7 +17,13 @@ from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.errors import HvdtrainError
 
-__all__ = ["allgather_object", "broadcast_object", "call_on_root", "gather_object"]
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "call_on_root",
+    "gather_object",
+    "scatter_object",
+]
 
 T = TypeVar("T")
 
@@ -95,6 +101,31 @@ def gather_object(obj: object, name: str) -> list[Any] | None:
         if rank == 0:
             gathered.append(pickle.loads(received.array().tobytes()))
     return gathered if rank == 0 else None
+
+
+def scatter_object(objects: Sequence[object] | None, name: str) -> Any:
+    """Return this rank's object of those of rank 0 (collective, blocking).
+
+    They are sent one after the other, so that rank 0 holds the bytes of one at a time.
+
+    Args:
+        objects: picklable objects on rank 0, one for each rank; None on other ranks.
+        name: name in messages, equal on all ranks.
+
+    Raises:
+        TypeError: an object cannot be pickled.
+    """
+    here = context.current()
+    rank, size = here.topology.rank, here.topology.size
+    own: Any = None
+    for receiver in range(size):
+        payload = np.empty(0, np.uint8) if objects is None else _pickled(objects[receiver])
+        splits = [payload.size if member == receiver else 0 for member in range(size)]
+        send, label = Buffer.from_array(payload), f"{name} of rank {receiver}"
+        received, _ = operations.alltoall(here.world, send, payload.shape, splits, label).run()
+        if rank == receiver:
+            own = pickle.loads(received.array().tobytes())
+    return own
 
 
 def call_on_root(function: Callable[[], T]) -> T:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ import pytest
 from nodes import nodes_of_their_own
 from one_bit import OneBit
 from ranks import report
+from stopping import stop_in_step
 
 from hvdtrain.cli.main import main
 from hvdtrain.core import context
@@ -35,7 +34,6 @@ from hvdtrain.topology import Topology
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 from hvdtrain.train.checkpoint.names import position_of
-from hvdtrain.train.heartbeat import heartbeat
 from hvdtrain.train.keras.state import KerasTrainingState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.builtin import digits_keras
@@ -71,20 +69,6 @@ def whole_job(arguments: list[str], directory: Path) -> int:
             main(["train", "digits", *arguments, "--out", str(directory)])
     assert not end.value.code
     return Counted.calls
-
-
-def stop_in_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Have rank 1 get a signal after this step."""
-    steps = count(1)
-    after_step = heartbeat.Heartbeat.after_step
-
-    def signalled(self: heartbeat.Heartbeat) -> bool:
-        if next(steps) == step and context.current().topology.rank == 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        return after_step(self)
-
-    monkeypatch.setattr(heartbeat, "_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(heartbeat.Heartbeat, "after_step", signalled)
 
 
 def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
@@ -276,7 +260,9 @@ def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
     # Gradients are averaged, then weights after each step; an odd number of samples is the last
     # batch of the epoch.
     local = {**options, "exchange": "postlocal:after=9,steps=1"}
+    served = {**options, "strategy": "ps"}  # one worker and one server
     distances = [
+        distance_from_plain_keras(served, directory / "served"),
         distance_from_plain_keras(options, directory / "exact"),
         distance_from_plain_keras(named, directory / "named"),
         distance_from_plain_keras(local, directory / "local", momentum=0.0),

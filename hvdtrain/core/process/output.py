@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import stat
 import sys
@@ -18,6 +19,7 @@ _POLL_SECONDS = 1e-3
 
 def flush_output() -> None:
     """Flush stdout and stderr to the operating system (local)."""
+    _release_stderr()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -33,6 +35,21 @@ def drain_output() -> None:
     deadline = time.monotonic() + _LONGEST_SECONDS
     while any(map(_unread_bytes, (1, 2))) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
+
+
+def _release_stderr() -> None:
+    """Write what stderr holds in memory to that of the process.
+
+    The exception hook of torch.distributed collects what the hook before it writes, to add a
+    prefix, but an exit does not return to it.
+    """
+    held, own = sys.stderr, sys.__stderr__
+    if isinstance(held, io.StringIO) and own is not None:
+        with contextlib.suppress(OSError, ValueError):
+            own.write(held.getvalue())
+            own.flush()
+        held.seek(0)
+        held.truncate()
 
 
 def _unread_bytes(descriptor: int) -> int:

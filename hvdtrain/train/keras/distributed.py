@@ -14,7 +14,22 @@ from hvdtrain.train.optimizers.make_keras import keras_optimizer
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["compile_model", "distributed_optimizer", "sample_scale"]
+__all__ = ["compile_model", "distributed_optimizer", "plain_optimizer", "sample_scale"]
+
+
+def plain_optimizer(
+    recipe: Recipe, options: TrainOptions, schedule: keras.optimizers.schedules.LearningRateSchedule
+) -> Any:
+    """Return the optimizer of a recipe or of the options (local).
+
+    Args:
+        recipe: recipe of this rank.
+        options: options of the run.
+        schedule: learning rates of the steps.
+    """
+    if recipe.optimizer is None:
+        return keras_optimizer(options, schedule)
+    return recipe.optimizer(schedule)
 
 
 def distributed_optimizer(
@@ -30,10 +45,7 @@ def distributed_optimizer(
     Raises:
         UsageError: the exchange does not go with the optimizer.
     """
-    if recipe.optimizer is None:
-        plain = keras_optimizer(options, schedule)
-    else:
-        plain = recipe.optimizer(schedule)
+    plain = plain_optimizer(recipe, options, schedule)
     exchange = options.make_exchange()
     op = hvd.Sum if exchange is None else hvd.Average
     try:

@@ -13,7 +13,7 @@ from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.keras.tensors.types import Tensor
 from hvdtrain.train.keras.sample_reader import SampleReader
 from hvdtrain.train.loop.protocol import Array
-from hvdtrain.train.loop.step_plan import StepPlan
+from hvdtrain.train.loop.step_plan import StepPlan, padded
 
 __all__ = ["BatchDataset", "StepCallback", "StepPlanSchedule", "counted_samples"]
 
@@ -49,9 +49,12 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def __getitem__(self, number: int) -> tuple[Array, Array, Array]:
         """Return inputs [rows, ...], targets [rows, ...] and sample weights [rows]."""
-        rows, counted = self._step_plan.padded(self._batches[number], self._rows)
+        rows, counted = self._padded(self._batches[number])
         inputs, targets = self._reader.read(rows, self._epoch)
         return inputs, targets, self._weights(self._batches[number], counted)
+
+    def _padded(self, batch: Indices) -> tuple[Indices, Array]:
+        return padded(batch[self._step_plan.own_slice(len(batch))], self._rows)
 
     def _weights(self, batch: Indices, counted: Array) -> Array:
         """Return the weights of this rank's samples, [rows]; padding has weight 0."""
@@ -61,7 +64,7 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def joined(self) -> dict[str, Array | int]:
         """Return all batches in one piece as arguments of `fit`, which is faster that way."""
-        parts = [self._step_plan.padded(batch, self._rows) for batch in self._batches]
+        parts = [self._padded(batch) for batch in self._batches]
         inputs, targets = self._reader.read(np.concatenate([rows for rows, _ in parts]))
         pairs = zip(self._batches, parts, strict=True)
         weights = np.concatenate([self._weights(batch, counted) for batch, (_, counted) in pairs])

@@ -13,6 +13,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 from hvdtrain.train.keras.loop import KerasLoop
 from hvdtrain.train.keras.metrics import require_adding_metrics
+from hvdtrain.train.keras.served_loop import ServedKerasLoop
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
@@ -101,12 +102,15 @@ class KerasFramework:
         """Ignore the number of threads: the backend has decided (local)."""
 
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> KerasLoop:
-        """Prepare the optimizer and return the loop (local).
+        """Prepare the optimizer and return the loop (collective with a parameter server).
 
         Args:
             recipe: recipe of this rank.
             step_plan: steps of the run.
         """
+        server = self._options.parameter_server
+        if server is not None:
+            return ServedKerasLoop(recipe, step_plan, server)
         return KerasLoop(recipe, step_plan)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 import hvdtrain.keras as hvd
 from hvdtrain.data.dataset import Samples
+from hvdtrain.data.sampling.sharding import Indices, rank_slice
 from hvdtrain.train.keras.distributed import (
     compile_model,
     distributed_optimizer,
@@ -18,11 +20,12 @@ from hvdtrain.train.keras.fit import BatchDataset, StepCallback, StepPlanSchedul
 from hvdtrain.train.keras.metrics import KerasMetricSums, KerasMetricValue, sum_over_samples
 from hvdtrain.train.keras.sample_reader import SampleReader
 from hvdtrain.train.keras.state import KerasTrainingState
-from hvdtrain.train.loop.exchange_record import ExchangeRecord, gather_record, scatter_record
+from hvdtrain.train.loop.exchange_record import ExchangeRecord, exchange_record, restore_exchange
 from hvdtrain.train.loop.gather import predict_on_all_ranks, split_samples
 from hvdtrain.train.loop.protocol import Array
-from hvdtrain.train.loop.step_plan import StepPlan
+from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics.totals import Totals, Values
+from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 
 __all__ = ["KerasLoop"]
@@ -51,11 +54,10 @@ class KerasLoop:
     """
 
     def __init__(self, recipe: Recipe, step_plan: StepPlan) -> None:
-        self._step_plan, self._model = step_plan, recipe.model
+        self._step_plan, self._recipe, self._model = step_plan, recipe, recipe.model
         self._schedule = StepPlanSchedule(step_plan)
         options = step_plan.options
-        self._optimizer = distributed_optimizer(recipe, options, self._schedule)
-        self._scale = sample_scale(self._optimizer, step_plan.topology.size)
+        self._optimizer = self._make_optimizer()
         self._train_reader = SampleReader(recipe.train, options.dtype, options.seed, recipe.augment)
         self._in_memory = isinstance(recipe.train, Samples) and recipe.augment is None
         self._test_reader: SampleReader | None = None
@@ -69,12 +71,27 @@ class KerasLoop:
         self.test_metrics = self.metrics
         self.state = KerasTrainingState(self._model, self._optimizer)
         # Samples in each batch of this rank, padding included.
-        self._rows = -(-step_plan.global_batch_size // step_plan.topology.size)
+        self._rows = -(-step_plan.global_batch_size // options.worker_count(hvd.size()))
         self.gradient_bytes = sum(
             int(np.prod(variable.shape)) * np.dtype(variable.dtype).itemsize
             for variable in self._model.trainable_variables
         )
+        self._scale = self._compile(loss)
+
+    def _make_optimizer(self) -> Any:
+        return distributed_optimizer(self._recipe, self._step_plan.options, self._schedule)
+
+    def _compile(self, loss: Any) -> float | None:
+        """Compile the model (local).
+
+        Args:
+            loss: loss that sums over samples.
+
+        Returns:
+            The factor of sample weights that BatchDataset takes.
+        """
         compile_model(self._model, self._optimizer, loss, self._sums)
+        return sample_scale(self._optimizer, self._step_plan.topology.size)
 
     @property
     def lr(self) -> float:
@@ -88,6 +105,11 @@ class KerasLoop:
         self.state.broadcast_counters()
 
     @property
+    def _exchanges_weights(self) -> bool:
+        exchanges: bool = self._optimizer.exchanges_weights
+        return exchanges
+
+    @property
     def synchronized(self) -> bool:
         """Whether the weights of all ranks are equal at this step."""
         equal: bool = self._optimizer.synchronized
@@ -99,26 +121,19 @@ class KerasLoop:
         self.state.average_statistics()
 
     @property
-    def pushes(self) -> None:
-        """None: there is no parameter server."""
+    def pushes(self) -> Pushes | None:
+        """The gradients that servers have received; None without a parameter server."""
+        return None
 
     def exchange_record(self) -> ExchangeRecord | None:
         """Return the state of the exchange on all ranks, on rank 0 (collective)."""
-        if self._step_plan.options.make_exchange() is None:
-            return None
-        local = self._optimizer.exchanges_weights
-        own = self.state.optimizer_arrays() if local else {}
-        return gather_record(self._optimizer.exchange_state(), own)
+        exchange = self._step_plan.options.make_exchange()
+        return exchange_record(exchange, self._optimizer, self.state.optimizer_arrays)
 
     def restore_exchange(self, record: ExchangeRecord | None) -> str:
         """Restore the state of the exchange, and return what is lost (collective)."""
         exchange = self._step_plan.options.make_exchange()
-        restored, lost = scatter_record(record, None if exchange is None else exchange.spec)
-        if restored is not None:
-            self._optimizer.load_exchange_state(restored.saved)
-            if restored.optimizer:
-                self.state.load_optimizer(restored.optimizer)
-        return lost
+        return restore_exchange(record, exchange, self._optimizer, self.state.load_optimizer)
 
     def bucket_plan(self) -> None:
         """Return None: buckets follow the order of the variables, so there is nothing to save."""
@@ -139,9 +154,18 @@ class KerasLoop:
             The sums over the samples that were used, on all ranks.
         """
         first = self._step_plan.position(epoch, done)
+        batches = [batch for _, batch in self._step_plan.batches(epoch, done)]
+        taken = self._take_steps(epoch, first, batches, go_on)
+        # The sums count samples in float32, which skips numbers above 2^24.
+        used = sum(len(batch) for batch in batches[:taken])
+        return replace(self._sums.reduce(), samples=used)
+
+    def _take_steps(
+        self, epoch: int, first: int, batches: Sequence[Indices], go_on: Callable[[], bool]
+    ) -> int:
+        """Take the steps of an epoch until go_on returns False, and return their number."""
         if self._schedule.ahead is None:
             self._schedule.ahead = first - int(self._optimizer.iterations)
-        batches = [batch for _, batch in self._step_plan.batches(epoch, done)]
         data = BatchDataset(
             self._train_reader, self._step_plan, batches, self._rows, epoch, self._scale
         )
@@ -151,11 +175,13 @@ class KerasLoop:
             epochs=1,
             shuffle=False,
             verbose=0,
-            callbacks=[steps],
+            callbacks=[*self._callbacks(first, batches), steps],
         )
-        # The sums count samples in float32, which skips numbers above 2^24.
-        used = sum(len(batch) for batch in batches[: steps.taken])
-        return replace(self._sums.reduce(), samples=used)
+        return steps.taken
+
+    def _callbacks(self, first: int, batches: Sequence[Indices]) -> list[Any]:
+        """Return what `fit` calls before and after each step, before it asks go_on."""
+        return []
 
     def evaluate(self) -> Values:
         """Return loss and metrics of all test samples, each seen by one rank (collective).
@@ -165,11 +191,12 @@ class KerasLoop:
         """
         if self._test_reader is None:
             return {}
-        samples = len(self._test_reader)
-        share = -(-samples // self._step_plan.topology.size)
+        samples, topology = len(self._test_reader), self._step_plan.topology
+        share = -(-samples // topology.size)
         batch = min(_EVALUATION_BATCH, share)
         padded_share = -(-share // batch) * batch
-        rows, counted = self._step_plan.padded(np.arange(samples), padded_share)
+        own = np.arange(samples)[rank_slice(samples, topology.rank, topology.size)]
+        rows, counted = padded(own, padded_share)
         inputs, targets = self._test_reader.read(rows)
         weights = counted.astype(self._step_plan.options.dtype)
         self._model.evaluate(inputs, targets, sample_weight=weights, batch_size=batch, verbose=0)
@@ -194,4 +221,4 @@ class KerasLoop:
 
     def checksums(self) -> Mapping[str, int]:
         """Return a checksum of everything that must be equal on all ranks, by name (local)."""
-        return self.state.checksums(with_optimizer=not self._optimizer.exchanges_weights)
+        return self.state.checksums(with_optimizer=not self._exchanges_weights)

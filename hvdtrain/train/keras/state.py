@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 
 import hvdtrain.keras as hvd
 from hvdtrain.core.objects import broadcast_object
@@ -68,12 +69,19 @@ class KerasTrainingState:
     def settle(self) -> None:
         """Do nothing: a snapshot is complete when it is made."""
 
-    def average_statistics(self) -> None:
-        """Average the weights that are not trained, such as running means (collective)."""
+    def average_statistics(self, ranks: int | None = None) -> None:
+        """Average the weights that are not trained, such as running means (collective).
+
+        Args:
+            ranks: number of ranks, the first of the world, whose weights count; None: all.
+        """
+        ranks = hvd.size() if ranks is None else ranks
         for number, variable in enumerate(self._model.non_trainable_weights):
             array = keras.ops.convert_to_numpy(variable)
             if array.dtype.kind == "f":
-                variable.assign(hvd.allreduce(array.copy(), name=f"statistics.{number}"))
+                own = array.copy() if hvd.rank() < ranks else np.zeros_like(array)
+                name, factor = f"statistics.{number}", 1 / ranks
+                variable.assign(hvd.allreduce(own, name, op=hvd.Sum, postscale_factor=factor))
 
     def checksums(self, with_optimizer: bool = True) -> dict[str, int]:
         """Return the checksums of trained weights and optimizer variables by name (local).

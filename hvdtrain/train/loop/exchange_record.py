@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core import context
 from hvdtrain.core.exchanges.saved import SavedExchange
-from hvdtrain.core.objects import broadcast_object, gather_object
+from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.objects import broadcast_object, gather_object, scatter_object
 from hvdtrain.train.config.plain_text import counted
 
 __all__ = [
     "ExchangeRecord",
+    "ExchangingOptimizer",
     "RankState",
     "RecordHeader",
-    "RestoredExchange",
-    "gather_record",
+    "exchange_record",
     "lost_text",
-    "scatter_record",
+    "restore_exchange",
 ]
+
+# The state of an optimizer, as a checkpoint of its framework holds it.
+OptimizerState: TypeAlias = Mapping[Any, Any]
 
 
 class RankState(TypedDict):
@@ -34,7 +38,7 @@ class RankState(TypedDict):
     """
 
     own: dict[str, HostArray]
-    optimizer: Mapping[Any, Any]
+    optimizer: OptimizerState
 
 
 class ExchangeRecord(TypedDict):
@@ -53,33 +57,43 @@ class ExchangeRecord(TypedDict):
     ranks: list[RankState]
 
 
-def gather_record(saved: SavedExchange, optimizer: Mapping[Any, Any]) -> ExchangeRecord | None:
-    """Return the state of all ranks on rank 0, and None on the others (collective).
+class ExchangingOptimizer(Protocol):
+    """A DistributedOptimizer of any framework."""
+
+    @property
+    def exchanges_weights(self) -> bool:
+        """Whether ranks step on their own gradients, and exchange weights afterwards."""
+
+    def exchange_state(self) -> SavedExchange:
+        """Return the state of the exchange (local)."""
+
+    def load_exchange_state(self, state: SavedExchange) -> None:
+        """Restore the state of the exchange (local)."""
+
+
+def exchange_record(
+    exchange: Exchange | None, optimizer: ExchangingOptimizer, state: Callable[[], OptimizerState]
+) -> ExchangeRecord | None:
+    """Return the state of an exchange on all ranks (collective).
 
     Args:
-        saved: state of the exchange on this rank.
-        optimizer: state of this rank's optimizer; empty if it is equal on all ranks.
+        exchange: exchange of the run; None for the plain average of gradients.
+        optimizer: optimizer of this rank; all ranks have equal weights.
+        state: returns the state of this rank's optimizer.
+
+    Returns:
+        The state, on rank 0; None on the other ranks, and for the plain average of gradients.
     """
-    mine = RankState(own=saved["own"], optimizer=optimizer)
-    ranks = gather_object(mine, name="exchange")
+    if exchange is None:
+        return None
+    saved = optimizer.exchange_state()
+    own = state() if optimizer.exchanges_weights else {}
+    ranks = gather_object(RankState(own=saved["own"], optimizer=own), name="exchange")
     if ranks is None:
         return None
     return ExchangeRecord(
         spec=saved["spec"], steps=saved["steps"], shared=saved["shared"], ranks=ranks
     )
-
-
-@dataclass(frozen=True)
-class RestoredExchange:
-    """What a checkpoint brings back to this rank.
-
-    Attributes:
-        saved: state of the exchange; without arrays of this rank if they cannot be carried over.
-        optimizer: state of this rank's optimizer; empty if it is equal on all ranks.
-    """
-
-    saved: SavedExchange
-    optimizer: Mapping[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -97,30 +111,37 @@ class RecordHeader:
     optimizers: bool
 
 
-def scatter_record(
-    record: ExchangeRecord | None, spec: str | None
-) -> tuple[RestoredExchange | None, str]:
-    """Return what this rank can restore, and what is lost (collective).
+def restore_exchange(
+    record: ExchangeRecord | None,
+    exchange: Exchange | None,
+    optimizer: ExchangingOptimizer,
+    load: Callable[[OptimizerState], None],
+) -> str:
+    """Restore the state of an exchange (collective).
 
     Args:
         record: content of a checkpoint on rank 0, None if it holds none; ignored on other ranks.
-        spec: description of the exchange of this run; None for one without state.
+        exchange: exchange of the run; None for the plain average of gradients.
+        optimizer: optimizer of this rank.
+        load: restores the state of this rank's optimizer.
 
     Returns:
-        What can be restored, if anything, and one line on what starts anew; "" if nothing does.
+        One line on what starts anew; "" if nothing does.
     """
-    topology = context.current().topology
+    topology, spec = context.current().topology, None if exchange is None else exchange.spec
     header: RecordHeader | None = broadcast_object(record and _header(record), name="exchange")
     lost = lost_text(header, spec, topology.size)
     if header is None or header.saved["spec"] != spec:
-        return None, lost
+        return lost
     mine = RankState(own={}, optimizer={})
     if header.saved["ranks"] == topology.size:
-        for rank in range(topology.size):
-            state = broadcast_object(record and record["ranks"][rank], name=f"exchange of {rank}")
-            mine = state if rank == topology.rank else mine
+        states = record["ranks"] if record is not None and topology.rank == 0 else None
+        mine = scatter_object(states, name="exchange")
     own = {name: np.asarray(array) for name, array in mine["own"].items()}
-    return RestoredExchange({**header.saved, "own": own}, mine["optimizer"]), lost
+    optimizer.load_exchange_state({**header.saved, "own": own})
+    if mine["optimizer"]:
+        load(mine["optimizer"])
+    return lost
 
 
 def lost_text(header: RecordHeader | None, spec: str | None, size: int) -> str:

@@ -20,7 +20,7 @@ from hvdtrain.topology import Topology
 from hvdtrain.train.optimizers.schedule import ScheduleSettings, learning_rate, parse_milestones
 from hvdtrain.train.options import TrainOptions
 
-__all__ = ["Microbatch", "StepPlan"]
+__all__ = ["Microbatch", "StepPlan", "padded"]
 
 
 @dataclass(frozen=True)
@@ -135,19 +135,19 @@ class StepPlan:
             if len(part)
         ]
 
-    def padded(self, samples: Indices, rows: int) -> tuple[Indices, npt.NDArray[np.bool_]]:
-        """Return this rank's part of samples padded to one length, and which of them count.
 
-        Padding lets a framework that compiles a step for the shape of its batch compile it once.
+def padded(own: Indices, rows: int) -> tuple[Indices, npt.NDArray[np.bool_]]:
+    """Return a rank's samples padded to one length, and which of them count.
 
-        Args:
-            samples: int64 numbers of the samples of all ranks, [n].
-            rows: length, at least that of this rank's part.
+    Padding lets a framework that compiles a step for the shape of its batch compile it once.
 
-        Returns:
-            Numbers of samples, int64 [rows], and whether each counts, bool [rows].
-        """
-        own = samples[self.own_slice(len(samples))]
-        filled = np.zeros(rows, np.int64)
-        filled[: len(own)] = own
-        return filled, np.arange(rows) < len(own)
+    Args:
+        own: int64 numbers of the samples of this rank, [n].
+        rows: length, at least n.
+
+    Returns:
+        Numbers of samples, int64 [rows], and whether each counts, bool [rows].
+    """
+    filled = np.zeros(rows, np.int64)
+    filled[: len(own)] = own
+    return filled, np.arange(rows) < len(own)

@@ -34,12 +34,13 @@ class Shard(Interface):
     def weights(self) -> Flat:
         """The current weights; steps change them in place."""
 
-    def step(self, gradient: Flat, round: int) -> None:
+    def step(self, gradient: Flat, number: int) -> None:
         """Step the optimizer.
 
         Args:
             gradient: gradient of the shard; it may be overwritten.
-            round: round of the gradient since the last pause, which the learning rate depends on.
+            number: number of the gradient's round over all epochs, counted from 0, which the
+                learning rate depends on.
         """
 
 
@@ -51,6 +52,7 @@ class Server:
         shard: shard to serve.
         protocol: what to do with requests, from the first round on.
         blocked: returns a context that measures the time of waiting.
+        first: number of the first round over all epochs, counted from 0.
     """
 
     def __init__(
@@ -59,9 +61,10 @@ class Server:
         shard: Shard,
         protocol: Protocol,
         blocked: Callable[[], AbstractContextManager[None]],
+        first: int,
     ) -> None:
         self._messages, self._shard, self._protocol = messages, shard, protocol
-        self._blocked = blocked
+        self._blocked, self._first = blocked, first
         self._gradients: dict[int, Flat] = {}
         self._outgoing: dict[int, Flat] = {}
         self._sends: dict[int, list[Pending]] = {}
@@ -102,7 +105,7 @@ class Server:
             self._receive_gradient(worker)
         update = self._protocol.push(worker, samples, version)
         if update is not None:
-            self._shard.step(self._combine(update), update.round)
+            self._shard.step(self._combine(update), self._first + update.round)
 
     def _next_worker(self) -> int:
         found: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Literal
 
@@ -61,16 +62,17 @@ class TorchFramework:
             topology: ranks and hosts of the job.
 
         Raises:
-            UsageError: its model is not a torch.nn.Module.
+            UsageError: its model is not a torch.nn.Module, or part of it is one of Keras.
         """
         # Rank 0's weights are broadcast. The others start from different ones, so that a broadcast
         # that failed shows in the digests.
         seed_generators(self._options.seed + topology.rank)
         recipe = make_recipe()
+        _refuse_keras(self._options.recipe, recipe)
         if not isinstance(recipe.model, torch.nn.Module):
             raise UsageError(
                 f"the model of {self._options.recipe} is a {type(recipe.model).__name__}, not a "
-                "torch.nn.Module: add --framework keras where it is one of Keras"
+                "torch.nn.Module"
             )
         if recipe.most_threads is not None:
             limit_threads(recipe.most_threads)
@@ -100,3 +102,17 @@ class TorchFramework:
         if server is not None:
             return ServedLoop(recipe, step_plan, self._device, server)
         return TorchLoop(recipe, step_plan, self._device)
+
+
+def _refuse_keras(name: str, recipe: Recipe) -> None:
+    """Refuse parts of Keras; on its backend torch a Keras model is a torch.nn.Module, too."""
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return
+    parts = {"model": recipe.model, "loss": recipe.loss}
+    parts |= {f"metric {metric!r}": part for metric, part in recipe.metrics.items()}
+    for part, found in parts.items():
+        if isinstance(found, (keras.Model, keras.losses.Loss, keras.metrics.Metric)):
+            raise UsageError(
+                f"the {part} of {name} is a {type(found).__name__} of Keras: give --framework keras"
+            )

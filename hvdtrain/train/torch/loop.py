@@ -10,7 +10,7 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.data.sampling.seeds import seed_generators, step_seed
-from hvdtrain.train.loop.exchange_record import ExchangeRecord, gather_record, scatter_record
+from hvdtrain.train.loop.exchange_record import ExchangeRecord, exchange_record, restore_exchange
 from hvdtrain.train.loop.gather import predict_on_all_ranks
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
@@ -173,22 +173,17 @@ class TorchLoop:
 
     def exchange_record(self) -> ExchangeRecord | None:
         """Return the state of the exchange on all ranks, on rank 0 (collective)."""
-        if self._step_plan.options.make_exchange() is None:
-            return None
-        local = self._optimizer.exchanges_weights
-        own = self._optimizer.state_dict()["state"] if local else {}
-        return gather_record(self._optimizer.exchange_state(), own)
+        exchange, optimizer = self._step_plan.options.make_exchange(), self._optimizer
+        return exchange_record(exchange, optimizer, lambda: optimizer.state_dict()["state"])
 
     def restore_exchange(self, record: ExchangeRecord | None) -> str:
         """Restore the state of the exchange, and return what is lost (collective)."""
-        exchange = self._step_plan.options.make_exchange()
-        restored, lost = scatter_record(record, None if exchange is None else exchange.spec)
-        if restored is not None:
-            self._optimizer.load_exchange_state(restored.saved)
-            if restored.optimizer:
-                state = {**self._optimizer.state_dict(), "state": restored.optimizer}
-                self._optimizer.load_state_dict(state)
-        return lost
+        exchange, optimizer = self._step_plan.options.make_exchange(), self._optimizer
+
+        def load(state: Mapping[Any, Any]) -> None:
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+        return restore_exchange(record, exchange, optimizer, load)
 
     def bucket_plan(self) -> Any:
         """Return how gradients are cut into buckets; None before that is known (local)."""

@@ -53,3 +53,18 @@ def test_an_abort_does_not_wait_for_ever(output: int | None) -> None:
     with subprocess.Popen(argv, stdout=output, stderr=output, pass_fds=[descriptor]) as process:
         os.close(descriptor)
         assert process.wait(30) == 1
+
+
+def test_the_reason_is_written_beside_torch_distributed() -> None:
+    """Its hook holds back what the hooks before it write."""
+    beside = ABORTING.replace(
+        "raise",
+        """import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+raise""",
+    )
+    argv = [sys.executable, "-c", beside, str(os.open(os.devnull, os.O_WRONLY)), "60"]
+    ended = subprocess.run(argv, stderr=subprocess.PIPE, pass_fds=[int(argv[-2])], check=False)
+    os.close(int(argv[-2]))
+    assert ended.returncode == 1
+    assert ended.stderr.count(b"ValueError: the reason") == 1

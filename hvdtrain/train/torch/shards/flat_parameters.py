@@ -1,4 +1,4 @@
-"""The trained parameters of a model in a row, as servers and workers exchange them."""
+"""The trained parameters of a torch model in a row."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import torch
 
-from hvdtrain.errors import UsageError
+from hvdtrain.train.parameter_server.row import ParameterRow
 
 __all__ = ["FlatParameters"]
 
 
-class FlatParameters:
+class FlatParameters(ParameterRow):
     """Copies of parameters and gradients in host memory.
 
     Args:
@@ -19,9 +19,6 @@ class FlatParameters:
 
     Attributes:
         parameters: the parameters.
-        sizes: number of elements of each.
-        weights: memory for their values, one after the other, [n].
-        gradients: memory for their gradients, [n].
 
     Raises:
         UsageError: there are none, or their types differ.
@@ -29,33 +26,22 @@ class FlatParameters:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self.parameters = list(parameters)
-        types = sorted({str(parameter.dtype) for parameter in self.parameters})
-        if len(types) != 1:
-            raise UsageError(
-                "a parameter server needs trained parameters of one type, got "
-                f"{' and '.join(types) or 'no parameter'}"
-            )
-        self.sizes = [parameter.numel() for parameter in self.parameters]
-        self.weights = torch.zeros(sum(self.sizes), dtype=self.parameters[0].dtype)
-        self.gradients = torch.zeros_like(self.weights)
+        types = [str(parameter.dtype).removeprefix("torch.") for parameter in self.parameters]
+        super().__init__([parameter.numel() for parameter in self.parameters], types)
+        self._weights = torch.from_numpy(self.weights).split(self.sizes)
+        self._gradients = torch.from_numpy(self.gradients).split(self.sizes)
 
     def read_weights(self) -> None:
-        """Copy the parameters to `weights` (local)."""
-        for part, parameter in self._parts(self.weights):
+        for part, parameter in zip(self._weights, self.parameters, strict=True):
             part.copy_(parameter.detach().reshape(-1))
 
     def write_weights(self) -> None:
-        """Copy `weights` to the parameters (local)."""
-        for part, parameter in self._parts(self.weights):
+        for part, parameter in zip(self._weights, self.parameters, strict=True):
             parameter.detach().copy_(part.view(parameter.shape))
 
     def read_gradients(self) -> None:
-        """Copy the gradients to `gradients`; a parameter without one counts as 0 (local)."""
-        for part, parameter in self._parts(self.gradients):
+        for part, parameter in zip(self._gradients, self.parameters, strict=True):
             if parameter.grad is None:
                 part.zero_()
             else:
                 part.copy_(parameter.grad.reshape(-1))
-
-    def _parts(self, flat: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.nn.Parameter]]:
-        return zip(flat.split(self.sizes), self.parameters, strict=True)

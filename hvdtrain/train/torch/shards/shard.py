@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
+import numpy as np
 import torch
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.parameter_server.shards import Piece
+from hvdtrain.train.parameter_server.states import Outline, State
 from hvdtrain.train.parameter_server.wire import Flat
 
-__all__ = ["PieceState", "TorchShard", "require_elementwise"]
+__all__ = ["TorchShard", "load_states", "require_elementwise"]
 
 # Optimizers whose step for an element depends on no other element.
 _ELEMENTWISE = (
@@ -22,10 +23,6 @@ _ELEMENTWISE = (
 
 # Their states with one value for a whole parameter; all other tensors have one for each element.
 _OF_PARAMETER = ("step", "mu_product", "eta", "mu")
-
-# The optimizer's state of a piece by name: the type of a state with an element for each element of
-# the piece, or the value of another.
-PieceState = dict[str, Any]
 
 
 def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
@@ -51,7 +48,7 @@ class TorchShard:
         parameters: the model's trained parameters.
         pieces: pieces of them in the shard.
         flat: weights of the shard; steps change them in place.
-        set_rate: sets the learning rates of an optimizer for a round.
+        set_rate: sets the learning rates of an optimizer for a step, counted over all epochs.
     """
 
     def __init__(
@@ -78,12 +75,12 @@ class TorchShard:
         array: Flat = self._flat.numpy()
         return array
 
-    def step(self, gradient: Flat, round: int) -> None:
+    def step(self, gradient: Flat, number: int) -> None:
         """Step the optimizer; see Shard.step."""
         flat = torch.from_numpy(gradient)
         for piece, tensor in self._pieces:
             tensor.grad = flat.narrow(0, piece.start, piece.count)
-        self._set_rate(self._optimizer, round)
+        self._set_rate(self._optimizer, number)
         self._optimizer.step()
 
     def load_state(self, optimizer: torch.optim.Optimizer) -> None:
@@ -99,30 +96,55 @@ class TorchShard:
                     value = value.to("cpu", copy=True)
                 self._optimizer.state[tensor][name] = value
 
-    def outline(self) -> list[tuple[Piece, PieceState]]:
+    def outline(self) -> Outline:
         """Return each piece with its state (local)."""
         return [
             (
                 piece,
                 {
-                    name: value.dtype if _is_elementwise(name, value) else value
+                    name: value.numpy().dtype if _is_elementwise(name, value) else value
                     for name, value in self._optimizer.state.get(tensor, {}).items()
                 },
             )
             for piece, tensor in self._pieces
         ]
 
-    def write_state(self, name: str, flat: torch.Tensor) -> None:
-        """Write an elementwise state of all pieces (local).
-
-        Args:
-            name: name of the state.
-            flat: memory for the shard's state, [n]; pieces without the state are left as they are.
-        """
+    def write_state(self, name: str, flat: Flat) -> None:
+        """Write an elementwise state of all pieces; see ShardState.write_state."""
+        memory = torch.from_numpy(flat)
         for piece, tensor in self._pieces:
             value = self._optimizer.state.get(tensor, {}).get(name)
             if _is_elementwise(name, value):
-                flat.narrow(0, piece.start, piece.count).copy_(value)
+                memory.narrow(0, piece.start, piece.count).copy_(value)
+
+
+def load_states(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.nn.Parameter],
+    states: Sequence[State],
+) -> None:
+    """Overwrite the state of the optimizer of the whole parameters (local).
+
+    Args:
+        optimizer: optimizer of the whole parameters.
+        parameters: the parameters.
+        states: state of each.
+    """
+    for parameter, state in zip(parameters, states, strict=True):
+        for name, value in state.items():
+            own = optimizer.state[parameter]
+            if not isinstance(value, np.ndarray):
+                own[name] = value
+                continue
+            whole = torch.from_numpy(value).view(parameter.shape)
+            if name not in own:
+                own[name] = torch.empty_like(
+                    parameter,
+                    dtype=whole.dtype,
+                    memory_format=torch.contiguous_format,
+                    requires_grad=False,
+                )
+            own[name].copy_(whole)
 
 
 def _is_elementwise(name: str, value: object) -> bool:

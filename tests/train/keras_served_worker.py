@@ -1,0 +1,211 @@
+"""Trains Keras models with a parameter server, on three ranks: keras_served_worker.py DIRECTORY
+
+Each rank reports the result of each case. Rank 0 adds how far the weights are from those of plain
+Keras, which it trains itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from point_recipes import CLASSES, points
+from ranks import report
+from stopping import stop_in_step
+
+from hvdtrain.core import context
+from hvdtrain.core.objects import allgather_object
+from hvdtrain.data.sampling.seeds import seed_generators, step_seed
+from hvdtrain.data.sampling.sharding import epoch_permutation, global_batch, steps_per_epoch
+from hvdtrain.errors import UsageError
+from hvdtrain.train.checkpoint.directory import checkpoint_files
+from hvdtrain.train.checkpoint.file import load_checkpoint
+from hvdtrain.train.keras.framework import build_recipe
+from hvdtrain.train.keras.metrics import sum_over_samples
+from hvdtrain.train.loop.step_plan import padded
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.session import train
+
+BATCH, EPOCHS, SEED = 24, 2, 3  # 203 samples: 9 steps in an epoch, the last one of 11
+LR = 1 / 16
+ONE_WORKER = {"strategy": "ps:servers=2,staleness=0"}
+COMMON: dict[str, Any] = {
+    "framework": "keras",
+    "backend": keras.backend.backend(),
+    "engine": "mpi",
+    "quiet": True,
+    "global_batch_size": BATCH,
+    "epochs": EPOCHS,
+    "seed": SEED,
+    "lr": LR,
+    "lr_scaling": "none",
+}
+
+
+class Noted:
+    """Samples that note how often each was read while training."""
+
+    def __init__(self) -> None:
+        self._data = points(203, 0)
+        self.seen: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.seen[index] += 1
+        return self._data.inputs[index], self._data.labels[index]
+
+
+def recipe(*extra: Any, **parts: Any) -> Recipe:
+    """Return two hidden layers, with more layers between them; two servers cut the second."""
+    layers = keras.layers
+    hidden = [layers.Dense(32, "relu", name="first"), *[make() for make in extra]]
+    hidden += [layers.Dense(32, "tanh", name="second"), layers.Dense(CLASSES, name="scores")]
+    plain = Recipe(
+        model=keras.Sequential([keras.Input([6]), *hidden], name="net"),
+        train=points(203, 0),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        test=points(301, 1),
+        metrics={"accuracy": keras.metrics.SparseCategoricalAccuracy(name="accuracy")},
+    )
+    return replace(plain, **parts)
+
+
+def normed(**parts: Any) -> Recipe:
+    """Return a network with statistics, and masks that are drawn."""
+    seed = 5 if keras.backend.backend() != "torch" else None  # torch's own generator is seeded
+    dropout = partial(keras.layers.Dropout, 0.5, seed=seed)
+    return recipe(keras.layers.BatchNormalization, dropout, **parts)
+
+
+def decayed(rate: Any) -> Any:
+    """Return an optimizer that spares biases from weight decay."""
+    optimizer = keras.optimizers.AdamW(rate, weight_decay=0.1, name="optimizer")
+    optimizer.exclude_from_weight_decay(var_names=["bias", "beta"])
+    return optimizer
+
+
+def embedded() -> Recipe:
+    """Return a network whose first layer has sparse gradients on TensorFlow."""
+    layers = keras.layers
+    hidden = [layers.Embedding(16, 4, name="vectors"), layers.Flatten()]
+    model = keras.Sequential(
+        [keras.Input([6]), *hidden, layers.Dense(CLASSES, name="scores")], name="net"
+    )
+    data = points(203, 0)
+    data = replace(data, inputs=np.clip(data.inputs * 2 + 5, 0, 15).astype("int32"))
+    targets = replace(data, labels=np.eye(CLASSES, dtype="float32")[data.labels])
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    # Its variables have shapes that it takes from the first batch.
+    metrics = {"f1": keras.metrics.F1Score(name="f1")}
+    return Recipe(model=model, train=targets, loss=loss, test=targets, metrics=metrics)
+
+
+def plain_weights(make: Callable[[], Recipe], optimizer: Any, dtype: str) -> dict[str, Any]:
+    """Return the weights that plain Keras has by path after the same steps on one rank."""
+    options = TrainOptions(recipe="served.py:recipe", **COMMON, dtype=dtype)
+    made = build_recipe(make, options, context.current().topology)
+    model, samples = made.model, made.train
+    model.compile(optimizer, sum_over_samples(made.loss))
+    steps = steps_per_epoch(len(samples), BATCH)
+    for number in range(EPOCHS * steps):
+        order = epoch_permutation(len(samples), SEED, number // steps)
+        rows, counted = padded(global_batch(order, number % steps, BATCH), BATCH)
+        weights = (counted / counted.sum()).astype(dtype)
+        seed_generators(step_seed(SEED, number, 0))
+        inputs = samples.inputs[rows]
+        inputs = inputs.astype(dtype) if inputs.dtype.kind == "f" else inputs
+        model.train_on_batch(inputs, samples.labels[rows], weights)
+    return {v.path: np.array(keras.ops.convert_to_numpy(v)) for v in model.weights}
+
+
+def distance(directory: Path, expected: dict[str, Any]) -> float:
+    """Return the largest difference of a weight, relative to the largest weight of its array."""
+    (newest, *_) = checkpoint_files(directory)
+    found = load_checkpoint(newest, "np")["model"]
+    assert found.keys() == expected.keys()
+    return max(
+        float(np.abs(found[path] - array).max() / max(np.abs(array).max(), 1e-3))
+        for path, array in expected.items()
+    )
+
+
+def run(
+    directory: Path,
+    name: str,
+    make: Callable[[], Recipe],
+    strategy: dict[str, Any],
+    optimizer: Callable[[], Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train, and return the summary; with an optimizer also how far plain Keras is from it."""
+    out = directory / name
+    noted: list[Recipe] = []
+
+    def making() -> Recipe:
+        noted.append(make())
+        return noted[-1]
+
+    asked = TrainOptions(recipe="served.py:recipe", out=out, **{**COMMON, **strategy, **options})
+    try:
+        summary = train(asked, making)
+    except UsageError as error:
+        return {"refused": str(error)}
+    if summary is None:
+        return {}
+    result = asdict(summary)
+    if isinstance(noted[0].train, Noted):
+        result["seen"] = sorted(noted[0].train.seen.items())
+    allgather_object(None, "written")
+    if optimizer is not None and context.current().topology.rank == 0:
+        dtype = options.get("dtype", "float32")
+        result["distance"] = distance(out, plain_weights(make, optimizer(), dtype))
+    return result
+
+
+def sgd() -> Any:
+    return keras.optimizers.SGD(LR, momentum=0.9)
+
+
+def adamw() -> Any:
+    return decayed(LR)
+
+
+def all_runs(directory: Path) -> dict[str, Any]:
+    started = partial(run, directory)
+    sync, backup = {"strategy": "ps:mode=sync"}, {"strategy": "ps:mode=sync,backup=1"}
+    made = partial(normed, optimizer=decayed)
+    with pytest.MonkeyPatch.context() as patches:
+        stop_in_step(patches, 13)  # in the second epoch
+        assert not started("stopped", made, ONE_WORKER)
+    clipped = partial(recipe, optimizer=partial(keras.optimizers.SGD, clipnorm=1.0))
+    limited = partial(
+        recipe, partial(keras.layers.Dense, 8, kernel_constraint="non_neg", name="limited")
+    )
+    return {
+        "sgd": started("sgd", normed, ONE_WORKER, sgd),
+        "adamw": started("adamw", made, ONE_WORKER, adamw),
+        "resumed": started("stopped", made, ONE_WORKER, adamw, resume="auto"),
+        "sync": started("sync", recipe, sync, sgd, dtype="float64"),
+        "sync32": started("sync32", recipe, sync, sgd),
+        "embedded": started("embedded", embedded, sync, sgd, dtype="float64"),
+        "async": started("async", lambda: recipe(train=Noted()), {"strategy": "ps:staleness=1"}),
+        "backup": started("backup", lambda: recipe(train=Noted()), backup),
+        "clipped": started("clipped", clipped, sync),
+        "limited": started("limited", limited, sync),
+        "lamb": started("lamb", partial(recipe, optimizer=keras.optimizers.Lamb), sync),
+    }
+
+
+results = all_runs(Path(sys.argv[1]))
+report(len(results), results)

@@ -1,0 +1,90 @@
+"""Training with Keras and a parameter server: against plain Keras on one rank, and what it counts.
+
+The protocol and the loops are those of torch, which test_served_training.py tests further.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import run_ranks, start
+from tensorflow_environment import keras_variables, tensorflow_python
+
+WORKER = Path(__file__).with_name("keras_served_worker.py")
+LIMIT_SECONDS = 600
+# 203 samples in rounds of 24: 9 rounds in each of two epochs, in which all workers have samples.
+ROUNDS = 2 * 9
+# Of one worker, in float32: a compiler fuses gradient and step, which then round otherwise.
+ONE_WORKER = {"torch": 0.0, "tensorflow": 1e-6 * ROUNDS, "jax": 1e-6 * ROUNDS}
+# Of two, in float64: Keras on torch multiplies matrices of float64 in float32.
+TWO_WORKERS = {"torch": 1e-6, "tensorflow": 1e-12, "jax": 1e-12}
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["torch", *(pytest.param(name, marks=pytest.mark.soak) for name in ("tensorflow", "jax"))],
+)
+def test_three_ranks(backend: str, tmp_path: Path) -> None:
+    done = run_ranks(
+        WORKER,
+        3,
+        args=[tmp_path],
+        python=tensorflow_python(),
+        env=keras_variables(backend),
+        timeout_seconds=LIMIT_SECONDS,
+    )
+    runs: dict[str, list[dict[str, Any]]] = {
+        name: [result[name] for result in done.results] for name in done.results[0]
+    }
+    for name, of_ranks in runs.items():
+        digests = {digest for one in of_ranks for digest in one.get("weights_sha256", ())}
+        assert len(digests) == ("refused" not in of_ranks[0]), name
+    check_exactness(runs, backend)
+    check_counts(runs)
+    refused = {name: of_ranks[-1].get("refused", "") for name, of_ranks in runs.items()}
+    assert "clipnorm=1.0 of the recipe's optimizer SGD: leave it out" in refused["clipped"]
+    assert "the constraint of net/limited/kernel: servers hold parts" in refused["limited"]
+    assert "the recipe's optimizer Lamb: servers step on parts of parameters" in refused["lamb"]
+
+
+def check_exactness(runs: dict[str, list[dict[str, Any]]], backend: str) -> None:
+    """One worker is plain Keras, and synchronous workers are it with the whole batch."""
+    distances = {name: of[0]["distance"] for name, of in runs.items() if "distance" in of[0]}
+    print(distances)
+    for name in ("sgd", "adamw", "resumed"):
+        assert distances[name] <= ONE_WORKER[backend], name
+    for name in ("sync", "embedded"):
+        assert distances[name] <= TWO_WORKERS[backend], name
+    assert distances["sync32"] <= 1e-6 * ROUNDS
+
+
+def check_counts(runs: dict[str, list[dict[str, Any]]]) -> None:
+    """Every gradient is applied once or dropped, and workers read every sample in each epoch."""
+    counts = {name: of_ranks[0].get("parameter_server", {}) for name, of_ranks in runs.items()}
+    assert counts["adamw"]["staleness"] == {"0": 2 * ROUNDS}  # two servers
+    assert counts["sync"]["staleness"] == {"0": 2 * ROUNDS}  # two workers
+    assert (counts["async"]["applied"], counts["async"]["dropped"]) == (2 * ROUNDS, 0)
+    assert max(map(int, counts["async"]["staleness"])) <= 3
+    assert (counts["backup"]["applied"], counts["backup"]["dropped"]) == (ROUNDS, ROUNDS)
+    for name in ("async", "backup"):
+        *workers, server = [Counter(dict(one["seen"])) for one in runs[name]]
+        assert not server
+        read = sum(workers, Counter())  # Keras reads the first batch of each `fit` twice
+        assert sorted(read) == list(range(203))
+        assert min(read.values()) == 2
+        assert runs[name][0]["samples"] == 2 * 203
+
+
+@pytest.mark.soak
+def test_a_gradient_that_is_not_finite_ends_the_job(tmp_path: Path) -> None:
+    options = ["--framework", "keras", "--lr", "1e30", "--strategy", "ps"]
+    command = [str(tensorflow_python()), "-m", "hvdtrain", "run", "-np", "2", "--", "train"]
+    variables = keras_variables("torch")
+    with start([*command, "digits", *options], cwd=tmp_path, env=variables) as job:
+        done = job.wait(LIMIT_SECONDS)
+    assert done.returncode == 1
+    assert "[rank 0/2] step 2: the gradient of this rank is not finite" in done.stderr
+    assert "Traceback" not in done.stderr
