@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.point_to_point import Pending, PointToPoint
+from hvdtrain.engines.slices import Slices
 from hvdtrain.engines.votes import Verdict, VotedReduction
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp
@@ -250,6 +251,13 @@ class Communicator(ABC):
         Raises:
             UnsupportedError: the engine does not support memory on this device.
         """
+
+    def slices(self) -> Slices | None:
+        """Return the slices of memory that the ranks of a node share (local).
+
+        None on all members if they share no memory on any node; by default so.
+        """
+        return None
 
     def take_device(self) -> None:  # noqa: B027  # most engines need no device
         """Use the calling thread's current device for memory on "cuda" without an index (local).

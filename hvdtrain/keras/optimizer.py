@@ -15,7 +15,6 @@ from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.compression import HALF_TYPES, Compression, Compressor
 from hvdtrain.keras.backends.distributed import distribute
 from hvdtrain.keras.backends.reduction import Reduction
-from hvdtrain.keras.backends.refusals import refuse_weights
 from hvdtrain.keras.models.hooks import hook_models
 from hvdtrain.types import ReduceOp
 
@@ -95,7 +94,6 @@ def DistributedOptimizer(
     distributed = distribute(optimizer, reduction)
     if passes != 1:
         _accumulate(distributed, passes)
-        refuse_weights(settings, distributed)
     return distributed
 
 

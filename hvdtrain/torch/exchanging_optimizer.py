@@ -12,6 +12,7 @@ from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
+from hvdtrain.torch.sharding.shared_steps import SharedSteps
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.types import ReduceOp
 
@@ -35,6 +36,17 @@ class ExchangingOptimizer(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         self._exchanged = Exchanged(optimizer, names, settings)
+        self._steps = SharedSteps(optimizer, self._exchanged) if settings.sharded else None
+
+    @property
+    def _shared(self) -> SharedSteps | None:
+        """The steps that the ranks of a node share; None if each takes all of them."""
+        return self._steps if self._steps is not None and self._steps.active else None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the ranks of a node share the optimizer's work (local)."""
+        return self._shared is not None
 
     @property
     def sample_weight(self) -> float | None:
@@ -169,3 +181,23 @@ class ExchangingOptimizer(OptimizerWrapper):
             ValueError: it is the state of another exchange.
         """
         self._exchanged.load(state)
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The wrapped optimizer's state, whole on each rank (local).
+
+        With sharded=True ranks share it, and each access brings it together anew: memory and time.
+        """
+        if self._steps is not None:
+            self._steps.give_back()
+        return self._optimizer.state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state, whole on each rank (local)."""
+        return self._optimizer.state_dict() if self._steps is None else self._steps.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped optimizer's state, whole on each rank (local)."""
+        if self._steps is not None:
+            self._steps.discard_state()
+        self._optimizer.load_state_dict(state_dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,9 +20,11 @@ from hvdtrain.core.arguments import (
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.exchanging_optimizer import ExchangingOptimizer
+from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.operations.compression import Compression, Compressor, compression_name
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
+from hvdtrain.torch.sharding.shared_steps import SharedSteps
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.parameters import check_reduced, name_parameters, parameters_of
 from hvdtrain.types import ReduceOp
@@ -57,8 +60,14 @@ class DistributedOptimizer(ExchangingOptimizer):
         exchange: algorithm that replaces the reduction of gradients, or that combines weights
             after local steps: text such as "powersgd:rank=4", or an object, which must not be
             shared with another optimizer.
+        sharded: whether the ranks of a node share the optimizer's work and its state: each updates
+            a slice of the weights for all of them. Between backward() and step() gradients are then
+            those of this rank: clip them with `clip_grad_norm_`, or call synchronize() before using
+            them. step() removes gradients. Where ranks share no memory it changes nothing.
 
     Raises:
+        UnsupportedError: `sharded` with an optimizer that needs whole parameters, or with
+            parameters whose memory cannot be shared.
         TypeError: `optimizer` is not an optimizer, or `exchange` neither an exchange nor
             text.
         ValueError: names are missing or used twice, or arguments contradict each other.
@@ -78,6 +87,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         sparse_as_dense: bool = False,
         process_set: ProcessSet = global_process_set,
         exchange: Exchange | str | None = None,
+        sharded: bool = False,
     ) -> None:
         if isinstance(optimizer, OptimizerWrapper):
             raise ValueError("the optimizer is a DistributedOptimizer already")
@@ -89,6 +99,12 @@ class DistributedOptimizer(ExchangingOptimizer):
         groups = choose_groups(num_groups, groups)
         check_groups(groups, torch.Tensor)
         kind = compression_name(compression)
+        other = op is ReduceOp.ADASUM or kind in ("fp16", "bf16")
+        if sharded and (exchange is not None or other):
+            raise ValueError(
+                "sharded=True works with op=Average and op=Sum only: leave out sharded, or "
+                "exchange, compression and Adasum"
+            )
         settings = ParameterSettings(
             op,
             process_set,
@@ -98,9 +114,11 @@ class DistributedOptimizer(ExchangingOptimizer):
             choose_exchange(exchange, op, gradient_predivide_factor, kind),
             passes=backward_passes_per_step,
             compressor=compression if kind == "own" else Compression.none,
+            sharded=sharded,
         )
         super().__init__(optimizer, name_parameters(optimizer, named_parameters), settings)
         self._synchronized = False
+        self._clipped = False
         self._skips = False
 
     @property
@@ -114,8 +132,58 @@ class DistributedOptimizer(ExchangingOptimizer):
         gradients = self._exchanged.gradients
         if gradients is not None:
             check_reduced(self._optimizer, gradients.parameters)
-            gradients.finish()
+            self._finish(gradients)
+            if self._shared is not None:
+                self._shared.keep_gradients()
         self._synchronized = True
+
+    def _finish(self, gradients: Gradients) -> None:
+        """Reduce all gradients (collective)."""
+        if self._steps is None:
+            gradients.finish()
+        else:
+            self._steps.reduce()
+
+    @disable_compile
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scale the reduced gradients so that their norm is at most `max_norm` (collective).
+
+        Call it between backward() and step(). It does what torch.nn.utils.clip_grad_norm_ does with
+        the gradients of all ranks, which with sharded=True only it can.
+
+        Args:
+            max_norm: maximum norm.
+            norm_type: p of the norm, which may be inf.
+            error_if_nonfinite: whether to raise an error if the norm is not finite.
+
+        Returns:
+            Norm of all gradients before, [].
+
+        Raises:
+            ValueError: ranks exchange weights, and never reduce gradients.
+            RuntimeError: the norm is not finite, and an error was wanted.
+        """
+        gradients, shared = self._exchanged.gradients, self._shared
+        if self.exchanges_weights:
+            raise ValueError("clip_grad_norm_ needs an exchange of gradients, not of weights")
+        if gradients is not None and (gradients.open or not (self._synchronized or self._clipped)):
+            check_reduced(self._optimizer, gradients.parameters)
+            self._finish(gradients)
+            self._clipped = True
+        if shared is None or shared.kept:
+            return torch.nn.utils.clip_grad_norm_(
+                parameters_of(self._optimizer), max_norm, norm_type, error_if_nonfinite
+            )
+        norm = shared.norm(float(norm_type))
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise RuntimeError(
+                f"the norm of order {norm_type} of the gradients is {norm}, so they cannot be "
+                "clipped: leave out error_if_nonfinite to scale them all the same"
+            )
+        shared.scale(min(1.0, max_norm / (norm + 1e-6)))
+        return torch.tensor(norm, device="cpu")
 
     @disable_compile
     @contextmanager
@@ -146,6 +214,8 @@ class DistributedOptimizer(ExchangingOptimizer):
             loss = self._optimizer.step(closure)
             weights.after_step()
             return loss
+        if self._steps is not None:
+            return self._step_shared(self._steps, closure)
         if closure is None:
             self._reduce()
             loss = self._optimizer.step()
@@ -162,6 +232,19 @@ class DistributedOptimizer(ExchangingOptimizer):
         self._exchanged.end_gradient_step()
         return loss
 
+    def _step_shared(self, steps: SharedSteps, closure: Callable[[], Any] | None) -> Any:
+        """Step on the gradients that this rank owns, if the ranks share the work."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._reduce()
+        if steps.active:
+            steps.step()
+        else:
+            self._optimizer.step()
+        return loss
+
     def _reduce(self) -> None:
         if self._synchronized and not self._skips:
             warnings.warn(
@@ -171,11 +254,13 @@ class DistributedOptimizer(ExchangingOptimizer):
                 stacklevel=6,  # step(), and the three functions of disable_compile()
             )
         gradients = self._exchanged.gradients
-        if gradients is not None and not self._skips:
+        # With the ranks' work shared, a step on gradients that are not reduced is never meant.
+        skips = self._skips and not (self._steps is not None and gradients and gradients.open)
+        if gradients is not None and not skips:
             check_reduced(self._optimizer, gradients.parameters)
-            if not self._synchronized or gradients.open:
-                gradients.finish()
-        self._synchronized = False
+            if not (self._synchronized or self._clipped) or gradients.open:
+                self._finish(gradients)
+        self._synchronized = self._clipped = False
         if isinstance(self._optimizer, torch.optim.SparseAdam):
             for parameter in parameters_of(self._optimizer):
                 if parameter.grad is not None and not parameter.grad.is_sparse:
@@ -189,7 +274,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             gradients.refuse_capture()
             if gradients.open:
                 gradients.drop()
-        self._synchronized = False
+        self._synchronized = self._clipped = False
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -199,6 +284,10 @@ class DistributedOptimizer(ExchangingOptimizer):
             RuntimeError: ranks have taken local steps since weights were last exchanged.
         """
         self._exchanged.check_synchronized("add_param_group")
+        if self._steps is not None:
+            self._steps.give_back()
         self._optimizer.add_param_group(param_group)
         numbered = name_parameters(self._optimizer, None)
         self._exchanged.replan({**numbered, **self._exchanged.names})
+        if self._steps is not None:
+            self._steps.follow()

@@ -20,6 +20,9 @@ class OptimizerWrapper(torch.optim.Optimizer):
         optimizer: wrapped optimizer, which keeps its state, parameter groups and hooks.
     """
 
+    # A fused optimizer would not see the scale that GradScaler sets as the wrapper's attribute.
+    _step_supports_amp_scaling = False
+
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         # Optimizer.__init__ would make parameter groups; they belong to the wrapped optimizer.
         self._optimizer = optimizer

@@ -88,8 +88,11 @@ def test_steps(tmp_path: Path) -> None:
         "one rank, whole batch",
         "one rank alone",
         "no communication",
+        "no communication, fused",
         "hvdtrain",
         "hvdtrain again",
+        "hvdtrain, fused",
+        "hvdtrain, sharded",
         "DDP",
     }
     assert {"hvdtrain", "DDP"} <= set(case["efficiencies"])

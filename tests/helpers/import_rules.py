@@ -42,9 +42,9 @@ _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
         *("process", "agreement", "collectives", "timeline", "stall", "gradients"),
-        *("compression", "prediction", "exchanges", "", "arrays"),
+        *("compression", "prediction", "exchanges", "sharding", "", "arrays"),
     ],
-    "torch": ["tensors", "operations", "gradients", "", "elastic"],
+    "torch": ["tensors", "operations", "gradients", "sharding", "", "elastic"],
     "tensorflow": ["tensors", "graph", "operations", "gradients", ""],
     "keras": ["tensors", "backends", "operations", "callbacks", "models", ""],
     "launch": ["hosts", "launchers", "jobs", ""],
@@ -70,7 +70,10 @@ _FOLDERS: Mapping[str, list[str]] = {
 }
 _MOST_FILES = 15
 # All that other layers may know of engines: the contract, and how to find one by name.
-_ENGINE_CONTRACT = {"engines", "engines.communicator", "engines.point_to_point", "engines.registry"}
+_ENGINE_CONTRACT = {
+    *("engines", "engines.communicator", "engines.point_to_point", "engines.registry"),
+    "engines.slices",
+}
 # Benchmarks compare engines with one another, and probes test the parts of one.
 _KNOW_ENGINES = {"hvdtrain_bench", "probes"}
 

@@ -1,4 +1,4 @@
-"""The compiled arithmetic of codes, for each instruction set that it is compiled for."""
+"""The compiled arithmetic of codes, for each instruction set, and watched by sanitizers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from hvdtrain.core.compression import kernel
 from hvdtrain.core.compression.layout import BITS
 
 SOURCE = Path(kernel.__file__).with_name("codes_kernel.c")
+WATCHED = (
+    *("-g", "-O1", ONCE, "-fno-sanitize-recover=all"),
+    "-fsanitize=address,undefined,float-cast-overflow",
+)
 
 
 def test_the_kernel_is_there() -> None:
@@ -40,6 +44,39 @@ def test_all_instruction_sets_give_the_bits_of_numpy(
                 expected = coded_by_arrays(rows.copy(), bits)
                 for one, other in zip(coded_by_kernel(rows.copy(), bits), expected, strict=True):
                     assert one.tobytes() == other.tobytes()
+
+
+def run_driver(source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Compile codes_driver.c with the text of a kernel and with sanitizers, and run it."""
+    program, driver = folder / "driver", Path(__file__).with_name("codes_driver.c")
+    command = [gcc(), *COMMON, *WATCHED, f"-I{source.parent}", str(driver), "-lm", "-o"]
+    subprocess.run([*command, str(program)], check=True, timeout=60)
+    # Linux may else scatter memory too widely for the sanitizers of GCC 12.
+    words = ["setarch", "-R", str(program)]
+    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
+
+
+def test_memory_and_arithmetic_are_in_order(tmp_path: Path) -> None:
+    done = run_driver(SOURCE, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("return left < 0 ? 0 : left < bytes ? left : bytes;", "return bytes;", "overflow"),
+        ("level = level < outermost ? level : outermost;", "", "outside the range"),
+    ],
+)
+def test_a_fault_is_reported(before: str, after: str, said: str, tmp_path: Path) -> None:
+    """So that the run above can fail."""
+    text = SOURCE.read_text(encoding="utf-8")
+    assert text.count(before) == 1
+    mutated = tmp_path / SOURCE.name
+    mutated.write_text(text.replace(before, after), encoding="utf-8")
+    done = run_driver(mutated, tmp_path)
+    assert done.returncode != 0
+    assert said in done.stderr, done.stderr
 
 
 def test_a_kernel_of_another_version_is_refused(tmp_path: Path) -> None:

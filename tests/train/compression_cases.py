@@ -47,7 +47,7 @@ KINDS = ((DType.FLOAT32, True), (DType.FLOAT64, False))
 
 def residuals(exchange: Exchange) -> list[Flat]:
     """Return the sums of all ranks' residuals, by parameter; a rank keeps none that is zero."""
-    zeros = {f"residual.{index}": np.zeros(count) for index, count in enumerate(COUNTS)}
+    zeros = {f"residual.p{index}": np.zeros(count) for index, count in enumerate(COUNTS)}
     own = [
         [(zeros | state)[name].astype(np.float64).reshape(-1) for name in zeros]
         for state in allgather_object(exchange.state().own, "residuals")

@@ -172,7 +172,7 @@ def lost(exchange: OneBit, nodes: tuple[int, ...] | None) -> float:
         everybody = zip(*of_ranks(step, DType.FLOAT64), strict=True)
         rest = [r + sum(g) - hvd.size() * f for r, g, f in zip(rest, everybody, found, strict=True)]
     for residuals in allgather_object(exchange.state().own, "residuals"):
-        rest = [r - residuals[f"residual.{i}"].reshape(-1) for i, r in enumerate(rest)]
+        rest = [r - residuals[f"residual.p{i}"].reshape(-1) for i, r in enumerate(rest)]
     return max(float(np.abs(r).max()) for r in rest)
 
 

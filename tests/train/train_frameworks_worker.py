@@ -89,11 +89,11 @@ def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
     train(resumed)
 
 
-# Ranks keep what one bit has lost, or the state of their own Adam, or a velocity of all ranks.
+# Ranks keep what one bit has lost, or a velocity of all ranks, and have each an Adam of their own.
 EXCHANGED = (
     "onebit:hierarchical=false,warmup=1",
-    "postlocal:after=2,steps=2",
-    "diloco:steps=4,fragments=2",
+    "postlocal:after=2,steps=2,state=average",
+    "blockmomentum:block=960",
     "auto:allow=half,steps=1",
 )
 

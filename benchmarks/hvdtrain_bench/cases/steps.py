@@ -15,7 +15,7 @@ import hvdtrain.torch as hvd
 from hvdtrain_bench.cases.models import MODELS, BenchModel
 from hvdtrain_bench.cases.peers import Horovod, Peers
 from hvdtrain_bench.cases.sums import WrongResultError
-from hvdtrain_bench.cases.trainer import Trainer, Wrap, bare, first_weights
+from hvdtrain_bench.cases.trainer import Trainer, Wrap, bare, bare_optimizer, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
@@ -25,6 +25,7 @@ __all__ = ["measure_steps", "with_hvdtrain"]
 
 _ALONE, _WHOLE, _LIMIT = "one rank alone", "one rank, whole batch", "no communication"
 _BASE, _AGAIN = "hvdtrain", "hvdtrain again"
+_FUSED_LIMIT, _FUSED, _SHARDED = "no communication, fused", "hvdtrain, fused", "hvdtrain, sharded"
 # Libraries add in different orders, which makes little difference after a few steps.
 _AGREEMENT = 1e-4
 
@@ -68,6 +69,21 @@ def with_hvdtrain(module: nn.Module) -> tuple[nn.Module, Optimizer]:
     return module, hvd.DistributedOptimizer(optimizer, named_parameters=module.named_parameters())
 
 
+def _fused_alone(module: nn.Module) -> tuple[nn.Module, Optimizer]:
+    return module, bare_optimizer(module, fused=True)
+
+
+def _with_fused(module: nn.Module) -> tuple[nn.Module, Optimizer]:
+    optimizer = bare_optimizer(module, fused=True)
+    return module, hvd.DistributedOptimizer(optimizer, named_parameters=module.named_parameters())
+
+
+def _with_shared_work(module: nn.Module) -> tuple[nn.Module, Optimizer]:
+    return module, hvd.DistributedOptimizer(
+        bare_optimizer(module), named_parameters=module.named_parameters(), sharded=True
+    )
+
+
 def _with_horovod(horovod: Horovod) -> Wrap:
     def wrap(module: nn.Module) -> tuple[nn.Module, Optimizer]:
         optimizer = bare(module)[1]
@@ -105,6 +121,9 @@ def _contenders(ranks: Ranks, peers: Peers, model: BenchModel, samples: int) -> 
         judge.without_communication(_LIMIT, torch_library, alone),
         judge.together(_BASE, peers.library, trainer(with_hvdtrain)),
         judge.together(_AGAIN, peers.library, trainer(with_hvdtrain)),
+        judge.without_communication(_FUSED_LIMIT, torch_library, trainer(_fused_alone)),
+        judge.together(_FUSED, peers.library, trainer(_with_fused)),
+        judge.together(_SHARDED, peers.library, trainer(_with_shared_work)),
         judge.together("DDP", peers.gloo_library, trainer(_with_ddp)),
     ]
     if peers.horovod is not None:

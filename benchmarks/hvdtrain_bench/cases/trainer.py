@@ -10,7 +10,7 @@ from torch.optim import SGD, Optimizer
 
 from hvdtrain_bench.cases.models import BenchModel
 
-__all__ = ["Trainer", "Wrap", "bare", "first_weights"]
+__all__ = ["Trainer", "Wrap", "bare", "bare_optimizer", "first_weights"]
 
 # Returns the module to call and the optimizer to step, for a model.
 Wrap = Callable[[nn.Module], tuple[nn.Module, Optimizer]]
@@ -27,7 +27,17 @@ def first_weights(model: BenchModel) -> list[torch.Tensor]:
 
 def bare(module: nn.Module) -> tuple[nn.Module, Optimizer]:
     """Return the model and its optimizer for training without communication."""
-    return module, SGD(module.parameters(), lr=0.01, momentum=0.9)
+    return module, bare_optimizer(module)
+
+
+def bare_optimizer(module: nn.Module, fused: bool | None = None) -> Optimizer:
+    """Return the optimizer of every contender.
+
+    Args:
+        module: model to optimize.
+        fused: whether to use torch's fused form; None for torch's default.
+    """
+    return SGD(module.parameters(), lr=0.01, momentum=0.9, fused=fused)
 
 
 class Trainer:

@@ -45,8 +45,8 @@ def measure_losses(
         for seed in range(settings.repeats):
             say(f"{task.title}, seed {seed}")
             for name in Random(seed).sample(names, len(names)):
-                run = _Training(ranks, task, train, name, seed)
-                curves[name].append(run.curve(test, settings))
+                run = _Training(ranks, task, train, name, seed, settings)
+                curves[name].append(run.curve(test))
         found = [facts(ranks, "hvdtrain", peers.library)]
         losses = {name: [curve[-1][-1] for curve in of] for name, of in curves.items()}
         about = {"task": key, "title": task.title, "curves": curves}
@@ -63,12 +63,19 @@ class _Training:
         train: samples for training.
         exchange: exchange, as text.
         seed: seed of the weights and of the order of samples.
+        settings: number of steps, and of points of the curve.
     """
 
     def __init__(
-        self, ranks: Ranks, task: LossTask, train: Samples, exchange: str, seed: int
+        self,
+        ranks: Ranks,
+        task: LossTask,
+        train: Samples,
+        exchange: str,
+        seed: int,
+        settings: Settings,
     ) -> None:
-        self._ranks, self._task = ranks, task
+        self._ranks, self._task, self._settings = ranks, task, settings
         torch.manual_seed(seed)
         self._module = task.build()
         self._optimizer = hvd.DistributedOptimizer(
@@ -78,20 +85,27 @@ class _Training:
         torch.manual_seed(seed * ranks.size + ranks.rank)  # of dropout
         self._batches: Iterator[tuple[Tensor, Tensor]] = train.batches(ranks.rank, ranks.size, seed)
 
-    def curve(self, test: Samples, settings: Settings) -> Curve:
+    def curve(self, test: Samples) -> Curve:
         """Train, and return the losses of the test samples on the way (collective)."""
         points: Curve = [(0, 0.0, self._loss(test))]
-        seconds = 0.0
-        for number in range(settings.points):
+        seconds, each = 0.0, self._settings.steps_per_turn
+        for number in range(self._settings.points):
             self._ranks.meet()
             began = time.perf_counter()
-            for _ in range(settings.steps_per_turn):
+            for step in range(number * each, (number + 1) * each):
+                self._set_rate(step)
                 self._step()
             self._optimizer.flush()
             seconds += self._ranks.largest(time.perf_counter() - began)
-            steps = (number + 1) * settings.steps_per_turn
-            points.append((steps, seconds, self._loss(test)))
+            points.append(((number + 1) * each, seconds, self._loss(test)))
         return points
+
+    def _set_rate(self, step: int) -> None:
+        factor = self._task.factor
+        if factor is not None:
+            steps = self._settings.points * self._settings.steps_per_turn
+            for group in self._optimizer.param_groups:
+                group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor(step, steps)
 
     def _step(self) -> None:
         inputs, targets = next(self._batches)

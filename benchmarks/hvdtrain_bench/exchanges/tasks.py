@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ class LossTask:
         data: returns the samples for training and those for testing.
         build: returns the model with random weights.
         optimizer: returns the optimizer of the model.
+        factor: returns the factor of the learning rate in a step, given its number from 0 and the
+            number of all steps; None if the rate is constant.
         batch: samples per rank and step.
     """
 
@@ -70,6 +73,7 @@ class LossTask:
     data: Callable[[], tuple[Samples, Samples]]
     build: Callable[[], nn.Module]
     optimizer: Callable[[nn.Module], Optimizer]
+    factor: Callable[[int, int], float] | None = None
     batch: int = _BATCH
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -125,10 +129,27 @@ def _adamw(module: nn.Module) -> Optimizer:
     return AdamW(module.parameters(), lr=1e-3)
 
 
+def _character_transformer() -> nn.Module:
+    return Transformer(_ASCII, _CONTEXT, 64, 2, 4)
+
+
+def _cosine(step: int, steps: int) -> float:
+    """Rise over the first twentieth of the steps, then follow half a period of a cosine to 0."""
+    rising = steps // 20
+    if step < rising:
+        return (step + 1) / rising
+    return (1 + math.cos(math.pi * (step - rising) / (steps - rising))) / 2
+
+
 TASKS = {
     "digits": LossTask("MLP on digits", lambda: _digits(8), _digits_network, _sgd),
-    "text": LossTask(
-        "character transformer", _text, lambda: Transformer(_ASCII, _CONTEXT, 64, 2, 4), _adamw
+    "text": LossTask("character transformer", _text, _character_transformer, _adamw),
+    "text-decay": LossTask(
+        "character transformer whose learning rate decays",
+        _text,
+        _character_transformer,
+        _adamw,
+        _cosine,
     ),
     "mnist-cnn": LossTask(
         "MNIST CNN on digits", lambda: _digits(28), MODELS["mnist-cnn"].build, _sgd

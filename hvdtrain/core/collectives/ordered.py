@@ -14,6 +14,7 @@ from hvdtrain.arrays import elements_of
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Communicator, Pending, VotedReduction
 from hvdtrain.engines.point_to_point import PointToPoint
+from hvdtrain.engines.slices import Slices
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["OrderedCommunicator", "tree_sum"]
@@ -158,6 +159,9 @@ class OrderedCommunicator(Communicator):
 
     def point_to_point(self) -> PointToPoint:
         return self._inner.point_to_point()
+
+    def slices(self) -> Slices | None:
+        return self._inner.slices() if self._tree_sums else None
 
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
         return self._inner.empty(nbytes, device)

@@ -41,10 +41,19 @@ class AllreduceExchange(Exchange):
         """Return the exchange of a joined rank, from the result of zeros() on another rank."""
         return cls(zeros.op, zeros.postscale)
 
-    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+    def factors(self, info: StepInfo) -> tuple[float, float]:
+        """Return the factor of this rank's elements before the sum, and the one after it (local).
+
+        Raises:
+            AgreedError: the weights of all ranks are zero.
+        """
         prescale, postscale = 1.0 / self._predivide, self._predivide
         if self._op is ReduceOp.AVERAGE:
             prescale, postscale = info.weigh(prescale), postscale / info.size
+        return prescale, postscale
+
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        prescale, postscale = self.factors(info)
         communicators.all_ranks.allreduce(bucket.buffer, ReduceOp.SUM, prescale, postscale)
 
     def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros:

@@ -11,6 +11,7 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.checks import check_count
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
@@ -51,6 +52,7 @@ class AutoExchange(Exchange):
         measured: measurements, equal on all ranks, to use instead of making them.
 
     Raises:
+        TypeError: `allow` holds something else than exchanges, or `steps` is no whole number.
         ValueError: an exchange is not one of gradients between nodes, `steps` is not positive, or
             `measured` is of other exchanges.
     """
@@ -63,8 +65,7 @@ class AutoExchange(Exchange):
         steps: int = 10,
         measured: Measured | None = None,
     ) -> None:
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
+        check_count("steps", steps)
         self._plain = AllreduceExchange()
         # Never used themselves, but copied.
         self._candidates: Mapping[str, Exchange] = {_AVERAGE: self._plain, **_allowed(allow)}
@@ -104,8 +105,10 @@ class AutoExchange(Exchange):
     def prepare(self, plan: BucketPlan) -> None:
         for each in self._candidates.values():
             each.prepare(plan)
-        if self._choice is not None and self._plan.specs:
-            self._choice = self._choice.carried_to(self._plan, plan)
+        if self._choice is not None:
+            if self._plan.specs:
+                self._choice = self._choice.carried_to(self._plan, plan)
+            self._choice.prepare(plan)
         self._plan = plan
         self._times.clear()
 
@@ -130,7 +133,8 @@ class AutoExchange(Exchange):
             self._decide(info, communicators)
 
     def end(self, info: StepInfo) -> None:
-        self._times.end_step(time.perf_counter())
+        if self._choice is None or self._prints:
+            self._times.end_step(time.perf_counter())
         if self._choice is not None:
             self._choice.end(info)
             if self._prints and len(self._times.seconds) == self._steps:
@@ -205,6 +209,9 @@ def _allowed(allow: str | Sequence[Exchange]) -> dict[str, Exchange]:
         texts = [text.strip() for text in allow.split("+")]
         found = {text: _from_text(text) for text in texts if text != _AVERAGE}
     else:
+        for each in allow:
+            if not isinstance(each, Exchange):
+                raise TypeError(f"allow must hold exchanges, or be text, got {each!r}")
         found = {each.spec: each for each in allow}
     for name, each in found.items():
         if each.kind is not Kind.GRADIENTS or not each.hierarchical:

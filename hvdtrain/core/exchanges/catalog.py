@@ -55,7 +55,7 @@ def make_exchange(text: str) -> Exchange:
         make: Callable[..., Exchange] = kind
         made = make(**options)
         return WarmUp(made, steps, samples) if steps or samples else made
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"exchange {text!r}: {error}") from None
 
 

@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 import math
+import operator
 
-__all__ = ["check_momentum", "check_positive"]
+__all__ = ["check_count", "check_momentum", "check_positive"]
+
+
+def check_count(name: str, number: int, least: int = 1) -> None:
+    """Check that an argument is a whole number that is not too small.
+
+    Args:
+        name: name of the argument, for the message.
+        number: its value.
+        least: smallest value.
+
+    Raises:
+        TypeError: it is not a whole number.
+        ValueError: it is less than `least`.
+    """
+    try:
+        operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, got {number!r}") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
 
 
 def check_positive(name: str, number: float) -> None:

@@ -6,15 +6,16 @@ Streaming DiLoCo with Overlapping Communication, 2025.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
+from typing import cast
 
 import numpy as np
 
-from hvdtrain.arrays import copy
+from hvdtrain.arrays import Array, HostArray, copy, is_tensor, like_shape
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.exchanges.checks import check_momentum, check_positive
+from hvdtrain.core.exchanges.checks import check_count, check_momentum, check_positive
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.gradients.communicators import Communicators
@@ -33,11 +34,14 @@ from hvdtrain.core.gradients.plan import BucketPlan
 __all__ = ["DiLoCo"]
 
 _NEXT = "next fragment"
+# Parts of host arrays of which half a dozen fit into the cache of a core.
+_PART_ELEMENTS = 1 << 15
 # Averages of what ranks have changed, by the type of what crosses the network.
 _AVERAGES: Mapping[str, Callable[[], Exchange]] = {
     "float32": AllreduceExchange,
     "bf16": HalfExchange,
     "int8": partial(NBitExchange, bits=8),
+    "int4": partial(NBitExchange, bits=4),
 }
 
 
@@ -60,11 +64,12 @@ class DiLoCo(Exchange):
         momentum: momentum of the outer optimizer.
         fragments: number of fragments.
         type: what crosses the network of d: "float32" for all of it, "bf16" for half types
-            (HalfExchange), or "int8" for 8 bits with error feedback (NBitExchange).
+            (HalfExchange), or "int8" or "int4" for 8 or 4 bits with error feedback (NBitExchange).
         state: what becomes of the state of each rank's optimizer after an exchange: "keep",
             "average" it as well, or "reset" it, as if the optimizer were new.
 
     Raises:
+        TypeError: `steps` is no whole number.
         ValueError: an argument is out of range, or arguments exclude each other.
     """
 
@@ -80,8 +85,7 @@ class DiLoCo(Exchange):
         type: str = "float32",
         state: str = "keep",
     ) -> None:
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
+        check_count("steps", steps)
         check_positive("rate", rate)
         check_momentum(momentum)
         if fragments < 1 or steps % fragments:
@@ -137,13 +141,21 @@ class DiLoCo(Exchange):
     def _step(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         """Take a step of the outer optimizer on all parameters of a bucket (collective)."""
         for part in bucket.parts:
-            part.array[...] = self._start.get(part.name, part.array) - part.array
+            start = self._start.get(part.name, part.array)
+            for own, common in _parts(part.array, start):
+                own[...] = common - own
         self._average.reduce(bucket, info, communicators)
         for part in bucket.parts:
-            gradient = part.array
-            velocity = self._velocity.get(part.name, gradient) * self._momentum + gradient
-            step = (velocity * self._momentum + gradient) * self._rate
-            part.array[...] = self._start.get(part.name, gradient) - step
+            start = self._start.get(part.name, part.array)
+            before = self._velocity.get(part.name, part.array)
+            velocity = like_shape(before, before.shape)
+            for d, u, old, common in _parts(part.array, velocity, before, start):
+                u[...] = old * self._momentum
+                u += d
+                step = u * self._momentum
+                step += d
+                step *= self._rate
+                d[...] = common - step
             self._velocity.put(part.name, velocity)
             if self.partial:
                 self._start.put(part.name, copy(part.array))
@@ -165,3 +177,18 @@ class DiLoCo(Exchange):
         self._next = int(state.shared[_NEXT])
         self._velocity.load(state.shared)
         self._average.load(ExchangeState(own=state.own))
+
+
+def _parts(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Yield views of the same elements of each array, which in host memory fit into the cache.
+
+    Args:
+        arrays: arrays of the same shape; contiguous ones in host memory are divided.
+    """
+    hosts = [cast("HostArray", array) for array in arrays]
+    if is_tensor(arrays[0]) or not all(host.flags.c_contiguous for host in hosts):
+        yield arrays
+        return
+    flat = [array.reshape(-1) for array in arrays]
+    for low in range(0, hosts[0].size, _PART_ELEMENTS):
+        yield tuple(array[low : low + _PART_ELEMENTS] for array in flat)

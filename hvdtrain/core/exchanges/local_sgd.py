@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hvdtrain.core.exchanges.checks import check_count
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, LocalSteps, StepInfo
 from hvdtrain.core.gradients.inner_state import parse_inner_state
@@ -21,6 +22,7 @@ class LocalSGD(Exchange):
             "average" it as well, or "reset" it, as if the optimizer were new.
 
     Raises:
+        TypeError: `steps` is no whole number.
         ValueError: an argument is out of range.
     """
 
@@ -31,8 +33,7 @@ class LocalSGD(Exchange):
     kind = Kind.WEIGHTS
 
     def __init__(self, steps: int, state: str = "keep") -> None:
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
+        check_count("steps", steps)
         self._steps = steps
         self.inner_state = parse_inner_state(state)
         self.spec = f"local:steps={steps},state={state}"

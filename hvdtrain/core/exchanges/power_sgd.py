@@ -14,7 +14,7 @@ from hvdtrain.arrays import Array, HostArray, copy, like, like_shape
 from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.compression.low_rank import split, times, times_transposed
 from hvdtrain.core.compression.orthonormal import orthonormal
-from hvdtrain.core.exchanges.checks import check_positive
+from hvdtrain.core.exchanges.checks import check_count, check_positive
 from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, ParameterSlice, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import ParameterSpec
@@ -53,6 +53,7 @@ class PowerSGDExchange(ErrorFeedback):
         warm_start: whether Q begins with that of the step before, instead of random numbers.
 
     Raises:
+        TypeError: `rank` is no whole number.
         ValueError: `rank` or `min_rate` is not positive.
     """
 
@@ -60,8 +61,7 @@ class PowerSGDExchange(ErrorFeedback):
 
     def __init__(self, rank: int = 4, min_rate: float = 2.0, warm_start: bool = True) -> None:
         super().__init__()
-        if rank < 1:
-            raise ValueError(f"rank must be at least 1, got {rank}")
+        check_count("rank", rank)
         check_positive("min_rate", min_rate)
         self._rank, self._min_rate, self._warm_start = rank, min_rate, warm_start
         self._right = ParameterState("right")

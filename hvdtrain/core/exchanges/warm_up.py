@@ -9,6 +9,7 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.checks import check_count
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
@@ -37,15 +38,14 @@ class WarmUp(Exchange):
             distributed_after); it ends with the step that reaches the number.
 
     Raises:
+        TypeError: `steps` or `samples` is no whole number.
         ValueError: `steps` or `samples` is negative, both are given, or the exchange has a warm-up
             of its own or, with `samples`, counts all ranks alike.
     """
 
     def __init__(self, exchange: Exchange, steps: int = 0, samples: int = 0) -> None:
-        if steps < 0:
-            raise ValueError(f"warm-up steps must be at least 0, got {steps}")
-        if samples < 0:
-            raise ValueError(f"warm-up samples must be at least 0, got {samples}")
+        check_count("warm-up steps", steps, 0)
+        check_count("warm-up samples", samples, 0)
         if steps and samples:
             raise ValueError("give the warm-up in steps or samples (distributed_after), not both")
         if exchange.first is not None:

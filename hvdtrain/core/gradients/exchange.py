@@ -65,7 +65,7 @@ class Exchange(ABC):
             are float32, and numpy arrays never hold the bits of a bfloat16.
         hierarchical: whether it sums within a node first, and concerns only the network between
             nodes; otherwise each rank counts as a node.
-        checks_finite: whether `end` needs to know if all elements were finite, and for which
+        checks_finite: whether `end` needs to know if all results are finite, and for which
             parameters no rank had a gradient.
         uses_rate: whether `reduce` needs the learning rate.
         uses_scale: whether `reduce` needs the scale of the loss, because it keeps what belongs to

@@ -220,13 +220,13 @@ class GradientStep(Operation):
     def _reduce(
         self, bucket: FilledBucket, info: StepInfo, communicators: Communicators, needed: bool
     ) -> None:
-        if self._exchange.checks_finite:
-            self._finite.append(all_finite(bucket.elements))
         if needed:
             self._exchange.reduce(bucket, info, communicators)
+        if self._exchange.checks_finite:
+            self._finite.append(all_finite(bucket.elements))
 
     def _agree_on_finite(self, communicator: Communicator) -> bool:
-        """Return whether the gradients of all ranks were finite; this waits for devices."""
+        """Return whether the results of all ranks are finite; this waits for devices."""
         finite = np.ones(1, np.int32)
         for streams, reduced, own in zip(self._streams, self.reduced, self._finite, strict=True):
             finite[0] &= streams.run_after(reduced.result(), partial(bool, own))[0]

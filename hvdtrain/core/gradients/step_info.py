@@ -25,7 +25,7 @@ class StepInfo:
         weight: weight of this rank in the average; 0 if it has joined.
         total: sum of the weights of all ranks.
         weighted: whether any rank was given a weight; otherwise the plain average is used.
-        finite: whether the elements of all ranks are finite, known at the end of the step; only
+        finite: whether all elements of the results are finite, known at the end of the step; only
             for an exchange with `checks_finite`.
         flush: whether all ranks asked for equal weights now, at whatever step they are.
         local_steps: number of steps that ranks have taken since the weights of all were equal,

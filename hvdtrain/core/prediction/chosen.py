@@ -93,6 +93,11 @@ class Chosen:
             own |= {f"{number}.{name}": array for name, array in state.own.items()}
         return ExchangeState(shared, own)
 
+    def prepare(self, plan: BucketPlan) -> None:
+        """Prepare for a plan, as `Exchange.prepare` (local)."""
+        for exchange in self.exchanges.values():
+            exchange.prepare(plan)
+
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         """Overwrite a bucket with the result, as `Exchange.reduce` (collective)."""
         for method, first, last in runs_of(bucket.layout, self.methods):

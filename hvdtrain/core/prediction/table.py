@@ -49,7 +49,8 @@ def choice_line(names: Sequence[str], plan: BucketPlan, chosen: Sequence[int]) -
     for number in sorted(set(chosen)):
         own = [spec.count for spec, own in zip(plan.specs, chosen, strict=True) if own == number]
         share = f"{100 * sum(own) / total:.1f} % of the elements"
-        parts.append(f"{names[number]} for {len(own)} gradients with {share}")
+        gradients = f"{len(own)} gradient{'s' * (len(own) != 1)}"
+        parts.append(f"{names[number]} for {gradients} with {share}")
     return f"chosen: {', '.join(parts)}" if len(parts) > 1 else f"chosen: {names[chosen[0]]}"
 
 

@@ -15,8 +15,10 @@ from hvdtrain.engines.mpi.flat import FlatMpi
 from hvdtrain.engines.mpi.gpu import GpuMpi
 from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, open_hierarchy
 from hvdtrain.engines.mpi.point_to_point import MpiPointToPoint
+from hvdtrain.engines.mpi.slices import NodeSlices
 from hvdtrain.engines.mpi.types import MPI_TYPES
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
+from hvdtrain.engines.slices import Slices
 from hvdtrain.errors import SystemLimitError
 from hvdtrain.types import DType, ReduceOp
 
@@ -220,6 +222,11 @@ class MpiCommunicator(Communicator):
         shared = self._hierarchy if self._node_group is None else self._node_group.arena
         memory = shared.empty(nbytes) if shared is not None else None
         return np.empty(nbytes, np.uint8) if memory is None else memory
+
+    def slices(self) -> Slices | None:
+        if self._node_group is not None:
+            return NodeSlices(self._node_group, self.rank, self.size, None, 1)
+        return None if self._hierarchy is None else self._hierarchy.slices()
 
     def put(self, source: Buffer, buffer: Buffer) -> None:
         if self._kernel is None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.engines.mpi.slices import NodeSlices
 from hvdtrain.engines.mpi.types import MPI_OPS, typed
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
 from hvdtrain.engines.shared_memory.numpy_kernel import NumpyNodeGroup, open_numpy_node_group
@@ -69,7 +70,7 @@ def open_hierarchy(
     owners = min(counts)
     index = local.Get_rank()
     across = comm.Split(index if index < owners else MPI.UNDEFINED, rank)
-    return NodeHierarchy(comm, local, across, group, owners)
+    return NodeHierarchy(comm, local, across, group, owners, len(counts))
 
 
 def _open_node(local: MPI.Comm, kernel: ctypes.CDLL | None) -> _AnyNodeGroup | None:
@@ -117,6 +118,7 @@ class NodeHierarchy:
             on ranks that own none.
         group: shared-memory group of this node's ranks.
         owners: number of slices.
+        nodes: number of nodes.
 
     Attributes:
         least_bytes: size below which a single MPI call is faster.
@@ -129,9 +131,10 @@ class NodeHierarchy:
         across: MPI.Comm,
         group: _AnyNodeGroup,
         owners: int,
+        nodes: int,
     ) -> None:
         self._comm, self._local, self._across = comm, local, across
-        self._group, self._owners = group, owners
+        self._group, self._owners, self._nodes = group, owners, nodes
         self._alone = local.Get_size() == comm.Get_size()
         self.least_bytes = _LEAST_BYTES_WITHIN if self._alone else _LEAST_BYTES_BETWEEN
         self._scratch: list[Buffer] | None = None
@@ -202,6 +205,13 @@ class NodeHierarchy:
         """
         arena = self._group.arena
         return _agree(self._comm, lambda: arena.empty(nbytes), lambda _: arena.forget_last())
+
+    def slices(self) -> NodeSlices:
+        """Return the slices of memory that the ranks of this node share (local)."""
+        alone = self._alone or self._across == MPI.COMM_NULL
+        across = None if alone else self._across
+        number = self._local.Get_rank()
+        return NodeSlices(self._group, number, self._owners, across, self._nodes)
 
     def close(self) -> None:
         """Free the communicators and the memory (collective)."""

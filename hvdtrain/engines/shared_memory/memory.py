@@ -103,6 +103,19 @@ class NodeArena:
         offset = location & (1 << _OFFSET_BITS) - 1
         return [address + offset for address in memory.addresses]
 
+    def copies(self, buffer: Buffer) -> list[npt.NDArray[np.uint8]] | None:
+        """Return the bytes of every rank's buffer; None for private memory (local).
+
+        Args:
+            buffer: elements in shared memory, at the same location on all ranks.
+        """
+        location = self.location(buffer)
+        if not location:
+            return None
+        memory = self._shared[(location >> _OFFSET_BITS) - 1]
+        offset = location & (1 << _OFFSET_BITS) - 1
+        return [part[offset : offset + buffer.nbytes] for part in memory.parts]
+
 
 def share_memory(nbytes: int, rank: int, size: int, allgather: Allgather) -> NodeMemory | None:
     """Allocate `nbytes` of zeros on every rank of a node, writable by all of them (collective).

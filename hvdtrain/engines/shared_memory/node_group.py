@@ -181,7 +181,9 @@ class NodeGroup:
             self._task.source, self._task.location = source.pointer, 0
         self._finish(self._kernel.hvd_reduce)
 
-    def add(self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int) -> Buffer:
+    def add(
+        self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int, postscale: float = 1.0
+    ) -> Buffer:
         """Reduce within the node and return this rank's slice of the result (collective).
 
         Args:
@@ -189,8 +191,9 @@ class NodeGroup:
             op: SUM, MIN, MAX or PRODUCT.
             prescale: factor before the reduction.
             owners: number of ranks that own a slice.
+            postscale: factor after the reduction.
         """
-        self._prepare(buffer, op, prescale, 1.0, owners)
+        self._prepare(buffer, op, prescale, postscale, owners)
         self._finish(self._kernel.hvd_add)
         start, end = (self._kernel.hvd_slice_start(self._task, self._rank + k) for k in (0, 1))
         return buffer.slice(start, end - start)
@@ -205,6 +208,11 @@ class NodeGroup:
         """
         self._prepare(buffer, ReduceOp.SUM, 1.0, postscale, owners)
         self._finish(self._kernel.hvd_spread)
+
+    def meet(self) -> None:
+        """Wait until all ranks are here, and see what they have written (collective)."""
+        value = Buffer.from_array(np.zeros(1, np.uint8))
+        self.allreduce(value, value, ReduceOp.MAX, 1.0, 1.0)
 
     def _prepare(
         self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float, owners: int = 0

@@ -527,7 +527,7 @@ static void add_slice(const task_t *task, int everywhere) {
     if (everywhere)
         combine(task, all, prescales, (targets_t){slices, team->size}, task->postscale, count);
     else
-        combine(task, all, prescales, (targets_t){&slices[team->rank], 1}, 1.0, count);
+        combine(task, all, prescales, (targets_t){&slices[team->rank], 1}, task->postscale, count);
 }
 
 static void spread_slice(const task_t *task) {
@@ -536,6 +536,11 @@ static void spread_slice(const task_t *task) {
     double one = 1.0;
     int64_t count = slice_of_copies(task, slices);
     const char *own = slices[team->rank];
+    if (task->postscale == 1.0) {
+        for (int32_t rank = 0; rank < team->size; rank++)
+            if (rank != team->rank) hvd_copy(slices[rank], own, count * TYPES[task->type].itemsize);
+        return;
+    }
     combine(task, (sources_t){&own, 1}, &one, (targets_t){slices, team->size}, task->postscale,
             count);
 }

@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.shared_memory.memory import NodeArena, share_memory
+from hvdtrain.engines.slices import aligned_bounds
 from hvdtrain.polling import poll_until
 from hvdtrain.types import ReduceOp
 
@@ -21,8 +22,6 @@ _FOLDS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.MAX: np.maximum,
     ReduceOp.PRODUCT: np.multiply,
 }
-# Slices are aligned to cache lines, as in the kernel.
-_SLICE_ELEMENTS = 64
 
 
 def open_numpy_node_group(comm: MPI.Comm) -> NumpyNodeGroup | None:
@@ -49,7 +48,9 @@ class NumpyNodeGroup:
         self.arena = NodeArena(self._rank, comm.Get_size(), comm.allgather)
 
     @np.errstate(all="ignore")  # as in MPI and C; loss scalers check for overflow
-    def add(self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int) -> Buffer:
+    def add(
+        self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int, postscale: float = 1.0
+    ) -> Buffer:
         """Reduce within the node and return this rank's slice of the result (collective).
 
         Args:
@@ -57,9 +58,10 @@ class NumpyNodeGroup:
             op: SUM, MIN, MAX or PRODUCT.
             prescale: factor before the reduction.
             owners: number of ranks that own a slice.
+            postscale: factor after the reduction.
         """
         buffer.scale(prescale)
-        self._barrier()
+        self.meet()
         own = self._own_slice(buffer, owners)
         if own.count:
             slices = self._slices(own)
@@ -69,6 +71,7 @@ class NumpyNodeGroup:
                 target = slices[self._rank] if rank >= self._rank else slices[0]
                 _FOLDS[op](total, part, out=target)
                 total = target
+            own.scale(postscale)
         return own
 
     def spread(self, buffer: Buffer, postscale: float, owners: int) -> None:
@@ -85,23 +88,22 @@ class NumpyNodeGroup:
             for rank, part in enumerate(self._slices(own)):
                 if rank != self._rank:
                     part[:] = own.array()
-        self._barrier()
+        self.meet()
+
+    def meet(self) -> None:
+        """Wait until all ranks are here, and see what they have written (collective)."""
+        # MPI_Barrier would keep a core busy while waiting for a late rank.
+        poll_until(self._comm.Ibarrier().Test)
 
     def close(self) -> None:
         """Release the memory (local)."""
         self.arena.close()
 
-    def _barrier(self) -> None:
-        # MPI_Barrier would keep a core busy while waiting for a late rank.
-        poll_until(self._comm.Ibarrier().Test)
-
     def _own_slice(self, buffer: Buffer, owners: int) -> Buffer:
-        each = -(-buffer.count // owners)
-        each = -(-each // _SLICE_ELEMENTS) * _SLICE_ELEMENTS
         if self._rank >= owners:
-            each = 0
-        start = min(each * self._rank, buffer.count)
-        return buffer.slice(start, min(each, buffer.count - start))
+            return buffer.slice(buffer.count, 0)
+        start, end = aligned_bounds(buffer.count, owners)[self._rank :][:2]
+        return buffer.slice(start, end - start)
 
     def _slices(self, own: Buffer) -> list[npt.NDArray[Any]]:
         addresses = self.arena.addresses(self.arena.location(own))

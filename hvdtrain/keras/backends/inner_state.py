@@ -115,10 +115,10 @@ class OptimizerState:
 def _state_variables(optimizer: keras.optimizers.Optimizer) -> list[Variable]:
     """Return the floating point variables of an optimizer, except its learning rate.
 
-    Before an optimizer is built, it has none.
+    Those of a loss scale and of accumulated gradients are not among them. Before an optimizer is
+    built, it has none.
     """
-    return [
-        variable
-        for variable in optimizer.variables
-        if variable is not optimizer._learning_rate and "float" in variable.dtype
-    ]
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    others = [inner._learning_rate, *getattr(inner, "_accumulated_gradients", [])]
+    known = {id(variable) for variable in others}
+    return [v for v in inner.variables if id(v) not in known and "float" in v.dtype]

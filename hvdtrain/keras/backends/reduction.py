@@ -74,7 +74,7 @@ class Reduction:
         settings: settings of the reduction.
         name: operation name.
         backend: Keras's backend.
-        factor: factor for gradients after the reduction.
+        factor: factor for gradients after the reduction, or without one.
         scale_local: divide gradients of local variables by the number of ranks.
 
     Attributes:
@@ -180,15 +180,17 @@ class Reduction:
         if self._scale_local and size != 1:
             for i in set(present) - set(shared):
                 results[i] = keras.ops.divide(results[i], size)
-        if self._factor != 1.0:
-            for i in present:
-                results[i] = keras.ops.multiply(results[i], self._factor)
-        return results
+        return self._scaled(results)
+
+    def _scaled(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        if self._factor == 1.0:
+            return list(gradients)
+        return [g if g is None else keras.ops.multiply(g, self._factor) for g in gradients]
 
     @property
     def exchanges_weights(self) -> bool:
         """Whether ranks step on their own gradients at present, and exchange weights."""
-        return self.weights is not None and not self.weights.averages_gradients
+        return self.weights is not None and self.weights.exchanges_weights
 
     def update_alone(
         self,
@@ -206,7 +208,8 @@ class Reduction:
             optimizer: optimizer of this rank.
         """
         if self.weights is not None:
-            self.weights.update(update, gradients, variables, self._local, self._weight, optimizer)
+            own = self._scaled(gradients)
+            self.weights.update(update, own, variables, self._local, self._weight, optimizer)
 
     def flush(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Make values that ranks exchange equal now; gradients need no flush (collective).
@@ -251,7 +254,6 @@ class Reduction:
         """
         counts: Mapping[str, float | None] = {}
         if self.weights is not None:
-            self.weights.counter.check_synchronized("exchange_state")
             counts = self.weights.counts(optimizer)
         ranks = self.settings.process_set.size() or 0
         return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)

@@ -9,6 +9,12 @@ from hvdtrain.core.gradients.inner_state import InnerState
 
 __all__ = ["refuse_weights"]
 
+# Optimizers of keras.optimizers, some of which only later versions have.
+_REASONS = {
+    "ScheduleFreeAdamW": "whose state begins with the weights",
+    "LossScaleOptimizer": "whose inner optimizer counts all of its steps",
+}
+
 
 def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optimizer) -> None:
     """Refuse what does not go with an exchange of weights in Keras (local).
@@ -18,24 +24,14 @@ def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optim
         optimizer: optimizer of this rank.
 
     Raises:
-        ValueError: the optimizer scales the loss or accumulates gradients, or the exchange is to
-            reset a state that depends on the weights.
+        ValueError: the exchange is to reset a state that it cannot reset.
     """
     exchange = settings.exchange
-    if exchange is None or not settings.weights:
+    if exchange is None or exchange.inner_state is not InnerState.RESET:
         return
-    reasons = {
-        "a LossScaleOptimizer: leave it out, or use bfloat16": isinstance(
-            optimizer, keras.optimizers.LossScaleOptimizer
-        ),
-        "accumulation of gradients: leave that out, ranks take local steps anyway": bool(
-            optimizer.gradient_accumulation_steps
-        ),
-        "ScheduleFreeAdamW, whose state begins with the weights: give state=keep or average": (
-            exchange.inner_state is InnerState.RESET
-            and isinstance(optimizer, keras.optimizers.ScheduleFreeAdamW)
-        ),
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise ValueError(f"exchange {exchange.spec!r} does not go with {reason}")
+    for name, reason in _REASONS.items():
+        if isinstance(optimizer, getattr(keras.optimizers, name, ())):
+            raise ValueError(
+                f"exchange {exchange.spec!r} cannot reset the state of {name}, {reason}: give "
+                "state=keep or state=average"
+            )

@@ -25,6 +25,9 @@ _UNKNOWN = -1.0
 class WeightExchange:
     """Updates variables with the gradients of this rank, and exchanges their values when due.
 
+    The optimizer may accumulate the gradients of several passes for a step, and leave out an update
+    because gradients are not finite.
+
     An exchange may begin with averages of gradients. Each step asks the host at which side of the
     switch it is, so that functions that were traced before need not be traced anew.
 
@@ -48,13 +51,22 @@ class WeightExchange:
         self.flush_in_fit = True
         self._weights = ExchangedWeights(settings, name)
         self._averages_first = self._weights.averages_gradients
+        self._passes, self._passes_per_step = 0, 1
+        self._samples_of_step: float | None = None
         self.counter = self._weights.counter
         self.inner_state = OptimizerState(settings.make_exchange(), self._weights, backend)
 
     @property
-    def averages_gradients(self) -> bool:
-        """Whether ranks average gradients at present, and no weights."""
-        return self._weights.averages_gradients
+    def exchanges_weights(self) -> bool:
+        """Whether ranks exchange weights after the steps that were started, and not gradients."""
+        self._backend.wait_for_steps()
+        return not self._weights.averages_gradients
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether this rank has taken no step since the weights of all ranks were equal."""
+        self._backend.wait_for_steps()
+        return self.counter.synchronized
 
     def update(
         self,
@@ -78,6 +90,8 @@ class WeightExchange:
         if not self._settings.process_set.included():
             update(gradients)
             return
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        self._passes_per_step = inner.gradient_accumulation_steps or 1
         counted = _UNKNOWN if samples is None else samples
         numbers = [
             keras.ops.cast(number, "float32") for number in (optimizer.learning_rate, counted)
@@ -119,9 +133,8 @@ class WeightExchange:
             variables: variables that are exchanged.
             optimizer: optimizer of this rank.
         """
-        if self.averages_gradients or not self._settings.process_set.included():
+        if not (self.exchanges_weights and self._settings.process_set.included()):
             return
-        self._backend.wait_for_steps()
         state = self.inner_state.variables(optimizer)
         weights, settled = self._weights.flush(
             [to_array(variable) for variable in variables],
@@ -136,7 +149,12 @@ class WeightExchange:
 
         Args:
             optimizer: optimizer of this rank.
+
+        Raises:
+            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
         """
+        self._backend.wait_for_steps()
+        self.counter.check_synchronized("exchange_state")
         return {
             SAMPLES_PER_STEP: self.counter.samples_per_step,
             FORGOTTEN_STEPS: self.inner_state.forgotten_steps(optimizer),
@@ -148,13 +166,14 @@ class WeightExchange:
         Args:
             counts: result of counts() when the weights were saved.
         """
+        self._passes, self._samples_of_step = 0, None
         self.counter.begin_anew()
         self.counter.samples_per_step = counts.get(SAMPLES_PER_STEP)
         self.inner_state.load(int(counts.get(FORGOTTEN_STEPS, 0)))
 
     def _must_average(self, numbers: list[HostArray]) -> bool:
         _, self._samples = _rate_and_samples(numbers)
-        return self.averages_gradients
+        return self._weights.averages_gradients
 
     def _average(
         self, variables: Sequence[Variable], local: Container[int], gradients: list[HostArray]
@@ -171,7 +190,7 @@ class WeightExchange:
 
     def _must_begin(self, numbers: list[HostArray]) -> bool:
         _, self._samples = _rate_and_samples(numbers)
-        return not self.averages_gradients and not self.counter.begun
+        return not self._weights.averages_gradients and not self.counter.begun
 
     def _begin(self, variables: Sequence[Variable], weights: list[HostArray]) -> list[HostArray]:
         self._weights.begin(weights, variables, self._samples)
@@ -179,6 +198,12 @@ class WeightExchange:
 
     def _count(self, numbers: list[HostArray]) -> bool:
         rate, samples = _rate_and_samples(numbers)
+        if samples is not None:
+            self._samples_of_step = (self._samples_of_step or 0.0) + samples
+        self._passes += 1
+        if self._passes % self._passes_per_step:
+            return False
+        samples, self._samples_of_step = self._samples_of_step, None
         return self._weights.count_step(samples, rate)
 
     def _exchange(self, variables: Sequence[Variable], arrays: list[HostArray]) -> list[HostArray]:

@@ -12,11 +12,8 @@ from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.keras.backends.backend import current_backend
-from hvdtrain.keras.backends.distributed import (
-    DistributedMixin,
-    distributed_optimizers,
-    training_state,
-)
+from hvdtrain.keras.backends.distributed import distributed_optimizers, training_state
+from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.callbacks.checks import collective_callbacks, find_problem
 from hvdtrain.keras.callbacks.saving import SaveSchedule, save_schedules

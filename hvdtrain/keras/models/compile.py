@@ -14,7 +14,8 @@ from typing import Any
 import keras
 
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.backends.distributed import DistributedMixin, distribute, undistribute
+from hvdtrain.keras.backends.distributed import distribute, undistribute
+from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
 from hvdtrain.keras.tensors.types import Model
 
 __all__ = ["adjust_compiled", "compile_model"]

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 
 from hvdtrain.core import context
-from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.distributed import distributed_optimizers
 
 __all__ = ["save_model"]
@@ -25,8 +24,6 @@ def save_model(original: Callable[..., object], arguments: inspect.BoundArgument
         RuntimeError: this rank has taken steps since the weights of all ranks were equal.
     """
     optimizers = distributed_optimizers(arguments.arguments["self"])
-    if any(optimizer.exchanges_weights for optimizer in optimizers):
-        current_backend().wait_for_steps()
     if not all(optimizer.synchronized for optimizer in optimizers):
         raise RuntimeError(
             f"{context.current().topology.title} save: the ranks' weights differ until their next "

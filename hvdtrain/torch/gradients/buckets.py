@@ -17,6 +17,7 @@ from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.memory import bucket_memory, cut
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.core.sharding.exchange import ShardedExchange, shared_slices
 from hvdtrain.core.staging import note_staging
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.streams import HOST, Streams
@@ -81,6 +82,8 @@ class ParameterBuckets:
         name = f"plan {context.current().next_number(channel)}"
         streams = _streams_by_type(parameters, capabilities)
         memory = _allocate(channel, plan, name, parameters, streams)
+        if settings.sharded and shared_slices(channel, memory) is not None:
+            exchange = ShardedExchange(settings.op, settings.predivide)
         reducer = Reducer(
             context.current(),
             channel,

@@ -13,6 +13,8 @@ import torch
 from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.core.sharding.exchange import ShardedExchange
+from hvdtrain.core.sharding.operations import SpreadSlices
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
 from hvdtrain.torch.gradients.hooks import GradientHooks, check_hookable
@@ -38,6 +40,8 @@ class Gradients:
     Attributes:
         passes: backward passes accumulated before a reduction.
         parameters: parameters, in the given order.
+        whole: whether each rank has the result of the last reduction for all elements, instead of
+            only for those that it owns.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Gradients:
         self.passes = settings.passes
         self.parameters = [parameter for _, parameter in parameters]
         self._lock = threading.Lock()  # autograd has a thread for each GPU
+        self.whole = True
         self._make_plan()
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
@@ -69,6 +74,16 @@ class Gradients:
     def plan(self) -> BucketPlan:
         """The current division of gradients into buckets."""
         return self._buckets.plan
+
+    @property
+    def buckets(self) -> ParameterBuckets:
+        """The buckets of the current plan."""
+        return self._buckets
+
+    @property
+    def plan_is_final(self) -> bool:
+        """Whether the plan follows the order in which gradients arrive."""
+        return self._plan_is_final
 
     @property
     def _reducer(self) -> Reducer:
@@ -176,6 +191,24 @@ class Gradients:
         if self._buckets.channel.has_thread:  # otherwise nothing is in progress
             launched = self._reducer.step.launched
             self._buckets.views.lend(self.plan.buckets[reduced:launched])
+        self._buckets.views.note_versions()
+
+    def check_unchanged(self) -> None:
+        """Check that gradients are those that backward() has left (local).
+
+        Raises:
+            RuntimeError: the program has changed one, or it is sparse.
+        """
+        indices = [i for i, count in self._reducer.step.passes.items() if count == self.passes]
+        changed = self._buckets.views.changed(indices)
+        if changed is not None:
+            raise RuntimeError(
+                f"the gradient of {self._named[changed][0]!r}, or of another parameter in its "
+                "bucket, was changed or replaced between backward() and step(), or is sparse; with "
+                "sharded=True it is that of this rank alone there: clip with "
+                "optimizer.clip_grad_norm_(), or call optimizer.synchronize() before you change "
+                "gradients, and step() within `with optimizer.skip_synchronize():`"
+            )
 
     def _deliver(self, count: int) -> None:
         """Set the gradients of the first `count` buckets to the reduced ones."""
@@ -190,6 +223,13 @@ class Gradients:
         """
         self._end_step()
         self._reducer.count_step()
+
+    def spread(self) -> None:
+        """Give all ranks the results of the last reduction for all elements (collective)."""
+        if not self.whole:
+            name = f"gradients of {self._reducer.name}"
+            self._buckets.channel.run(SpreadSlices(self._reducer.buffers, name))
+            self.whole = True
 
     def drop(self) -> None:
         """Discard the gradients that have arrived since the last step.
@@ -232,6 +272,8 @@ class Gradients:
             for index in late:
                 self._reducer.ready(index)
         usage = StepUsage.from_sums(self._reducer.finish())
+        exchange = self._buckets.exchange
+        self.whole = not isinstance(exchange, ShardedExchange) or exchange.whole
         self._deliver(len(self.plan.buckets))
         self._buckets.views.give(index for index in absent if usage.used[index])
         weighted = self.sample_weight is not None
@@ -243,6 +285,7 @@ class Gradients:
         if usage.present != len(self._buckets.channel.ranks):
             return
         if usage.outdated:
+            self.spread()
             self._remake_plan()
         elif not self._plan_is_final:
             self._use_plan(replan(self.plan, usage.positions))

@@ -17,6 +17,7 @@ class ParameterSettings(GradientSettings):
     Attributes:
         passes: backward passes accumulated locally before a reduction.
         compressor: compressor of the user, which changes gradients before the reduction.
+        sharded: whether the ranks of a node share the optimizer's work, if they can.
 
     Raises:
         ValueError: `passes` is less than 1; see GradientSettings for other errors.
@@ -24,6 +25,7 @@ class ParameterSettings(GradientSettings):
 
     passes: int = 1
     compressor: type[Compressor] = Compression.none
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

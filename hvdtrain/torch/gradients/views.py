@@ -48,10 +48,12 @@ class BucketViews:
         self._lent: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned = False
         self.cut()
+        self.note_versions()
 
     def cut(self) -> None:
         """Make the views that the reducer's plan describes."""
         plan = self._reducer.plan
+        self._memory: list[torch.Tensor] = []
         self._views: dict[int, torch.Tensor] = {}
         self._streams: dict[int, Streams] = {}
         reducer = self._reducer
@@ -59,6 +61,7 @@ class BucketViews:
             plan.buckets, reducer.buffers, reducer.streams, strict=True
         ):
             memory = from_buffer(buffer)
+            self._memory.append(memory)
             for index, start in zip(bucket.parameters, bucket.starts, strict=True):
                 spec = plan.specs[index]
                 first = memory.storage_offset() + start
@@ -106,6 +109,40 @@ class BucketViews:
             or (copy is not None and gradient.data_ptr() == copy.data_ptr())
             or (index in self._lent and gradient is self._lent[index][0])
         )
+
+    def note_versions(self) -> None:
+        """Note what has been written into the buckets, for changed()."""
+        self._versions = [memory._version for memory in self._memory]
+
+    def changed(self, indices: Iterable[int]) -> int | None:
+        """Return a parameter whose gradient the program has changed since note_versions().
+
+        Args:
+            indices: parameters whose gradients were taken; None where the program removed one.
+
+        Returns:
+            Index of the parameter; that of the bucket's first one if it is not known which.
+        """
+        for index in indices:
+            gradient = self._parameters[index].grad
+            if gradient is None:
+                continue
+            lent, at = self._lent.get(index, (None, 0))
+            kept = self._holds(index, self._views[index]) if lent is None else gradient is lent
+            if not kept or (lent is not None and lent._version != at):
+                return index
+        pairs = zip(self._memory, self._versions, self._reducer.plan.buckets, strict=True)
+        return next((b.parameters[0] for m, at, b in pairs if m._version != at), None)
+
+    def holds(self, index: int) -> bool:
+        """Return whether a parameter's gradient is its view of the bucket."""
+        return self._holds(index, self._views[index])
+
+    def drop(self) -> None:
+        """Remove the gradients that are views of the buckets."""
+        for index, view in self._views.items():
+            if self._holds(index, view):
+                self._parameters[index].grad = None
 
     def take(self, index: int, gradient: torch.Tensor | None) -> None:
         """Copy a dense gradient into its bucket, and make it a view if possible.

@@ -14,7 +14,9 @@ import keras_data_cases
 import keras_exchange_cases
 import keras_fit_cases
 import keras_optimizer_cases
+import keras_sample_cases
 import keras_save_cases
+import keras_state_cases
 import keras_synchronization_cases
 import keras_training_cases
 import keras_unwrapped_cases
@@ -28,7 +30,9 @@ MODULES = (
     keras_exchange_cases,  # first: it says what nodes there are when that is settled
     keras_auto_cases,
     keras_weight_cases,
+    keras_sample_cases,
     keras_save_cases,
+    keras_state_cases,
     keras_optimizer_cases,
     keras_fit_cases,
     keras_callback_cases,

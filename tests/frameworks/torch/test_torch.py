@@ -87,6 +87,21 @@ def test_nodes_of_two_ranks_and_one(tmp_path: Path) -> None:
     assert places == [[0, 3, 0], [1, 3, 0], [2, 3, 1]]
 
 
+@pytest.mark.soak
+def test_two_nodes_of_two_ranks(tmp_path: Path) -> None:
+    require_hosts()
+    job = f"sharded, {SMALL}"
+    launched = SharedLaunch(
+        WORKER,
+        4,
+        [job],
+        hostfile=write_hostfile(tmp_path / "hosts", "openmpi", [2, 2]),
+        launcher_args=AGENT_ARGS["openmpi"],
+    )
+    places = [result["place"] for result in launched.results(job)]
+    assert places == [[0, 4, 0], [1, 4, 0], [2, 4, 1], [3, 4, 1]]
+
+
 @pytest.mark.horovod
 def test_operations_on_horovod() -> None:
     env = {"HVDTRAIN_ENGINE": "horovod"}

@@ -49,3 +49,18 @@ def compressed_gradients_train_all_ranks_alike() -> None:
                 inner.step()
             assert difference(alone, serial) < 1e-12, text
             assert (difference(model, serial) > 1e-6) == (hvd.size() > 1), text
+
+
+@case
+def what_codes_cannot_hold_does_not_stay() -> None:
+    """The squares of finite gradients overflow while they are coded."""
+    exchange = make_exchange("nbit:bits=8,block=8")
+    exchange.hierarchical = False
+    weight = torch.nn.Parameter(torch.zeros(16, dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.0), exchange=exchange)
+    for scale in (1.0, 1e200, 1.0):
+        optimizer.zero_grad()
+        (weight * torch.arange(16) * scale * (1 + hvd.rank())).sum().backward()
+        optimizer.step()
+        assert weight.grad is not None
+        assert bool(weight.grad.isfinite().all()) == (scale == 1.0 or hvd.size() == 1), scale

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from itertools import product
 
 import torch
 from exchange_formulas import BlockFormula, DiLoCoFormula, Flat, OfRanks, mean
-from torch_exchange_cases import backward, dense, flat, gradients, parameters, put, samples, wrapped
+from torch_exchange_cases import backward, dense, flat, parameters, put, samples, wrapped
 from torch_training import Model, case, difference, momentum, refused
 
 import hvdtrain.torch as hvd
@@ -255,66 +254,6 @@ def fragments_of_an_outer_optimizer() -> None:
     optimizer.flush()
     assert optimizer.synchronized
     check_equal(model.parameters())
-
-
-def set_rate(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Let the learning rate rise, and fall once, in the fourth step."""
-    optimizer.param_groups[0]["lr"] = (0.1, 0.1, 0.2, 0.1)[min(step, 3)]
-
-
-@case
-def gradients_are_averaged_before_weights() -> None:
-    """The first four steps are those of averaged gradients; then ranks drift, two steps each."""
-    for after in ("4", "rate"):
-        model, plain_model = dense(), dense()
-        optimizer = wrapped(model, make_exchange(f"postlocal:after={after},steps=2"))
-        plain = hvd.DistributedOptimizer(momentum(parameters(plain_model)))
-        for step in range(4):
-            assert not optimizer.exchanges_weights
-            for each, its_model in ((optimizer, model), (plain, plain_model)):
-                set_rate(each, step)
-                take_step(its_model, each, step)
-            assert difference(model, plain_model) == 0.0, step
-        assert optimizer.exchanges_weights
-        kept = [gradient.clone() for gradient in gradients(model)]
-        alone = Alone(momentum)
-        alone.put(flat(parameters(model)))
-        for own in alone.optimizers:
-            own.load_state_dict(deepcopy(plain.state_dict()))
-        for step in range(4, 7):
-            assert all(torch.equal(a, b) for a, b in zip(kept, gradients(model), strict=True))
-            take_step(model, optimizer, step)
-            alone.step(step)
-            if step == 5:
-                assert optimizer.synchronized
-                alone.average()
-            assert difference(model, alone.own) < 1e-12, step
-            kept = [gradient.clone() for gradient in gradients(model)]
-        optimizer.flush()
-        check_equal(model.parameters())
-
-
-@case
-def a_switch_is_part_of_the_state() -> None:
-    model, other = dense(), dense()
-    optimizer, resumed = (
-        wrapped(each, make_exchange("postlocal:after=2,steps=2")) for each in (model, other)
-    )
-    early = optimizer.exchange_state()
-    for step in range(2):
-        take_step(model, optimizer, step)
-    other.load_state_dict(model.state_dict())
-    resumed.load_state_dict(deepcopy(optimizer.state_dict()))
-    resumed.load_exchange_state(optimizer.exchange_state())
-    assert resumed.exchanges_weights
-    for step in range(2, 4):
-        for each, its_model in ((optimizer, model), (resumed, other)):
-            take_step(its_model, each, step)
-        assert difference(model, other) == 0.0
-    resumed.load_exchange_state(early)
-    assert not resumed.exchanges_weights
-    take_step(other, resumed, 0)
-    check_equal(gradients(other))
 
 
 @case

@@ -25,6 +25,8 @@ import torch_optimizer_hook_cases  # noqa: F401
 import torch_optimizer_mode_cases  # noqa: F401
 import torch_optimizer_use_cases  # noqa: F401
 import torch_peer_cases
+import torch_post_local_cases
+import torch_sharded_cases
 import torch_table_cases
 import torch_table_member_cases
 import torch_training
@@ -41,10 +43,13 @@ _OF_EXCHANGES = (
     torch_compression_cases.__name__,
     torch_exchange_cases.__name__,
     torch_local_cases.__name__,
+    torch_post_local_cases.__name__,
     torch_peer_cases.__name__,
 )
 OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ in _OF_EXCHANGES]
+SHARDED = [c for c in torch_training.CASES if c.__module__ == torch_sharded_cases.__name__]
 TABLES = {
+    "sharded": SHARDED,
     "operations": [case for case in torch_operation_cases.CASES for _ in range(2)],
     "asynchronous": torch_async_cases.CASES,
     "batch norm": torch_batch_norm_cases.CASES,

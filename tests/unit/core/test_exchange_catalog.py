@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from functools import partial
+from typing import Any
 
 import pytest
 
 from hvdtrain.core.exchanges.adasum import AdasumExchange
+from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.catalog import EXCHANGES, exchange_options, make_exchange
+from hvdtrain.core.exchanges.diloco import DiLoCo
+from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.post_local_sgd import PostLocalSGD
+from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 
 # For those that need one of two options.
 _CHOICES = {"blockmomentum": "steps=1"}
@@ -29,6 +35,14 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
     assert make_exchange("postlocal:after=9,steps=2").spec == PostLocalSGD(9, 2).spec
     assert "momentum=0.5,rate=1.0" in make_exchange("blockmomentum:block=9,momentum=0.5").spec
     assert make_exchange("adasum: warmup = 3").spec.startswith(f"{AdasumExchange().spec} after 3")
+
+
+def test_steps_are_whole_numbers() -> None:
+    steps: Any
+    for steps in (2.5, "2", float("nan")):
+        for make in (LocalSGD, DiLoCo, partial(AutoExchange, "half"), PowerSGDExchange):
+            with pytest.raises(TypeError, match=f"must be a whole number, got {steps!r}"):
+                make(steps)
 
 
 @pytest.mark.parametrize(
@@ -60,12 +74,13 @@ def test_options_are_converted_to_the_types_of_the_arguments() -> None:
             "time_constant must be a positive number, got 0.0",
         ),
         ("blockmomentum:block=4,time_constant=1e30", "less than 1, got 1.0"),
+        (f"blockmomentum:block=1{'0' * 400},time_constant=1", "int too large to convert to float"),
         ("blockmomentum:steps=4,rate=0", "rate must be a positive number, got 0.0"),
         ("blockmomentum:steps=4,rate=inf", "rate must be a positive number, got inf"),
         ("diloco:steps=0", "steps must be at least 1"),
         ("diloco:rate=inf", "rate must be a positive number, got inf"),
         ("diloco:momentum=1", "momentum must be at least 0 and less than 1"),
-        ("diloco:type=fp8", "type must be one of float32, bf16, int8, got fp8"),
+        ("diloco:type=fp8", "type must be one of float32, bf16, int8, int4, got fp8"),
         ("diloco:fragments=3", "steps must be a multiple of fragments, got steps=500 and"),
         (
             "nbit:warmup=1,distributed_after=9",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from math import ceil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
+from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.gradients.bucket_size import AllreduceCost
-from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
 from hvdtrain.core.prediction.choice import best, predictions
 from hvdtrain.core.prediction.costs import GradientCost, Measured, Method, predict
@@ -25,6 +28,7 @@ from hvdtrain.core.prediction.load import core_share
 from hvdtrain.core.prediction.rehearsal import rehearse
 from hvdtrain.core.prediction.step_times import StepTimes
 from hvdtrain.core.prediction.table import choice_line, prediction_lines
+from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import DType
 
 FREE = AllreduceCost(0.0, float("inf"))
@@ -160,8 +164,8 @@ def test_each_gradient_may_have_another_method() -> None:
         *("average", "a and average", "b and average", "b and a"),
     ]
     assert choice_line(["average", "a", "b"], plan, (1, 2)) == (
-        "chosen: a for 1 gradients with 50.0 % of the elements, b for 1 gradients with 50.0 % of "
-        "the elements"
+        "chosen: a for 1 gradient with 50.0 % of the elements, b for 1 gradient with 50.0 % of the "
+        "elements"
     )
 
 
@@ -222,9 +226,35 @@ def test_candidates_are_exchanges_of_gradients_between_nodes() -> None:
     for each in given:
         with pytest.raises(ValueError, match="is not an exchange of gradients between nodes"):
             AutoExchange([each])
+    names: Any = ["half"]
+    with pytest.raises(TypeError, match="allow must hold exchanges, or be text, got 'half'"):
+        AutoExchange(names)
     specs = make_exchange("auto:allow=nbit:bits=2/block=64+average+topk,steps=3").spec
     assert specs.startswith("auto:steps=3 of allreduce:op=average")
     assert "or nbit:bits=2,block=64 or topk:ratio=0.01" in specs
+
+
+class Planned(HalfExchange):
+    """Half types, which note the plan."""
+
+    plan = BucketPlan((), (), 0, 0)
+
+    def prepare(self, plan: BucketPlan) -> None:
+        self.plan = plan
+
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        assert bucket.specs is self.plan.specs
+
+
+def test_what_was_chosen_is_prepared_for_later_plans() -> None:
+    auto = AutoExchange([Planned()])
+    auto.load(ExchangeState({"auto choice": np.array([1, 1])}))
+    for count in (4, 8):
+        plan = plan_of([count], 1 << 10)
+        auto.prepare(plan)
+        buffer = Buffer.from_array(np.ones(count, np.float32))
+        bucket = FilledBucket(0, buffer, plan.buckets[0], plan.specs)
+        auto.reduce(bucket, StepInfo(0, 1), Communicators.flat(LocalCommunicator()))
 
 
 def test_measurements_of_other_exchanges_are_refused() -> None:

@@ -1,0 +1,1 @@
+"""Optimizer steps whose work the ranks of a node share."""

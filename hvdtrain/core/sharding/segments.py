@@ -1,0 +1,105 @@
+"""Which elements of which parameters a rank owns, and where their state lies (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.engines.slices import aligned_bounds
+from hvdtrain.types import DType
+
+__all__ = ["Quantity", "Segment", "StateLayout", "segments_of"]
+
+# Each quantity of a segment begins on a cache line of its own.
+_ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Contiguous elements of a parameter that have one owner.
+
+    Attributes:
+        parameter: index of the parameter in the plan.
+        first: position of the first of them among the parameter's elements in memory.
+        count: number of elements.
+        bucket: number of the bucket that holds their gradient.
+        start: position of the first of them in the bucket.
+    """
+
+    parameter: int
+    first: int
+    count: int
+    bucket: int
+    start: int
+
+
+def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
+    """Return the segments of each owner, in the order of the plan.
+
+    An owner has at most one segment of a parameter, and every element has exactly one owner.
+
+    Args:
+        plan: bucket plan.
+        owners: number of owners, each of which owns one slice of every bucket.
+    """
+    found: list[list[Segment]] = [[] for _ in range(owners)]
+    for number, bucket in enumerate(plan.buckets):
+        bounds = pairwise(aligned_bounds(bucket.count, owners))
+        for segments, (low, high) in zip(found, bounds, strict=True):
+            for index, begin in zip(bucket.parameters, bucket.starts, strict=True):
+                start, end = max(low, begin), min(high, begin + plan.specs[index].count)
+                if start < end:
+                    segments.append(Segment(index, start - begin, end - start, number, start))
+    return found
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What an optimizer keeps for a parameter under one name.
+
+    Attributes:
+        name: name in the optimizer's state.
+        dtype: element type.
+        elementwise: whether there is one number for each element; otherwise there is a single one.
+        tensor: whether the optimizer keeps a single number as a tensor.
+    """
+
+    name: str
+    dtype: DType
+    elementwise: bool
+    tensor: bool = True
+
+    def count(self, elements: int) -> int:
+        """Return how many numbers there are for a segment of so many elements."""
+        return elements if self.elementwise else 1
+
+
+class StateLayout:
+    """Positions of an owner's optimizer state in one memory.
+
+    The memory begins with one byte for each segment: whether there is a state for it.
+
+    Args:
+        segments: segments of the owner.
+        quantities: quantities of each parameter of the plan.
+
+    Attributes:
+        numbers: position in `segments` of each parameter's segment, by index of the parameter.
+        offsets: offset in bytes of each quantity, by index of the parameter and name.
+        nbytes: size of the memory.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], quantities: Sequence[Mapping[str, Quantity]]
+    ) -> None:
+        self.numbers = {segment.parameter: number for number, segment in enumerate(segments)}
+        self.offsets: dict[tuple[int, str], int] = {}
+        end = len(segments)
+        for segment in segments:
+            for quantity in quantities[segment.parameter].values():
+                end = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+                self.offsets[segment.parameter, quantity.name] = end
+                end += quantity.count(segment.count) * quantity.dtype.itemsize
+        self.nbytes = end

@@ -1,0 +1,80 @@
+"""Slices of memory that the ranks of a node share, each of which has one owner."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer, Elements
+
+__all__ = ["Slices", "aligned_bounds"]
+
+# Slices are whole cache lines of any element type, as in node_kernel.c.
+_SLICE_ELEMENTS = 64
+
+
+def aligned_bounds(count: int, owners: int) -> list[int]:
+    """Return the bounds of the owners' slices: `owners` + 1 numbers from 0 to `count` (local).
+
+    Args:
+        count: number of elements.
+        owners: number of slices.
+    """
+    each = -(-count // owners)
+    each = -(-each // _SLICE_ELEMENTS) * _SLICE_ELEMENTS
+    return [min(each * owner, count) for owner in range(owners + 1)]
+
+
+class Slices(ABC):
+    """The slices of one communicator's memory.
+
+    Each of the first `owners` ranks of a node owns the slice of its number of every buffer. Buffers
+    are in memory that `Communicator.empty` has returned, at the same offset on all ranks, and
+    `aligned_bounds` says where their slices begin.
+
+    Attributes:
+        owners: number of slices, equal on all nodes.
+        number: number of this rank on its node; it owns no slice from `owners` on.
+        nodes: number of nodes.
+    """
+
+    owners: int
+    number: int
+    nodes: int
+
+    @abstractmethod
+    def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
+        """Return the memory of every rank of the node, as this process accesses it (local).
+
+        Args:
+            memory: [nbytes] uint8, result of `Communicator.empty`.
+
+        Returns:
+            [nbytes] uint8 for each rank of the node; None on all ranks if they do not share it.
+        """
+
+    @abstractmethod
+    def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
+        """Overwrite this rank's slice with that of the sum over all ranks (collective).
+
+        The result is that of `Communicator.allreduce` in this slice; the rest is undefined.
+
+        Args:
+            buffer: elements of this rank.
+            prescale: factor before the reduction; may differ between ranks.
+            postscale: factor after it; equal on all ranks.
+        """
+
+    @abstractmethod
+    def spread(self, buffer: Buffer) -> None:
+        """Copy each slice from its owner to all ranks of the node (collective).
+
+        Args:
+            buffer: elements, of which this rank's slice is valid; all are afterwards.
+        """
+
+    @abstractmethod
+    def meet(self) -> None:
+        """Wait until all ranks of the node are here; see what they have written (collective)."""

@@ -1,0 +1,61 @@
+"""The base class of distributed optimizers that scale the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+
+from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
+from hvdtrain.keras.tensors.types import Tensor
+
+__all__ = ["LossScaleMixin"]
+
+
+class LossScaleMixin(DistributedMixin):
+    """Base class of distributed LossScaleOptimizers: whether gradients are finite is agreed on.
+
+    They reduce gradients before they look for values that are not finite. If ranks exchange
+    weights, each looks at its own gradients, and leaves out an update, but no exchange.
+    """
+
+    def stateless_apply(
+        self,
+        optimizer_variables: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        trainable_variables: Sequence[Tensor],
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Reduce gradients and return the updated variables (collective).
+
+        Args:
+            optimizer_variables: values of the optimizer's variables.
+            grads: gradients with equal shapes and dtypes on all ranks.
+            trainable_variables: the value of the variable of each gradient.
+
+        Returns:
+            The new values of `trainable_variables` and of `optimizer_variables`.
+        """
+        updated: tuple[list[Tensor], list[Tensor]]
+        own, reduction = self._trainable_variables, self.hvdtrain_reduction
+        if reduction.weights is None:
+            updated = super().stateless_apply(  # type: ignore[misc]
+                optimizer_variables, reduction(grads, own), trainable_variables
+            )
+            return updated
+        values = [*trainable_variables, *optimizer_variables]
+        state = list(zip([*own, *self.variables], values, strict=True))
+        with keras.StatelessScope(state_mapping=state) as scope:
+            reduction.update_alone(self._update_alone, grads, own, self)
+        results = [scope.get_current_value(variable) for variable, _ in state]
+        return results[: len(own)], results[len(own) :]
+
+    def _update_alone(self, grads: Sequence[Tensor | None]) -> None:
+        """Update the variables if the gradients of this rank are finite."""
+        own, others = self._trainable_variables, self.variables
+        updated = super().stateless_apply(  # type: ignore[misc]
+            [keras.ops.convert_to_tensor(variable) for variable in others],
+            grads,
+            [keras.ops.convert_to_tensor(variable) for variable in own],
+        )
+        for variable, value in zip([*own, *others], [*updated[0], *updated[1]], strict=True):
+            variable.assign(value)

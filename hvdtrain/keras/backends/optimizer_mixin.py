@@ -1,0 +1,158 @@
+"""The base class of distributed optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import keras
+
+from hvdtrain.core.exchanges.saved import SavedExchange
+from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.keras.backends.reduction import Reduction
+from hvdtrain.keras.tensors.types import Tensor, Variable
+from hvdtrain.types import ReduceOp
+
+__all__ = ["DistributedMixin"]
+
+# Takes the step of a rank's own optimizer on gradients.
+_Update: TypeAlias = Callable[[Sequence[Tensor | None]], None]
+
+
+class DistributedMixin:
+    """Base class of distributed optimizers, before the class of the optimizer.
+
+    Attributes:
+        hvdtrain_reduction: reduces the gradients.
+        hvdtrain_class: class of the optimizer.
+    """
+
+    hvdtrain_reduction: Reduction
+    hvdtrain_class: type
+    learning_rate: Tensor | float
+    variables: list[Variable]
+    _trainable_variables: Sequence[Variable]
+
+    def register_local_var(self, var: Variable) -> None:
+        """Do not reduce the gradient of a variable (local)."""
+        self.hvdtrain_reduction.add_local(var)
+
+    def exchange_state(self) -> SavedExchange:
+        """Return the state of the exchange and the number of steps, for a checkpoint (local).
+
+        A checkpoint needs that of each rank, because `own` differs between ranks.
+
+        Raises:
+            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
+        """
+        return self.hvdtrain_reduction.exchange_state(self)
+
+    def load_exchange_state(self, state: SavedExchange) -> None:
+        """Restore the state of the exchange, when model and optimizer are restored (local).
+
+        Args:
+            state: result of exchange_state() on the rank of the same number; on another number of
+                ranks that of any rank, because what each rank kept for itself then begins anew, as
+                the first rank says.
+
+        Raises:
+            ValueError: it is the state of another exchange.
+        """
+        self.hvdtrain_reduction.load_exchange_state(state)
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The exchange; None for the default average or sum."""
+        return self.hvdtrain_reduction.settings.exchange
+
+    @property
+    def exchanges_weights(self) -> bool:
+        """Whether ranks step on their own gradients, and exchange weights afterwards (local).
+
+        With post-local SGD that is so from its switch on.
+        """
+        return self.hvdtrain_reduction.exchanges_weights
+
+    @property
+    def sample_weight(self) -> Tensor | float | None:
+        """Weight of this rank in the next steps: its number of samples; None if it is not known.
+
+        It is for loops of your own; `fit` knows the samples of a batch itself. Gradients are
+        averaged as sum_r(c_r g_r) / sum_r(c_r), where g_r is the gradient of rank r's mean loss;
+        weights count with all samples since those of all ranks were equal. In a function that is
+        traced, set it there to a tensor, such as keras.ops.shape(batch)[0].
+
+        Raises:
+            ValueError: the weight is negative or not finite, or `op` is not Average.
+        """
+        return self.hvdtrain_reduction.sample_weight
+
+    @sample_weight.setter
+    def sample_weight(self, weight: Tensor | float | None) -> None:
+        if isinstance(weight, int | float) and not 0 <= weight < float("inf"):
+            raise ValueError(f"sample_weight must be a finite number >= 0, got {weight}")
+        if self.hvdtrain_reduction.settings.op is not ReduceOp.AVERAGE:
+            raise ValueError("sample_weight needs op=Average")
+        self.hvdtrain_reduction.sample_weight = weight
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether this rank has taken no step since the weights of all ranks were equal (local)."""
+        weights = self.hvdtrain_reduction.weights
+        return weights is None or weights.synchronized
+
+    def flush(self) -> None:
+        """Exchange weights now if those of any rank have changed since all were equal (collective).
+
+        Afterwards all ranks have the same bits. With an exchange of gradients it does nothing.
+        """
+        self.hvdtrain_reduction.flush(self)
+
+    @property
+    def iterations(self) -> Tensor:
+        """Number of steps; during an update, of those since an exchange has reset the state.
+
+        Keras's own learning rate schedules count all steps.
+        """
+        count: Tensor = super().iterations  # type: ignore[misc]
+        weights = self.hvdtrain_reduction.weights
+        forgotten = None if weights is None else weights.inner_state.forgotten
+        if forgotten is None:
+            return count
+        passes = getattr(self, "gradient_accumulation_steps", None) or 1
+        updates = keras.ops.cast(keras.ops.floor_divide(forgotten, passes), count.dtype)
+        since: Tensor = keras.ops.subtract(count, updates)
+        return since
+
+    def build(self, variables: Sequence[Variable]) -> None:
+        """Create the optimizer's own variables (local).
+
+        Args:
+            variables: variables that it is to update.
+        """
+        super().build(variables)  # type: ignore[misc]
+        weights = self.hvdtrain_reduction.weights
+        if weights is not None:
+            weights.inner_state.note_built(self, is_new=True)
+
+    def apply(
+        self,
+        grads: Sequence[Tensor | None],
+        trainable_variables: Iterable[Variable] | None = None,
+    ) -> None:
+        """Reduce gradients, outside of any condition, and update the variables (collective).
+
+        Args:
+            grads: gradients with equal shapes and dtypes on all ranks.
+            trainable_variables: the variable of each gradient; None for those of the last call.
+        """
+        given = None if trainable_variables is None else list(trainable_variables)
+        variables = self._trainable_variables if given is None else given
+        update: _Update = partial(super().apply, trainable_variables=given)  # type: ignore[misc]
+        if len(grads) != len(variables):  # Keras raises the error
+            update(grads)
+        elif self.hvdtrain_reduction.weights is not None:
+            self.hvdtrain_reduction.update_alone(update, grads, variables, self)
+        else:
+            update(self.hvdtrain_reduction(grads, variables))

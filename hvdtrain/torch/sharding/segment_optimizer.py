@@ -1,0 +1,165 @@
+"""An optimizer like the user's, on segments of parameters (all local)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hvdtrain.core.sharding.segments import Quantity
+from hvdtrain.errors import UnsupportedError
+from hvdtrain.torch.tensors.buffers import dtype_of
+from hvdtrain.types import DType
+
+__all__ = ["check_elementwise", "like", "quantities_of", "take_settings"]
+
+_Group = dict[str, Any]
+
+# Each element of a parameter is updated by itself.
+_ELEMENTWISE = (
+    torch.optim.ASGD,
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
+# These have a fused form on the CPU, which needs fewer passes over the memory.
+_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+_WHOLE = frozenset({"lars", "lamb", "muon", "lbfgs", "adafactor", "shampoo", "sparseadam"})
+# State of which there is one number for a parameter, also for one with a single element.
+_SINGLE = frozenset({"step", "eta", "mu", "mu_product"})
+
+
+def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Check that an optimizer updates each element of a parameter by itself.
+
+    One that is not torch's own takes two steps on a small matrix, and on its two halves.
+
+    Raises:
+        UnsupportedError: it needs whole parameters.
+    """
+    kind = type(optimizer)
+    if kind in _ELEMENTWISE:
+        return
+    named = {base.__name__.lower() for base in kind.__mro__} & _WHOLE
+    if named or not _acts_elementwise(optimizer):
+        raise UnsupportedError(
+            f"sharded=True: {kind.__name__} needs whole parameters, but ranks own slices of them: "
+            "use sharded=False, or an elementwise optimizer such as SGD, Adam or AdamW"
+        )
+
+
+def _acts_elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    weights, *gradients = torch.randn(3, 6, 4, generator=generator, dtype=torch.float64)
+    halves = list(weights.clone().flatten().split(12))
+    whole = weights.clone()
+    try:
+        group = optimizer.param_groups[0]
+        for tensors in ([whole], halves):
+            other = like(optimizer, [(group, tensors)])
+            for gradient in gradients:
+                for tensor, part in zip(
+                    tensors, gradient.flatten().chunk(len(tensors)), strict=True
+                ):
+                    tensor.grad = part.reshape(tensor.shape).clone()
+                other.step()
+    except (KeyError, RuntimeError, IndexError, TypeError):  # it cannot step on other tensors
+        return False
+    return bool(torch.allclose(whole.flatten(), torch.cat(halves), rtol=1e-9, atol=1e-12))
+
+
+def like(
+    optimizer: torch.optim.Optimizer, groups: Sequence[tuple[_Group, list[torch.Tensor]]]
+) -> torch.optim.Optimizer:
+    """Return an optimizer of the same class and settings, without state and hooks.
+
+    Args:
+        optimizer: optimizer of the user.
+        groups: parameter groups, and the tensors that take the place of their parameters.
+    """
+    other: torch.optim.Optimizer = object.__new__(type(optimizer))
+    other.__dict__.update(optimizer.__dict__)
+    other.__dict__.pop("step", None)  # a scheduler counts the steps of the user's optimizer there
+    other.state = defaultdict(dict)
+    other._optimizer_step_pre_hooks = OrderedDict()
+    other._optimizer_step_post_hooks = OrderedDict()
+    other.param_groups = [{**group, "params": list(tensors)} for group, tensors in groups]
+    for group in other.param_groups:
+        group.update(_fused(type(optimizer), group))
+    return other
+
+
+def take_settings(optimizer: torch.optim.Optimizer, groups: Sequence[_Group]) -> None:
+    """Take the rates and other settings of the user's groups, which schedulers may have changed.
+
+    Args:
+        optimizer: result of like().
+        groups: parameter groups of the user's optimizer, in the same order.
+    """
+    for own, group in zip(optimizer.param_groups, groups, strict=True):
+        tensors = own["params"]
+        own.update(group)
+        own.update(_fused(type(optimizer), group), params=tensors)
+
+
+def _fused(kind: type, group: _Group) -> _Group:
+    """Return the setting that selects the fused form, if the user has left the choice to torch."""
+    chosen = any(group.get(key) is not None for key in ("foreach", "fused"))
+    other = any(group.get(key) for key in ("differentiable", "capturable"))
+    if kind not in _FUSED or chosen or other or isinstance(group.get("lr"), torch.Tensor):
+        return {}
+    return {"fused": True}
+
+
+def quantities_of(
+    optimizer: torch.optim.Optimizer, group: _Group, parameter: torch.Tensor
+) -> Mapping[str, Quantity]:
+    """Return what an optimizer keeps for a parameter of a group.
+
+    It is what the optimizer keeps already, and what it keeps after a step on two elements.
+
+    Args:
+        optimizer: optimizer of the user.
+        group: group of the parameter.
+        parameter: parameter.
+    """
+    sample = torch.zeros(2, dtype=parameter.dtype, device="cpu")
+    sample.grad = torch.ones_like(sample)
+    other = like(optimizer, [(group, [sample])])
+    kept = optimizer.state.get(parameter, {})
+    other.state[sample].update({key: _sample(key, value, parameter) for key, value in kept.items()})
+    other.step()
+    found = {key: _quantity(key, value) for key, value in other.state[sample].items()}
+    return {key: quantity for key, quantity in found.items() if quantity is not None}
+
+
+def _sample(key: str, value: Any, parameter: torch.Tensor) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if key in _SINGLE or value.shape != parameter.shape:
+        return value.clone()
+    # As load_state_dict() does, state follows a parameter whose type has changed.
+    return value.new_zeros(2, dtype=parameter.dtype if value.is_floating_point() else value.dtype)
+
+
+def _quantity(key: str, value: Any) -> Quantity | None:
+    if isinstance(value, torch.Tensor):
+        return Quantity(key, dtype_of(value), value.shape == (2,))
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)):
+        raise UnsupportedError(
+            f"sharded=True: the optimizer keeps {key!r}, a {type(value).__name__}, where only "
+            "tensors and numbers can be shared: use sharded=False"
+        )
+    dtype = DType.INT64 if isinstance(value, int) else DType.FLOAT64
+    return Quantity(key, dtype, elementwise=False, tensor=False)

@@ -1,0 +1,153 @@
+"""The optimizer's state of a node's ranks, in memory that all of them can read (all local)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hvdtrain.core.gradients.plan import ParameterSpec
+from hvdtrain.core.sharding.segments import Quantity, Segment, StateLayout
+
+__all__ = ["StateMemory", "in_memory_order"]
+
+_Entry = dict[str, Any]
+
+
+def in_memory_order(tensor: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
+    """Return the elements in the order in which the parameter has them in memory, 1-d.
+
+    Args:
+        tensor: tensor of the parameter's shape; the result is a view of it if strides are equal.
+        spec: specification of the parameter.
+    """
+    if tuple(tensor.stride()) != spec.strides:
+        strides = spec.strides
+        tensor = torch.empty_strided(spec.shape, strides, dtype=tensor.dtype).copy_(tensor)
+    return tensor.detach().as_strided((spec.count,), (1,))
+
+
+class StateMemory:
+    """The state of all segments of a node.
+
+    Args:
+        specs: parameters of the plan.
+        segments: segments of each owner.
+        quantities: what the optimizer keeps for each parameter.
+
+    Attributes:
+        quantities: what the optimizer keeps for each parameter.
+        nbytes: size of the memory that each rank needs.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ParameterSpec],
+        segments: Sequence[Sequence[Segment]],
+        quantities: Sequence[Mapping[str, Quantity]],
+    ) -> None:
+        self._specs, self._segments, self.quantities = specs, segments, quantities
+        self._layouts = [StateLayout(own, quantities) for own in segments]
+        self.nbytes = max(1, *(layout.nbytes for layout in self._layouts))
+
+    def use(self, memories: Sequence[npt.NDArray[np.uint8]], number: int) -> None:
+        """Use memory, of which this rank's part has no state yet.
+
+        Args:
+            memories: [nbytes] uint8 of each rank of the node.
+            number: number of this rank on its node.
+        """
+        self._memories, self._number = memories, number
+        self._owned = self._segments[number] if number < len(self._segments) else ()
+        self._slots = {
+            (segment.parameter, name): self._slot(number, segment, name)
+            for segment in self._owned
+            for name in self.quantities[segment.parameter]
+        }
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the state of this rank's segments."""
+        self._memories[self._number][: len(self._owned)] = 0
+
+    def _slot(self, owner: int, segment: Segment, name: str) -> torch.Tensor:
+        """Return a quantity of a segment as a tensor in the memory of its owner."""
+        quantity = self.quantities[segment.parameter][name]
+        dtype = getattr(torch, quantity.dtype.value)
+        count = quantity.count(segment.count)
+        start = self._layouts[owner].offsets[segment.parameter, name]
+        part = self._memories[owner][start : start + count * quantity.dtype.itemsize]
+        slot = torch.frombuffer(part, dtype=dtype)
+        return slot if quantity.elementwise else slot.view(())
+
+    def keep(self, index: int, entry: _Entry) -> None:
+        """Move the state of one of this rank's segments into the memory.
+
+        Args:
+            index: index of the parameter.
+            entry: state of the segment, in which tensors are replaced by those in the memory.
+        """
+        for name, value in entry.items():
+            slot = self._slots.get((index, name))
+            if slot is None:
+                if value is not None:
+                    raise RuntimeError(
+                        f"the optimizer keeps {name!r} for parameter "
+                        f"{self._specs[index].name!r}, which it did not when the work was shared"
+                    )
+            elif not isinstance(value, torch.Tensor):
+                slot.fill_(value)
+            elif value.data_ptr() != slot.data_ptr():
+                slot.copy_(value)
+                entry[name] = slot
+        self._memories[self._number][self._layouts[self._number].numbers[index]] = 1
+
+    def cut(self, segment: Segment, entry: Mapping[str, Any]) -> _Entry:
+        """Return the part of a parameter's state that belongs to a segment.
+
+        Args:
+            segment: segment of the parameter.
+            entry: state of the whole parameter.
+        """
+        spec, quantities = self._specs[segment.parameter], self.quantities[segment.parameter]
+        part = dict(entry)
+        for name, value in entry.items():
+            if isinstance(value, torch.Tensor) and quantities[name].elementwise:
+                elements = in_memory_order(value, spec)
+                part[name] = elements[segment.first : segment.first + segment.count]
+        return part
+
+    def read(self, index: int) -> _Entry | None:
+        """Return a copy of the state of a whole parameter; None if it has none."""
+        owners = [
+            (owner, layout.numbers[index])
+            for owner, layout in enumerate(self._layouts)
+            if index in layout.numbers
+        ]
+        if not owners or not all(self._memories[owner][number] for owner, number in owners):
+            return None
+        return {
+            name: self._read(quantity, index, owners)
+            for name, quantity in self.quantities[index].items()
+        }
+
+    def _read(self, quantity: Quantity, index: int, owners: Sequence[tuple[int, int]]) -> Any:
+        parts = [
+            (segment, self._slot(owner, segment, quantity.name))
+            for owner, number in owners
+            for segment in (self._segments[owner][number],)
+        ]
+        if not quantity.elementwise:
+            value = parts[0][1]
+            return value.clone() if quantity.tensor else value.item()
+        spec = self._specs[index]
+        dtype = getattr(torch, quantity.dtype.value)
+        whole = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="cpu")
+        elements = whole.as_strided((prod(spec.shape),), (1,))
+        for segment, slot in parts:
+            elements[segment.first : segment.first + segment.count] = slot
+        return whole

@@ -1,0 +1,381 @@
+"""Optimizer steps whose work the ranks of a node share, against steps that each takes in full."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch_training import (
+    Model,
+    batch,
+    build,
+    case,
+    difference,
+    momentum,
+    own,
+    refused,
+    train_alone,
+    train_together,
+)
+
+import hvdtrain.torch as hvd
+from hvdtrain.train.optimizers.lamb import Lamb
+from hvdtrain.train.optimizers.lars import Lars
+
+Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+MAKES: dict[str, Make] = {
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+    "momentum": momentum,
+    "nesterov": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, fused=True),
+    "adam": partial(torch.optim.Adam, lr=0.01),
+    "amsgrad": partial(torch.optim.AdamW, lr=0.01, amsgrad=True, weight_decay=0.1),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.5),
+    "adagrad": torch.optim.Adagrad,
+    "radam": torch.optim.RAdam,
+}
+
+
+def wrapped(make: Make, model: Model, **settings: Any) -> hvd.DistributedOptimizer:
+    settings = {"sharded": True} | settings
+    optimizer = hvd.DistributedOptimizer(
+        make(list(model.parameters())), model.named_parameters(), **settings
+    )
+    assert optimizer.sharded == (settings["sharded"] and hvd.size() > 1)
+    return optimizer
+
+
+def pair(make: Make, dtype: torch.dtype = torch.float64) -> list[tuple[Model, Any]]:
+    """Return a model and its optimizer, whose work is shared, and the same where it is not."""
+    models = [build().to(dtype) for _ in range(2)]
+    return [(m, wrapped(make, m, sharded=s)) for m, s in zip(models, (True, False), strict=True)]
+
+
+def state_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Return the largest difference between the states of two optimizers, else alike."""
+    assert one["param_groups"] == other["param_groups"]
+    assert one["state"].keys() == other["state"].keys()
+    largest = 0.0
+    for key, entry in other["state"].items():
+        assert list(entry) == list(one["state"][key])
+        for name, value in entry.items():
+            mine = one["state"][key][name]
+            assert type(mine) is type(value)
+            if isinstance(value, torch.Tensor):
+                assert (mine.shape, mine.dtype) == (value.shape, value.dtype)
+                assert mine.stride() == value.stride()
+                largest = max(largest, float((mine - value).abs().max()))
+            else:
+                assert mine == value
+    return largest
+
+
+def equal_on_all_ranks(model: torch.nn.Module) -> bool:
+    values = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return all(torch.equal(values, theirs) for theirs in hvd.allgather_object(values))
+
+
+@case
+def shared_steps_are_those_of_every_rank() -> None:
+    for make in MAKES.values():
+        for dtype, bound in ((torch.float64, 1e-13), (torch.float32, 2e-5)):
+            (model, optimizer), (whole, reference) = pair(make, dtype)
+            for each, one in ((model, optimizer), (whole, reference)):
+                for step in range(4):
+                    inputs, labels = map(own, batch(step))
+                    one.sample_weight = len(inputs)
+                    one.zero_grad()
+                    F.cross_entropy(each(inputs.to(dtype)), labels).backward()
+                    one.step()
+            assert difference(model, whole) < bound
+            assert equal_on_all_ranks(model)
+            # Each rank brings the state together alone.
+            if hvd.rank() == hvd.size() - 1:
+                state = reference.state_dict()
+                assert state_difference(optimizer.state_dict(), state) < 10 * bound
+
+
+@case
+def shared_steps_go_on_from_any_state() -> None:
+    for make in (MAKES["momentum"], MAKES["amsgrad"], MAKES["adagrad"]):
+        first = build()
+        before = wrapped(make, first, sharded=False)
+        train_together(first, before, 2)
+        model = build(1)
+        optimizer = wrapped(make, model)
+        train_together(model, optimizer, 1)
+        model.load_state_dict(first.state_dict())
+        optimizer.load_state_dict(copy.deepcopy(before.state_dict()))
+        hvd.broadcast_optimizer_state(optimizer)
+        train_together(model, optimizer, 2)
+        last = build(2)
+        after = wrapped(make, last, sharded=False)
+        last.load_state_dict(model.state_dict())
+        after.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        train_together(last, after, 2)
+        train_together(first, before, 4)
+        train_together(model, optimizer, 2)
+        assert difference(model, last) < 1e-13
+    empty = wrapped(momentum, build()).state_dict()
+    optimizer.load_state_dict(empty)
+    assert optimizer.state_dict()["state"] == {}
+
+
+@case
+def groups_schedules_and_parameters_that_are_not_used() -> None:
+    results = []
+    for sharded in (True, False):
+        model, spare = build(), torch.nn.Linear(9, 9).double()
+        for parameter in spare.parameters():
+            torch.nn.init.ones_(parameter)
+        whole = torch.nn.ModuleDict({"model": model, "spare": spare})
+        decayed = [p for p in whole.parameters() if p.ndim > 1]
+        others = [p for p in whole.parameters() if p.ndim == 1]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 0.3}]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+            whole.named_parameters(),
+            sharded=sharded,
+            backward_passes_per_step=2,
+        )
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.1, 0.3], total_steps=8)
+        for step in range(6):
+            optimizer.zero_grad()
+            for part in range(2):
+                inputs, labels = map(own, batch(10 * step + part))
+                loss = F.cross_entropy(model(inputs), labels)
+                # From the third step on rank 0 uses a parameter that no rank has used before.
+                if step > 2 and hvd.rank() == 0:
+                    loss = loss + spare.weight.sum() * 0.1
+                loss.backward()
+            optimizer.step()
+            scheduler.step()
+        bias = optimizer.state.get(spare.bias)
+        results.append((whole, optimizer.state_dict(), bias))
+    (whole, state, bias), (other, expected, other_bias) = results
+    assert difference(whole, other) < 1e-13
+    assert state_difference(state, expected) < 1e-12
+    assert bias == other_bias
+
+
+@case
+def shared_norms() -> None:
+    for kind in (2.0, 1.0, float("inf")):
+        model = build()
+        optimizer = wrapped(momentum, model)
+        alone = build()
+        reference = momentum(list(alone.parameters()))
+        for step in range(4):
+            inputs, labels = batch(step)
+            optimizer.sample_weight = len(own(inputs))
+            optimizer.zero_grad()
+            F.cross_entropy(model(own(inputs)), own(labels)).backward()
+            norm = optimizer.clip_grad_norm_(0.05, kind)
+            optimizer.step()
+            reference.zero_grad()
+            F.cross_entropy(alone(inputs), labels).backward()
+            expected = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05, kind)
+            reference.step()
+            assert abs(float(norm) - float(expected)) < 1e-6
+        assert difference(model, alone) < 1e-13
+    F.cross_entropy(model(own(inputs)) * float("inf"), own(labels)).backward()
+    clip = partial(optimizer.clip_grad_norm_, 1.0, error_if_nonfinite=True)
+    assert "non" in refused(RuntimeError, clip) or hvd.size() > 1
+    optimizer.zero_grad()
+
+
+@case
+def shared_gradients_are_not_for_the_program() -> None:
+    if hvd.size() == 1:
+        return
+    model = build()
+    optimizer = wrapped(momentum, model)
+    train_together(model, optimizer, 2)
+    inputs, labels = map(own, batch(0))
+    changes: list[Callable[[], object]] = [
+        lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+        lambda: [p.grad.mul_(2.0) for p in model[3:4].parameters() if p.grad is not None],
+        lambda: setattr(model[3].bias, "grad", torch.zeros(20).double()),
+    ]
+    for change in changes:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        change()
+        for call in (
+            optimizer.step,
+            optimizer.synchronize,
+            partial(optimizer.clip_grad_norm_, 1.0),
+        ):
+            assert "optimizer.clip_grad_norm_()" in refused(RuntimeError, call)
+        optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+    train_together(model, optimizer, 1)
+    assert all(p.grad is None for p in model.parameters())
+    hook = optimizer.register_step_pre_hook(lambda *_: None)
+    F.cross_entropy(model(inputs), labels).backward()
+    assert "pre-hook" in refused(ValueError, optimizer.step)
+    hook.remove()
+    optimizer.step()
+
+
+@case
+def shared_steps_on_gradients_that_were_synchronized() -> None:
+    (model, optimizer), (whole, reference) = pair(MAKES["adam"])
+    for each, one in ((model, optimizer), (whole, reference)):
+        for step in range(4):
+            inputs, labels = map(own, batch(step))
+            one.sample_weight = len(inputs)
+            one.zero_grad()
+            F.cross_entropy(each(inputs), labels).backward()
+            one.synchronize()
+            torch.nn.utils.clip_grad_norm_(each.parameters(), 0.05)
+            if step == 2:
+                parameters = list(each.parameters())
+                gradient = parameters[3].grad
+                assert gradient is not None
+                parameters[3].grad = gradient * 2.0
+                parameters[1].grad = None
+            with one.skip_synchronize():
+                one.step()
+            assert each[5].bias.grad is not None
+    assert difference(model, whole) < 1e-13
+
+
+@case
+def shared_steps_with_a_loss_scale() -> None:
+    for fused in (None, True):
+        model, alone = build(), build()
+        optimizer = wrapped(partial(torch.optim.SGD, lr=0.1, fused=fused), model)
+        reference = torch.optim.SGD(alone.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=100)
+        for step in range(4):
+            inputs, labels = batch(step)
+            optimizer.sample_weight = len(own(inputs))
+            optimizer.zero_grad()
+            overflows = step == 2 and hvd.rank() == 0
+            loss = F.cross_entropy(model(own(inputs)), own(labels))
+            scaler.scale(loss * float("inf") if overflows else loss).backward()
+            optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+            if step != 2:
+                reference.zero_grad()
+                F.cross_entropy(alone(inputs), labels).backward()
+                reference.step()
+        assert scaler.get_scale() == 32.0
+        assert difference(model, alone) < 1e-13
+
+
+@case
+def shared_weights_that_move() -> None:
+    (model, optimizer), (whole, reference) = pair(MAKES["adam"])
+    for each, one in ((model, optimizer), (whole, reference)):
+        train_together(each, one, 2)
+        *_, moved, _, last, _ = each.parameters()
+        moved.data = moved.data.clone() * 0.5
+        with torch.no_grad():
+            last.mul_(0.5)
+        train_together(each, one, 2)
+        each.float()
+        each.double()
+        train_together(each, one, 1)
+        added = torch.nn.Parameter(torch.ones(200).double())
+        one.add_param_group({"params": [added], "lr": 0.5})
+        each.register_parameter("added", added)
+        inputs, labels = map(own, batch(7))
+        for _ in range(2):
+            one.zero_grad()
+            (F.cross_entropy(each(inputs), labels) + added.square().sum()).backward()
+            one.step()
+    assert difference(model, whole) < 1e-13
+    assert state_difference(optimizer.state_dict(), reference.state_dict()) < 1e-12
+    model.float()
+    whole.float()
+    for one in (optimizer, reference):
+        one.load_state_dict(one.state_dict())  # which casts it
+    for each, one in ((model, optimizer), (whole, reference)):
+        one.zero_grad()
+        F.cross_entropy(each(inputs.float()), labels).backward()
+        one.step()
+    assert difference(model, whole) < 1e-6
+
+
+@case
+def shared_steps_in_a_process_set() -> None:
+    if hvd.size() < 3:
+        return
+    members = hvd.add_process_set([0, 2])
+    model = build()
+    optimizer = hvd.DistributedOptimizer(
+        momentum(list(model.parameters())),
+        model.named_parameters(),
+        process_set=members,
+        sharded=True,
+    )
+    alone = build()
+    reference = momentum(list(alone.parameters()))
+    inputs, labels = batch(0)
+    share = slice(members.rank(), None, 2) if members.included() else slice(None)
+    for _ in range(3):
+        optimizer.sample_weight = len(inputs[share])
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs[share]), labels[share]).backward()
+        optimizer.step()
+        reference.zero_grad()
+        F.cross_entropy(alone(inputs), labels).backward()
+        reference.step()
+    assert optimizer.sharded == (members.included() and hvd.local_size() == hvd.size())
+    assert difference(model, alone) < 1e-13
+    hvd.remove_process_set(members)
+
+
+@case
+def what_cannot_be_shared() -> None:
+    model = build(memory_format=torch.contiguous_format)
+    for kind in (Lars, Lamb, torch.optim.LBFGS):
+        wrap = partial(wrapped, partial(kind, lr=0.1), model)
+        assert kind.__name__ in refused(ValueError, wrap)
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    muon = torch.optim.Muon([weight], lr=0.1)
+    assert "Muon" in refused(ValueError, partial(hvd.DistributedOptimizer, muon, sharded=True))
+    wrap = partial(wrapped, momentum, model)
+    assert "sharded=True works" in refused(ValueError, partial(wrap, op=hvd.Adasum))
+    assert "sharded=True works" in refused(ValueError, partial(wrap, exchange="local_sgd"))
+    if hvd.size() > 1:
+        both = torch.zeros(4)
+        halves = [torch.nn.Parameter(part) for part in both.split(2)]
+        sgd = torch.optim.SGD(halves, lr=0.1)
+        wrap_halves = partial(hvd.DistributedOptimizer, sgd, sharded=True)
+        assert "shares its memory with a larger tensor" in refused(ValueError, wrap_halves)
+
+
+class Halving(torch.optim.Optimizer):
+    """An elementwise optimizer that torch does not have, with a number in its state."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.state[p]["count"] = self.state[p].get("count", 0) + 1
+                    self.state[p]["mean"] = (self.state[p].get("mean", p.grad) + p.grad) / 2
+                    p -= group["lr"] * self.state[p]["mean"] / self.state[p]["count"]
+
+
+@case
+def an_optimizer_of_ones_own() -> None:
+    (model, optimizer), (whole, reference) = pair(Halving)
+    train_together(model, optimizer, 3)
+    train_together(whole, reference, 3)
+    assert difference(model, whole) < 1e-15
+    assert state_difference(optimizer.state_dict(), reference.state_dict()) < 1e-15
+    alone = build()
+    train_alone(alone, Halving(alone.parameters()), 3)
+    assert difference(model, alone) < 1e-13

@@ -1,0 +1,75 @@
+"""Segments of parameters and the layout of their state: exact covers, without launching ranks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
+from hvdtrain.core.sharding.segments import Quantity, StateLayout, segments_of
+from hvdtrain.engines.slices import aligned_bounds
+from hvdtrain.types import DType
+
+SHAPES = [(3, 5), (0,), (1000,), (64, 64), (7,), (), (129, 3)]
+SPECS = [
+    ParameterSpec(f"p{number}", shape, (1,) * len(shape), DType.FLOAT32, "float32", "cpu")
+    for number, shape in enumerate(SHAPES)
+]
+
+
+@pytest.mark.parametrize("owners", [1, 2, 3, 8])
+@pytest.mark.parametrize("bucket_bytes", [100, 5000, 1 << 20])
+def test_every_element_has_one_owner(owners: int, bucket_bytes: int) -> None:
+    plan = make_plan(SPECS, bucket_bytes, 100)
+    found = segments_of(plan, owners)
+    assert len(found) == owners
+    elements = [
+        (segment.parameter, element)
+        for segments in found
+        for segment in segments
+        for element in range(segment.first, segment.first + segment.count)
+    ]
+    assert sorted(elements) == [(i, e) for i, spec in enumerate(SPECS) for e in range(spec.count)]
+    for owner, segments in enumerate(found):
+        assert len({segment.parameter for segment in segments}) == len(segments)
+        for segment in segments:
+            bucket = plan.buckets[segment.bucket]
+            position = bucket.starts[bucket.parameters.index(segment.parameter)]
+            assert segment.start == position + segment.first
+            low, high = aligned_bounds(bucket.count, owners)[owner : owner + 2]
+            assert low <= segment.start < segment.start + segment.count <= high
+
+
+@pytest.mark.parametrize(("count", "owners"), [(0, 2), (1, 3), (64, 2), (65, 2), (1_000_003, 7)])
+def test_slices_are_whole_cache_lines(count: int, owners: int) -> None:
+    bounds = aligned_bounds(count, owners)
+    assert (len(bounds), bounds[0], bounds[-1]) == (owners + 1, 0, count)
+    assert bounds == sorted(bounds)
+    assert all(bound % 64 == 0 or bound == count for bound in bounds)
+
+
+def test_no_state_overlaps() -> None:
+    plan = make_plan(SPECS, 1 << 20, 1 << 20)
+    quantities = [
+        {
+            "mean": Quantity("mean", DType.FLOAT64, elementwise=True),
+            "step": Quantity("step", DType.FLOAT32, elementwise=False),
+        }
+        if index % 2
+        else {}
+        for index in range(len(SPECS))
+    ]
+    for segments in segments_of(plan, 3):
+        layout = StateLayout(segments, quantities)
+        extents = [(0, len(segments))]
+        for segment in segments:
+            for name, quantity in quantities[segment.parameter].items():
+                start = layout.offsets[segment.parameter, name]
+                assert start % 64 == 0
+                count = quantity.count(segment.count)
+                extents.append((start, start + count * quantity.dtype.itemsize))
+        extents.sort()
+        assert all(end <= start for (_, end), (start, _) in pairwise(extents))
+        assert layout.nbytes == extents[-1][1]
+        assert layout.numbers == {s.parameter: number for number, s in enumerate(segments)}
