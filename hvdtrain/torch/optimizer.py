@@ -182,7 +182,9 @@ class DistributedOptimizer(ExchangingOptimizer):
                 f"the norm of order {norm_type} of the gradients is {norm}, so they cannot be "
                 "clipped: leave out error_if_nonfinite to scale them all the same"
             )
-        shared.scale(min(1.0, max_norm / (norm + 1e-6)))
+        factor = min(1.0, max_norm / (norm + 1e-6))
+        if factor != 1.0:
+            shared.scale(factor)
         return torch.tensor(norm, device="cpu")
 
     @disable_compile

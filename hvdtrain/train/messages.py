@@ -64,7 +64,8 @@ def _lr_text(options: TrainOptions, size: int, own: bool) -> str:
     if base != scaled and options.warmup_epochs:
         text += f", warm-up over {counted(options.warmup_epochs, 'epoch')}"
     text += decay_text(options, options.warmup_epochs if base != scaled else 0.0)
-    return f"{text}, {'the optimizer of the recipe' if own else options.optimizer}"
+    shared = ", shared by the ranks of each node" * options.shard_optimizer
+    return f"{text}, {'the optimizer of the recipe' if own else options.optimizer}{shared}"
 
 
 def _servers_text(options: TrainOptions, size: int) -> str:

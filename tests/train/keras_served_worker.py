@@ -196,6 +196,9 @@ def all_runs(directory: Path) -> dict[str, Any]:
         "sgd": started("sgd", normed, ONE_WORKER, sgd),
         "adamw": started("adamw", made, ONE_WORKER, adamw),
         "resumed": started("stopped", made, ONE_WORKER, adamw, resume="auto"),
+        # Each strategy continues the other's checkpoints.
+        "reduced": started("stopped", made, {}, resume="auto", epochs=EPOCHS + 1),
+        "served": started("stopped", made, sync, resume="auto", epochs=EPOCHS + 2),
         "sync": started("sync", recipe, sync, sgd, dtype="float64"),
         "sync32": started("sync32", recipe, sync, sgd),
         "embedded": started("embedded", embedded, sync, sgd, dtype="float64"),

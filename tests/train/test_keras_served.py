@@ -44,6 +44,7 @@ def test_three_ranks(backend: str, tmp_path: Path) -> None:
         assert len(digests) == ("refused" not in of_ranks[0]), name
     check_exactness(runs, backend)
     check_counts(runs)
+    assert [runs[name][0]["steps"] for name in ("reduced", "served")] == [3 * 9, 4 * 9]
     refused = {name: of_ranks[-1].get("refused", "") for name, of_ranks in runs.items()}
     assert "clipnorm=1.0 of the recipe's optimizer SGD: leave it out" in refused["clipped"]
     assert "the constraint of net/limited/kernel: servers hold parts" in refused["limited"]

@@ -125,8 +125,9 @@ class AutoExchange(Exchange):
         if self._choice is not None:
             self._choice.reduce(bucket, info, communicators)
             return
+        began = time.perf_counter()
         self._plain.reduce(bucket, info, communicators)
-        self._times.note_filled(bucket.filled_at)
+        self._times.note_bucket(bucket.filled_at, time.perf_counter() - began)
         self._memory[bucket.layout.dtype, bucket.layout.device] = bucket.buffer.like(0)
         # Nothing is computed after the last bucket, which makes the measurement quiet.
         if bucket.number == len(self._plan.buckets) - 1:
@@ -176,8 +177,7 @@ class AutoExchange(Exchange):
             self._candidates,
             self._plan,
             self._memory,
-            self._times.ready_seconds(),
-            now,
+            self._times,
             count_threads(os.environ, sys.modules),
         ).run(communicators)
         methods = np.zeros(len(self._plan.specs), np.int64)

@@ -12,10 +12,14 @@ from hvdtrain.core.exchanges.checks import check_momentum
 from hvdtrain.core.gradients.communicators import Communicators, gather
 from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
-from hvdtrain.core.gradients.plan import ParameterSpec
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.engines.communicator import Communicator
+from hvdtrain.types import DType
 
 __all__ = ["TopKExchange"]
+
+# Indices have as many bits as elements.
+_MOST_ELEMENTS = (1 << 31) - 1
 
 
 class TopKExchange(ErrorFeedback):
@@ -44,9 +48,18 @@ class TopKExchange(ErrorFeedback):
         self.spec = f"topk:ratio={float(ratio)!r},momentum={float(momentum)!r}"
         self.exactness = (
             f"Between nodes the largest {100 * ratio:g} % of each matrix: every node sends "
-            f"{8 * ratio:g} bytes per element to every other one, instead of 4 or 8; what is left "
-            "is added to the next step's gradients."
+            f"{8 * ratio:g} bytes per element of float32 to every other one, instead of 4; what is "
+            "left is added to the next step's gradients."
         )
+
+    def prepare(self, plan: BucketPlan) -> None:
+        super().prepare(plan)
+        for bucket in plan.buckets:
+            if bucket.dtype is DType.FLOAT32 and bucket.count > _MOST_ELEMENTS:
+                raise ValueError(
+                    f"topk takes buckets of at most {_MOST_ELEMENTS} elements of float32, got one "
+                    f"of {bucket.count}: divide large parameters, or set HVDTRAIN_BUCKET_BYTES"
+                )
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         super().reduce(bucket, info, communicators)

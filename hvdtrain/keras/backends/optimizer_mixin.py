@@ -32,6 +32,7 @@ class DistributedMixin:
     hvdtrain_class: type
     learning_rate: Tensor | float
     variables: list[Variable]
+    built: bool
     _trainable_variables: Sequence[Variable]
 
     def register_local_var(self, var: Variable) -> None:
@@ -131,9 +132,9 @@ class DistributedMixin:
         Args:
             variables: variables that it is to update.
         """
+        is_new, weights = not self.built, self.hvdtrain_reduction.weights
         super().build(variables)  # type: ignore[misc]
-        weights = self.hvdtrain_reduction.weights
-        if weights is not None:
+        if is_new and weights is not None:
             weights.inner_state.note_built(self, is_new=True)
 
     def apply(

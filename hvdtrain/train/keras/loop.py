@@ -71,7 +71,8 @@ class KerasLoop:
         self.test_metrics = self.metrics
         self.state = KerasTrainingState(self._model, self._optimizer)
         # Samples in each batch of this rank, padding included.
-        self._rows = -(-step_plan.global_batch_size // options.worker_count(hvd.size()))
+        workers = options.worker_count(step_plan.topology.size)
+        self._rows = -(-step_plan.global_batch_size // workers)
         self.gradient_bytes = sum(
             int(np.prod(variable.shape)) * np.dtype(variable.dtype).itemsize
             for variable in self._model.trainable_variables

@@ -67,7 +67,8 @@ class ServedKerasLoop(KerasLoop):
 
     def _make_shard(self, pieces: list[Piece], weights: Flat) -> KerasShard:
         schedule = StepPlanSchedule(self._step_plan)
-        optimizer = plain_optimizer(self._recipe, self._step_plan.options, schedule)
+        with keras.device("cpu"):
+            optimizer = plain_optimizer(self._recipe, self._step_plan.options, schedule)
 
         def set_step(number: int) -> None:
             schedule.ahead = number - int(optimizer.iterations)

@@ -72,6 +72,7 @@ _ANY = object()
 # Options that an exchange excludes: name, value (_ANY: any but the default), and the reason.
 _NO_EXCHANGE = (
     ("virtual_shards", _ANY, "its sums over shards have an order of their own: leave one out"),
+    ("shard_optimizer", _ANY, "only averages can be shared: leave one out"),
 )
 _NO_WEIGHTS = (
     ("amp", "fp16", "ranks would have to agree on the loss scale in each step: take --amp bf16"),
@@ -111,6 +112,7 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("ema", (), "servers do not average weights"),
     ("amp", ("fp16",), "servers do not agree on a loss scale"),
     ("virtual_shards", (), "gradients are added in the order of arrival"),
+    ("shard_optimizer", (), "servers share the work already"),
     ("non_finite", ("skip",), "servers do not agree on skipping a step"),
     ("engine", ("local", "gloo", "nccl", "horovod"), "only mpi has messages between two ranks"),
 )

@@ -17,6 +17,7 @@ SGD_MOMENTUM = 0.9
 
 _DEFAULT_LR_TEXT = ", ".join(f"{name} {value:g}" for name, value in DEFAULT_LR.items())
 _WITH_MOMENTUM = ("sgd", "lars")
+_OF_LAYERS = ("lars", "lamb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,11 @@ class OptimisationOptions(OptionGroup):
         check=between_0_and_1,
     )
 
+    shard_optimizer: bool = option(
+        False,
+        "Share the optimizer's work and state among the ranks of a node, see docs/sharded.md.",
+    )
+
     def check(self) -> None:
         """Check that the options of this group go together.
 
@@ -57,6 +63,11 @@ class OptimisationOptions(OptionGroup):
             raise UsageError(
                 f"--momentum goes with --optimizer {' or '.join(_WITH_MOMENTUM)} only, got "
                 f"--optimizer {self.optimizer}"
+            )
+        if self.shard_optimizer and self.optimizer in _OF_LAYERS:
+            raise UsageError(
+                f"--shard-optimizer does not go with --optimizer {self.optimizer}, which needs the "
+                "norms of whole layers"
             )
 
     @property

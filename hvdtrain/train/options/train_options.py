@@ -59,6 +59,11 @@ class TrainOptions(
         require_framework_has(self.framework, values)
         require_strategy_has(self.strategy, values)
         require_exchange_takes(self.make_exchange(), values)
+        if self.shard_optimizer and self.virtual_shards is not None:
+            raise UsageError(
+                "--shard-optimizer and --virtual-shards exclude each other: one rank alone, which "
+                "shares nothing, would not get the same bits"
+            )
 
     def with_absolute_paths(self) -> TrainOptions:
         """Return the same options for a reader in another working directory."""
@@ -99,6 +104,7 @@ _TORCH_ONLY: tuple[tuple[str, Any, str], ...] = (
     ("workers", _ANY, ""),
     ("non_finite", "skip", ""),
     ("virtual_shards", _ANY, ""),
+    ("shard_optimizer", _ANY, ""),
     ("engine", "nccl", "gradients of {framework} are reduced in host memory"),
 )
 

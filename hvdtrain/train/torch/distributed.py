@@ -40,14 +40,23 @@ def distributed_optimizer(
         options: options of the run.
 
     Raises:
-        UsageError: the exchange does not take the parameters of the model.
+        UsageError: the exchange does not take the parameters of the model, or the work on them
+            cannot be shared.
     """
     own = plain_optimizer(recipe, model, options)
     op = hvd.Average if options.virtual_shards is None else hvd.Sum
     exchange = options.make_exchange()
     try:
-        return hvd.DistributedOptimizer(own, model.named_parameters(), op=op, exchange=exchange)
+        return hvd.DistributedOptimizer(
+            own,
+            model.named_parameters(),
+            op=op,
+            exchange=exchange,
+            sharded=options.shard_optimizer,
+        )
     except ValueError as error:
+        if options.shard_optimizer:
+            raise UsageError(f"--shard-optimizer: {error}") from error
         if exchange is None:
             raise
         raise UsageError(f"--exchange {options.exchange}: {error}") from error

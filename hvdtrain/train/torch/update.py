@@ -113,6 +113,8 @@ class Updater:
         if self._optimizer.exchanges_weights:
             return self._local_step()
         scaler = self.precision.scaler
+        if self._optimizer.sharded and scaler is None:
+            return self._shared_step()
         self._optimizer.synchronize()
         if scaler is not None:
             scaler.unscale_(self._optimizer)
@@ -134,6 +136,18 @@ class Updater:
         update = StepResult(norm) if finite else StepResult(norm, True, self._is_real_overflow())
         self.precision.losses.clear()
         return update
+
+    def _shared_step(self) -> StepResult:
+        """Step on gradients of which this rank has the slices that it owns (collective)."""
+        largest = math.inf if self._clip_norm is None else self._clip_norm
+        norm = self._optimizer.clip_grad_norm_(largest).item()
+        finite = math.isfinite(norm)
+        if finite:
+            self._optimizer.step()
+            if self.averaged is not None:
+                self.averaged.update_parameters(self._model)
+        self.precision.losses.clear()
+        return StepResult(norm, skipped=not finite, fault=not finite)
 
     def _local_step(self) -> StepResult:
         """Step on the gradient of this rank, and exchange weights if that is due."""

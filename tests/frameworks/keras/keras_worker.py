@@ -52,6 +52,9 @@ NOT_ON_TENSORFLOW = {
     keras_data_cases.the_loop_of_the_data_page,
     keras_synchronization_cases.what_cannot_work_is_refused_on_all_ranks,
     keras_training_cases.metrics_count_every_sample_of_all_ranks_once,
+    keras_weight_cases.gradients_are_accumulated_for_local_steps,
+    keras_state_cases.checkpoints_go_on_with_the_same_bits,
+    *keras_save_cases.CASES,
     *keras_unwrapped_cases.CASES,
 }
 

@@ -73,18 +73,20 @@ def test_an_mpi_without_threads() -> None:
     assert [result["reduces in a thread"] for result in results] == [False, False]
 
 
-def test_nodes_of_two_ranks_and_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slots", [(2, 1), pytest.param((2, 2), marks=pytest.mark.soak)])
+def test_two_nodes(slots: tuple[int, int], tmp_path: Path) -> None:
     require_hosts()
     job = f"exchanges, {SMALL}"
+    nodes = [node for node, count in enumerate(slots) for _ in range(count)]
     launched = SharedLaunch(
         WORKER,
-        3,
+        len(nodes),
         [job],
-        hostfile=write_hostfile(tmp_path / "hosts", "openmpi", [2, 1]),
+        hostfile=write_hostfile(tmp_path / "hosts", "openmpi", slots),
         launcher_args=AGENT_ARGS["openmpi"],
     )
     places = [result["place"] for result in launched.results(job)]
-    assert places == [[0, 3, 0], [1, 3, 0], [2, 3, 1]]
+    assert places == [[rank, len(nodes), node] for rank, node in enumerate(nodes)]
 
 
 @pytest.mark.soak

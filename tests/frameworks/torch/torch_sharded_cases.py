@@ -25,7 +25,10 @@ from torch_training import (
 import hvdtrain.torch as hvd
 from hvdtrain.train.optimizers.lamb import Lamb
 from hvdtrain.train.optimizers.lars import Lars
+from hvdtrain.train.torch.forward import Precision
+from hvdtrain.train.torch.update import Updater
 
+CPU = torch.device("cpu")
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 MAKES: dict[str, Make] = {
     "sgd": partial(torch.optim.SGD, lr=0.1),
@@ -379,3 +382,29 @@ def an_optimizer_of_ones_own() -> None:
     alone = build()
     train_alone(alone, Halving(alone.parameters()), 3)
     assert difference(model, alone) < 1e-13
+
+
+@case
+def the_loop_of_train_shares_its_steps() -> None:
+    for precision, clip in (("none", 0.05), ("none", None), ("fp16", 0.05)):
+        results = []
+        for model, optimizer in pair(partial(torch.optim.SGD, lr=0.1, momentum=0.9)):
+            updater = Updater(model, optimizer, Precision(precision, CPU), clip, ema=0.5)
+            updates = []
+            for step in range(4):
+                inputs, labels = map(own, batch(step))
+                if step == 2 and hvd.rank() == 0:
+                    inputs = inputs * float("inf")
+                updater.begin([len(labels)])
+                with updater.precision.autocast():
+                    loss = F.cross_entropy(model(inputs), labels)
+                updater.backward(loss, len(labels))
+                updates.append(updater.step())
+            assert [update.skipped for update in updates] == [False, False, True, False]
+            assert updater.averaged is not None
+            results.append((model, updater.averaged, [update.norm for update in updates]))
+        (model, averaged, norms), (other, expected, theirs) = results
+        bound = 1e-5 if precision == "fp16" or clip else 1e-13
+        assert difference(model, other) < bound
+        assert difference(averaged, expected) < bound
+        assert all(abs(a - b) < 1e-5 for a, b in zip(norms[:2], theirs[:2], strict=True))

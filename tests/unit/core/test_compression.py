@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from hvdtrain.core.compression.largest import largest
 from hvdtrain.core.compression.orthonormal import orthonormal
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.exchanges.power_sgd import matrix_shape
-from hvdtrain.core.gradients.plan import ParameterSpec
+from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.types import DType
 
 
@@ -72,6 +73,14 @@ def test_sides_of_a_matrix(
 ) -> None:
     spec = ParameterSpec("p", shape, strides, DType.FLOAT32, "float32", "cpu")
     assert matrix_shape(spec) == sides
+
+
+def test_indices_of_the_largest_elements_have_room() -> None:
+    for dtype, fits in ((DType.FLOAT32, False), (DType.FLOAT64, True)):
+        spec = ParameterSpec("p", (1 << 31,), (1,), dtype, dtype.value, "cpu")
+        plan = make_plan([spec], 1 << 20, 1 << 20)
+        with nullcontext() if fits else pytest.raises(ValueError, match="one of 2147483648: "):
+            make_exchange("topk").prepare(plan)
 
 
 @pytest.mark.parametrize(

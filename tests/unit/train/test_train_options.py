@@ -62,7 +62,6 @@ from hvdtrain.train.recipes import builtin as recipes
         ({"strategy": "ps:backup=1"}, ["backup is no option of mode=async: leave it out"]),
         ({"strategy": "ps:mode=sync,staleness=1"}, ["staleness is no option of mode=sync"]),
         ({"strategy": "ps:mode=sync,servers=2,backup=1"}, ["backup needs servers=1"]),
-        ({"strategy": "ps", "framework": "keras"}, ["--strategy ps", "--framework torch only"]),
         ({"strategy": "ps", "optimizer": "lamb"}, ["--optimizer lamb", "--strategy ps", "norms"]),
         ({"strategy": "ps", "clip_norm": 1.0}, ["--clip-norm 1.0", "--strategy ps"]),
         ({"strategy": "ps", "engine": "gloo"}, ["--engine gloo", "--strategy ps", "only mpi"]),
@@ -94,6 +93,17 @@ from hvdtrain.train.recipes import builtin as recipes
         (
             {"exchange": "adasum", "virtual_shards": 2, "global_batch_size": 8},
             ["--virtual-shards 2 does not go with --exchange adasum"],
+        ),
+        (
+            {"shard_optimizer": True, "exchange": "adasum"},
+            ["--shard-optimizer True does not go with --exchange adasum"],
+        ),
+        ({"shard_optimizer": True, "strategy": "ps"}, ["--shard-optimizer", "--strategy ps"]),
+        ({"shard_optimizer": True, "optimizer": "lamb"}, ["--shard-optimizer", "lamb"]),
+        ({"shard_optimizer": True, "framework": "keras"}, ["--framework torch only"]),
+        (
+            {"shard_optimizer": True, "virtual_shards": 2, "global_batch_size": 8},
+            ["--shard-optimizer and --virtual-shards exclude each other"],
         ),
         ({"exchange": "adasum", "amp": "fp16"}, ["--amp fp16", "--exchange adasum", "bf16"]),
         ({"exchange": "adasum", "ema": 0.9}, ["--ema 0.9", "--exchange adasum"]),

@@ -21,7 +21,7 @@ class KerasShard:
     """A shard whose variables are pieces of the model's, in host memory.
 
     Args:
-        optimizer: optimizer like that of the model's variables, not built yet.
+        optimizer: optimizer like that of the model's variables, not built yet, on the CPU.
         set_step: makes its learning rate that of a step, counted over all epochs.
         whole: optimizer of the model's variables.
         pieces: pieces of them in the shard.
@@ -56,8 +56,7 @@ class KerasShard:
             for piece, variable in zip(self._pieces, self._variables, strict=True)
             if not self._whole.optimizer._use_weight_decay(self._whole.variables[piece.parameter])
         ]
-        if excluded:
-            self._optimizer.exclude_from_weight_decay(var_list=excluded)
+        self._optimizer.exclude_from_weight_decay(var_list=excluded)
 
     def step(self, gradient: Flat, number: int) -> None:
         """Step the optimizer; see Shard.step."""
