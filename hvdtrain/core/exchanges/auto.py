@@ -77,6 +77,8 @@ class AutoExchange(Exchange):
         self.half_types = all(each.half_types for each in given)
         self.checks_finite = any(each.checks_finite for each in given)
         self.uses_rate = any(each.uses_rate for each in given)
+        self.uses_scale = any(each.uses_scale for each in given)
+        self.takes_samples = all(each.takes_samples for each in given)
         self.spec = f"auto:steps={steps} of {' or '.join(each.spec for each in given)}"
         self.exactness = (
             f"The exact average until {steps} steps are measured. Then, for each gradient, the "
@@ -104,6 +106,8 @@ class AutoExchange(Exchange):
         for each in self._candidates.values():
             each.prepare(plan)
         if self._choice is not None:
+            if self._plan.specs:
+                self._choice = self._choice.carried_to(self._plan, plan)
             self._choice.prepare(plan)
         self._plan = plan
         self._times.clear()
@@ -114,12 +118,16 @@ class AutoExchange(Exchange):
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if self._choice is not None and self._choice.ranks != info.size:
+            if communicators.all_ranks.rank == 0:
+                before = f"the choice was one for {self._choice.ranks} ranks"
+                _say([f"{before}, and now {info.size} take part: ranks measure and choose anew"])
             self._begin(None)
         if self._choice is not None:
             self._choice.reduce(bucket, info, communicators)
             return
+        began = time.perf_counter()
         self._plain.reduce(bucket, info, communicators)
-        self._times.note_filled(bucket.filled_at)
+        self._times.note_bucket(bucket.filled_at, time.perf_counter() - began)
         self._memory[bucket.layout.dtype, bucket.layout.device] = bucket.buffer.like(0)
         # Nothing is computed after the last bucket, which makes the measurement quiet.
         if bucket.number == len(self._plan.buckets) - 1:
@@ -169,8 +177,7 @@ class AutoExchange(Exchange):
             self._candidates,
             self._plan,
             self._memory,
-            self._times.ready_seconds(),
-            now,
+            self._times,
             count_threads(os.environ, sys.modules),
         ).run(communicators)
         methods = np.zeros(len(self._plan.specs), np.int64)

@@ -6,8 +6,7 @@ one channel, and its computations P_k take a share c of the cores that compute t
     d_k = c sum_{j<k} (P_j - P_j of the average)
     s_k = max(r_k + d_k, f_{k-1}),  f_k = s_k + T_k,  T_step = f_K + R
 
-R is what a measured step with the average takes beyond this: waiting for slower ranks, and for
-cores on which other threads compute.
+R is what a measured step with the average takes beyond this: waiting for slower ranks.
 
 The gradients of a bucket are divided into runs, each of which one exchange reduces. With m
 collectives of latency a and bandwidth b between nodes, w bytes for each gradient, C seconds to
@@ -20,7 +19,7 @@ compress it and C_0 to begin, o owners of slices, and T_node within a node:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isfinite
 
@@ -32,6 +31,7 @@ __all__ = [
     "Measured",
     "Method",
     "Prediction",
+    "as_in_steps",
     "predict",
     "run_seconds",
     "runs_of",
@@ -171,3 +171,32 @@ def predict(measured: Measured, plan: BucketPlan, choice: Sequence[int]) -> Pred
     # An all-reduce sends 2 (n - 1) / n of its elements.
     sent = moved * 2 * (measured.nodes - 1) / measured.nodes
     return Prediction(tuple(choice), finished + measured.rest_seconds, sent)
+
+
+def as_in_steps(
+    measured: Measured, plan: BucketPlan, reduced_seconds: float, step_seconds: float
+) -> Measured:
+    """Return measurements by which the average takes as long as in the steps that were measured.
+
+    Ranks that compute have less time to move data than when the links were measured.
+
+    Args:
+        measured: measurements while ranks computed nothing.
+        plan: bucket plan to which they belong.
+        reduced_seconds: time of the reductions of all buckets in a step.
+        step_seconds: time of a step.
+    """
+    alone = sum(
+        measured.node.seconds(bucket.nbytes)
+        + run_seconds(measured, measured.methods[0], bucket.parameters)
+        for bucket in plan.buckets
+    )
+    factor = max(1.0, reduced_seconds / alone)
+    network, node = _slower(measured.network, factor), _slower(measured.node, factor)
+    measured = replace(measured, network=network, node=node)
+    average = predict(measured, plan, [0] * len(plan.specs))
+    return replace(measured, rest_seconds=max(0.0, step_seconds - average.seconds))
+
+
+def _slower(cost: AllreduceCost, factor: float) -> AllreduceCost:
+    return AllreduceCost(factor * cost.latency_seconds, cost.bytes_per_second / factor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from hvdtrain.core.gradients.bucket_size import AllreduceCost, fit_cost, measure
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
-from hvdtrain.core.prediction.costs import GradientCost, Measured, Method, predict
+from hvdtrain.core.prediction.costs import GradientCost, Measured, Method, as_in_steps
 from hvdtrain.core.prediction.load import core_share
 from hvdtrain.core.prediction.rehearsal import Rehearsed, rehearse, small
+from hvdtrain.core.prediction.step_times import StepTimes
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 
@@ -46,16 +47,14 @@ class Measurement:
         exchanges: exchanges that have not been used, by name; the first one is the average.
         plan: bucket plan.
         memory: memory of each type and device of gradients.
-        ready_seconds: when this rank has filled each bucket, after the end of the step before.
-        step_seconds: time of a step of this rank.
+        times: times of this rank's steps with the average.
         threads: number of threads in which this rank computes gradients.
     """
 
     exchanges: Mapping[str, Exchange]
     plan: BucketPlan
     memory: Mapping[Place, Buffer]
-    ready_seconds: Sequence[float]
-    step_seconds: float
+    times: StepTimes
     threads: int
 
     def run(self, communicators: Communicators) -> Measured:
@@ -74,10 +73,12 @@ class Measurement:
         ]
         numbers = [
             float(nodes),
-            core_share(self.threads, meet),
-            self.step_seconds,
+            self._core_share(meet),
+            self.times.median_seconds(),
             *(number for link in links for number in (link.latency_seconds, _slowness(link))),
-            *self.ready_seconds,
+            *self.times.ready_seconds(),
+            # The least of all: other ranks wait for the last one.
+            *(-seconds for seconds in self.times.reduced_seconds()),
             *(
                 number
                 for of_method in rehearsed
@@ -88,6 +89,11 @@ class Measurement:
         slowest = np.array(numbers, np.float64)
         communicators.all_ranks.allreduce(Buffer.from_array(slowest), ReduceOp.MAX)
         return self._measured(slowest.tolist(), shapes, communicators.owners)
+
+    def _core_share(self, meet: Callable[[], None]) -> float:
+        """Return the share c of the cost model; a device computes one thing at a time."""
+        on_host = all(device == "cpu" for _, device in self.memory)
+        return core_share(self.threads, meet) if on_host else 1.0
 
     def _rehearse(
         self,
@@ -113,8 +119,8 @@ class Measurement:
     ) -> Measured:
         """Return the numbers that all ranks have agreed on in their places."""
         nodes, share, step_seconds, *links = numbers[:7]
-        buckets = len(self.plan.buckets)
-        costs = np.array(numbers[7 + buckets :]).reshape(len(self.exchanges), 1 + len(shapes), 3)
+        ready, reduced, rest = _split(numbers[7:], len(self.plan.buckets))
+        costs = np.array(rest).reshape(len(self.exchanges), 1 + len(shapes), 3)
         at = {shape: 1 + number for number, shape in enumerate(shapes)}
         methods = []
         for name, cost in zip(self.exchanges, costs.tolist(), strict=True):
@@ -127,14 +133,18 @@ class Measurement:
             owners,
             AllreduceCost(links[0], _inverse(links[1])),
             AllreduceCost(links[2], _inverse(links[3])),
-            tuple(numbers[7 : 7 + buckets]),
+            tuple(ready),
             tuple(methods),
             share,
         )
         if not measured.valid:
             return measured
-        average = predict(measured, self.plan, [0] * len(self.plan.specs))
-        return replace(measured, rest_seconds=max(0.0, step_seconds - average.seconds))
+        return as_in_steps(measured, self.plan, -sum(reduced), step_seconds)
+
+
+def _split(numbers: Sequence[float], count: int) -> tuple[Sequence[float], ...]:
+    """Return the first numbers, as many others after them, and the rest."""
+    return numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
 
 
 def _shape(spec: ParameterSpec) -> _Shape:

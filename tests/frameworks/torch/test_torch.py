@@ -12,6 +12,7 @@ from hosts import AGENT_ARGS, require_hosts, write_hostfile
 from shared_launch import SharedLaunch
 
 WORKER = Path(__file__).with_name("torch_worker.py")
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 # Many buckets, some of them with several parameters.
 SMALL = "BUCKET_BYTES=600, FIRST_BUCKET_BYTES=100"
 TABLES = ["operations", "asynchronous", "batch norm", "optimizers"]
@@ -19,8 +20,8 @@ LAUNCHES = {
     np: SharedLaunch(WORKER, np, jobs, warm="torch")
     for np, jobs in {
         1: TABLES,
-        2: [*TABLES, f"exchanges, ENGINE=gloo, {SMALL}"],
-        3: [*TABLES, f"optimizers, {SMALL}", "operations, ENGINE=gloo"],
+        2: [*TABLES, "table of two", f"exchanges, ENGINE=gloo, {SMALL}"],
+        3: [*TABLES, "table of three", f"optimizers, {SMALL}", "operations, ENGINE=gloo"],
         4: ["operations"],  # where a sum is a tree of two levels
     }.items()
 }
@@ -37,6 +38,28 @@ def test_on_one_node(np: int, job: str) -> None:
     assert all(result["reduces in a thread"] for result in results) or "optimizers" not in job
 
 
+def test_the_page_says_what_goes_with_each_exchange() -> None:
+    found: dict[str, dict[str, str]] = {}
+    for np, job in ((2, "table of two"), (3, "table of three")):
+        tables = [result["found"] for result in LAUNCHES[np].results(job)]
+        assert all(table == tables[0] for table in tables)
+        found |= tables[0]
+    assert table_of_page() == found
+
+
+def table_of_page() -> dict[str, dict[str, str]]:
+    """Return what docs/exchanges.md says, by feature and exchange."""
+    lines = (DOCS / "exchanges.md").read_text().splitlines()
+    start = lines.index("<!-- checked by tests/frameworks/torch/test_torch.py -->") + 2
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    (_, *exchanges), _, *features = rows
+    return {title: dict(zip(exchanges, cells, strict=True)) for title, *cells in features}
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("job", ALL_AT_FOUR.cases)
 def test_four_ranks(job: str) -> None:
@@ -50,18 +73,20 @@ def test_an_mpi_without_threads() -> None:
     assert [result["reduces in a thread"] for result in results] == [False, False]
 
 
-def test_nodes_of_two_ranks_and_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slots", [(2, 1), pytest.param((2, 2), marks=pytest.mark.soak)])
+def test_two_nodes(slots: tuple[int, int], tmp_path: Path) -> None:
     require_hosts()
     job = f"exchanges, {SMALL}"
+    nodes = [node for node, count in enumerate(slots) for _ in range(count)]
     launched = SharedLaunch(
         WORKER,
-        3,
+        len(nodes),
         [job],
-        hostfile=write_hostfile(tmp_path / "hosts", "openmpi", [2, 1]),
+        hostfile=write_hostfile(tmp_path / "hosts", "openmpi", slots),
         launcher_args=AGENT_ARGS["openmpi"],
     )
     places = [result["place"] for result in launched.results(job)]
-    assert places == [[0, 3, 0], [1, 3, 0], [2, 3, 1]]
+    assert places == [[rank, len(nodes), node] for rank, node in enumerate(nodes)]
 
 
 @pytest.mark.soak

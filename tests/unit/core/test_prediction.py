@@ -23,7 +23,7 @@ from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
 from hvdtrain.core.prediction.choice import best, predictions
-from hvdtrain.core.prediction.costs import GradientCost, Measured, Method, predict
+from hvdtrain.core.prediction.costs import GradientCost, Measured, Method, as_in_steps, predict
 from hvdtrain.core.prediction.load import core_share
 from hvdtrain.core.prediction.rehearsal import rehearse
 from hvdtrain.core.prediction.step_times import StepTimes
@@ -103,6 +103,21 @@ def test_computations_of_the_channel_delay_the_gradients_after_them() -> None:
     averaging, halving = 0.001 + 4000 / 1e6, 0.003 + 6000 / 1e6
     for choice, last in (([1, 1], delay + halving), ([1, 0], halving), ([0, 1], delay + averaging)):
         assert predict(measured, plan, choice).seconds == pytest.approx(0.9 + last)
+
+
+def test_the_average_takes_as_long_as_in_the_steps() -> None:
+    """The network is as much slower as reductions were; the rest of a step is waiting."""
+    plan = plan_of([1000, 1000], 4000)
+    method = compressing("half", plan, 0.5, start=0.003, speed=1e6)
+    alone = on_link(AllreduceCost(0.001, 1e6), plan, method)  # 0.001 + 0.004 for each bucket
+    found = as_in_steps(alone, plan, 0.03, 0.5)
+    link = found.network
+    assert (link.latency_seconds, link.bytes_per_second) == pytest.approx((0.003, 1e6 / 3))
+    assert predict(found, plan, [0, 0]).seconds == pytest.approx(0.5)
+    halved = 0.003 + 0.004 + 3 * (2 * 0.001 + 0.002)
+    both = 0.001 + 2 * halved + 0.5 - (0.001 + 0.03)
+    assert predict(found, plan, [1, 1]).seconds == pytest.approx(both)
+    assert as_in_steps(alone, plan, 0.001, 0.005) == alone  # on a device it takes no time to begin
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -199,11 +214,12 @@ def test_a_rehearsed_exchange_is_not_used() -> None:
 def test_buckets_are_timed_from_the_end_of_the_step_before() -> None:
     times = StepTimes()
     for end, first, last in ((10.0, 9.0, 9.5), (20.0, 12.0, 14.0), (31.0, 21.0, 26.0)):
-        times.note_filled(first)
-        times.note_filled(last)
+        times.note_bucket(first, 0.25)
+        times.note_bucket(last, end - last)
         times.end_step(end)
     assert times.seconds == [10.0, 11.0]
     assert times.ready_seconds() == [1.5, 5.0]
+    assert times.reduced_seconds() == [0.25, 5.5]
     assert times.median_seconds() == 10.5
 
 
