@@ -27,7 +27,7 @@ _LINKS = {"1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s", "100mbit": "100 Mbit/s"}
 _MACHINE = ("date", "processor", "cores", "load")
 _DIGITS = 4
 _AGAINST = ("steps", "seconds")  # the x axes of a loss
-_TARGET_LINK, _TARGET_TASK = "1gbit", "text"
+_TARGET_LINK, _TARGET_TASK = "1gbit", "text-decay"
 # A step with the exchange takes at most so many times a step of the other contender.
 _TARGETS = {
     "powersgd": (AVERAGE, 0.35),

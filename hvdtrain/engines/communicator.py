@@ -6,6 +6,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
     "ANY_DEVICE",
+    "BufferPair",
     "Capabilities",
     "Communicator",
     "EngineWorld",
@@ -89,6 +91,10 @@ class Capabilities:
         return f"memory on {device} (takes {', '.join(sorted(self.devices))})"
 
 
+# Elements to reduce, and the memory for the result.
+BufferPair: TypeAlias = tuple[Buffer, Buffer]
+
+
 class Communicator(ABC):
     """An engine bound to an ordered set of ranks.
 
@@ -147,6 +153,28 @@ class Communicator(ABC):
         """
         buffer.copy_from(source)
         self.allreduce(buffer, op, prescale, postscale)
+
+    def allreduce_many(
+        self,
+        pairs: Sequence[BufferPair],
+        memory: Buffer,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> bool:
+        """Reduce the source of each pair into its buffer; see `allreduce`.
+
+        Args:
+            pairs: sources and buffers in host memory, of one type; types, sizes and their order are
+                equal on all members. A source may be its buffer.
+            memory: bytes from `empty`, for this.
+            op, postscale: as in `allreduce`.
+            prescale: factor before the reduction, equal on all members.
+
+        Returns:
+            Whether it was done; False, on all members, if the engine has no way of its own.
+        """
+        return False
 
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float

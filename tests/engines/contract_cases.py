@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from contract_messages import exchange_messages
+from contract_small import reduce_many, vote
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator
@@ -90,6 +91,9 @@ def all_cases() -> Iterator[Case]:
     for dtype in FACTORED + HALVES:
         yield _case("in engine memory", dtype, ReduceOp.SUM, _empty)
     yield _case("partly in engine memory", DType.FLOAT32, ReduceOp.SUM, _partly_empty)
+    for dtype in (DType.FLOAT32, DType.INT32):
+        yield _case("many at once", dtype, ReduceOp.SUM, reduce_many)
+        yield _case("vote", dtype, ReduceOp.SUM, vote)
     yield Case("messages", DType.FLOAT64, None, exchange_messages, messages=True)
 
 

@@ -19,11 +19,11 @@
 #include "driver_numbers.h"
 
 enum { MOST_RANKS = 8, CHUNK = 4096, MOST = 6 * CHUNK };
-enum { PRIVATE, FROM_SOURCE, IN_REACH, HALVES, WAYS };
+enum { PRIVATE, FROM_SOURCE, PIECES, IN_REACH, HALVES, WAYS };
 
 typedef struct {
     slot_t slot;
-    char staging[4 * CHUNK], data[MOST];
+    char staging[4 * CHUNK], data[MOST], shown[CHUNK];
     uint64_t checksum, wrong;
 } place_t;
 
@@ -111,13 +111,33 @@ static int vote_on(task_t *task, const turn_t *turn, uint64_t luck) {
     return verdict == DONE;
 }
 
+/* Reduce a task in pieces of odd sizes, some of them empty. */
+static void reduce_in_pieces(task_t *task, const turn_t *turn, uint64_t luck) {
+    chunk_t pieces[64];
+    char *shown[MOST_RANKS];
+    int64_t done = 0, itemsize = TYPES[turn->type].itemsize;
+    task_t whole = *task;
+    for (whole.piece_count = 0; whole.piece_count < 64; whole.piece_count++) {
+        uint64_t size = mix(turn->luck + (uint64_t)whole.piece_count) % 700;
+        int64_t left = turn->count - done, count = whole.piece_count == 63 ? left : (int64_t)size;
+        if (count > left) count = left;
+        pieces[whole.piece_count] =
+            (chunk_t){task->source + done * itemsize, task->data + done * itemsize, count};
+        done += count;
+    }
+    for (int rank = 0; rank < size; rank++) shown[rank] = places[rank].shown;
+    whole.copies = shown, whole.count = CHUNK, whole.pieces = pieces;
+    finish(hvd_reduce_pieces, &whole, luck);
+}
+
 static void take_turn(team_t *team, const turn_t *turn, uint64_t luck) {
     place_t *own = &places[team->rank];
     char private[MOST], source[MOST], *copies[MOST_RANKS];
     int reached = turn->way >= IN_REACH;
     int64_t bytes = turn->count * TYPES[turn->type].itemsize;
     char *data = reached ? own->data : turn->count ? private : NULL;
-    char *from = turn->way == FROM_SOURCE && turn->count ? source : data;
+    int from_source = turn->way == FROM_SOURCE || (turn->way == PIECES && luck & 32);
+    char *from = from_source && turn->count ? source : data;
     for (int rank = 0; rank < size; rank++) copies[rank] = places[rank].data;
     if (turn->count)
         fill(from, turn->count, turn->type, turn->op, turn->rough, turn->key, team->rank);
@@ -127,9 +147,14 @@ static void take_turn(team_t *team, const turn_t *turn, uint64_t luck) {
                    .postscale = turn->postscale, .owners = turn->owners};
     team->spin_nanoseconds = luck & 16 ? 20000 : 0;
     if (turn->way == HALVES) {
+        int scale_first = turn->luck >> 52 & 1;
+        task.postscale = scale_first ? turn->postscale : 1.0;
         finish(hvd_add, &task, luck);
         task.stage = 0, task.op = SUM, task.prescale = 1.0;
+        task.postscale = scale_first ? 1.0 : turn->postscale;
         finish(hvd_spread, &task, luck >> 8);
+    } else if (turn->way == PIECES && turn->count) {
+        reduce_in_pieces(&task, turn, luck);
     } else {
         int votes = !reached && turn->count && bytes <= CHUNK / 4;
         if (!votes || !vote_on(&task, turn, luck >> 4)) finish(hvd_reduce, &task, luck);

@@ -206,8 +206,7 @@ class Driver:
             self._memory = Buffer.of(self._communicator.empty(_BATCH_BYTES))
         first, *others = operations
         first.execute_batch(others, self._communicator, self._memory)
-        for operation in operations:
-            self._queue.end(operation)
+        self._queue.end_all(operations)
 
     def _run_one(self, operation: Operation) -> None:
         self._began([operation])

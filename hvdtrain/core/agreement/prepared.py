@@ -35,8 +35,12 @@ class Prepared(Operation):
         """Begin the next call (local)."""
         self.submitted = time.perf_counter()
         if self._next_name is not None:
-            self.request = self.request.renamed(self._next_name())
+            self.request = self.next_request()
             self.ballot = self.request.ballot
+
+    def next_request(self) -> Request:
+        """Return the request of the next call (local)."""
+        return self.request if self._next_name is None else self.request.renamed(self._next_name())
 
     def vote(self, communicator: Communicator, data: Any) -> Verdict:
         """Vote on the operation, and run it at once if that is possible (collective).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.events import (
@@ -201,14 +201,29 @@ class Queue:
         if (track := self.track) is not None:
             track.ended(operation, error)
         with self._lock:
-            key = operation.request.key
-            # A joined rank's answer has the key of an operation that it may have submitted since.
-            if self._operations.get(key) is operation:
-                del self._operations[key]
+            self._remove(operation)
             operation.end(result, error)
             self.progressed = time.perf_counter()
             if operation.waiters:
                 self._ended.notify_all()
+
+    def end_all(self, operations: Sequence[Operation]) -> None:
+        """End operations that have succeeded without a result."""
+        if (track := self.track) is not None:
+            for operation in operations:
+                track.ended(operation)
+        with self._lock:
+            for operation in operations:
+                self._remove(operation)
+                operation.end(None, None)
+            self.progressed = time.perf_counter()
+            self._ended.notify_all()
+
+    def _remove(self, operation: Operation) -> None:
+        key = operation.request.key
+        # A joined rank's answer has the key of an operation that it may have submitted since.
+        if self._operations.get(key) is operation:
+            del self._operations[key]
 
     def give_up(self, error: BaseException) -> None:
         """Close the queue and fail all operations: an engine call failed or was interrupted."""

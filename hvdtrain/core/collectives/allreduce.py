@@ -14,16 +14,13 @@ from hvdtrain.core.agreement.request import UNNAMED, Request, Zeros
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.collectives.devices import device_details, device_types
 from hvdtrain.core.collectives.division import divide_truncating
-from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.communicator import BufferPair, Communicator
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["Allreduce", "engine_reduction"]
 
 # Copying larger buffers into a batch takes longer than reducing them one by one.
 _TOGETHER_BYTES = 128 << 10
-
-# A source of elements, and the buffer for the result.
-Pair = tuple[Buffer, Buffer]
 
 
 class Allreduce(Operation):
@@ -55,10 +52,6 @@ class Allreduce(Operation):
         kinds: Sequence[str] | None = None,
         sources: Sequence[Buffer] | None = None,
     ) -> None:
-        super().__init__()
-        self._buffers, self._op = buffers, op
-        self._sources = sources or buffers
-        self._prescale, self._postscale = prescale, postscale
         numbered = name.startswith(UNNAMED)
         request = _request(
             "" if numbered else name,
@@ -70,7 +63,48 @@ class Allreduce(Operation):
             postscale,
             device_types(buffers),
         )
-        self.request = request.renamed(name) if numbered else request
+        self._set(
+            request.renamed(name) if numbered else request,
+            (op, prescale, postscale),
+            buffers,
+            sources or buffers,
+            _batch_key(buffers, op, prescale, postscale),
+        )
+
+    @classmethod
+    def repeated(
+        cls, model: Allreduce, request: Request, source: Buffer, buffer: Buffer
+    ) -> Allreduce:
+        """Return an operation like an earlier one on a single tensor (local).
+
+        Args:
+            model: earlier operation.
+            request: its request, perhaps with another number.
+            source: elements, of the same type, number and device.
+            buffer: memory for the result; may be `source`.
+        """
+        made = cls.__new__(cls)
+        made._set(request, model._arguments, (buffer,), (source,), model._batch_key)
+        return made
+
+    def without_data(self) -> Allreduce:
+        """Return a model for `repeated` that keeps no memory alive (local)."""
+        made = Allreduce.__new__(Allreduce)
+        made._set(self.request, self._arguments, (), (), self._batch_key)
+        return made
+
+    def _set(
+        self,
+        request: Request,
+        arguments: tuple[ReduceOp, float, float],
+        buffers: Sequence[Buffer],
+        sources: Sequence[Buffer],
+        batch_key: Hashable,
+    ) -> None:
+        super().__init__()
+        self.request, self._arguments = request, arguments
+        self._op, self._prescale, self._postscale = arguments
+        self._buffers, self._sources, self._batch_key = buffers, sources, batch_key
 
     def execute(self, communicator: Communicator) -> None:
         for source, buffer in self.pairs():
@@ -81,18 +115,12 @@ class Allreduce(Operation):
             else:
                 self._reduce(communicator, source, buffer)
 
-    def pairs(self) -> Iterator[Pair]:
+    def pairs(self) -> Iterator[BufferPair]:
         """Return pairs of the source and the result of each tensor."""
         return zip(self._sources, self._buffers, strict=True)
 
     def batch_key(self) -> Hashable:
-        buffers = self._buffers
-        dtype = buffers[0].dtype
-        if self._op is ReduceOp.ADASUM or any(
-            b.dtype is not dtype or b.nbytes > _TOGETHER_BYTES or b.device != "cpu" for b in buffers
-        ):
-            return None
-        return self._op, dtype, self._prescale, self._postscale
+        return self._batch_key
 
     def execute_batch(
         self,
@@ -102,13 +130,28 @@ class Allreduce(Operation):
     ) -> None:
         operations = (self, *cast("Sequence[Allreduce]", others))
         pairs = [pair for operation in operations for pair in operation.pairs()]
+        if self._reduce_all(communicator, pairs, memory):
+            return
         for part in _fitting(pairs, memory.nbytes):
             self._reduce_together(communicator, part, memory)
+
+    def _reduce_all(
+        self, communicator: Communicator, pairs: Sequence[BufferPair], memory: Buffer
+    ) -> bool:
+        """Reduce in one call of the engine, if it has such a call."""
+        dtype, size = pairs[0][1].dtype, communicator.size
+        op, factor, divides = engine_reduction(self._op, dtype, self._postscale, size)
+        if not communicator.allreduce_many(pairs, memory, op, self._prescale, factor):
+            return False
+        if divides:
+            for _, buffer in pairs:
+                divide_truncating(buffer, size)
+        return True
 
     def _reduce_together(
         self,
         communicator: Communicator,
-        pairs: Sequence[Pair],
+        pairs: Sequence[BufferPair],
         memory: Buffer,
     ) -> None:
         starts = [0, *accumulate(buffer.nbytes for _, buffer in pairs)]
@@ -132,6 +175,23 @@ class Allreduce(Operation):
             divide_truncating(buffer, size)
 
 
+def _batch_key(
+    buffers: Sequence[Buffer], op: ReduceOp, prescale: float, postscale: float
+) -> Hashable:
+    dtype = buffers[0].dtype
+    # Factors truncate each integer, for which engines have no call on many tensors.
+    factors = dtype.is_integer and (prescale, postscale) != (1.0, 1.0)
+    if (
+        factors
+        or op is ReduceOp.ADASUM
+        or any(
+            b.dtype is not dtype or b.nbytes > _TOGETHER_BYTES or b.device != "cpu" for b in buffers
+        )
+    ):
+        return None
+    return op, dtype, prescale, postscale
+
+
 def engine_reduction(
     op: ReduceOp, dtype: DType, postscale: float, size: int
 ) -> tuple[ReduceOp, float, bool]:
@@ -153,9 +213,9 @@ def engine_reduction(
     return ReduceOp.SUM, postscale / size, False
 
 
-def _fitting(pairs: Sequence[Pair], nbytes: int) -> Iterator[list[Pair]]:
+def _fitting(pairs: Sequence[BufferPair], nbytes: int) -> Iterator[list[BufferPair]]:
     """Split a list of pairs into lists of at most `nbytes` each."""
-    part: list[Pair] = []
+    part: list[BufferPair] = []
     room = nbytes
     for pair in pairs:
         if pair[1].nbytes > room:

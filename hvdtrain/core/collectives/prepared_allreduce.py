@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.prepared import Prepared
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.collectives.allreduce import Allreduce, engine_reduction
 from hvdtrain.engines.communicator import Communicator, Verdict, VotedReduction
 from hvdtrain.types import ReduceOp
@@ -46,20 +47,12 @@ class PreparedAllreduce(Prepared):
         address_of: Callable[[_Tensor], int],
         next_name: Callable[[], str] | None,
     ) -> None:
-        self._shape, self._op = shape, op
-        self._prescale, self._postscale = prescale, postscale
         self._buffer_of, self._address_of = buffer_of, address_of
-        super().__init__(self._reduction(name, example, example).request, next_name)
-        self._voted = self._voted_reduction(communicator, buffer_of(example))
-
-    def _voted_reduction(self, communicator: Communicator, like: Buffer) -> VotedReduction | None:
-        if self._op is ReduceOp.ADASUM or like.device != "cpu":
-            return None
-        dtype, size = like.dtype, communicator.size
-        op, factor, divides = engine_reduction(self._op, dtype, self._postscale, size)
-        if divides:
-            return None
-        return communicator.voted_reduction(like.count, dtype, op, self._prescale, factor)
+        buffer = buffer_of(example)
+        first = Allreduce([buffer], [shape], op, name, prescale, postscale)
+        super().__init__(first.request, next_name)
+        self._model = first.without_data()
+        self._voted = _voted_reduction(communicator, buffer, op, prescale, postscale)
 
     def vote(self, communicator: Communicator, data: tuple[_Tensor, _Tensor]) -> Verdict:
         if self._voted is None:
@@ -68,16 +61,26 @@ class PreparedAllreduce(Prepared):
         return self._voted(self.ballot, self._address_of(source), self._address_of(target))
 
     def operation(self, data: tuple[_Tensor, _Tensor]) -> Allreduce:
-        return self._reduction(self.request.name, *data)
+        return self._over(self.request, data)
 
-    def _reduction(self, name: str, source: _Tensor, target: _Tensor) -> Allreduce:
+    def new_operation(self, data: tuple[_Tensor, _Tensor]) -> Allreduce:
+        """Return the operation of a call of its own (local, in any thread)."""
+        return self._over(self.next_request(), data)
+
+    def _over(self, request: Request, data: tuple[_Tensor, _Tensor]) -> Allreduce:
+        source, target = data
         buffer = self._buffer_of(target)
-        return Allreduce(
-            [buffer],
-            [self._shape],
-            self._op,
-            name,
-            self._prescale,
-            self._postscale,
-            sources=[buffer if source is target else self._buffer_of(source)],
-        )
+        read = buffer if source is target else self._buffer_of(source)
+        return Allreduce.repeated(self._model, request, read, buffer)
+
+
+def _voted_reduction(
+    communicator: Communicator, like: Buffer, op: ReduceOp, prescale: float, postscale: float
+) -> VotedReduction | None:
+    if op is ReduceOp.ADASUM or like.device != "cpu":
+        return None
+    dtype = like.dtype
+    op, factor, divides = engine_reduction(op, dtype, postscale, communicator.size)
+    if divides:
+        return None
+    return communicator.voted_reduction(like.count, dtype, op, prescale, factor)

@@ -10,7 +10,13 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.engines.communicator import Capabilities, Communicator, Pending, VotedReduction
+from hvdtrain.engines.communicator import (
+    BufferPair,
+    Capabilities,
+    Communicator,
+    Pending,
+    VotedReduction,
+)
 from hvdtrain.engines.mpi.flat import FlatMpi
 from hvdtrain.engines.mpi.gpu import GpuMpi
 from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, open_hierarchy
@@ -142,11 +148,23 @@ class MpiCommunicator(Communicator):
         else:
             self._node_group.allreduce(source, buffer, op, prescale, postscale)
 
+    def allreduce_many(
+        self,
+        pairs: Sequence[BufferPair],
+        memory: Buffer,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> bool:
+        group, dtype = self._node_group, pairs[0][1].dtype
+        if group is None or _is_separate(dtype, prescale, postscale):
+            return False
+        return group.allreduce_many(pairs, memory, op, prescale, postscale)
+
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> VotedReduction | None:
-        # Factors truncate integers, before and after the sum.
-        if self._node_group is None or (dtype.is_integer and (prescale, postscale) != (1.0, 1.0)):
+        if self._node_group is None or _is_separate(dtype, prescale, postscale):
             return None
         return self._node_group.voted_reduction(count, dtype, op, prescale, postscale)
 
@@ -244,6 +262,11 @@ class MpiCommunicator(Communicator):
 
     def abort(self, code: int) -> None:
         MPI.COMM_WORLD.Abort(code)
+
+
+def _is_separate(dtype: DType, prescale: float, postscale: float) -> bool:
+    """Return whether factors are applied before and after the sum: they truncate integers."""
+    return dtype.is_integer and (prescale, postscale) != (1.0, 1.0)
 
 
 class _MpiPending(Pending):

@@ -84,6 +84,10 @@ class Task(Structure):
         ("stage", c_int32),
         ("chunk", c_int64),
         ("ballot", c_uint64 * 2),
+        ("pieces", POINTER(c_uint64)),  # source, data and count of each
+        ("piece_count", c_int64),
+        ("piece", c_int64),
+        ("offset", c_int64),
     )
 
 
@@ -165,7 +169,8 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
     library.hvd_start_max.restype = None
     library.hvd_start_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32]
     library.hvd_finish_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32, c_int64]
-    for call in (library.hvd_reduce, library.hvd_add, library.hvd_spread):
+    reduce = (library.hvd_reduce, library.hvd_reduce_pieces)
+    for call in (*reduce, library.hvd_add, library.hvd_spread):
         call.argtypes = [POINTER(Task), c_int64]
     library.hvd_copy.restype = None
     library.hvd_copy.argtypes = [c_uint64, c_uint64, c_int64]

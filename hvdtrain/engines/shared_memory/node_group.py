@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.allgather import Allgather
-from hvdtrain.engines.communicator import Pending
+from hvdtrain.engines.communicator import BufferPair, Pending
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
 from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory, share_memory, warn_once
 from hvdtrain.engines.shared_memory.processes import PeerWatch
@@ -34,6 +34,9 @@ _PAGE_BYTES = 4096
 
 # Data of at most such a part of a chunk are added by every rank, as in node_kernel.c.
 _SMALL_PARTS = 4
+
+# Each rank adds all elements of many tensors; more ranks share the work.
+_MOST_FOR_MANY = 4
 
 # How long to spin on a flag before sleeping: longer than it takes to wake up. With fewer cores than
 # ranks, spinning would only keep peers from running.
@@ -180,6 +183,37 @@ class NodeGroup:
         if source is not buffer:
             self._task.source, self._task.location = source.pointer, 0
         self._finish(self._kernel.hvd_reduce)
+
+    def allreduce_many(
+        self,
+        pairs: Sequence[BufferPair],
+        memory: Buffer,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> bool:
+        """Reduce the source of each pair into its buffer (collective).
+
+        Args:
+            pairs: sources and buffers, at least one, all of one type.
+            memory: bytes to show the elements to other ranks, at the same location on all ranks.
+            op, prescale, postscale: as in `allreduce`.
+
+        Returns:
+            Whether this was done; it is not if the memory is not shared, or if there are so many
+            ranks that they had better share the work.
+        """
+        if self._size > _MOST_FOR_MANY or not self.arena.location(memory):
+            return False
+        self._prepare(memory, op, prescale, postscale)
+        task = self._task
+        task.type = _TYPE_NUMBERS[pairs[0][1].dtype]
+        pieces = [(source.pointer, buffer.pointer, buffer.count) for source, buffer in pairs]
+        task.pieces = _addresses([number for piece in pieces for number in piece])
+        task.piece_count = len(pieces)
+        task.piece = task.offset = 0
+        self._finish(self._kernel.hvd_reduce_pieces)
+        return True
 
     def add(
         self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int, postscale: float = 1.0

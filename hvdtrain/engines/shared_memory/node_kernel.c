@@ -400,21 +400,30 @@ void hvd_copy(char *target, const char *source, int64_t bytes) {
 /* ---- reduction ------------------------------------------------------------------------------ */
 
 typedef struct {
+    const char *source;
+    char *data;
+    int64_t count;
+} chunk_t;
+
+typedef struct {
     team_t *team;
     const char *source; /* elements of this rank */
     char *data;         /* memory for the result; may equal source */
     char **copies;      /* data of every rank as mapped here, if shared */
     uint64_t location;  /* copies are valid if it is equal on all ranks; or 0 */
-    int64_t count;
+    int64_t count;      /* with pieces the size of the shared data in bytes */
     int32_t type, op;   /* as in TYPES; 0 to 3 for sum, min, max, product */
     double prescale, postscale;
     int32_t owners;     /* number of ranks that own a slice */
     int32_t stage;      /* progress; initially 0, kept between calls */
     int64_t chunk;
     uint64_t ballot[2]; /* of a vote */
+    const chunk_t *pieces; /* tensors that are reduced together */
+    int64_t piece_count;
+    int64_t piece, offset; /* progress: elements before these are reduced */
 } task_t;
 
-enum { START, STAGED_SMALL, OFFERED, ADDED, PIPELINE, VOTED };
+enum { START, STAGED_SMALL, OFFERED, ADDED, PIPELINE, VOTED, SHOWN_PIECES };
 enum { AGAIN, DONE, AGREED, DIFFERENT };
 
 typedef struct {
@@ -454,9 +463,9 @@ static void combine(const task_t *task, sources_t sources, const double *prescal
                     targets_t targets, double postscale, int64_t count) {
     const type_t *type = &TYPES[task->type];
     fold_t fold = type->fold[task->op];
-    if (type->pair && task->op == 0 && sources.count == 2 && targets.count == 2) {
+    if (type->pair && task->op == 0 && sources.count == 2 && targets.count <= 2) {
         type->pair(sources.pointers[0], prescales[0], sources.pointers[1], prescales[1],
-                   targets.pointers[0], targets.pointers[1], count, postscale);
+                   targets.pointers[0], targets.pointers[targets.count - 1], count, postscale);
         return;
     }
     double sum[2 * BLOCK]; /* room for complex128 */
@@ -503,6 +512,52 @@ static void add_small(const task_t *task) {
     char *target = task->data;
     combine(task, (sources_t){sources, team->size}, prescales, (targets_t){&target, 1},
             task->postscale, task->count);
+}
+
+/* Many tensors: each rank shows as many elements as fit into a half of the shared data, which are
+ * used in turns, and adds those of all ranks straight into the results. */
+static int64_t half_bytes(const task_t *task) { return task->count / 2 / LINE * LINE; }
+
+static char *shown(const task_t *task, int32_t rank) {
+    return task->copies[rank] + (task->team->turn & 1) * half_bytes(task);
+}
+
+static int64_t piece_part(const task_t *task, int64_t piece, int64_t offset, int64_t room) {
+    int64_t left = task->pieces[piece].count - offset;
+    return left < room ? left : room;
+}
+
+static void show_pieces(const task_t *task) {
+    const team_t *team = task->team;
+    int64_t itemsize = TYPES[task->type].itemsize, offset = task->offset;
+    int64_t room = half_bytes(task) / itemsize;
+    char *area = shown(task, team->rank);
+    for (int64_t piece = task->piece; room && piece < task->piece_count; piece++, offset = 0) {
+        int64_t count = piece_part(task, piece, offset, room);
+        if (count) memcpy(area, task->pieces[piece].source + offset * itemsize, count * itemsize);
+        area += count * itemsize, room -= count;
+    }
+}
+
+static void add_pieces(task_t *task) {
+    const team_t *team = task->team;
+    int64_t itemsize = TYPES[task->type].itemsize, room = half_bytes(task) / itemsize;
+    const char *sources[team->size];
+    double prescales[team->size];
+    for (int32_t rank = 0; rank < team->size; rank++) {
+        sources[rank] = shown(task, rank);
+        prescales[rank] = team->slots[rank]->offer[team->turn & 1].prescale;
+    }
+    while (room && task->piece < task->piece_count) {
+        int64_t count = piece_part(task, task->piece, task->offset, room);
+        char *target = task->pieces[task->piece].data + task->offset * itemsize;
+        if (count)
+            combine(task, (sources_t){sources, team->size}, prescales, (targets_t){&target, 1},
+                    task->postscale, count);
+        for (int32_t rank = 0; rank < team->size; rank++) sources[rank] += count * itemsize;
+        room -= count, task->offset += count;
+        if (task->offset == task->pieces[task->piece].count) task->piece++, task->offset = 0;
+    }
 }
 
 /* Set the pointers to this rank's slice of every copy; return its number of elements. */
@@ -559,12 +614,6 @@ static int64_t chunk_count(const task_t *task) {
     int64_t bytes = task->count * TYPES[task->type].itemsize;
     return (bytes + task->team->chunk_bytes - 1) / task->team->chunk_bytes;
 }
-
-typedef struct {
-    const char *source;
-    char *data;
-    int64_t count;
-} chunk_t;
 
 static chunk_t chunk_at(const task_t *task, int64_t number) {
     int64_t most = task->team->chunk_bytes / TYPES[task->type].itemsize, start = number * most;
@@ -699,6 +748,25 @@ static int32_t spread(task_t *task, int64_t timeout) {
     return 1;
 }
 
+static int32_t reduce_pieces(task_t *task, int64_t timeout) {
+    team_t *team = task->team;
+    if (task->stage == SHOWN_PIECES) {
+        if (!wait_all(team, timeout)) return 0;
+        add_pieces(task);
+        team->turn++;
+    }
+    while (task->stage == START || task->piece < task->piece_count) {
+        offer(task);
+        show_pieces(task);
+        task->stage = SHOWN_PIECES;
+        arrive(team);
+        if (!wait_all(team, timeout)) return 0;
+        add_pieces(task);
+        team->turn++;
+    }
+    return 1;
+}
+
 /* Vote on a task of at most a quarter of a chunk, with this rank's elements beside the vote. If all
  * ranks do the same, it is DONE after one meeting. Ranks that vote by a maximum of values see the
  * ballot three times, as they send it; if they agree, the task has yet to be run (AGREED). */
@@ -741,6 +809,11 @@ static __attribute__((noinline)) int32_t in_default_mode(
 /* Continue a task until it is done (1), or until a timeout or a signal (0). */
 int32_t hvd_reduce(task_t *task, int64_t timeout) {
     return in_default_mode(reduce, task, timeout);
+}
+
+/* Reduce pieces, whose sizes are equal on all ranks, by way of shared data. */
+int32_t hvd_reduce_pieces(task_t *task, int64_t timeout) {
+    return in_default_mode(reduce_pieces, task, timeout);
 }
 
 int32_t hvd_vote(task_t *task, int64_t timeout) { return in_default_mode(vote, task, timeout); }

@@ -20,11 +20,10 @@ import torch
 
 from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.torch.operations.allreduce_handle import allreduce_handle
 from hvdtrain.torch.operations.compression import Compression, Compressor
 from hvdtrain.torch.operations.grouped_allreduce import grouped_allreduce
 from hvdtrain.torch.operations.handle import Handle, needs_gradient
-from hvdtrain.torch.operations.planned_allreduce import run_allreduce
+from hvdtrain.torch.operations.planned_allreduce import run_allreduce, start_allreduce
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.types import ReduceOp
 
@@ -83,8 +82,8 @@ def allreduce_async(
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
     op = choose_op(op, average)
-    handle = allreduce_handle([tensor], op, name, prescale_factor, postscale_factor, process_set)
-    return handle.first().start()
+    factors = (prescale_factor, postscale_factor)
+    return start_allreduce(tensor, op, name, *factors, process_set)
 
 
 @disable_compile
@@ -105,8 +104,7 @@ def allreduce_async_(
     """
     op = choose_op(op, average)
     factors = (prescale_factor, postscale_factor)
-    handle = allreduce_handle([tensor], op, name, *factors, process_set, in_place=True)
-    return handle.first().start()
+    return start_allreduce(tensor, op, name, *factors, process_set, in_place=True)
 
 
 @disable_compile

@@ -46,7 +46,7 @@ def test_a_page_of_made_records(tmp_path: Path) -> None:
     about = {"steps": dict.fromkeys(TIMES, 4), "sent_bytes": dict.fromkeys(TIMES, 109.2e6)}
     losses = {name: [curve[-1][2] for curve in curves] for name, curves in CURVES.items()}
     script["add"]("1gbit", "steps", document("exchange", about, TIMES), tmp_path)
-    trained = document("exchange-loss", {"task": "text", "curves": CURVES}, losses)
+    trained = document("exchange-loss", {"task": "text-decay", "curves": CURVES}, losses)
     script["add"]("1gbit", "losses", trained, tmp_path)
     text = script["tables"](script["read_records"](tmp_path))
     assert [line for line in text.splitlines() if line.startswith("### ")] == [
@@ -61,5 +61,6 @@ def test_a_page_of_made_records(tmp_path: Path) -> None:
         "| `diloco:steps=4` | 2 (1.5 to 2.5) | +0.500 | within the seeds | 2 | 1 |",
         "at 1 Gbit/s: at most 0.35 | 0.45 (0.425 to 0.475) | missed |",
         "| step of `diloco:steps=4` / no communication at 1 Gbit/s: at most 1.02 | 1 | met |",
+        "the model: within the seeds of the average | within the seeds (+0.500) | met |",
     ):
         assert text.count(row) == 1, text

@@ -1,0 +1,65 @@
+"""The contract of what engines may have for small operations: votes with data, and batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.engines.communicator import Communicator, Verdict
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["reduce_many", "vote"]
+
+_COUNTS = (5, 0, 700, 1, 3001)
+_BALLOT = bytes(range(8)) + bytes(255 - byte for byte in range(8))
+_OTHER = bytes(8) + bytes([255] * 8)
+
+
+def _mine(c: Communicator, count: int, dtype: DType) -> npt.NDArray[np.generic]:
+    return (3 * c.rank + np.arange(count) % 7).astype(dtype.numpy)
+
+
+def _sum(c: Communicator, count: int) -> npt.NDArray[np.int64]:
+    sums: npt.NDArray[np.int64] = 3 * c.size * (c.size - 1) // 2 + c.size * (np.arange(count) % 7)
+    return sums
+
+
+def reduce_many(c: Communicator, dtype: DType) -> None:
+    """Sum arrays of several sizes, in place and not, by way of memory that holds few of them."""
+    memory = Buffer.of(c.empty(4096))
+    for _ in range(3):
+        sources = [_mine(c, count, dtype) for count in _COUNTS]
+        targets = [s if i % 2 else np.zeros_like(s) for i, s in enumerate(sources)]
+        pairs = [
+            (Buffer.of(source), Buffer.of(target))
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        done = c.allreduce_many(pairs, memory, ReduceOp.SUM)
+        assert done or not c.capabilities.tree_sums or c.size > 4
+        for target, count in zip(targets, _COUNTS, strict=True):
+            assert not done or target.tolist() == _sum(c, count).tolist()
+
+
+def vote(c: Communicator, dtype: DType) -> None:
+    """Vote and reduce at once, beside ranks that propose something else, or vote without data."""
+    reduction = c.voted_reduction(100, dtype, ReduceOp.SUM, 1.0, 1.0)
+    assert c.voted_reduction(1 << 20, dtype, ReduceOp.SUM, 1.0, 1.0) is None
+    if reduction is None:
+        return
+    source, target = _mine(c, 100, dtype), np.zeros(100, dtype.numpy)
+    for number in range(6):
+        ballot = _OTHER if number == 2 and c.rank == c.size - 1 else _BALLOT
+        target[:] = 0
+        if number == 4 and c.rank == 0:
+            values = np.frombuffer(bytearray(ballot * 3), np.uint64)
+            c.start_max(values).wait()
+            verdict = Verdict.AGREED if values.tobytes() == ballot * 3 else Verdict.DIFFERENT
+        else:
+            verdict = reduction(ballot, source.ctypes.data, target.ctypes.data)
+        alone = c.size == 1
+        differs = Verdict.DONE if alone else Verdict.DIFFERENT
+        expected = {2: differs, 4: Verdict.AGREED}.get(number, Verdict.DONE)
+        assert verdict is expected, (number, verdict)
+        result = _sum(c, 100) if verdict is Verdict.DONE else np.zeros(100)
+        assert target.tolist() == result.tolist()
