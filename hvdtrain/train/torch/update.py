@@ -75,7 +75,6 @@ class Updater:
     ) -> None:
         self._model, self._optimizer, self.precision = model, optimizer, precision
         self._clip_norm = clip_norm
-        self._counts_samples = optimizer.exchange is None or optimizer.exchange.takes_samples
         optimizer.loss_scaler = precision.scaler
         self.averaged: AveragedModel | None = None
         if ema is not None:
@@ -92,7 +91,8 @@ class Updater:
         """
         self._optimizer.zero_grad()
         self._samples = sum(sizes)
-        if self._counts_samples:
+        exchange = self._optimizer.exchange
+        if exchange is None or exchange.takes_samples:
             self._optimizer.sample_weight = self._samples
         passes = max(1, sum(1 for samples in sizes if samples))
         if self._optimizer.backward_passes_per_step != passes:
