@@ -47,9 +47,8 @@ def distributed_optimizer(
     """
     plain = plain_optimizer(recipe, options, schedule)
     exchange = options.make_exchange()
-    op = hvd.Sum if exchange is None else hvd.Average
     try:
-        optimizer = hvd.DistributedOptimizer(plain, op=op, exchange=exchange)
+        optimizer = hvd.DistributedOptimizer(plain, exchange=exchange)
     except ValueError as error:
         if exchange is None:
             raise
@@ -64,17 +63,14 @@ def distributed_optimizer(
 def sample_scale(optimizer: Any, size: int) -> float | None:
     """Return the factor of sample weights that BatchDataset takes.
 
-    The sum over ranks is the gradient of the mean. An exchange of gradients takes the average
-    instead of the sum; one of weights takes the gradient of a rank's own mean.
+    The average over ranks is the gradient of the mean, to which every rank adds the same gradient
+    of the regularizers. An exchange of weights takes the gradient of a rank's own mean.
 
     Args:
         optimizer: result of distributed_optimizer().
         size: number of ranks.
     """
-    settings = optimizer.hvdtrain_reduction.settings
-    if settings.weights:
-        return None
-    return 1.0 if settings.exchange is None else float(size)
+    return None if optimizer.hvdtrain_reduction.settings.weights else float(size)
 
 
 def compile_model(model: Any, optimizer: Any, loss: Any, sums: keras.metrics.Metric) -> None:

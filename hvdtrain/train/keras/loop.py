@@ -37,9 +37,8 @@ class KerasLoop:
     """A compiled Keras model in training: its weights, its optimizer and its share of the data.
 
     Every batch of a rank has the same number of samples, so that a step is compiled once. Padding
-    has weight 0. The other samples weigh one over the number of samples of all ranks in their
-    step, so that the sum over ranks is the gradient of the mean. For an exchange of gradients they
-    weigh as many times more as there are ranks, because exchanges take the average. If ranks
+    has weight 0. The other samples weigh the number of ranks over the number of samples of all
+    ranks in their step, so that the average over ranks is the gradient of the mean. If ranks
     exchange weights, a rank steps on the mean of its own samples, and counts with their number.
 
     Args:
