@@ -59,7 +59,8 @@ class ExchangingOptimizer(OptimizerWrapper):
         since the weights of all ranks were equal, or with its steps since then.
 
         Raises:
-            ValueError: the weight is negative or not finite, or `op` is not Average.
+            ValueError: the weight is negative or not finite, `op` is not Average, or the exchange
+                counts all ranks alike.
         """
         return self._exchanged.sample_weight
 
@@ -67,9 +68,29 @@ class ExchangingOptimizer(OptimizerWrapper):
     def sample_weight(self, weight: float | None) -> None:
         if weight is not None and not 0 <= weight < float("inf"):
             raise ValueError(f"sample_weight must be a finite number >= 0, got {weight}")
-        if self._exchanged.settings.op is not ReduceOp.AVERAGE:
+        settings = self._exchanged.settings
+        if settings.op is not ReduceOp.AVERAGE:
             raise ValueError("sample_weight needs op=Average")
+        exchange = settings.make_exchange()
+        if weight is not None and not exchange.takes_samples:
+            raise ValueError(
+                f"exchange {exchange.spec!r} counts all ranks alike: leave sample_weight at None, "
+                "or use another exchange"
+            )
         self._exchanged.sample_weight = None if weight is None else float(weight)
+
+    @property
+    def loss_scaler(self) -> torch.amp.GradScaler | None:
+        """The loss scaler of the program, for an exchange that keeps parts of gradients.
+
+        What a compression loses in one step is added in the next one, for which the loss may have
+        another scale. Set it before the first step; other exchanges do not need it.
+        """
+        return self._exchanged.loss_scale.scaler
+
+    @loss_scaler.setter
+    def loss_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
+        self._exchanged.loss_scale.scaler = scaler
 
     @property
     def exchange(self) -> Exchange | None:
@@ -152,8 +173,9 @@ class ExchangingOptimizer(OptimizerWrapper):
         It is collective for an exchange that begins with averages of gradients, as post-local SGD.
 
         Args:
-            state: result of exchange_state() on the rank of the same number. On another number of
-                ranks pass `own` empty: what each rank kept for itself then begins anew.
+            state: result of exchange_state() on the rank of the same number; on another number of
+                ranks that of any rank, because what each rank kept for itself then begins anew, as
+                the first rank says.
 
         Raises:
             ValueError: it is the state of another exchange.

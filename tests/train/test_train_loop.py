@@ -252,13 +252,20 @@ def test_what_an_exchange_cannot_carry_over_is_told(runs: Any, tmp_path: Path) -
     assert len(begins) == 1
     assert begins[0].startswith("hvdtrain: the checkpoint was made with exchange 'onebit after 2 ")
     assert begins[0].endswith("': exchange 'local:steps=2,state=keep' begins anew")
-    shutil.copytree(runs[0] / "onebit", tmp_path / "onebit")
-    case = {**RESUMED["onebit"], "epochs": 3, "resume": "auto", "out": str(tmp_path / "onebit")}
-    done = run_ranks(WORKER, 2, args=[json.dumps([case])], timeout_seconds=60, warm="torch")
-    for [result] in done.results:
-        assert result["steps"] == 27
-        assert len(set(result["weights_sha256"])) == 1
-    assert "hvdtrain: the checkpoint is one of 3 ranks, and this run has 2: what " in done.stderr
+    cases = []
+    for name in ("onebit", "blocks"):
+        shutil.copytree(runs[0] / name, tmp_path / name)
+        cases.append({**RESUMED[name], "epochs": 3, "resume": "auto", "out": str(tmp_path / name)})
+    done = run_ranks(WORKER, 2, args=[json.dumps(cases)], timeout_seconds=60, warm="torch")
+    for results in done.results:
+        assert [result["steps"] for result in results] == [27, 27]
+        assert all(len(set(result["weights_sha256"])) == 1 for result in results)
+    ranks = "hvdtrain: the checkpoint is one of 3 ranks, and this run has 2: "
+    told = [line.removeprefix(ranks) for line in done.stderr.splitlines() if ranks in line]
+    assert [line.partition(" for exchange")[0] for line in told] == [
+        "what each rank kept",
+        "all ranks go on with the optimizer state of rank 0",
+    ]
 
 
 def test_a_rank_without_a_finite_gradient_takes_part_in_the_exchange(runs: Any) -> None:

@@ -160,10 +160,11 @@ class _View:
             return f"{texts}. Submit the same operation on every rank"
         absent = self.joined.difference(sent)
         if absent and request.zeros is None:
-            return (
-                f"{self._names(absent)} joined, and a joined rank has nothing to contribute to "
-                "this operation. Let every rank call it, or call it before join()"
+            reason = request.instead or (
+                "a joined rank has nothing to contribute to this operation. Let every rank call "
+                "it, or call it before join()"
             )
+            return f"{self._names(absent)} joined, and {reason}"
         return ""
 
     def unmet(self, settled: set[str]) -> dict[str, str]:

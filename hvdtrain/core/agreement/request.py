@@ -44,12 +44,15 @@ class Request:
         name: name of the operation; "" if there can be only one such request at a time.
         details: named properties that must be equal on all ranks (dtype, shape, root rank, ...).
         zeros: parameters for a joined rank; None if a joined rank cannot take part.
+        instead: why a joined rank cannot take part, and what to do instead of joining, for a
+            message; "" for what holds for all operations.
     """
 
     operation: str
     name: str = ""
     details: tuple[tuple[str, str], ...] = ()
     zeros: Zeros | None = field(default=None, compare=False)
+    instead: str = field(default="", compare=False)
 
     @cached_property
     def key(self) -> str:
@@ -69,7 +72,7 @@ class Request:
     @cached_property
     def packed(self) -> bytes:
         """The pickled request, for other ranks."""
-        return pickle.dumps((self.operation, self.name, self.details, self.zeros))
+        return pickle.dumps((self.operation, self.name, self.details, self.zeros, self.instead))
 
     @cached_property
     def ballot(self) -> bytes:

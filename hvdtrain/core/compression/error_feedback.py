@@ -36,6 +36,7 @@ class ErrorFeedback(Exchange):
 
     hierarchical = True
     checks_finite = True
+    uses_scale = True
 
     def __init__(self) -> None:
         self._residual = ParameterState("residual")
@@ -77,16 +78,17 @@ class ErrorFeedback(Exchange):
         errors: list[ParameterSlice] = []
 
         def combine(own: Buffer, start: int, network: Communicator) -> None:
-            error = self.combine(bucket, elements_of(own), start, network, 1 / info.size)
+            factor = info.scale / info.size
+            error = self.combine(bucket, elements_of(own), start, network, factor)
             errors.extend(bucket.pieces(error, start))
 
         with np.errstate(all="ignore"):  # elements that are not finite stay so in the result
-            bucket.buffer.scale(info.weigh())
+            bucket.buffer.scale(info.weigh(1 / info.scale))  # the next loss may have another one
             self._add_residual(bucket)
             cuts = [part.start for part in bucket.parts] if self.whole_tensors else None
             communicators.over_network(bucket.buffer, combine, cuts=cuts)
             if communicators.one_node:
-                bucket.buffer.scale(1 / info.size)
+                bucket.buffer.scale(info.scale / info.size)
         self._keep(bucket, errors)
 
     def _add_residual(self, bucket: FilledBucket) -> None:
@@ -113,7 +115,7 @@ class ErrorFeedback(Exchange):
 
     def end(self, info: StepInfo) -> None:
         for state in self._states:
-            state.end(keep=info.finite)
+            state.end(info.finite, info.unused)
 
     def state(self) -> ExchangeState:
         kept = [state.arrays() for state in self._states]

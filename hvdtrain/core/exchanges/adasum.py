@@ -30,6 +30,7 @@ class AdasumExchange(Exchange):
     )
     kind = Kind.WEIGHTS
     whole_tensors = True
+    takes_samples = False
 
     def __init__(self) -> None:
         self._start = ParameterState("start")

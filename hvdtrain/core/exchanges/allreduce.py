@@ -33,6 +33,7 @@ class AllreduceExchange(Exchange):
             raise ValueError(f"op must be Average or Sum, got {op}")
         check_positive("predivide", predivide)
         self._op, self._predivide = op, predivide
+        self.takes_samples = op is ReduceOp.AVERAGE
         self.spec = f"allreduce:op={op.value},predivide={float(predivide)!r}"
 
     @classmethod

@@ -77,6 +77,8 @@ class AutoExchange(Exchange):
         self.half_types = all(each.half_types for each in given)
         self.checks_finite = any(each.checks_finite for each in given)
         self.uses_rate = any(each.uses_rate for each in given)
+        self.uses_scale = any(each.uses_scale for each in given)
+        self.takes_samples = all(each.takes_samples for each in given)
         self.spec = f"auto:steps={steps} of {' or '.join(each.spec for each in given)}"
         self.exactness = (
             f"The exact average until {steps} steps are measured. Then, for each gradient, the "
@@ -104,6 +106,8 @@ class AutoExchange(Exchange):
         for each in self._candidates.values():
             each.prepare(plan)
         if self._choice is not None:
+            if self._plan.specs:
+                self._choice = self._choice.carried_to(self._plan, plan)
             self._choice.prepare(plan)
         self._plan = plan
         self._times.clear()
@@ -114,6 +118,9 @@ class AutoExchange(Exchange):
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if self._choice is not None and self._choice.ranks != info.size:
+            if communicators.all_ranks.rank == 0:
+                before = f"the choice was one for {self._choice.ranks} ranks"
+                _say([f"{before}, and now {info.size} take part: ranks measure and choose anew"])
             self._begin(None)
         if self._choice is not None:
             self._choice.reduce(bucket, info, communicators)

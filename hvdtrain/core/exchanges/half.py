@@ -55,6 +55,7 @@ class HalfExchange(Exchange):
         self._name, self._half = type, _TYPES[type]
         self._op, self._predivide = op, predivide
         self._plain = AllreduceExchange(op, predivide)
+        self.takes_samples = self._plain.takes_samples
         self.spec = f"half:type={type},op={op.value},predivide={float(predivide)!r}"
         self.exactness = (
             f"Rounded to {type} once for each node, and once after the sum of the nodes; exact on "

@@ -146,7 +146,7 @@ class PowerSGDExchange(ErrorFeedback):
 
     def end(self, info: StepInfo) -> None:
         super().end(info)
-        self._steps += 1
+        self._steps += info.finite
 
     def state(self) -> ExchangeState:
         steps: Mapping[str, HostArray] = {_STEPS: np.array(self._steps)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TypedDict
 
@@ -22,6 +23,8 @@ __all__ = [
 # step, and number of steps before its own state was reset.
 SAMPLES_PER_STEP, FORGOTTEN_STEPS = "samples per step", "forgotten steps"
 
+_logger = logging.getLogger("hvdtrain")
+
 
 class SavedExchange(TypedDict):
     """The state of an exchange on one rank, as plain data.
@@ -29,38 +32,53 @@ class SavedExchange(TypedDict):
     Attributes:
         spec: description of the exchange.
         steps: number of steps that the program has completed.
+        ranks: number of ranks that take part.
         shared: arrays that are equal on all ranks, and counts of the optimizer, by name.
         own: arrays of this rank, by name.
     """
 
     spec: str
     steps: int
+    ranks: int
     shared: dict[str, HostArray]
     own: dict[str, HostArray]
 
 
 def save_exchange(
-    exchange: Exchange, steps: int, counts: Mapping[str, float | None]
+    exchange: Exchange, steps: int, ranks: int, counts: Mapping[str, float | None]
 ) -> SavedExchange:
     """Return a copy of the state of an exchange (local).
 
     Args:
         exchange: exchange of an optimizer.
         steps: number of steps that the program has completed.
+        ranks: number of ranks that take part.
         counts: counts of the optimizer by name; None for one that is not known.
     """
     state = exchange.state()
     known = {name: np.array(count) for name, count in counts.items() if count is not None}
-    shared = {**state.shared, **known}
-    return SavedExchange(spec=exchange.spec, steps=steps, shared=shared, own=dict(state.own))
+    return SavedExchange(
+        spec=exchange.spec,
+        steps=steps,
+        ranks=ranks,
+        shared={**state.shared, **known},
+        own=dict(state.own),
+    )
 
 
-def load_exchange(exchange: Exchange, saved: SavedExchange) -> tuple[int, dict[str, float]]:
+def load_exchange(
+    exchange: Exchange, saved: SavedExchange, ranks: int, first: bool
+) -> tuple[int, dict[str, float]]:
     """Restore the state of an exchange (local).
+
+    On another number of ranks the arrays of a rank begin anew, and the first rank says so.
 
     Args:
         exchange: exchange of an optimizer.
-        saved: result of save_exchange() on the rank of the same number.
+        saved: result of save_exchange() on the rank of the same number, or on any one of another
+            number of ranks.
+        ranks: number of ranks that take part.
+        first: whether this rank is the first of them.
 
     Returns:
         The number of steps that the program had completed, and counts of the optimizer by name.
@@ -73,11 +91,18 @@ def load_exchange(exchange: Exchange, saved: SavedExchange) -> tuple[int, dict[s
             f"the state is one of exchange {saved['spec']!r}, and this is {exchange.spec!r}: make "
             "the optimizer with the same exchange, or start without its state"
         )
-    shared = dict(saved["shared"])
+    shared, own = dict(saved["shared"]), saved["own"]
     counts = {
         name: float(shared.pop(name))
         for name in (SAMPLES_PER_STEP, FORGOTTEN_STEPS)
         if name in shared
     }
-    exchange.load(ExchangeState(shared, saved["own"]))
+    if saved["ranks"] != ranks:
+        if own and first:
+            _logger.warning(
+                f"exchange {exchange.spec!r}: its state is one of {saved['ranks']} ranks, and now "
+                f"{ranks} take part: what each rank kept for itself begins anew"
+            )
+        own = {}
+    exchange.load(ExchangeState(shared, own))
     return saved["steps"], counts

@@ -68,8 +68,9 @@ class TopKExchange(ErrorFeedback):
         for piece in bucket.pieces(bucket.elements, 0):
             if communicators.one_node or not _is_matrix(bucket.specs[piece.index]):
                 velocity = self._velocity.get(piece.name, piece.elements)
-                piece.elements[...] = piece.elements + velocity * self._momentum
-                self._velocity.put(piece.name, copy(piece.elements))
+                moved = piece.elements * (1 / info.scale) + velocity * self._momentum
+                piece.elements[...] = moved * info.scale
+                self._velocity.put(piece.name, moved)
 
     def combine(
         self,

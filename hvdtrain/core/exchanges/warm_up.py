@@ -40,7 +40,7 @@ class WarmUp(Exchange):
     Raises:
         TypeError: `steps` or `samples` is no whole number.
         ValueError: `steps` or `samples` is negative, both are given, or the exchange has a warm-up
-            of its own.
+            of its own or, with `samples`, counts all ranks alike.
     """
 
     def __init__(self, exchange: Exchange, steps: int = 0, samples: int = 0) -> None:
@@ -50,6 +50,10 @@ class WarmUp(Exchange):
             raise ValueError("give the warm-up in steps or samples (distributed_after), not both")
         if exchange.first is not None:
             raise ValueError(f"exchange {exchange.spec!r} begins with plain averages by itself")
+        if samples and not exchange.takes_samples:
+            raise ValueError(
+                f"exchange {exchange.spec!r} counts no samples: give the warm-up in steps, warmup="
+            )
         self._exchange, self._length, self._done = exchange, samples or steps, 0
         self._unit = _SAMPLES if samples else _STEPS
         length = f"{self._length} {self._unit.removeprefix('warm-up ')}"
@@ -61,7 +65,8 @@ class WarmUp(Exchange):
         self.checks_finite, self.uses_rate = exchange.checks_finite, exchange.uses_rate
         weights = exchange.kind is Kind.WEIGHTS  # of which ranks always tell how much they count
         self.counts_samples = exchange.counts_samples or (weights and samples > 0)
-        self.inner_state = exchange.inner_state
+        self.inner_state, self.uses_scale = exchange.inner_state, exchange.uses_scale
+        self.takes_samples = exchange.takes_samples
         self._follow()
 
     def _follow(self) -> None:

@@ -65,8 +65,12 @@ class Exchange(ABC):
             are float32, and numpy arrays never hold the bits of a bfloat16.
         hierarchical: whether it sums within a node first, and concerns only the network between
             nodes; otherwise each rank counts as a node.
-        checks_finite: whether `end` needs to know if all results are finite.
+        checks_finite: whether `end` needs to know if all results are finite, and for which
+            parameters no rank had a gradient.
         uses_rate: whether `reduce` needs the learning rate.
+        uses_scale: whether `reduce` needs the scale of the loss, because it keeps what belongs to
+            later gradients, which may have another scale.
+        takes_samples: whether ranks may count with their samples; otherwise all count alike.
         counts_samples: whether `due` needs the number of samples in a step.
         inner_state: what becomes of the states of the ranks' own optimizers after an exchange of
             weights; nothing in a warm-up.
@@ -88,6 +92,8 @@ class Exchange(ABC):
     hierarchical: bool = False
     checks_finite: bool = False
     uses_rate: bool = False
+    uses_scale: bool = False
+    takes_samples: bool = True
     counts_samples: bool = False
     inner_state: InnerState = InnerState.KEEP
     in_warm_up: bool = False

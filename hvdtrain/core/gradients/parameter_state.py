@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hvdtrain.arrays import Array, HostArray, copy, like, to_host, zeros_like
 from hvdtrain.core.gradients.filled_bucket import FilledBucket
@@ -57,10 +57,15 @@ class ParameterState:
         """Replace the arrays of a bucket's parameters by copies of their elements, at once."""
         self._arrays |= {part.name: copy(part.array) for part in bucket.parts}
 
-    def end(self, keep: bool = True) -> None:
-        """Accept the arrays that were put during the step, or discard them."""
+    def end(self, keep: bool = True, unused: Collection[str] = ()) -> None:
+        """Accept the arrays that were put during the step, or discard them.
+
+        Args:
+            keep: whether the step is valid.
+            unused: names of parameters whose arrays are discarded nonetheless.
+        """
         if keep:
-            self._arrays |= self._new
+            self._arrays |= {n: array for n, array in self._new.items() if n not in unused}
         self._new = {}
 
     def arrays(self) -> dict[str, HostArray]:

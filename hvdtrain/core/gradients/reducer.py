@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
+from functools import partial
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
@@ -62,6 +64,9 @@ class Reducer:
         name: name of the steps.
         weight: weight of this rank in the average of the next steps; None for the plain average.
         rate: function that returns the learning rate, for an exchange that uses it.
+        scale: function that returns the factor of the loss, for an exchange that uses it.
+        unused: function that returns the names of the parameters for which no rank had a gradient,
+            from the summed `numbers`.
         steps: number of steps that the program has completed, including those of earlier plans.
         numbers: int32 array of the integers of this step, initially zeros; to be set before the
             last bucket is launched.
@@ -86,6 +91,8 @@ class Reducer:
         self.name = name
         self.weight: float | None = None
         self.rate: Callable[[], float | None] = lambda: None
+        self.scale: Callable[[], float] = lambda: 1.0
+        self.unused: Callable[[npt.NDArray[np.int32]], frozenset[str]] = lambda _: frozenset()
         self.steps = 0
         self._communicators = communicators
         self.numbers = np.zeros(numbers, np.int32)
@@ -147,6 +154,9 @@ class Reducer:
         step.number, step.weight, step.communicators = self.steps, self.weight, self._communicators
         if self._exchange.uses_rate:
             step.rate = self.rate()
+        if self._exchange.uses_scale:
+            step.scale = self.scale()
+        step.unused = partial(self.unused, self.numbers)
         step.request = step_request(
             self.name,
             self.plan.digest,

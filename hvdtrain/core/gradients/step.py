@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -43,16 +43,20 @@ class GradientStep(Operation):
 
     Attributes:
         request: request on which ranks agree; to be set before the step is submitted, like
-            `number`, `weight`, `rate`, `flush`, `local_steps`, `communicators` and `joined`.
+            `number`, `weight`, `rate`, `scale`, `flush`, `local_steps`, `communicators`, `joined`
+            and `unused`.
         number: number of steps that the program has completed before, for the exchange.
         weight: weight of this rank in the average; None for 1. If no rank gives a weight, the
             plain average is taken over all ranks, including joined ones.
         rate: learning rate, if the exchange uses it.
+        scale: factor of the loss, if the exchange uses it.
         flush: whether this rank asks for equal weights now, at whatever step the others are.
         local_steps: steps of this rank since the weights of all were equal.
         communicators: communicators of the exchange; by default those that were opened for the
             channel, else each rank counts as a node.
         joined: whether this rank has joined, so that it has no data and no weight.
+        unused: function that returns the names of the parameters for which no rank had a gradient,
+            called when `numbers` are summed.
         reduced: future of each bucket, which returns the mark after its reduction.
         added: future that is done when the step is over and the next one may be submitted.
         arrivals: indices of the gradients that are ready, in the order of their arrival.
@@ -77,9 +81,11 @@ class GradientStep(Operation):
         self.number = 0
         self.weight: float | None = None
         self.rate: float | None = None
+        self.scale = 1.0
         self.flush, self.local_steps = False, 1
         self.communicators: Communicators | None = None
         self.joined = False
+        self.unused: Callable[[], frozenset[str]] = frozenset
         self.reduced: list[Future[Mark]] = [Future() for _ in buffers]
         self.added: Future[None] = Future()
         self.arrivals: list[int] = []
@@ -196,11 +202,12 @@ class GradientStep(Operation):
             _, reduced = self._streams[number].run_after(filled, reduce)
             self._moves.append((free, began, time.perf_counter()))
             self._note_reduced(number, reduced)
+        finite = not self._exchange.checks_finite or self._agree_on_finite(communicator)
+        communicator.allreduce(self._numbers, ReduceOp.SUM)
         if self._exchange.checks_finite:
-            info = replace(info, finite=self._agree_on_finite(communicator))
+            info = replace(info, finite=finite, unused=self.unused())
         if needed:
             self._exchange.end(info)
-        communicator.allreduce(self._numbers, ReduceOp.SUM)
 
     def end(self, result: object, error: BaseException | None) -> None:
         super().end(result, error)
@@ -252,6 +259,7 @@ class GradientStep(Operation):
             weight,
             flush=self.flush,
             local_steps=self.local_steps,
+            scale=self.scale,
         )
         return agree_on_step(own, self.weight is not None, self.joined, communicator)
 

@@ -30,6 +30,9 @@ class StepInfo:
         flush: whether all ranks asked for equal weights now, at whatever step they are.
         local_steps: number of steps that ranks have taken since the weights of all were equal,
             all ranks together; 0 in a flush of equal weights.
+        scale: factor of the loss, and so of gradients; only for an exchange with `uses_scale`.
+        unused: names of the parameters for which no rank had a gradient, whose results are not
+            used; known at the end of the step, only for an exchange with `checks_finite`.
         whole: whether every rank takes a step of its own: none has joined, or asks for a flush.
     """
 
@@ -42,6 +45,8 @@ class StepInfo:
     finite: bool = True
     flush: bool = False
     local_steps: int = 1
+    scale: float = 1.0
+    unused: frozenset[str] = frozenset()
     whole: bool = True
 
     @property

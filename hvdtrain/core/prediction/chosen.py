@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -71,6 +71,17 @@ class Chosen:
             shared, own = (_part(number, arrays) for arrays in (state.shared, state.own))
             exchange.load(ExchangeState(shared, own))
         return chosen
+
+    def carried_to(self, before: BucketPlan, plan: BucketPlan) -> Chosen:
+        """Return the same choice for the parameters of another plan; new ones are averaged.
+
+        Args:
+            before: plan of this choice.
+            plan: plan of the new one.
+        """
+        specs = zip(before.specs, self.methods, strict=False)
+        methods = {spec.name: method for spec, method in specs}
+        return replace(self, methods=tuple(methods.get(spec.name, 0) for spec in plan.specs))
 
     def state(self) -> ExchangeState:
         """Return a copy of the choice and of the state of its exchanges (local)."""

@@ -95,8 +95,9 @@ class Measured:
 
     @property
     def valid(self) -> bool:
-        """Whether the measurement of the network made sense."""
-        return self.network.bytes_per_second > 0 and isfinite(self.network.latency_seconds)
+        """Whether the measurements of the links made sense."""
+        links = (self.network, self.node)
+        return all(each.bytes_per_second > 0 and isfinite(each.latency_seconds) for each in links)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,8 @@ __all__ = ["Measurement", "Place", "place_of"]
 
 # Sizes of all-reduces, calls of each, and the time that the larger sizes must not exceed.
 _SIZES_BYTES, _CALLS, _BUDGET_SECONDS = (4 << 10, 1 << 20, 4 << 20), 5, 1.0
+# Other programs may disturb a measurement so much that times do not grow with size.
+_TRIES = 3
 
 # Type and device of a gradient's bucket.
 Place = tuple[DType, str]
@@ -155,11 +158,11 @@ def _link(communicator: Communicator | None) -> AllreduceCost:
     """Measure all-reduces (collective)."""
     if communicator is None or communicator.size == 1:
         return _NOTHING
-    try:
+    for _ in range(_TRIES):  # as many on all members, who have the same times
         points = measure_allreduces(communicator, _SIZES_BYTES, _CALLS, _BUDGET_SECONDS)
-        return fit_cost(points)
-    except ValueError:
-        return _TOO_NOISY
+        with suppress(ValueError):
+            return fit_cost(points)
+    return _TOO_NOISY
 
 
 def _slowness(link: AllreduceCost) -> float:

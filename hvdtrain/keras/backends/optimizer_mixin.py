@@ -53,8 +53,9 @@ class DistributedMixin:
         """Restore the state of the exchange, when model and optimizer are restored (local).
 
         Args:
-            state: result of exchange_state() on the rank of the same number. On another number of
-                ranks pass `own` empty: what each rank kept for itself then begins anew.
+            state: result of exchange_state() on the rank of the same number; on another number of
+                ranks that of any rank, because what each rank kept for itself then begins anew, as
+                the first rank says.
 
         Raises:
             ValueError: it is the state of another exchange.

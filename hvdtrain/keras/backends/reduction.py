@@ -255,17 +255,22 @@ class Reduction:
         counts: Mapping[str, float | None] = {}
         if self.weights is not None:
             counts = self.weights.counts(optimizer)
-        return save_exchange(self.settings.make_exchange(), self.steps, counts)
+        ranks = self.settings.process_set.size() or 0
+        return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
         """Restore the state of the exchange (local).
 
         Args:
-            state: result of exchange_state() on the rank of the same number.
+            state: result of exchange_state() on the rank of the same number; on another number of
+                ranks that of any rank, because what each rank kept for itself then begins anew.
 
         Raises:
             ValueError: it is the state of another exchange.
         """
-        self.steps, counts = load_exchange(self.settings.make_exchange(), state)
+        members = self.settings.process_set
+        first = members.included() and members.rank() == 0
+        exchange = self.settings.make_exchange()
+        self.steps, counts = load_exchange(exchange, state, members.size() or 0, first)
         if self.weights is not None:
             self.weights.begin_anew(counts)

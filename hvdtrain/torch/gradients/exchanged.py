@@ -16,6 +16,7 @@ from hvdtrain.core.exchanges.saved import (
 )
 from hvdtrain.core.gradients.exchange import Kind, LocalSteps
 from hvdtrain.torch.gradients.gradients import Gradients
+from hvdtrain.torch.gradients.loss_scale import LossScale
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.gradients.weights import Weights
 from hvdtrain.torch.operations.divergence import note_wrapped
@@ -38,6 +39,7 @@ class Exchanged:
     Attributes:
         names: name of each parameter, by id(parameter).
         settings: settings, equal on all ranks.
+        loss_scale: factor of the loss, by which gradients are larger.
         gradients: reduction of gradients; None while weights are exchanged, and on a rank that
             does not take part.
         weights: exchange of weights; None while gradients are reduced, and on a rank that does
@@ -51,6 +53,7 @@ class Exchanged:
         settings: ParameterSettings,
     ) -> None:
         self._optimizer, self.names, self.settings = optimizer, names, settings
+        self.loss_scale = LossScale()
         self.gradients: Gradients | None = None
         self.weights: Weights | None = None
         self._plan()
@@ -71,7 +74,8 @@ class Exchanged:
             self.weights = None
             if settings.exchange is not None and settings.exchange.first is not None:
                 settings = replace(settings, exchange=settings.exchange.first)
-            self.gradients = Gradients(trainable, settings, partial(rate_of, self._optimizer))
+            rate = partial(rate_of, self._optimizer)
+            self.gradients = Gradients(trainable, settings, rate, self.loss_scale)
 
     @property
     def exchanges_weights(self) -> bool:
@@ -148,7 +152,9 @@ class Exchanged:
         """
         self.check_synchronized("exchange_state")
         samples = None if self.weights is None else self.weights.counter.samples_per_step
-        return save_exchange(self.settings.make_exchange(), self.steps, {SAMPLES_PER_STEP: samples})
+        counts = {SAMPLES_PER_STEP: samples}
+        ranks = self.settings.process_set.size() or 0
+        return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
 
     def load(self, state: SavedExchange) -> None:
         """Restore the result of save() (local; collective if it is from after a switch).
@@ -156,7 +162,10 @@ class Exchanged:
         Raises:
             ValueError: it is the state of another exchange.
         """
-        self.steps, counts = load_exchange(self.settings.make_exchange(), state)
+        members = self.settings.process_set
+        first = members.included() and members.rank() == 0
+        exchange = self.settings.make_exchange()
+        self.steps, counts = load_exchange(exchange, state, members.size() or 0, first)
         self._follow_exchange()
         if self.weights is not None:
             self.weights.counter.begin_anew()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_ch
 from hvdtrain.torch.gradients.hooks import GradientHooks, check_hookable
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.gradients.sparse import reduce_sparse
-from hvdtrain.torch.gradients.usage import StepUsage
+from hvdtrain.torch.gradients.usage import StepUsage, unused_names
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
 
 __all__ = ["Gradients"]
@@ -34,6 +35,7 @@ class Gradients:
         parameters: name and parameter, in the order of the model; equal on all ranks.
         settings: settings, equal on all ranks.
         rate: function that returns the learning rate.
+        scale: function that returns the factor of the loss.
 
     Attributes:
         passes: backward passes accumulated before a reduction.
@@ -46,10 +48,12 @@ class Gradients:
         self,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
         settings: ParameterSettings,
-        rate: Callable[[], float | None] = lambda: None,
+        rate: Callable[[], float | None],
+        scale: Callable[[], float],
     ) -> None:
         check_hookable(parameters)
-        self._settings, self._named, self._rate = settings, list(parameters), rate
+        self._settings, self._named = settings, list(parameters)
+        self._rate, self._scale = rate, scale
         self.passes = settings.passes
         self.parameters = [parameter for _, parameter in parameters]
         self._lock = threading.Lock()  # autograd has a thread for each GPU
@@ -62,7 +66,8 @@ class Gradients:
         """Agree on a plan for the current parameters (collective)."""
         self._buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
-        self._reducer.rate = self._rate
+        self._reducer.rate, self._reducer.scale = self._rate, self._scale
+        self._reducer.unused = partial(unused_names, [name for name, _ in self._named])
         self._plan_is_final = False  # until it follows the order in which gradients arrive
 
     @property

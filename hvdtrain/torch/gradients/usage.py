@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["StepUsage", "usage_length", "write_usage"]
+__all__ = ["StepUsage", "unused_names", "usage_length", "write_usage"]
 
 
 def usage_length(parameters: int) -> int:
@@ -46,6 +46,17 @@ def write_usage(
         positions[:] = len(positions)
         positions[arrivals] = range(len(arrivals))
     numbers[-2:] = 1, outdated
+
+
+def unused_names(names: Sequence[str], numbers: npt.NDArray[np.int32]) -> frozenset[str]:
+    """Return the names of the parameters for which no rank had a gradient.
+
+    Args:
+        names: name of each parameter.
+        numbers: sums over the ranks of what write_usage() has written, int32.
+    """
+    used = numbers[: len(names)].tolist()
+    return frozenset(name for name, count in zip(names, used, strict=True) if not count)
 
 
 @dataclass(frozen=True)

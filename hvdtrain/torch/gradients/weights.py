@@ -17,7 +17,7 @@ from hvdtrain.streams import Streams
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
 from hvdtrain.torch.gradients.optimizer_state import settle_states
 from hvdtrain.torch.gradients.settings import ParameterSettings
-from hvdtrain.torch.tensors.parameters import rate_of
+from hvdtrain.torch.tensors.parameters import check_reduced, rate_of
 
 __all__ = ["Weights"]
 
@@ -57,11 +57,27 @@ class Weights:
         self._buckets.reducer.rate = partial(rate_of, self._optimizer)
 
     def before_step(self) -> None:
-        """Prepare for a step (local; collective before the first one if samples are counted)."""
+        """Prepare for a step (local; collective before the first one if samples are counted).
+
+        Raises:
+            RuntimeError: a parameter was frozen or unfrozen since the plan was made.
+        """
+        check_reduced(self._optimizer, self._parameters)
+        self._check_trained()
         counts = self._buckets.exchange.counts_samples and self.counter.samples_per_step is None
         if counts and self.sample_weight is not None:
             self._exchange(flush=False, weight=self.sample_weight)
         self._begin()
+
+    def _check_trained(self) -> None:
+        # An outer momentum would move a frozen parameter, and an average round it.
+        for name, parameter in self._named:
+            if not parameter.requires_grad:
+                raise RuntimeError(
+                    f"parameter {name!r} is frozen now, and exchange "
+                    f"{self._buckets.exchange.spec!r} would change it: call flush(), and wrap the "
+                    "optimizer again after changing requires_grad"
+                )
 
     def _begin(self) -> None:
         """Pass the weights that all ranks have in common to the exchange, if new (local)."""

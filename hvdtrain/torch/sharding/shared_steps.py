@@ -78,7 +78,7 @@ class SharedSteps:
         Raises:
             RuntimeError: the program has changed a gradient that is not reduced.
         """
-        if self.gradients.open:
+        if self.active and self.gradients.open:
             self.gradients.check_unchanged()
         self.gradients.finish()
         self.kept = False
@@ -112,15 +112,33 @@ class SharedSteps:
             hook(self._optimizer, (), {})
 
     def give_back(self) -> None:
-        """Move the state into the user's optimizer, until the next step (local)."""
-        if self._update is not None and self._update.shared:
+        """Move the state into the user's optimizer, until the next step (local).
+
+        Raises:
+            RuntimeError: gradients of the next step have arrived, and other ranks may take it.
+        """
+        if self._update is not None and self._update.shared and not self._update.given:
+            self._check_between_steps()
             self._update.give_back()
 
+    def _check_between_steps(self) -> None:
+        gradients = self._exchanged.gradients
+        if gradients is not None and gradients.open:
+            raise RuntimeError(
+                "sharded=True: the optimizer's state was asked for between backward() and step(), "
+                "when other ranks may be changing it: ask for it after step()"
+            )
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state of the optimizer (local)."""
+        """Return the whole state of the optimizer (local).
+
+        Raises:
+            RuntimeError: gradients of the next step have arrived, and other ranks may take it.
+        """
         update = self._update
         if update is None or not update.shared or update.given:
             return self._optimizer.state_dict()
+        self._check_between_steps()
         update.give_back()
         try:
             return self._optimizer.state_dict()

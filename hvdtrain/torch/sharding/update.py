@@ -81,10 +81,9 @@ class SharedUpdate:
         settings = _settings_that_matter(self._optimizer)
         if self._state is None or settings != self._settings:
             self._settings = settings
+            # Others change the state only when all ranks have read it, and are here to allocate.
             self.give_back()
-            quantities = self._quantities()
-            if self._state is None or quantities != self._state.quantities:
-                self._allocate(quantities)
+            self._allocate(self._quantities())
         if self.given:
             self._take()
 
@@ -215,8 +214,15 @@ class SharedUpdate:
 
 
 def _settings_that_matter(optimizer: torch.optim.Optimizer) -> object:
-    """Return which settings are on, because the optimizer's state depends on these."""
+    """Return which settings are on, because the optimizer's state depends on these.
+
+    Rates, which may change from and to 0 in any step, are left out.
+    """
     return [
-        {k: bool(v) for k, v in group.items() if isinstance(v, (bool, int, float, type(None)))}
+        {
+            key: bool(value)
+            for key, value in group.items()
+            if value is None or isinstance(value, bool) or key == "momentum"
+        }
         for group in optimizer.param_groups
     ]

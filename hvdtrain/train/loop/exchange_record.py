@@ -102,13 +102,13 @@ class RecordHeader:
 
     Attributes:
         saved: state of the exchange, without arrays of a rank.
-        size: number of ranks.
-        alone: whether any rank has a state of its own.
+        own: whether any rank has arrays of its own.
+        optimizers: whether any rank has the state of an optimizer of its own.
     """
 
     saved: SavedExchange
-    size: int
-    alone: bool
+    own: bool
+    optimizers: bool
 
 
 def restore_exchange(
@@ -134,7 +134,7 @@ def restore_exchange(
     if header is None or header.saved["spec"] != spec:
         return lost
     mine = RankState(own={}, optimizer={})
-    if header.size == topology.size:
+    if header.saved["ranks"] == topology.size:
         states = record["ranks"] if record is not None and topology.rank == 0 else None
         mine = scatter_object(states, name="exchange")
     own = {name: np.asarray(array) for name, array in mine["own"].items()}
@@ -145,7 +145,7 @@ def restore_exchange(
 
 
 def lost_text(header: RecordHeader | None, spec: str | None, size: int) -> str:
-    """Return one line on what of an exchange starts anew in a resumed run; "" if nothing does.
+    """Return one line on what of an exchange a resumed run does not carry over; "" if nothing.
 
     Args:
         header: description of what the checkpoint holds; None if it holds nothing.
@@ -156,17 +156,26 @@ def lost_text(header: RecordHeader | None, spec: str | None, size: int) -> str:
     if before != spec:
         begins = f"exchange {spec!r} begins anew" if spec else "its state is not used"
         return f"the checkpoint was made with exchange {before or 'average'!r}: {begins}"
-    if header is None or header.size == size or not header.alone:
+    if header is None or header.saved["ranks"] == size:
         return ""
-    return (
-        f"the checkpoint is one of {counted(header.size, 'rank')}, and this run has {size}: what "
-        f"each rank kept for exchange {spec!r} begins anew"
-    )
+    parts = []
+    if header.own:
+        parts.append(f"what each rank kept for exchange {spec!r} begins anew")
+    if header.optimizers:
+        parts.append("all ranks go on with the optimizer state of rank 0")
+    ranks = counted(header.saved["ranks"], "rank")
+    lost = f"the checkpoint is one of {ranks}, and this run has {size}: {', and '.join(parts)}"
+    return lost if parts else ""
 
 
 def _header(record: ExchangeRecord) -> RecordHeader:
     # A checkpoint of torch holds tensors.
     shared = {name: np.asarray(array) for name, array in record["shared"].items()}
-    saved = SavedExchange(spec=record["spec"], steps=record["steps"], shared=shared, own={})
-    alone = any(state["own"] or state["optimizer"] for state in record["ranks"])
-    return RecordHeader(saved, len(record["ranks"]), alone)
+    ranks = record["ranks"]
+    return RecordHeader(
+        SavedExchange(
+            spec=record["spec"], steps=record["steps"], ranks=len(ranks), shared=shared, own={}
+        ),
+        any(state["own"] for state in ranks),
+        any(state["optimizer"] for state in ranks),
+    )

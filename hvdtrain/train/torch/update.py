@@ -44,7 +44,8 @@ class Updater:
         update = updater.step()
 
     The gradient is that of the mean loss over the samples of all microbatches and ranks, whatever
-    the number and the sizes of each rank's microbatches. For gradients computed otherwise, such as
+    the number and the sizes of each rank's microbatches, unless the optimizer's exchange counts all
+    ranks alike. For gradients computed otherwise, such as
     by hvd.backward_by_shards(), of losses from precision.scaled(), call optimizer.zero_grad()
     instead of begin(), and no backward().
 
@@ -74,6 +75,7 @@ class Updater:
     ) -> None:
         self._model, self._optimizer, self.precision = model, optimizer, precision
         self._clip_norm = clip_norm
+        optimizer.loss_scaler = precision.scaler
         self.averaged: AveragedModel | None = None
         if ema is not None:
             average = get_ema_multi_avg_fn(ema)
@@ -89,7 +91,9 @@ class Updater:
         """
         self._optimizer.zero_grad()
         self._samples = sum(sizes)
-        self._optimizer.sample_weight = self._samples
+        exchange = self._optimizer.exchange
+        if exchange is None or exchange.takes_samples:
+            self._optimizer.sample_weight = self._samples
         passes = max(1, sum(1 for samples in sizes if samples))
         if self._optimizer.backward_passes_per_step != passes:
             self._optimizer.set_backward_passes_per_step(passes)

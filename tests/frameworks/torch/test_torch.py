@@ -12,6 +12,7 @@ from hosts import AGENT_ARGS, require_hosts, write_hostfile
 from shared_launch import SharedLaunch
 
 WORKER = Path(__file__).with_name("torch_worker.py")
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 # Many buckets, some of them with several parameters.
 SMALL = "BUCKET_BYTES=600, FIRST_BUCKET_BYTES=100"
 TABLES = ["operations", "asynchronous", "batch norm", "optimizers"]
@@ -19,8 +20,8 @@ LAUNCHES = {
     np: SharedLaunch(WORKER, np, jobs, warm="torch")
     for np, jobs in {
         1: TABLES,
-        2: [*TABLES, f"exchanges, ENGINE=gloo, {SMALL}"],
-        3: [*TABLES, f"optimizers, {SMALL}", "operations, ENGINE=gloo"],
+        2: [*TABLES, "table of two", f"exchanges, ENGINE=gloo, {SMALL}"],
+        3: [*TABLES, "table of three", f"optimizers, {SMALL}", "operations, ENGINE=gloo"],
         4: ["operations"],  # where a sum is a tree of two levels
     }.items()
 }
@@ -35,6 +36,28 @@ def test_on_one_node(np: int, job: str) -> None:
     results = LAUNCHES[np].results(job)
     assert [result["place"] for result in results] == [[rank, np, 0] for rank in range(np)]
     assert all(result["reduces in a thread"] for result in results) or "optimizers" not in job
+
+
+def test_the_page_says_what_goes_with_each_exchange() -> None:
+    found: dict[str, dict[str, str]] = {}
+    for np, job in ((2, "table of two"), (3, "table of three")):
+        tables = [result["found"] for result in LAUNCHES[np].results(job)]
+        assert all(table == tables[0] for table in tables)
+        found |= tables[0]
+    assert table_of_page() == found
+
+
+def table_of_page() -> dict[str, dict[str, str]]:
+    """Return what docs/exchanges.md says, by feature and exchange."""
+    lines = (DOCS / "exchanges.md").read_text().splitlines()
+    start = lines.index("<!-- checked by tests/frameworks/torch/test_torch.py -->") + 2
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    (_, *exchanges), _, *features = rows
+    return {title: dict(zip(exchanges, cells, strict=True)) for title, *cells in features}
 
 
 @pytest.mark.soak

@@ -193,6 +193,7 @@ def shared_norms() -> None:
 @case
 def shared_gradients_are_not_for_the_program() -> None:
     if hvd.size() == 1:
+        train_together(model := build(), wrapped(momentum, model), 2, clip=0.1)
         return
     model = build()
     optimizer = wrapped(momentum, model)
@@ -207,6 +208,7 @@ def shared_gradients_are_not_for_the_program() -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), labels).backward()
         change()
+        assert "ask for it after step()" in refused(RuntimeError, optimizer.state_dict)
         for call in (
             optimizer.step,
             optimizer.synchronize,

@@ -27,10 +27,13 @@ import torch_optimizer_use_cases  # noqa: F401
 import torch_peer_cases
 import torch_post_local_cases
 import torch_sharded_cases
+import torch_table_cases
+import torch_table_member_cases
 import torch_training
 import torch_unwrapped_cases  # noqa: F401
 import torch_update_cases  # noqa: F401
 from shared_launch import run_each
+from torch_table_cases import FOUND, run_features
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
@@ -52,6 +55,8 @@ TABLES = {
     "batch norm": torch_batch_norm_cases.CASES,
     "optimizers": torch_training.CASES,
     "exchanges": OF_EXCHANGES,
+    "table of two": [lambda: run_features(torch_table_cases.FEATURES)],
+    "table of three": [lambda: run_features(torch_table_member_cases.member_features())],
 }
 
 
@@ -64,10 +69,13 @@ def run(job: str) -> dict[str, object]:
         case()
     has_thread = any(thread.name == "hvdtrain-channel" for thread in threading.enumerate())
     here = context.current().topology
+    found = dict(FOUND)
+    FOUND.clear()
     hvd.shutdown()
     for setting in settings:
         del os.environ[f"HVDTRAIN_{setting.partition('=')[0]}"]
-    return {"place": [here.rank, here.size, here.node], "reduces in a thread": has_thread}
+    place = [here.rank, here.size, here.node]
+    return {"place": place, "reduces in a thread": has_thread, "found": found}
 
 
 class Jobs(dict[str, Callable[[], object]]):

@@ -120,6 +120,13 @@ def test_the_average_takes_as_long_as_in_the_steps() -> None:
     assert as_in_steps(alone, plan, 0.001, 0.005) == alone  # on a device it takes no time to begin
 
 
+def test_a_link_that_cannot_be_measured_makes_no_prediction() -> None:
+    plan = plan_of([8], 1 << 10)
+    noisy = AllreduceCost(float("inf"), float("inf"))
+    for network, node, valid in ((FREE, FREE, True), (noisy, FREE, False), (FREE, noisy, False)):
+        assert Measured(2, 1, network, node, (0.0,), (average(plan),)).valid == valid
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_share_of_the_cores_is_between_none_and_all(threads: int) -> None:
     met = []
