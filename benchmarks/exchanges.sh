@@ -26,7 +26,7 @@ exchanges() { printf -- '--exchange=%s ' "$@"; }
 gradients=$(exchanges half:type=bf16 nbit:bits=1 powersgd:rank=4 topk:ratio=0.01)
 weights=$(exchanges local:steps=8 blockmomentum:steps=8)
 # Rare enough for a slow link, and measured by steps as well as by losses.
-rare=diloco:steps=128,rate=1,momentum=0.5,type=int4
+rare=diloco:steps=112,rate=1,momentum=0.5,type=int4
 
 # shellcheck disable=SC2086  # words of lists
 if [[ $what != losses ]]; then
@@ -39,7 +39,7 @@ fi
 if [[ $what != steps ]]; then
   weights=$(exchanges local:steps=8 postlocal:after=160,steps=8 blockmomentum:steps=8 diloco:steps=32)
   measure 1gbit text --loss text --steps 32 --repeats 5 $gradients $weights
-  measure 1gbit text-decay --loss text-decay --steps 128 --repeats 5 --exchange "$rare"
+  measure 1gbit text-decay --loss text-decay --steps 112 --repeats 5 --exchange "$rare"
   measure 1gbit digits --loss digits --steps 32 --repeats 5 $gradients $weights
   weights=$(exchanges local:steps=8 postlocal:after=40,steps=8 blockmomentum:steps=8 diloco:steps=8)
   measure 1gbit mnist-cnn --loss mnist-cnn --steps 8 --repeats 5 $gradients $weights
