@@ -21,12 +21,14 @@ from hvdtrain.torch.tensors import routes as torch_routes
 
 # torch has no sparse tensors on such a device, loses the sign of an imaginary part, does not
 # compile for it, and ends the process when a hook raises. Splits in a tensor must be read, whether
-# a step was finite, what is pickled, and the loss by LBFGS. Halves stay halves on engine mpi only.
+# a step was finite, what is pickled or saved, and the loss by LBFGS. Halves stay halves on engine
+# mpi only.
 LEFT_OUT = {
     *("two_backwards_without_a_step", "closures", "a_script_makes_its_tensors_elsewhere"),
     *("sparse_gradients", "sparse_gradients_for_an_optimizer_that_takes_no_others"),
     *("gradients_lie_in_engine_memory", "half_precision_weights"),
     "what_is_lost_is_kept_over_a_step_that_is_not_finite",
+    "what_is_lost_stays_with_its_parameter_when_others_are_unfrozen",
     *("process_sets_that_are_lists", "arguments_that_make_no_sense", "sparse"),
     *("conjugated_tensors", "alltoall", "a_script_makes_its_tensors_elsewhere"),
     "a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind",
