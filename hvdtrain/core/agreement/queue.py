@@ -182,9 +182,11 @@ class Queue:
             self._seen = self._submitted
             operations = list(self._operations.values())
             joined = self._operations.get(JOIN.key)
+            # With the lock: a program that waits after it has left must not seem not to have left.
+            awaited = frozenset(o.request.key for o in operations if o.is_awaited(now))
         return operations, Report(
             tuple(operation.request for operation in operations),
-            frozenset(o.request.key for o in operations if o.is_awaited(now)),
+            awaited,
             0.0 if joined is None else now - joined.submitted,
         )
 

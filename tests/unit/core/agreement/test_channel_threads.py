@@ -12,6 +12,9 @@ from meeting_group import Group, Referee
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Marker
+from hvdtrain.core.agreement.queue import Queue
+from hvdtrain.core.agreement.request import LEAVE, Request
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.joined import answer_with_zeros
 from hvdtrain.types import ReduceOp
@@ -117,3 +120,28 @@ def test_each_of_two_listeners_is_called() -> None:
     first.unlisten(stays.set)
     first.run(summed("x"))
     close(channels)
+
+
+def test_a_rank_that_waits_after_it_has_left_reports_that_it_has_left() -> None:
+    """Others would end the job for one that waits for what they never submit."""
+    queue = Queue(2, "[rank 0/2]")
+
+    class LeavesMeanwhile(Marker):
+        def leave_and_wait(self) -> None:
+            queue.add(Marker(LEAVE))
+            with queue.waiting(self):
+                asked.wait()
+
+        def is_awaited(self, now: float) -> bool:
+            leaving.start()
+            leaving.join(0.2)  # as long as the report is made, it cannot
+            return super().is_awaited(now)
+
+    asked = threading.Event()
+    operation = LeavesMeanwhile(Request("barrier", "last"))
+    leaving = threading.Thread(target=operation.leave_and_wait)
+    queue.add(operation)
+    _, report = queue.report()
+    asked.set()
+    leaving.join(HANGS_AFTER_SECONDS)
+    assert not report.awaited or LEAVE in report.requests
