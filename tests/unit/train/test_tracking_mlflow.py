@@ -158,9 +158,9 @@ def test_files_and_a_store_that_is_gone_for_a_while(
     said: list[str] = []
     trackers = open_trackers("mlflow", facts(tmp_path / "run"), str(folder), "x", warn=said.append)
     trackers.log({"loss": 1.0}, 1, 1.0)
-    run = only_run(str(folder), "x")
     # MLflow's own reader raises where the file is there and empty.
     wait_for(lambda: [path.stat().st_size > 0 for path in folder.rglob("metrics/loss")] == [True])
+    run = only_run(str(folder), "x")
     folder.rename(tmp_path / "away")
     folder.write_text("a file")
     for step in (2, 3):
