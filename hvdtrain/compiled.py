@@ -56,7 +56,9 @@ def open_library(path: Path | None, *sources: Path) -> ctypes.CDLL:
     try:
         text = b"".join(source.read_bytes() for source in sources)
     except OSError as error:
-        raise KernelError(f"{error.filename} cannot be read ({error}): install hvdtrain again") from error
+        raise KernelError(
+            f"{error.filename} cannot be read ({error}): install hvdtrain again"
+        ) from error
     if compiled != text:
         raise KernelError(f"{path} was not compiled from {sources[0]}: install hvdtrain again")
     return library
