@@ -58,7 +58,7 @@ setup(
     package_data={
         "hvdtrain": [
             *("py.typed", "engines/shared_memory/*.c", "engines/shared_memory/*/*.h"),
-            *("core/compression/*.c", "report/assets/*"),
+            *("core/compression/*.c", "torch/allocator/*.cpp", "report/assets/*"),
         ]
     },
     python_requires=">=3.11",

@@ -31,6 +31,8 @@ class Config:
             2^31, the largest count that every MPI supports.
         shared_memory: HVDTRAIN_SHARED_MEMORY, whether ranks of a node reduce in shared memory: "0"
             for no, "1" for yes, "numpy" for yes without the compiled kernel.
+        torch_allocator: HVDTRAIN_TORCH_ALLOCATOR, whether gradients of PyTorch are allocated in
+            memory that the ranks of a node share, where that can be done; 0 on one rank is enough.
         halves_in_float32: HVDTRAIN_HALVES_IN_FLOAT32, whether engine nccl adds half types in
             float32, which is slower and rounds once; setting it on one rank is enough.
         deterministic: HVDTRAIN_DETERMINISTIC, whether sums are computed in a fixed order.
@@ -53,6 +55,7 @@ class Config:
     first_bucket_bytes: int = 1 << 20
     chunk_bytes: int = 1 << 30
     shared_memory: str = "1"
+    torch_allocator: bool = True
     halves_in_float32: bool = False
     deterministic: bool = False
     timeline: str = "DYNAMIC"
@@ -85,6 +88,7 @@ class Config:
             shared_memory=_choice(
                 environ, "HVDTRAIN_SHARED_MEMORY", cls.shared_memory, ("0", "1", "numpy")
             ),
+            torch_allocator=_switch(environ, "HVDTRAIN_TORCH_ALLOCATOR", cls.torch_allocator),
             halves_in_float32=_switch(environ, "HVDTRAIN_HALVES_IN_FLOAT32", cls.halves_in_float32),
             deterministic=_switch(environ, "HVDTRAIN_DETERMINISTIC", cls.deterministic),
             timeline=_either(environ, "TIMELINE", cls.timeline),

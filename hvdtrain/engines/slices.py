@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.types import DType
 
 __all__ = ["Slices", "aligned_bounds"]
 
@@ -66,6 +68,35 @@ class Slices(ABC):
             prescale: factor before the reduction; may differ between ranks.
             postscale: factor after it; equal on all ranks.
         """
+
+    @property
+    def adds_placed(self) -> bool:
+        """Whether there is `add_placed`, equal on all ranks."""
+        return False
+
+    def add_placed(
+        self,
+        rows: npt.NDArray[np.uint64],
+        dtype: DType,
+        prescales: Sequence[float],
+        postscale: float,
+    ) -> None:
+        """Add pieces of memory that lie elsewhere on each rank of the node (local).
+
+        targets = postscale * (sources[0] * prescales[0] + sources[1] * prescales[1] + ...), the
+        same bits as in `Communicator.allreduce`. A target may be one of the sources.
+
+        Args:
+            rows: number of elements of each piece, and addresses of its sources and its targets in
+                this process, [pieces, 1 + sources + targets].
+            dtype: element type.
+            prescales: factor of each source.
+            postscale: factor after the addition.
+
+        Raises:
+            NotImplementedError: there is no such call.
+        """
+        raise NotImplementedError(f"{type(self).__name__} adds no pieces")
 
     @abstractmethod
     def spread(self, buffer: Buffer) -> None:

@@ -44,7 +44,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("process", "agreement", "collectives", "timeline", "stall", "gradients"),
         *("compression", "prediction", "exchanges", "sharding", "", "arrays"),
     ],
-    "torch": ["tensors", "operations", "gradients", "sharding", "", "elastic"],
+    "torch": ["tensors", "operations", "allocator", "gradients", "sharding", "", "elastic"],
     "tensorflow": ["tensors", "graph", "operations", "gradients", ""],
     "keras": ["tensors", "backends", "operations", "callbacks", "models", ""],
     "launch": ["hosts", "launchers", "jobs", ""],

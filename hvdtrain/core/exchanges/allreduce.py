@@ -26,6 +26,7 @@ class AllreduceExchange(Exchange):
 
     exactness = "The exact sum or average, but for the rounding of sums."
     half_types = True
+    in_place = True
     stateless = True
 
     def __init__(self, op: ReduceOp = ReduceOp.AVERAGE, predivide: float = 1.0) -> None:
@@ -54,7 +55,15 @@ class AllreduceExchange(Exchange):
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         prescale, postscale = self.factors(info)
+        placed = bucket.placed
+        if placed is not None and info.whole:
+            placed.reduce(prescale, postscale, everywhere=True)
+            return
+        if placed is not None:  # a joined rank has buckets only
+            placed.gather()
         communicators.all_ranks.allreduce(bucket.buffer, ReduceOp.SUM, prescale, postscale)
+        if placed is not None:
+            placed.scatter()
 
     def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros:
         return Zeros(tuple(kinds), self._op, postscale=self._predivide)

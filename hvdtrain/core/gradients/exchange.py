@@ -81,6 +81,7 @@ class Exchange(ABC):
             returns even if no rank has taken a step.
         first: exchange of gradients that is used instead of an exchange of weights until this is
             None; `due` or `load` may change it.
+        in_place: whether it reduces gradients that lie outside their buckets, too.
         stateless: whether it keeps nothing from step to step, so that it can reduce any gradients.
     """
 
@@ -100,6 +101,7 @@ class Exchange(ABC):
     partial: bool = False
     looks_ahead: bool = False
     first: Exchange | None = None
+    in_place: bool = False
     stateless: bool = False
 
     @property

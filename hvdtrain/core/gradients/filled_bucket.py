@@ -8,6 +8,7 @@ from functools import cached_property
 
 from hvdtrain.arrays import Array, elements_of, strided
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.gradients.placed_bucket import PlacedBucket
 from hvdtrain.core.gradients.plan import Bucket, ParameterSpec
 
 __all__ = ["FilledBucket", "ParameterSlice", "ParameterView"]
@@ -62,6 +63,7 @@ class FilledBucket:
         specs: parameters of the plan.
         filled_at: when the program had filled it (time.perf_counter); on a device, when it had
             queued that.
+        placed: the bucket, if some of its gradients may lie elsewhere.
     """
 
     number: int
@@ -69,6 +71,7 @@ class FilledBucket:
     layout: Bucket = field(repr=False)
     specs: Sequence[ParameterSpec] = field(repr=False)
     filled_at: float = field(default=0.0, repr=False)
+    placed: PlacedBucket | None = field(default=None, repr=False)
 
     @cached_property
     def elements(self) -> Array:

@@ -16,6 +16,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.placed_bucket import PlacedBucket
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
@@ -57,10 +58,12 @@ class Reducer:
         streams: streams of each bucket's device; by default those of the host.
         counted: whether ranks agree on the number of each step.
         communicators: communicators of the exchange; by default each rank counts as a node.
+        placed: each bucket of which some gradients may lie elsewhere; None for the others.
 
     Attributes:
         plan: bucket plan.
         buffers: memory of each bucket.
+        placed: each bucket of which some gradients may lie elsewhere; None for the others.
         name: name of the steps.
         weight: weight of this rank in the average of the next steps; None for the plain average.
         rate: function that returns the learning rate, for an exchange that uses it.
@@ -85,6 +88,7 @@ class Reducer:
         streams: Sequence[Streams] | None = None,
         counted: bool = False,
         communicators: Communicators | None = None,
+        placed: Sequence[PlacedBucket | None] | None = None,
     ) -> None:
         self._context = context
         self._channel, self._exchange, self._counted = channel, exchange, counted
@@ -96,10 +100,14 @@ class Reducer:
         self.steps = 0
         self._communicators = communicators
         self.numbers = np.zeros(numbers, np.int32)
-        self.use(plan, buffers, streams)
+        self.use(plan, buffers, streams, placed)
 
     def use(
-        self, plan: BucketPlan, buffers: Sequence[Buffer], streams: Sequence[Streams] | None = None
+        self,
+        plan: BucketPlan,
+        buffers: Sequence[Buffer],
+        streams: Sequence[Streams] | None = None,
+        placed: Sequence[PlacedBucket | None] | None = None,
     ) -> None:
         """Use another plan of the same gradients; call between steps.
 
@@ -107,6 +115,7 @@ class Reducer:
             plan: bucket plan, equal on all ranks.
             buffers: memory of each bucket.
             streams: streams of each bucket's device; by default those of the host.
+            placed: each bucket of which some gradients may lie elsewhere; None for the others.
 
         Raises:
             UnsupportedError: the engine does not reduce the type or device of a bucket.
@@ -117,6 +126,7 @@ class Reducer:
                 raise UnsupportedError(f"gradients: the engine does not take {objection}")
         self.plan, self.buffers = plan, buffers
         self.streams = streams or [HOST] * len(buffers)
+        self.placed = placed or [None] * len(buffers)
         self.forget()
 
     def forget(self) -> None:
@@ -125,6 +135,7 @@ class Reducer:
         self._submitted = False
         numbers = Buffer.from_array(self.numbers)
         self.step = GradientStep(self.buffers, numbers, self._exchange, self.plan, self.streams)
+        self.step.placed = self.placed
 
     def put(self, source: Buffer, part: Buffer) -> None:
         """Copy a gradient to its place in a bucket, bypassing the caches if possible (local).

@@ -17,6 +17,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import BucketTimes, Operation
 from hvdtrain.core.gradients.communicators import Communicators, communicators_of
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
+from hvdtrain.core.gradients.placed_bucket import PlacedBucket
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 from hvdtrain.core.gradients.progress import BucketProgress
 from hvdtrain.core.gradients.step_info import agree_on_step
@@ -43,8 +44,8 @@ class GradientStep(Operation):
 
     Attributes:
         request: request on which ranks agree; to be set before the step is submitted, like
-            `number`, `weight`, `rate`, `scale`, `flush`, `local_steps`, `communicators`, `joined`
-            and `unused`.
+            `number`, `weight`, `rate`, `scale`, `flush`, `local_steps`, `communicators`, `joined`,
+            `unused` and `placed`.
         number: number of steps that the program has completed before, for the exchange.
         weight: weight of this rank in the average; None for 1. If no rank gives a weight, the
             plain average is taken over all ranks, including joined ones.
@@ -57,6 +58,7 @@ class GradientStep(Operation):
         joined: whether this rank has joined, so that it has no data and no weight.
         unused: function that returns the names of the parameters for which no rank had a gradient,
             called when `numbers` are summed.
+        placed: each bucket of which some gradients may lie elsewhere; None for the others.
         reduced: future of each bucket, which returns the mark after its reduction.
         added: future that is done when the step is over and the next one may be submitted.
         arrivals: indices of the gradients that are ready, in the order of their arrival.
@@ -86,6 +88,7 @@ class GradientStep(Operation):
         self.communicators: Communicators | None = None
         self.joined = False
         self.unused: Callable[[], frozenset[str]] = frozenset
+        self.placed: Sequence[PlacedBucket | None] = [None] * len(buffers)
         self.reduced: list[Future[Mark]] = [Future() for _ in buffers]
         self.added: Future[None] = Future()
         self.arrivals: list[int] = []
@@ -185,6 +188,8 @@ class GradientStep(Operation):
             streams = self._streams[number]
             streams.settle(streams.mark())
             self._buffers[number].zero()
+            if (placed := self.placed[number]) is not None:
+                placed.clear()
             self._places[number].add(streams.place())
         self.launch_all()
 
@@ -268,4 +273,5 @@ class GradientStep(Operation):
         if plan is None:
             return FilledBucket(number, buffer, Bucket((), (), buffer.count, buffer.dtype), ())
         filled_at = self._filled[number]
-        return FilledBucket(number, buffer, plan.buckets[number], plan.specs, filled_at)
+        layout, placed = plan.buckets[number], self.placed[number]
+        return FilledBucket(number, buffer, layout, plan.specs, filled_at, placed)

@@ -44,6 +44,7 @@ class ShardedExchange(Exchange):
 
     exactness = AllreduceExchange.exactness
     half_types = True
+    in_place = True
 
     def __init__(self, op: ReduceOp = ReduceOp.AVERAGE, predivide: float = 1.0) -> None:
         self._inner = AllreduceExchange(op, predivide)
@@ -54,5 +55,7 @@ class ShardedExchange(Exchange):
         slices = communicators.all_ranks.slices()
         if self.whole or slices is None:
             self._inner.reduce(bucket, info, communicators)
+        elif bucket.placed is not None:
+            bucket.placed.reduce(*self._inner.factors(info), everywhere=False)
         else:
             slices.reduce(bucket.buffer, *self._inner.factors(info))

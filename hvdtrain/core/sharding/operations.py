@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.gradients.placed_bucket import PlacedBucket
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["PutSegments", "SpreadSlices"]
@@ -17,19 +18,25 @@ class SpreadSlices(Operation):
 
     Args:
         buffers: buffers in memory of the communicator.
+        placed: each bucket of which some gradients may lie elsewhere; None for the others.
         name: name of the operation, equal on all members.
     """
 
-    def __init__(self, buffers: Sequence[Buffer], name: str) -> None:
+    def __init__(
+        self, buffers: Sequence[Buffer], placed: Sequence[PlacedBucket | None], name: str
+    ) -> None:
         super().__init__()
-        self._buffers = buffers
+        self._buffers, self._placed = buffers, placed
         self.request = Request("spread", name, (("buffers", str(len(buffers))),))
 
     def execute(self, communicator: Communicator) -> None:
         slices = communicator.slices()
         assert slices is not None  # as when the buffers were reduced
-        for buffer in self._buffers:
-            slices.spread(buffer)
+        for buffer, placed in zip(self._buffers, self._placed, strict=True):
+            if placed is None:
+                slices.spread(buffer)
+            else:
+                placed.spread()
 
 
 class PutSegments(Operation):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
@@ -12,7 +14,7 @@ from hvdtrain.engines.shared_memory.node_group import NodeGroup
 from hvdtrain.engines.shared_memory.numpy_kernel import NumpyNodeGroup
 from hvdtrain.engines.slices import Slices
 from hvdtrain.polling import poll_until
-from hvdtrain.types import ReduceOp
+from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["NodeSlices"]
 
@@ -64,6 +66,20 @@ class NodeSlices(Slices):
         for request in requests:
             poll_until(request.Test)
         own.scale(postscale)
+
+    @property
+    def adds_placed(self) -> bool:
+        return self.nodes == 1 and isinstance(self._group, NodeGroup)
+
+    def add_placed(
+        self,
+        rows: npt.NDArray[np.uint64],
+        dtype: DType,
+        prescales: Sequence[float],
+        postscale: float,
+    ) -> None:
+        assert isinstance(self._group, NodeGroup)
+        self._group.add_placed(rows, dtype, prescales, postscale)
 
     def spread(self, buffer: Buffer) -> None:
         self._group.spread(buffer, 1.0, self.owners)

@@ -33,7 +33,7 @@ _SOURCE = Path(__file__).with_name("node_kernel.c")
 # In the order in which their texts follow in the library; embed.h has no code.
 _PARTS = (
     *("arithmetic", "combine", "ranks", "task", "private_data", "shared_data", "reduce"),
-    *("pieces", "vote", "calls"),
+    *("pieces", "vote", "placed", "calls"),
 )
 _MODULE = "hvdtrain.engines.shared_memory._node_kernel"
 
@@ -181,6 +181,10 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
         call.argtypes = [POINTER(Task), c_int64]
     library.hvd_copy.restype = None
     library.hvd_copy.argtypes = [c_uint64, c_uint64, c_int64]
+    library.hvd_add_placed.restype = None
+    library.hvd_add_placed.argtypes = [
+        *(POINTER(c_uint64), c_int64, c_int32, c_int32, c_int32, POINTER(c_double), c_double)
+    ]
     library.hvd_slice_start.argtypes = [POINTER(Task), c_int32]
     library.hvd_slice_start.restype = c_int64
     return library

@@ -243,6 +243,34 @@ class NodeGroup:
         self._prepare(buffer, ReduceOp.SUM, 1.0, postscale, owners)
         self._finish(self._kernel.hvd_spread)
 
+    def add_placed(
+        self,
+        rows: npt.NDArray[np.uint64],
+        dtype: DType,
+        prescales: Sequence[float],
+        postscale: float,
+    ) -> None:
+        """Add pieces of memory that lie elsewhere on each rank (local).
+
+        Args:
+            rows: number of elements of each piece, and addresses of its sources and its targets,
+                as mapped here, [pieces, 1 + sources + targets].
+            dtype: element type.
+            prescales: factor of each source.
+            postscale: factor after the addition.
+        """
+        pieces, columns = rows.shape
+        sources = len(prescales)
+        self._kernel.hvd_add_placed(
+            rows.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)),
+            pieces,
+            sources,
+            columns - 1 - sources,
+            _TYPE_NUMBERS[dtype],
+            (ctypes.c_double * sources)(*prescales),
+            postscale,
+        )
+
     def meet(self) -> None:
         """Wait until all ranks are here, and see what they have written (collective)."""
         value = Buffer.from_array(np.zeros(1, np.uint8))

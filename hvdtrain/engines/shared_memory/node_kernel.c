@@ -24,6 +24,7 @@ EMBED_TEXT;
 #include "node/reduce.h"
 #include "node/pieces.h"
 #include "node/vote.h"
+#include "node/placed.h"
 
 /* Not inlined, so that the arithmetic stays between the two mode changes. */
 static __attribute__((noinline)) int32_t in_default_mode(
@@ -52,6 +53,14 @@ int32_t hvd_add(task_t *task, int64_t timeout) { return in_default_mode(add, tas
 
 /* after the reduction between nodes, every copy of the slice becomes the result. */
 int32_t hvd_spread(task_t *task, int64_t timeout) { return in_default_mode(spread, task, timeout); }
+
+/* Add pieces of memory that all ranks have filled before, and that none uses meanwhile. */
+void hvd_add_placed(const uint64_t *rows, int64_t count, int32_t sources, int32_t targets,
+                    int32_t type, const double *prescales, double postscale) {
+    uint64_t kept = enter_default_mode();
+    add_placed(rows, count, sources, targets, type, prescales, postscale);
+    leave_default_mode(kept);
+}
 
 /* Return the start of a rank's slice, in elements. */
 int64_t hvd_slice_start(const task_t *task, int32_t rank) {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hvdtrain.buffer import Elements
+from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.arguments import group_indices
@@ -15,15 +15,19 @@ from hvdtrain.core.bucket_plans import agree_on_plan, open_plan_channel
 from hvdtrain.core.gradients.communicators import Communicators, open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.memory import bucket_memory, cut
+from hvdtrain.core.gradients.placed_bucket import PlacedBucket, placed_buckets
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.sharding.exchange import ShardedExchange, shared_slices
 from hvdtrain.core.staging import note_staging
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.streams import HOST, Streams
+from hvdtrain.torch.allocator.arena import LEAST_BYTES
 from hvdtrain.torch.gradients.settings import ParameterSettings
+from hvdtrain.torch.gradients.staying import StayingGradients, open_staying
 from hvdtrain.torch.gradients.usage import usage_length, write_usage
 from hvdtrain.torch.gradients.views import BucketViews
+from hvdtrain.torch.operations.compression import Compression
 from hvdtrain.torch.tensors.buffers import dtype_of, wire_type
 from hvdtrain.torch.tensors.device import page_lock
 from hvdtrain.torch.tensors.streams import streams_of
@@ -47,6 +51,7 @@ class ParameterBuckets:
         halves: whether gradients of half types are reduced in their own dtype.
         reducer: reducer of the buckets.
         views: gradients as views of the buckets.
+        staying: gradients that may stay where autograd made them; None if all are in the buckets.
         dtypes: dtype of each parameter when the plan was made.
     """
 
@@ -58,6 +63,7 @@ class ParameterBuckets:
     halves: bool
     reducer: Reducer
     views: BucketViews
+    staying: StayingGradients | None
     dtypes: list[torch.dtype]
 
     @classmethod
@@ -84,21 +90,26 @@ class ParameterBuckets:
         memory = _allocate(channel, plan, name, parameters, streams)
         if settings.sharded and shared_slices(channel, memory) is not None:
             exchange = ShardedExchange(settings.op, settings.predivide)
+        staying = _open_staying(channel, plan, exchange, memory, settings, name)
+        buffers = cut(plan.buckets, memory)
         reducer = Reducer(
             context.current(),
             channel,
             plan,
-            cut(plan.buckets, memory),
+            buffers,
             exchange,
             name,
             numbers=usage_length(len(parameters)),
             streams=[streams[bucket.device] for bucket in plan.buckets],
             counted=True,
             communicators=_communicators(channel, exchange, name),
+            placed=_placed(staying, plan, buffers),
         )
-        views = BucketViews(parameters, reducer, settings.compressor)
+        views = BucketViews(parameters, reducer, settings.compressor, staying)
         dtypes = [parameter.dtype for parameter in parameters]
-        return cls(named, channel, exchange, memory, streams, halves, reducer, views, dtypes)
+        return cls(
+            named, channel, exchange, memory, streams, halves, reducer, views, staying, dtypes
+        )
 
     def refuse_capture(self) -> None:
         """Refuse to become part of a graph that a device of the parameters is capturing.
@@ -119,7 +130,8 @@ class ParameterBuckets:
         kept = self.views.kept()
         self.exchange.prepare(plan)
         streams = [self.streams[bucket.device] for bucket in plan.buckets]
-        self.reducer.use(plan, cut(plan.buckets, self.memory), streams)
+        buffers = cut(plan.buckets, self.memory)
+        self.reducer.use(plan, buffers, streams, _placed(self.staying, plan, buffers))
         self.views.cut()
         self.views.restore(kept)
 
@@ -140,6 +152,33 @@ class ParameterBuckets:
     def _matches_plan(self, index: int) -> bool:
         spec: ParameterSpec = self.plan.specs[index]
         return _spec(*self.named[index], self.halves) == spec
+
+
+def _open_staying(
+    channel: Channel,
+    plan: BucketPlan,
+    exchange: Exchange,
+    memory: Mapping[str, Elements],
+    settings: ParameterSettings,
+    name: str,
+) -> StayingGradients | None:
+    """Let gradients stay where autograd makes them, if possible (collective)."""
+    slices = channel.communicator.slices()
+    possible = (
+        exchange.in_place and set(memory) == {"cpu"} and settings.compressor is Compression.none
+    )
+    if not possible or slices is None or slices.owners == 1 or not slices.adds_placed:
+        return None
+    if slices.copies(memory["cpu"]) is None:
+        return None
+    return open_staying(channel, plan, slices, memory["cpu"], name)
+
+
+def _placed(
+    staying: StayingGradients | None, plan: BucketPlan, buffers: Sequence[Buffer]
+) -> list[PlacedBucket | None]:
+    places = None if staying is None else staying.places
+    return placed_buckets(places, plan, buffers, LEAST_BYTES)
 
 
 def describe_dtype_change(named: Named, dtypes: Sequence[torch.dtype]) -> str:

@@ -135,19 +135,21 @@ class Gradients:
         if plan is not self.plan:
             self._use_plan(plan)
 
-    def _on_gradient(self, index: int, moved: bool) -> None:
-        """Handle an accumulated gradient; `moved` says that its autograd node has changed."""
+    def _on_gradient(self, index: int, incoming: torch.Tensor | None) -> None:
+        """Handle an accumulated gradient; `incoming` is None if its autograd node has changed."""
         with self._lock:
-            if moved:
+            if incoming is None:
                 self._buckets.views.note_misfit(index)
             if self._reducer.step.passes.get(index, 0) >= self.passes:
                 self._start_over(index)
             if not self.open:
                 self._begin()
+                self._buckets.views.release()  # after a skipped step
             step = self._reducer.step
             count = step.passes[index] = step.passes.get(index, 0) + 1
             if count == self.passes:
-                self._take(index)
+                if not self._buckets.views.stays(index, incoming):
+                    self._take(index)
                 if step.ready(index):
                     self._launch()
         if step.complete and in_compiled_backward():
@@ -228,8 +230,11 @@ class Gradients:
         """Give all ranks the results of the last reduction for all elements (collective)."""
         if not self.whole:
             name = f"gradients of {self._reducer.name}"
-            self._buckets.channel.run(SpreadSlices(self._reducer.buffers, name))
+            self._buckets.channel.run(
+                SpreadSlices(self._reducer.buffers, self._reducer.placed, name)
+            )
             self.whole = True
+            self._buckets.views.release()
 
     def drop(self) -> None:
         """Discard the gradients that have arrived since the last step.
@@ -257,6 +262,8 @@ class Gradients:
             usage = self._reduce_rest()
         finally:
             self._reducer.forget()
+        if self.whole:
+            self._buckets.views.release()
         self._update_plan(usage)
 
     def _reduce_rest(self) -> StepUsage:

@@ -46,14 +46,14 @@ class GradientHooks:
     Args:
         parameters: parameters, each of which requires a gradient.
         on_gradient: bound method, called with the index of a parameter whose gradient is complete
-            and with whether its node has changed.
+            and with the gradient that its node was given; None if it has another node now.
         on_backward_end: bound method, called at the end of a backward pass.
     """
 
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],
-        on_gradient: Callable[[int, bool], None],
+        on_gradient: Callable[[int, torch.Tensor | None], None],
         on_backward_end: Callable[[], None],
     ) -> None:
         self._parameters = parameters
@@ -101,11 +101,11 @@ class GradientHooks:
         """Return the hook that reports a gradient; it is on the hot path of the backward pass."""
         pending, reference = self._pending, self._on_gradient
 
-        def call(index: int, *_: object) -> None:
+        def call(index: int, _: object, incoming: tuple[torch.Tensor, ...]) -> None:
             pending.discard(index)
             on_gradient = reference()
             if on_gradient is not None:
-                on_gradient(index, False)
+                on_gradient(index, *incoming)
 
         return disable_compile(call)
 
@@ -118,7 +118,7 @@ class GradientHooks:
             return
         for index in moved:
             self._hook_node(index)
-            on_gradient(index, True)
+            on_gradient(index, None)
         on_backward_end()
 
 

@@ -11,6 +11,7 @@ import torch
 from hvdtrain.core.gradients.plan import Bucket
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.streams import Streams
+from hvdtrain.torch.gradients.staying import StayingGradients
 from hvdtrain.torch.operations.compression import Compressor
 from hvdtrain.torch.tensors.buffers import as_buffer, from_buffer, is_plain
 
@@ -31,6 +32,7 @@ class BucketViews:
         parameters: parameters, in the order of the plan.
         reducer: reducer that owns the bucket memory.
         compressor: compressor of the user, which changes gradients before they are copied there.
+        staying: gradients that may stay where autograd made them; None if all are copied.
     """
 
     def __init__(
@@ -38,8 +40,10 @@ class BucketViews:
         parameters: Sequence[torch.nn.Parameter],
         reducer: Reducer,
         compressor: type[Compressor],
+        staying: StayingGradients | None = None,
     ) -> None:
         self._parameters, self._reducer = parameters, reducer
+        self._staying = staying
         self._compressor = compressor
         self._misfits: set[int] = set()  # their gradients had another memory format
         # Gradients outside the buckets that hold the last result.
@@ -54,7 +58,7 @@ class BucketViews:
         """Make the views that the reducer's plan describes."""
         plan = self._reducer.plan
         self._memory: list[torch.Tensor] = []
-        self._views: dict[int, torch.Tensor] = {}
+        self._parts: dict[int, torch.Tensor] = {}  # of the buckets
         self._streams: dict[int, Streams] = {}
         reducer = self._reducer
         for bucket, buffer, streams in zip(
@@ -66,7 +70,9 @@ class BucketViews:
                 spec = plan.specs[index]
                 first = memory.storage_offset() + start
                 self._streams[index] = streams
-                self._views[index] = memory.as_strided(spec.shape, spec.strides, first)
+                self._parts[index] = memory.as_strided(spec.shape, spec.strides, first)
+        # Where gradients lie in this step: in their parts of the buckets, or elsewhere.
+        self._views = dict(self._parts)
 
     def kept(self) -> dict[int, torch.Tensor]:
         """Return copies of the gradients that are in buckets, for restore()."""
@@ -113,6 +119,11 @@ class BucketViews:
     def note_versions(self) -> None:
         """Note what has been written into the buckets, for changed()."""
         self._versions = [memory._version for memory in self._memory]
+        self._elsewhere = [
+            (index, view, view._version)
+            for index, view in self._views.items()
+            if view is not self._parts[index]
+        ]
 
     def changed(self, indices: Iterable[int]) -> int | None:
         """Return a parameter whose gradient the program has changed since note_versions().
@@ -131,6 +142,9 @@ class BucketViews:
             kept = self._holds(index, self._views[index]) if lent is None else gradient is lent
             if not kept or (lent is not None and lent._version != at):
                 return index
+        for index, view, at in self._elsewhere:
+            if view._version != at:
+                return index
         pairs = zip(self._memory, self._versions, self._reducer.plan.buckets, strict=True)
         return next((b.parameters[0] for m, at, b in pairs if m._version != at), None)
 
@@ -144,6 +158,38 @@ class BucketViews:
             if self._holds(index, view):
                 self._parameters[index].grad = None
 
+    def stays(self, index: int, incoming: torch.Tensor | None) -> bool:
+        """Let a gradient stay where it is, if it can be reduced there.
+
+        Args:
+            index: index of the parameter, which has a gradient.
+            incoming: gradient that autograd has taken over, or added to another one; None if it is
+                not known.
+        """
+        if self._staying is None or incoming is None:
+            return False
+        parameter, part = self._parameters[index], self._parts[index]
+        if not self._staying.admit(index, parameter, incoming, part):
+            return False
+        assert parameter.grad is not None
+        self._views[index] = parameter.grad.detach()
+        return True
+
+    def elements(self, index: int) -> torch.Tensor:
+        """Return the elements of a gradient where they lie, in the order of memory, 1-d."""
+        view = self._views[index]
+        return view.as_strided((view.numel(),), (1,))
+
+    def release(self) -> None:
+        """Leave gradients outside the buckets to the program, when no rank uses them any more."""
+        for index, view in self._views.items():
+            if view is not self._parts[index]:
+                gradient = self._parameters[index].grad
+                if gradient is not None and self._holds(index, view):
+                    self._copies[index] = gradient
+                self._views[index] = self._parts[index]
+        self._elsewhere.clear()
+
     def take(self, index: int, gradient: torch.Tensor | None) -> None:
         """Copy a dense gradient into its bucket, and make it a view if possible.
 
@@ -151,7 +197,9 @@ class BucketViews:
             index: index of the parameter.
             gradient: gradient of the parameter's shape; None for zeros.
         """
-        view = self._views[index]
+        view = self._views[index] = self._parts[index]
+        if self._staying is not None:
+            self._staying.dismiss(index)
         if gradient is None:
             self._streams[index].clear(view)
             return

@@ -107,6 +107,7 @@ class SharedSteps:
             exchange.whole = not self.gradients.plan_is_final
             if not self.kept:
                 self._update.buckets.views.drop()
+            self._update.buckets.views.release()
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # which schedulers read
         for hook in getattr(self._optimizer, "_optimizer_step_post_hooks", {}).values():
             hook(self._optimizer, (), {})

@@ -16,7 +16,6 @@ from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.segment_optimizer import like, quantities_of, take_settings
 from hvdtrain.torch.sharding.state_memory import StateMemory, in_memory_order
 from hvdtrain.torch.sharding.weight_memory import WeightMemory
-from hvdtrain.torch.tensors.buffers import from_buffer
 from hvdtrain.torch.tensors.parameters import parameters_of
 
 __all__ = ["SharedUpdate"]
@@ -93,11 +92,7 @@ class SharedUpdate:
         self._segments = segments_of(plan, slices.owners)
         owned = self._segments[slices.number] if slices.number < slices.owners else []
         self._owned = {segment.parameter: segment for segment in owned}
-        memory = [from_buffer(buffer) for buffer in self.buckets.reducer.buffers]
         self._tensors = {s.parameter: self._weights.segment(s) for s in owned}
-        self._gradients = {
-            s.parameter: memory[s.bucket][s.start : s.start + s.count] for s in owned
-        }
         self._places = {s.parameter: self._weights.places(s) for s in owned}
         groups = [
             (group, [self._tensors[index] for index in self._owned_of(group)])
@@ -190,11 +185,11 @@ class SharedUpdate:
             for tensor in self._tensors.values():
                 tensor.grad = None
             for index in chosen:
-                gradient = self._gradients[index]
-                if not views.holds(index):
-                    gradient = self._part(index)
-                self._tensors[index].grad = gradient
+                own = views.holds(index)
+                self._tensors[index].grad = self._gradient(index) if own else self._part(index)
             self._segment_optimizer.step()
+        for tensor in self._tensors.values():
+            tensor.grad = None  # a gradient that stays where it was made is returned there
         for index in used:
             self._state.keep(index, state.get(self._tensors[index], {}))
         return [self._owned[index] for index in used]
@@ -210,7 +205,12 @@ class SharedUpdate:
         """Return the reduced gradients that this rank owns (collective after a new plan)."""
         self._prepare()
         used = [i for i in self._owned if self._parameters[i].grad is not None]
-        return [self._gradients[index] for index in used]
+        return [self._gradient(index) for index in used]
+
+    def _gradient(self, index: int) -> torch.Tensor:
+        """Return the reduced gradient of a segment that this rank owns."""
+        segment = self._owned[index]
+        return self.buckets.views.elements(index)[segment.first : segment.first + segment.count]
 
 
 def _settings_that_matter(optimizer: torch.optim.Optimizer) -> object:

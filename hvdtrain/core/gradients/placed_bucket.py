@@ -1,0 +1,120 @@
+"""A bucket of which some gradients lie elsewhere, and are reduced where they are."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.gradients.places import GradientPlaces, Pieces
+from hvdtrain.core.gradients.plan import Bucket, BucketPlan
+from hvdtrain.engines.slices import aligned_bounds
+
+__all__ = ["PlacedBucket", "placed_buckets"]
+
+
+class PlacedBucket:
+    """Reduces a bucket whose gradients lie where each rank says.
+
+    Args:
+        places: places of the gradients.
+        plan: bucket plan.
+        layout: bucket.
+        buffer: memory of the bucket.
+    """
+
+    def __init__(
+        self, places: GradientPlaces, plan: BucketPlan, layout: Bucket, buffer: Buffer
+    ) -> None:
+        self._places, self._layout, self._buffer = places, layout, buffer
+        self._starts: Mapping[int, tuple[int, int]] = {
+            index: (start, plan.specs[index].count)
+            for index, start in zip(layout.parameters, layout.starts, strict=True)
+        }
+
+    @cached_property
+    def _owned(self) -> Pieces:
+        """The pieces of this rank's slice."""
+        slices = self._places.slices
+        if slices.number >= slices.owners:
+            return Pieces.of([])
+        low, high = aligned_bounds(self._layout.count, slices.owners)[slices.number :][:2]
+        size, memory = self._layout.dtype.itemsize, self._places.offset(self._buffer)
+        rows = []
+        for index, (begin, count) in self._starts.items():
+            start, end = max(low, begin), min(high, begin + count)
+            if start < end:
+                rows.append((index, (start - begin) * size, memory + start * size, end - start))
+        return Pieces.of(rows)
+
+    def reduce(self, prescale: float, postscale: float, everywhere: bool) -> None:
+        """Overwrite gradients, wherever they lie, with the sum over the ranks (collective).
+
+        Args:
+            prescale: factor before the sum; may differ between ranks.
+            postscale: factor after it; equal on all ranks.
+            everywhere: whether all ranks get all results; otherwise each gets those that it owns.
+        """
+        places, slices = self._places, self._places.slices
+        places.put_prescale(prescale)
+        slices.meet()
+        sources = places.addresses(self._owned)
+        targets = sources if everywhere else sources[:, [slices.number]]
+        rows = np.column_stack([self._owned.counts.astype(np.uint64), sources, targets])
+        slices.add_placed(rows, self._layout.dtype, places.prescales(), postscale)
+        if everywhere:
+            slices.meet()
+
+    def spread(self) -> None:
+        """Copy each slice from its owner to all ranks of the node (collective)."""
+        slices = self._places.slices
+        addresses = self._places.addresses(self._owned)
+        source = addresses[:, [slices.number]]
+        others = np.delete(addresses, slices.number, 1)
+        rows = np.column_stack([self._owned.counts.astype(np.uint64), source, others])
+        slices.add_placed(rows, self._layout.dtype, [1.0], 1.0)
+        slices.meet()
+
+    def gather(self) -> None:
+        """Copy gradients that lie elsewhere into the bucket (local)."""
+        for address, part in self._elsewhere():
+            ctypes.memmove(part.pointer, address, part.nbytes)
+
+    def scatter(self) -> None:
+        """Copy them back from the bucket (local)."""
+        for address, part in self._elsewhere():
+            ctypes.memmove(address, part.pointer, part.nbytes)
+
+    def _elsewhere(self) -> Iterator[tuple[int, Buffer]]:
+        """Yield the address of each gradient that lies elsewhere, and its part of the bucket."""
+        for index, (start, count) in self._starts.items():
+            if address := self._places.elsewhere(index):
+                yield address, self._buffer.slice(start, count)
+
+    def clear(self) -> None:
+        """Let all gradients of this rank lie in the bucket (local)."""
+        for index in self._starts:
+            self._places.put(index, None)
+
+
+def placed_buckets(
+    places: GradientPlaces | None, plan: BucketPlan, buffers: Sequence[Buffer], least_bytes: int
+) -> list[PlacedBucket | None]:
+    """Return each bucket of a plan, None for those whose gradients are all in the bucket.
+
+    Args:
+        places: places of the gradients; None if all are in their buckets.
+        plan: bucket plan.
+        buffers: memory of each bucket.
+        least_bytes: smaller gradients are always in their buckets.
+    """
+    return [
+        PlacedBucket(places, plan, layout, buffer)
+        if places is not None
+        and any(plan.specs[i].nbytes >= least_bytes for i in layout.parameters)
+        else None
+        for layout, buffer in zip(plan.buckets, buffers, strict=True)
+    ]

@@ -1,0 +1,120 @@
+"""A trial of the allocator: where gradients come to lie, and which of them are shared (local)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from hvdtrain.torch.allocator.arena import LEAST_BYTES, GradientArena, blocks_for
+from hvdtrain.torch.allocator.build import AllocatorError, build
+from hvdtrain.torch.allocator.library import Library
+from hvdtrain.torch.allocator.references import References, count_references
+
+__all__ = ["Allocator", "find_allocator", "why_no_allocator"]
+
+_ELEMENTS = LEAST_BYTES // 4
+
+
+class Allocator:
+    """The allocator, as tried on this machine.
+
+    Args:
+        library: its calls.
+
+    Raises:
+        AllocatorError: it does not do what it should with this version of PyTorch.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        blocks = blocks_for([LEAST_BYTES] * 2)
+        assert blocks is not None
+        memory = np.frombuffer(mmap.mmap(-1, blocks.nbytes), np.uint8)
+        arena = GradientArena(library, memory, blocks)
+        with torch.enable_grad():
+            (self._alone,) = _gradients_of(1, lambda p: p.square().sum(), arena)
+            self._check(arena)
+
+    def _check(self, arena: GradientArena) -> None:
+        """Check that shared gradients are found, and that blocks are returned."""
+        viewed = _gradients_of(1, lambda p: p.view(2, -1).square().sum(), arena)
+        shared = _gradients_of(
+            2, lambda p, q: (p.view(2, -1) + q.view(2, -1)).square().sum(), arena
+        )
+        kept: list[torch.Tensor | None] = []
+        seen = _gradients_of(1, lambda p: p.square().sum(), arena, lambda p: kept.append(p.grad))
+        outside = torch.empty(_ELEMENTS, dtype=torch.float32, device="cpu")
+        if arena.offset(outside.data_ptr()) is not None:
+            raise AllocatorError("it takes memory that is no gradient's")
+        if not self._fits(viewed[0]) or any(map(self._fits, [*shared, *seen])):
+            raise AllocatorError("it cannot tell which gradients share memory")
+        kept.clear()
+        if arena.used:
+            raise AllocatorError("its blocks are not returned")
+
+    def _fits(self, references: References) -> bool:
+        python, tensor, storage, base = references
+        alone = self._alone
+        return python <= alone[0] and tensor <= alone[1] and storage <= alone[2] and base <= 2
+
+    def is_alone(self, parameter: torch.Tensor, incoming: torch.Tensor) -> bool:
+        """Return whether nothing else uses the memory of a gradient.
+
+        Args:
+            parameter, incoming: as in count_references().
+        """
+        return self._fits(count_references(parameter, incoming))
+
+
+def _gradients_of(
+    number: int,
+    loss: Callable[..., torch.Tensor],
+    arena: GradientArena,
+    hook: Callable[[torch.Tensor], None] = lambda _: None,
+) -> list[References]:
+    """Return the references to the gradients of a function of so many parameters."""
+    found: list[References] = []
+    parameters = [
+        torch.ones(_ELEMENTS, dtype=torch.float32, device="cpu", requires_grad=True)
+        for _ in range(number)
+    ]
+    nodes = []  # a tensor does not keep its node alive
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(hook)
+        nodes.append(get_gradient_edge(parameter).node)
+
+        def count(
+            _: object, incoming: tuple[torch.Tensor, ...], of: torch.Tensor = parameter
+        ) -> None:
+            found.append(count_references(of, *incoming))
+
+        nodes[-1].register_hook(count)
+    loss(*parameters).backward()
+    for parameter in parameters:
+        if parameter.grad is None or arena.offset(parameter.grad.data_ptr()) is None:
+            raise AllocatorError("gradients do not come to lie in its memory")
+    return found
+
+
+def find_allocator() -> Allocator | None:
+    """Return the allocator, compiled and tried on the first call; None if there is none."""
+    return _found()[0]
+
+
+def why_no_allocator() -> str:
+    """Return why there is no usable allocator, or "" if there is one."""
+    return _found()[1]
+
+
+@cache
+def _found() -> tuple[Allocator | None, str]:
+    try:
+        return Allocator(Library(build(os.environ))), ""
+    except AllocatorError as error:
+        return None, str(error)

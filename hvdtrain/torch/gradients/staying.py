@@ -1,0 +1,111 @@
+"""Gradients that are reduced where autograd made them, in memory that a node's ranks share."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from hvdtrain.buffer import Elements
+from hvdtrain.core import context
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.collectives.memory import AllocateIfWanted
+from hvdtrain.core.gradients.places import GradientPlaces
+from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.engines.slices import Slices
+from hvdtrain.torch.allocator.arena import GradientArena, blocks_for
+from hvdtrain.torch.allocator.trial import Allocator, find_allocator, why_no_allocator
+from hvdtrain.torch.tensors.buffers import is_plain
+
+__all__ = ["StayingGradients", "open_staying"]
+
+_logger = logging.getLogger("hvdtrain")
+
+
+class StayingGradients:
+    """Decides which gradients are reduced where they are (all local).
+
+    Args:
+        allocator: allocator of the gradients.
+        arena: its memory.
+        places: places of the gradients of all ranks.
+    """
+
+    def __init__(self, allocator: Allocator, arena: GradientArena, places: GradientPlaces) -> None:
+        self._allocator, self._arena = allocator, arena
+        self.places = places
+
+    def admit(
+        self, index: int, parameter: torch.Tensor, incoming: torch.Tensor, part: torch.Tensor
+    ) -> bool:
+        """Say where the gradient of a parameter lies, if other ranks can use it there.
+
+        Args:
+            index: index of the parameter.
+            parameter: parameter with a gradient.
+            incoming: gradient that its AccumulateGrad node was given.
+            part: its part of the bucket.
+
+        Returns:
+            Whether they can; else it has to be copied to that part.
+        """
+        address = _address(parameter.grad, part)
+        offset = None if address is None else self._arena.offset(address)
+        if offset is None or not self._allocator.is_alone(parameter, incoming):
+            return False
+        self.places.put(index, offset)
+        return True
+
+    def dismiss(self, index: int) -> None:
+        """Say that the gradient of a parameter is in its bucket."""
+        self.places.put(index, None)
+
+
+def _address(gradient: torch.Tensor | None, part: torch.Tensor) -> int | None:
+    """Return the address of a gradient that is like its part of the bucket; None for others."""
+    if gradient is None or gradient.layout is not torch.strided or gradient.requires_grad:
+        return None
+    like = gradient.dtype == part.dtype and gradient.stride() == part.stride()
+    return gradient.data_ptr() if like and is_plain(gradient) else None
+
+
+def open_staying(
+    channel: Channel, plan: BucketPlan, slices: Slices, memory: Elements, name: str
+) -> StayingGradients | None:
+    """Let autograd allocate gradients in memory that the ranks share, if all can (collective).
+
+    Args:
+        channel: channel of the plan.
+        plan: bucket plan.
+        slices: slices of the channel's communicator, which add pieces.
+        memory: memory of the buckets.
+        name: name of the plan.
+    """
+    blocks = blocks_for(spec.nbytes for spec in plan.specs if spec.dtype.value == spec.kind)
+    if blocks is None:
+        return None
+    # The first rank compiles the allocator if that has not been done, and then the others find it.
+    wanted = slices.number != 0 or _wanted() is not None
+    count = len(plan.specs)
+    table_bytes = GradientPlaces.table_bytes(count)
+    table = channel.run(AllocateIfWanted(table_bytes, f"of the places of {name}", wanted))
+    if table is None or slices.copies(table) is None:
+        return None
+    allocator = _wanted()
+    arena = channel.run(
+        AllocateIfWanted(blocks.nbytes, f"of the gradients of {name}", allocator is not None)
+    )
+    if arena is None or allocator is None or slices.copies(arena) is None:
+        return None
+    places = GradientPlaces(slices, memory, arena, table, count)
+    return StayingGradients(allocator, GradientArena(allocator.library, arena, blocks), places)
+
+
+def _wanted() -> Allocator | None:
+    """Return the allocator, unless the user or its trial has decided against it (local)."""
+    if not context.current().config.torch_allocator:
+        return None
+    allocator = find_allocator()
+    if allocator is None:
+        _logger.debug("gradients are copied into buckets: %s", why_no_allocator())
+    return allocator
