@@ -28,11 +28,10 @@ LAUNCHES = {
             *(*TABLES, "table of three", f"optimizers, {SMALL}", "operations, ENGINE=gloo"),
             f"sharded, ENGINE=gloo, {SMALL}",
         ],
-        4: ["operations"],  # where a sum is a tree of two levels
     }.items()
 }
-# Optimizers meet no number of ranks that they treat in another way than two or three.
-ALL_AT_FOUR = SharedLaunch(WORKER, 4, TABLES[1:], warm="torch")
+# Only sums know four ranks as another case, a tree of two levels, which tests/engines has, too.
+ALL_AT_FOUR = SharedLaunch(WORKER, 4, TABLES, warm="torch")
 
 
 @pytest.mark.parametrize(
