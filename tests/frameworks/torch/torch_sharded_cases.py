@@ -157,10 +157,11 @@ def the_state_of_all_ranks_needs_all_of_them() -> None:
     if hvd.size() == 1 or in_node_memory(optimizer):
         return
 
-    def ask() -> object:
+    def ask() -> None:
         if hvd.rank() == 0:
-            return optimizer.state_dict()
-        return train_together(model, optimizer, 1)
+            optimizer.state_dict()
+        else:
+            train_together(model, optimizer, 1)
 
     state = optimizer.state_dict()
     assert state_difference(optimizer.state_dict(), state) == 0.0
