@@ -31,6 +31,7 @@ def kernel(module: str) -> Extension:
     return Extension(
         module,
         [f"{folder}/{name.removeprefix('_')}.c"],
+        depends=sorted(map(str, ROOT.glob(f"{folder}/*/*.h"))),
         # Multiplied and added in one step, sums would differ between machines.
         extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing"],
         optional=True,
@@ -56,7 +57,8 @@ setup(
     ],
     package_data={
         "hvdtrain": [
-            *("py.typed", "engines/shared_memory/*.c", "core/compression/*.c", "report/assets/*")
+            *("py.typed", "engines/shared_memory/*.c", "engines/shared_memory/*/*.h"),
+            *("core/compression/*.c", "report/assets/*"),
         ]
     },
     python_requires=">=3.11",

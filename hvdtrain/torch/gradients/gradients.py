@@ -229,9 +229,10 @@ class Gradients:
 
     def spread(self) -> None:
         """Give all ranks the results of the last reduction for all elements (collective)."""
-        if not self.whole:
+        exchange = self._buckets.exchange
+        if not self.whole and isinstance(exchange, ShardedExchange):
             name = f"gradients of {self._reducer.name}"
-            self._buckets.channel.run(SpreadSlices(self._reducer.buffers, name))
+            self._buckets.run(SpreadSlices(self._reducer.buffers, exchange.slices, name))
             self.whole = True
 
     def drop(self) -> None:
