@@ -112,7 +112,7 @@ class GradientPlaces:
 
 
 def _addresses(slices: Slices, memory: Elements) -> tuple[int, list[int]]:
-    """Return the address of a memory here, and those of all ranks' as this process accesses them."""
+    """Return the address of a memory, and those of all ranks' as this process accesses them."""
     copies = slices.copies(memory)
     assert copies is not None
     return Buffer.of(memory).pointer, [copy.ctypes.data for copy in copies]

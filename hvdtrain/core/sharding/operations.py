@@ -1,42 +1,74 @@
-"""Operations with which owners give their slices to the other ranks of their nodes."""
+"""Operations with which owners give their slices to other ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.gradients.placed_bucket import PlacedBucket
+from hvdtrain.core.sharding.exchange import OwnedSlices
+from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["PutSegments", "SpreadSlices"]
+__all__ = ["GatherSlices", "PutSegments", "SpreadSlices"]
 
 
 class SpreadSlices(Operation):
-    """Copy each slice of some buffers from its owner to all ranks of the node.
+    """Copy each slice of some buffers from its owner to all ranks that it was reduced for.
 
     Args:
-        buffers: buffers in memory of the communicator.
+        buffers: buffers of which each owner has its slice.
         placed: each bucket of which some gradients may lie elsewhere; None for the others.
+        slices: slices with which they were reduced.
         name: name of the operation, equal on all members.
     """
 
     def __init__(
-        self, buffers: Sequence[Buffer], placed: Sequence[PlacedBucket | None], name: str
+        self,
+        buffers: Sequence[Buffer],
+        placed: Sequence[PlacedBucket | None],
+        slices: OwnedSlices,
+        name: str,
     ) -> None:
         super().__init__()
-        self._buffers, self._placed = buffers, placed
+        self._buffers, self._placed, self._slices = buffers, placed, slices
         self.request = Request("spread", name, (("buffers", str(len(buffers))),))
 
     def execute(self, communicator: Communicator) -> None:
-        slices = communicator.slices()
-        assert slices is not None  # as when the buffers were reduced
         for buffer, placed in zip(self._buffers, self._placed, strict=True):
             if placed is None:
-                slices.spread(buffer)
+                self._slices.spread(buffer)
             else:
                 placed.spread()
+
+
+class GatherSlices(Operation):
+    """Bring the slices of all ranks together, of one buffer after the other.
+
+    Args:
+        slices: slices of the buffers.
+        parts: slice of this rank of each buffer, of equal length on all ranks.
+        receive: called with the number of a buffer and its elements, which follow from the slices
+            of all ranks, and whose memory is used for the next one.
+        name: name of the operation, equal on all members.
+    """
+
+    def __init__(
+        self,
+        slices: ScatteredSlices,
+        parts: Sequence[Buffer],
+        receive: Callable[[int, Buffer], None],
+        name: str,
+    ) -> None:
+        super().__init__()
+        self._slices, self._parts, self._receive = slices, parts, receive
+        self.request = Request("gather", name, (("buffers", str(len(parts))),))
+
+    def execute(self, communicator: Communicator) -> None:
+        for number, part in enumerate(self._parts):
+            self._receive(number, self._slices.gather(part))
 
 
 class PutSegments(Operation):

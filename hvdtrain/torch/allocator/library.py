@@ -67,7 +67,7 @@ class Library:
         """Open an arena; None if the system refuses to map its memory once more.
 
         Args:
-            address: address of a shared mapping of `blocks.nbytes`, which may be unmapped after this.
+            address: address of a shared mapping of `blocks.nbytes`, which may be unmapped then.
             blocks: its blocks.
         """
         handle: int | None = self._calls.hvd_arena_open(address, *blocks.arguments)

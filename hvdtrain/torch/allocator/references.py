@@ -31,4 +31,4 @@ def count_references(parameter: torch.Tensor, incoming: torch.Tensor) -> Referen
     base = incoming._base
     if base is None:
         return python, tensor, storage, 0
-    return python, tensor, storage - 1, base._use_count()
+    return python, tensor, storage - 1, base._use_count()  # type: ignore[attr-defined]

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.buffer import Elements
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.bucket_plans import agree_on_plan, open_plan_channel
 from hvdtrain.core.gradients.communicators import Communicators, open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.memory import bucket_memory, cut
-from hvdtrain.core.gradients.placed_bucket import PlacedBucket, placed_buckets
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.sharding.exchange import ShardedExchange, shared_slices
+from hvdtrain.core.operations import Submission
+from hvdtrain.core.sharding.exchange import ShardedExchange, owned_slices
 from hvdtrain.core.staging import note_staging
 from hvdtrain.engines.communicator import Capabilities
-from hvdtrain.streams import HOST, Streams
-from hvdtrain.torch.allocator.arena import LEAST_BYTES
+from hvdtrain.streams import HOST, Several, Streams
 from hvdtrain.torch.gradients.settings import ParameterSettings
-from hvdtrain.torch.gradients.staying import StayingGradients, open_staying
+from hvdtrain.torch.gradients.staying import StayingGradients, open_staying, placed_of
 from hvdtrain.torch.gradients.usage import usage_length, write_usage
 from hvdtrain.torch.gradients.views import BucketViews
-from hvdtrain.torch.operations.compression import Compression
 from hvdtrain.torch.tensors.buffers import dtype_of, wire_type
 from hvdtrain.torch.tensors.device import page_lock
 from hvdtrain.torch.tensors.streams import streams_of
@@ -88,9 +88,10 @@ class ParameterBuckets:
         name = f"plan {context.current().next_number(channel)}"
         streams = _streams_by_type(parameters, capabilities)
         memory = _allocate(channel, plan, name, parameters, streams)
-        if settings.sharded and shared_slices(channel, memory) is not None:
-            exchange = ShardedExchange(settings.op, settings.predivide)
-        staying = _open_staying(channel, plan, exchange, memory, settings, name)
+        slices = owned_slices(channel, memory) if settings.sharded else None
+        if slices is not None:
+            exchange = ShardedExchange(slices, settings.op, settings.predivide)
+        staying = open_staying(channel, plan, exchange, memory, settings, name)
         buffers = cut(plan.buckets, memory)
         reducer = Reducer(
             context.current(),
@@ -103,7 +104,7 @@ class ParameterBuckets:
             streams=[streams[bucket.device] for bucket in plan.buckets],
             counted=True,
             communicators=_communicators(channel, exchange, name),
-            placed=_placed(staying, plan, buffers),
+            placed=placed_of(staying, plan, buffers),
         )
         views = BucketViews(parameters, reducer, settings.compressor, staying)
         dtypes = [parameter.dtype for parameter in parameters]
@@ -120,6 +121,17 @@ class ParameterBuckets:
         for streams in self.streams.values():
             streams.refuse_capture("an optimizer step")
 
+    def run(self, operation: Operation) -> Any:
+        """Run an operation on memory of the buckets' devices, in the order of their streams.
+
+        Collective. The current streams wait for it; on the host the caller does.
+
+        Args:
+            operation: operation of the plan's channel.
+        """
+        streams = Several(list(dict.fromkeys(self.streams.values())) or [HOST])
+        return Submission(self.channel, operation).after(streams).run()
+
     @property
     def plan(self) -> BucketPlan:
         """The current division of gradients into buckets."""
@@ -131,7 +143,7 @@ class ParameterBuckets:
         self.exchange.prepare(plan)
         streams = [self.streams[bucket.device] for bucket in plan.buckets]
         buffers = cut(plan.buckets, self.memory)
-        self.reducer.use(plan, buffers, streams, _placed(self.staying, plan, buffers))
+        self.reducer.use(plan, buffers, streams, placed_of(self.staying, plan, buffers))
         self.views.cut()
         self.views.restore(kept)
 
@@ -152,33 +164,6 @@ class ParameterBuckets:
     def _matches_plan(self, index: int) -> bool:
         spec: ParameterSpec = self.plan.specs[index]
         return _spec(*self.named[index], self.halves) == spec
-
-
-def _open_staying(
-    channel: Channel,
-    plan: BucketPlan,
-    exchange: Exchange,
-    memory: Mapping[str, Elements],
-    settings: ParameterSettings,
-    name: str,
-) -> StayingGradients | None:
-    """Let gradients stay where autograd makes them, if possible (collective)."""
-    slices = channel.communicator.slices()
-    possible = (
-        exchange.in_place and set(memory) == {"cpu"} and settings.compressor is Compression.none
-    )
-    if not possible or slices is None or slices.owners == 1 or not slices.adds_placed:
-        return None
-    if slices.copies(memory["cpu"]) is None:
-        return None
-    return open_staying(channel, plan, slices, memory["cpu"], name)
-
-
-def _placed(
-    staying: StayingGradients | None, plan: BucketPlan, buffers: Sequence[Buffer]
-) -> list[PlacedBucket | None]:
-    places = None if staying is None else staying.places
-    return placed_buckets(places, plan, buffers, LEAST_BYTES)
 
 
 def describe_dtype_change(named: Named, dtypes: Sequence[torch.dtype]) -> str:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
-from hvdtrain.buffer import Elements
+from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.memory import AllocateIfWanted
+from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.placed_bucket import PlacedBucket, placed_buckets
 from hvdtrain.core.gradients.places import GradientPlaces
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.engines.slices import Slices
-from hvdtrain.torch.allocator.arena import GradientArena, blocks_for
+from hvdtrain.torch.allocator.arena import LEAST_BYTES, GradientArena, blocks_for
 from hvdtrain.torch.allocator.trial import Allocator, find_allocator, why_no_allocator
+from hvdtrain.torch.gradients.settings import ParameterSettings
+from hvdtrain.torch.operations.compression import Compression
 from hvdtrain.torch.tensors.buffers import is_plain
 
-__all__ = ["StayingGradients", "open_staying"]
+__all__ = ["StayingGradients", "open_staying", "placed_of"]
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -70,17 +76,49 @@ def _address(gradient: torch.Tensor | None, part: torch.Tensor) -> int | None:
 
 
 def open_staying(
-    channel: Channel, plan: BucketPlan, slices: Slices, memory: Elements, name: str
+    channel: Channel,
+    plan: BucketPlan,
+    exchange: Exchange,
+    memory: Mapping[str, Elements],
+    settings: ParameterSettings,
+    name: str,
 ) -> StayingGradients | None:
     """Let autograd allocate gradients in memory that the ranks share, if all can (collective).
 
     Args:
         channel: channel of the plan.
         plan: bucket plan.
-        slices: slices of the channel's communicator, which add pieces.
-        memory: memory of the buckets.
+        exchange: exchange of the buckets.
+        memory: memory of the buckets by device.
+        settings: settings, equal on all ranks.
         name: name of the plan.
     """
+    slices = channel.communicator.slices()
+    if slices is None or slices.owners == 1 or not slices.adds_placed or set(memory) != {"cpu"}:
+        return None
+    unchanged = exchange.in_place and settings.compressor is Compression.none
+    if not unchanged or slices.copies(memory["cpu"]) is None:
+        return None
+    return _open(channel, plan, slices, memory["cpu"], name)
+
+
+def placed_of(
+    staying: StayingGradients | None, plan: BucketPlan, buffers: Sequence[Buffer]
+) -> list[PlacedBucket | None]:
+    """Return each bucket of a plan of which some gradients may stay; None for the others.
+
+    Args:
+        staying: result of open_staying().
+        plan: bucket plan.
+        buffers: memory of each bucket.
+    """
+    places = None if staying is None else staying.places
+    return placed_buckets(places, plan, buffers, LEAST_BYTES)
+
+
+def _open(
+    channel: Channel, plan: BucketPlan, slices: Slices, memory: Elements, name: str
+) -> StayingGradients | None:
     blocks = blocks_for(spec.nbytes for spec in plan.specs if spec.dtype.value == spec.kind)
     if blocks is None:
         return None
@@ -95,7 +133,7 @@ def open_staying(
     arena = channel.run(
         AllocateIfWanted(blocks.nbytes, f"of the gradients of {name}", allocator is not None)
     )
-    if arena is None or allocator is None or slices.copies(arena) is None:
+    if allocator is None or not isinstance(arena, np.ndarray) or slices.copies(arena) is None:
         return None
     places = GradientPlaces(slices, memory, arena, table, count)
     return StayingGradients(allocator, GradientArena(allocator.library, arena, blocks), places)
