@@ -31,8 +31,11 @@ def kernel(module: str) -> Extension:
     return Extension(
         module,
         [f"{folder}/{name.removeprefix('_')}.c"],
-        # Multiplied and added in one step, sums would differ between machines.
-        extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing"],
+        # Multiplied and added in one step, sums would differ between machines. Roots that set errno
+        # would be computed one by one.
+        extra_compile_args=[
+            *("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
+        ],
         optional=True,
     )
 
@@ -53,10 +56,12 @@ setup(
     ext_modules=[
         kernel("hvdtrain.engines.shared_memory._node_kernel"),
         kernel("hvdtrain.core.compression._codes_kernel"),
+        kernel("hvdtrain.core.sharding._update_kernel"),
     ],
     package_data={
         "hvdtrain": [
-            *("py.typed", "engines/shared_memory/*.c", "core/compression/*.c", "report/assets/*")
+            *("py.typed", "engines/shared_memory/*.c", "core/compression/*.c"),
+            *("core/sharding/*.c", "report/assets/*"),
         ]
     },
     python_requires=">=3.11",

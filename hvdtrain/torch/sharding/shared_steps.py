@@ -86,6 +86,8 @@ class SharedSteps:
 
     def keep_gradients(self) -> None:
         """Give all ranks the reduced gradients, and leave them to the program (collective)."""
+        if self._update is not None and self._update.shared:
+            self._update.settle()
         self.gradients.spread()
         self.kept = True
 
@@ -101,10 +103,8 @@ class SharedSteps:
         for hook in hooks.values():
             hook(self._optimizer, (), {})
         if self.gradients.plan.buckets:
-            self._update.step()
-            exchange = self._update.buckets.exchange
-            assert isinstance(exchange, ShardedExchange)
-            exchange.whole = not self.gradients.plan_is_final
+            self._update.step(self.kept)
+            self._update.exchange.whole = not self.gradients.plan_is_final
             if not self.kept:
                 self._update.buckets.views.drop()
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # which schedulers read
@@ -158,12 +158,8 @@ class SharedSteps:
         """
         update = self._update
         assert update is not None
-        own = update.gradients()
         largest = math.isinf(kind)
-        total = np.zeros(1, np.float64)
-        if own:
-            norms = torch.stack([n.double() for n in torch._foreach_norm(own, kind)])
-            total[0] = float(norms.max() if largest else norms.pow(kind).sum())
+        total = np.array([update.power_sum(kind)])
         op = ReduceOp.MAX if largest else ReduceOp.SUM
         name = f"norm of {update.buckets.reducer.name}"
         update.buckets.channel.run(Allreduce([Buffer.from_array(total)], [(1,)], op, name))
@@ -173,6 +169,4 @@ class SharedSteps:
     def scale(self, factor: float) -> None:
         """Multiply the reduced gradients that this rank owns (local)."""
         assert self._update is not None
-        own = self._update.gradients()
-        if own:
-            torch._foreach_mul_(own, factor)
+        self._update.scale(factor)
