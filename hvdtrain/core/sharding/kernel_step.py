@@ -90,7 +90,7 @@ class KernelStep:
     def __init__(self, places: Sequence[Place], ranks: int, own: int, form: Form) -> None:
         library = load_kernel()
         assert library is not None  # otherwise there is no form
-        self._library, self._ranks = library, ranks
+        self._library, self._ranks, self._own = library, ranks, own
         shape = (len(places), ranks)
         self.gradients = np.array([p.gradients for p in places], np.uint64).reshape(shape)
         self._weights = np.array([p.weights for p in places], np.uint64).reshape(shape)
@@ -120,6 +120,15 @@ class KernelStep:
         for place, address in enumerate(arrays):
             segment.state[place] = address
         segment.steps = steps
+
+    def set_sum(self, number: int, address: int) -> None:
+        """Set where the reduced gradient of a segment is.
+
+        Args:
+            number: number of the segment.
+            address: address of its first element.
+        """
+        self.gradients[number, self._own] = address
 
     def select(self, number: int, used: bool, begins: bool) -> None:
         """Set what the next calls do with a segment.
@@ -154,7 +163,10 @@ class KernelStep:
             scales: factors of the gradients; None if this rank's are the scaled sums.
         """
         self._call("hvd_sum", scales)
-        return sum(segment.squares for segment in self._segments)
+        total = 0.0
+        for segment in self._segments:
+            total += segment.squares
+        return total
 
     def _call(self, name: str, scales: Scales | None) -> None:
         update = self._update

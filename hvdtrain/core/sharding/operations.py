@@ -63,7 +63,7 @@ class PutSegments(Operation):
     """
 
     def __init__(
-        self, pairs: Sequence[tuple[Buffer, Buffer]], write: Callable[[], None], name: str
+        self, pairs: Sequence[tuple[Buffer, Buffer]], write: Callable[[], object], name: str
     ) -> None:
         super().__init__()
         self._pairs, self._write = pairs, write

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -23,13 +23,13 @@ _TYPES = (torch.float32, torch.float64)
 # With and without AVX2, with AVX-512 and with NEON. The first are the usual ones.
 _FORMS = [Form(contracts, width) for contracts in (True, False) for width in (32, 64, 16)]
 _COUNT, _STEPS = 4 * 64 + 15, 3
-_SGD = (
+_SGD: Sequence[Mapping[str, Any]] = (
     {},
     {"momentum": 0.9},
     {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True},
     {"momentum": 0.7, "weight_decay": 0.1, "dampening": 0.3, "maximize": True},
 )
-_ADAM = (
+_ADAM: Sequence[Mapping[str, Any]] = (
     {"weight_decay": 0.0},
     {"weight_decay": 0.1, "amsgrad": True},
     {"weight_decay": 0.1, "betas": (0.4, 0.9), "maximize": True},
@@ -80,7 +80,7 @@ def find_form(kind: type) -> Form | None:
 def _agrees(kind: type, form: Form) -> bool:
     try:
         return all(
-            _same_bits(kind, {"lr": 0.1, "fused": True} | settings, form, dtype)
+            _same_bits(kind, {"lr": 0.1, "fused": True, **settings}, form, dtype)
             for settings in (_SGD if kind is torch.optim.SGD else _ADAM)
             for dtype in _TYPES
         )

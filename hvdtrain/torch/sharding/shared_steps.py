@@ -117,9 +117,9 @@ class SharedSteps:
         Raises:
             RuntimeError: gradients of the next step have arrived, and other ranks may take it.
         """
-        if self._update is not None and self._update.shared and not self._update.given:
+        if self._update is not None and self._update.shared and not self._update.state.given:
             self._check_between_steps()
-            self._update.give_back()
+            self._update.state.give_back()
 
     def _check_between_steps(self) -> None:
         gradients = self._exchanged.gradients
@@ -136,19 +136,19 @@ class SharedSteps:
             RuntimeError: gradients of the next step have arrived, and other ranks may take it.
         """
         update = self._update
-        if update is None or not update.shared or update.given:
+        if update is None or not update.shared or update.state.given:
             return self._optimizer.state_dict()
         self._check_between_steps()
-        update.give_back()
+        update.state.give_back()
         try:
             return self._optimizer.state_dict()
         finally:
-            update.withdraw()
+            update.state.withdraw()
 
     def discard_state(self) -> None:
         """Take the state from the user's optimizer in the next step (local)."""
         if self._update is not None:
-            self._update.discard()
+            self._update.state.discard()
 
     def norm(self, kind: float) -> float:
         """Return the norm of all reduced gradients together (collective).
