@@ -31,6 +31,7 @@ def kernel(module: str) -> Extension:
     return Extension(
         module,
         [f"{folder}/{name.removeprefix('_')}.c"],
+        depends=sorted(map(str, ROOT.glob(f"{folder}/*/*.h"))),
         # Multiplied and added in one step, sums would differ between machines. Roots that set errno
         # would be computed one by one.
         extra_compile_args=[
@@ -60,8 +61,8 @@ setup(
     ],
     package_data={
         "hvdtrain": [
-            *("py.typed", "engines/shared_memory/*.c", "core/compression/*.c"),
-            *("core/sharding/*.c", "report/assets/*"),
+            *("py.typed", "engines/shared_memory/*.c", "engines/shared_memory/*/*.h"),
+            *("core/compression/*.c", "core/sharding/*.c", "report/assets/*"),
         ]
     },
     python_requires=">=3.11",

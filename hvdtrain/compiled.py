@@ -31,16 +31,17 @@ def find_library(module: str, folder: Path) -> Path | None:
     return None
 
 
-def open_library(path: Path | None, source: Path) -> ctypes.CDLL:
+def open_library(path: Path | None, *sources: Path) -> ctypes.CDLL:
     """Load a library from a file.
 
     Args:
         path: result of find_library().
-        source: C file, whose text the library contains between hvd_source and hvd_source_end.
+        sources: C files, the main one first, whose texts the library contains in this order between
+            hvd_source and hvd_source_end.
 
     Raises:
         KernelError: the library is missing, does not load, or was compiled from different source,
-            so that its structures or results may differ; or the source is not installed.
+            so that its structures or results may differ; or a source is not installed.
     """
     if path is None:
         raise KernelError(
@@ -53,11 +54,13 @@ def open_library(path: Path | None, source: Path) -> ctypes.CDLL:
     except (OSError, ValueError) as error:
         raise KernelError(f"{path} does not load ({error}): install hvdtrain again") from error
     try:
-        text = source.read_bytes()
+        text = b"".join(source.read_bytes() for source in sources)
     except OSError as error:
-        raise KernelError(f"{source} cannot be read ({error}): install hvdtrain again") from error
+        raise KernelError(
+            f"{error.filename} cannot be read ({error}): install hvdtrain again"
+        ) from error
     if compiled != text:
-        raise KernelError(f"{path} was not compiled from {source}: install hvdtrain again")
+        raise KernelError(f"{path} was not compiled from {sources[0]}: install hvdtrain again")
     return library
 
 

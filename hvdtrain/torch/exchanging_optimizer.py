@@ -186,15 +186,39 @@ class ExchangingOptimizer(OptimizerWrapper):
     def state(self) -> Any:  # type: ignore[override]
         """The wrapped optimizer's state, whole on each rank (local).
 
-        With sharded=True ranks share it, and each access brings it together anew: memory and time.
+        With sharded=True ranks share it, and the first access after a step brings it together,
+        which takes memory and time. Where they share no memory that is collective.
         """
         if self._steps is not None:
             self._steps.give_back()
         return self._optimizer.state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state, whole on each rank (local)."""
+        """Return the wrapped optimizer's state, whole on each rank (local).
+
+        With sharded=True it is collective where ranks share no memory, unless
+        consolidate_state_dict() was called since the last step.
+
+        Raises:
+            MismatchError: other ranks have not called it, but take a step.
+        """
         return self._optimizer.state_dict() if self._steps is None else self._steps.state_dict()
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Bring the state to one rank, on which state_dict() is then local (collective).
+
+        It lasts until the next step, and does nothing where each rank has the state or reads it in
+        memory of the node. Ranks that do not take part need not call it.
+
+        Args:
+            to: rank of the world, which takes part.
+
+        Raises:
+            MismatchError: other ranks have not called it, but take a step.
+        """
+        members = self._exchanged.settings.process_set
+        if self._steps is not None and members.included():
+            self._steps.consolidate(members.channel().ranks.index(to))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the wrapped optimizer's state, whole on each rank (local)."""

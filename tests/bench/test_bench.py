@@ -78,12 +78,12 @@ def test_collectives(tmp_path: Path) -> None:
 
 @pytest.mark.bench
 def test_steps(tmp_path: Path) -> None:
-    words = ["-np", 2, "--quick", "--model", "mnist-cnn", "--repeats", 1, "--out", tmp_path]
-    done = bench("steps", *words)
+    words = ["-np", 2, "--quick", "--repeats", 1, "--optimizer", "adam", "--out", tmp_path]
+    done = bench("steps", "--model", "mnist-cnn", *words)
     assert done.returncode == 0, done.stderr
     (result,) = found(tmp_path)["results"]
     (case,) = result["cases"]
-    assert case["about"]["samples"] == 64
+    assert (case["about"]["samples"], case["about"]["optimizer"]) == (64, "adam")
     assert without_horovod(case["values"]) == {
         "one rank, whole batch",
         "one rank alone",
@@ -96,6 +96,8 @@ def test_steps(tmp_path: Path) -> None:
         "DDP",
     }
     assert {"hvdtrain", "DDP"} <= set(case["efficiencies"])
+    labels = {figure["label"].partition(": ")[2] for figure in result["figures"]}
+    assert {"hvdtrain, sharded / no communication, fused", "hvdtrain / DDP"} <= labels
     pictures = "drawn: " in done.stdout
     assert pictures or "pip install 'hvdtrain[bench]'" in done.stdout
     if pictures:

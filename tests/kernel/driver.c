@@ -89,7 +89,7 @@ static void add_checksum(place_t *own, const char *data, int64_t bytes) {
         own->checksum = (own->checksum ^ (uint8_t)data[i]) * 0x100000001b3ull;
 }
 
-/* Vote on a task, with the elements beside the vote or without; return whether it is done. */
+/* Vote on a task, in one call with its reduction or without; return whether it is done. */
 static int vote_on(task_t *task, const turn_t *turn, uint64_t luck) {
     int differ = size > 1 && (turn->luck >> 48 & 3) == 0, carry = turn->luck >> 50 & 1 || luck & 1;
     uint64_t own = turn->key + (differ && task->team->rank == size - 1), values[6];
@@ -156,7 +156,7 @@ static void take_turn(team_t *team, const turn_t *turn, uint64_t luck) {
     } else if (turn->way == PIECES && turn->count) {
         reduce_in_pieces(&task, turn, luck);
     } else {
-        int votes = !reached && turn->count && bytes <= CHUNK / 4;
+        int votes = turn->count && turn->luck >> 54 & 1;
         if (!votes || !vote_on(&task, turn, luck >> 4)) finish(hvd_reduce, &task, luck);
     }
     if (turn->count) add_checksum(own, data, bytes);

@@ -32,7 +32,7 @@ __all__ = [
     "rows",
 ]
 
-_NAMED_MICROSECONDS = 30.0
+_NAMED_MICROSECONDS = 8.0
 _IDLE_PERCENT = 3.0
 _STALL_MILLISECONDS = 50.0
 _LOOP_RATIO = 1.03
@@ -44,6 +44,8 @@ BY_HAND, BUILT_IN = "by hand", "hvdtrain train"
 NO_COMMUNICATION = "no communication"
 AVERAGE, AVERAGE_AGAIN = "average", "average again"
 _ALONE, _WHOLE = "one rank alone", "one rank, whole batch"
+_HVDTRAIN, _FUSED, _SHARDED = "hvdtrain", "hvdtrain, fused", "hvdtrain, sharded"
+_FUSED_LIMIT = "no communication, fused"
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ def figures(result: Result) -> list[Figure]:
     """Return the figures that follow from a result."""
     kinds = {
         "collectives": _of_collectives,
+        "steps": _of_steps,
         "idle": _of_idle,
         "checkpoint": _of_checkpoint,
         "exchange": _of_exchanges,
@@ -157,6 +160,8 @@ def _of_the_same_code(comparison: Comparison) -> str:
 def _of_collectives(result: Result) -> Iterator[Figure]:
     for case in result.cases:
         nbytes = case.about["bytes"]
+        for peer in ("mpi4py Allreduce", "Horovod allreduce_"):
+            yield from _ratios(case, peer, ["hvd.allreduce_"])
         if "tensors" in case.about:
             yield from _ratios(case, "hvdtrain", ["Horovod"])
         elif "hvdtrain, busy" in case.values:
@@ -166,12 +171,20 @@ def _of_collectives(result: Result) -> Iterator[Figure]:
             yield _named(case)
             yield from _ratios(case, "hvd.allreduce", ["Horovod allreduce"])
         elif nbytes == _MEDIUM_BYTES:
-            for name in ("hvd.allreduce", "hvd.allreduce_", "engine mpi, its memory"):
+            for name in ("hvd.allreduce", "engine mpi, its memory"):
                 yield from _ratios(case, name, ["mpi4py Allreduce", "Horovod allreduce"])
             yield from _ratios(case, "engine mpi", ["engine mpi, deterministic"])
         elif nbytes == _LARGE_BYTES:
             ways = ["engine mpi, its memory", "hvd.allreduce_", "hvd.allreduce"]
             yield from _ratios(case, "memcpy, all ranks at once", ways)
+
+
+def _of_steps(result: Result) -> Iterator[Figure]:
+    for case in result.cases:
+        yield from _ratios(case, NO_COMMUNICATION, [_HVDTRAIN, _SHARDED])
+        yield from _ratios(case, _FUSED_LIMIT, [_FUSED, _SHARDED])
+        for peer in ("DDP", "Horovod"):
+            yield from _ratios(case, peer, [_HVDTRAIN, _SHARDED])
 
 
 def _of_idle(result: Result) -> Iterator[Figure]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from math import isclose, isfinite
 
 import torch
@@ -15,10 +17,10 @@ import hvdtrain.torch as hvd
 from hvdtrain_bench.cases.models import MODELS, BenchModel
 from hvdtrain_bench.cases.peers import Horovod, Peers
 from hvdtrain_bench.cases.sums import WrongResultError
-from hvdtrain_bench.cases.trainer import Trainer, Wrap, bare, bare_optimizer, first_weights
+from hvdtrain_bench.cases.trainer import Trainer, Wrap, bare_optimizer, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
-from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.settings import OPTIMIZERS, Settings
 from hvdtrain_bench.harness.turns import Contender, take_turns
 
 __all__ = ["measure_steps", "with_hvdtrain"]
@@ -43,65 +45,58 @@ def measure_steps(
     """
     facts: dict[str, PeerFacts] = {}
     cases = []
-    for key in settings.models:
-        for factor in settings.batches:
-            model = MODELS[key]
-            samples = factor * model.batch
-            name = f"{model.title}, {samples} samples per rank"
-            say(name)
-            turns = take_turns(
-                ranks,
-                _contenders(ranks, peers, model, samples),
-                settings.repeats,
-                seconds_per_turn=0.0,
-                fewest_calls=settings.steps_per_turn,
-            )
-            gc.collect()  # models, their hooks and their process groups' buffers
-            facts |= {peer.name: peer for peer in turns.peers}
-            about = {"model": key, "title": model.title, "samples": samples}
-            cases.append(Case(name, about, "seconds", turns.seconds, _BASE, _AGAIN))
+    for key, factor, optimizer in product(settings.models, settings.batches, settings.optimizers):
+        model = MODELS[key]
+        samples = factor * model.batch
+        suffix = "" if optimizer == OPTIMIZERS[0] else f", {optimizer}"
+        name = f"{model.title}, {samples} samples per rank{suffix}"
+        say(name)
+        turns = take_turns(
+            ranks,
+            _contenders(ranks, peers, model, samples, optimizer),
+            settings.repeats,
+            seconds_per_turn=0.0,
+            fewest_calls=settings.steps_per_turn,
+        )
+        gc.collect()  # models, their hooks and their process groups' buffers
+        facts |= {peer.name: peer for peer in turns.peers}
+        about = {"model": key, "title": model.title, "samples": samples, "optimizer": optimizer}
+        cases.append(Case(name, about, "seconds", turns.seconds, _BASE, _AGAIN))
     return Result("steps", ranks.size, peers.nodes, list(facts.values()), peers.skipped, cases)
 
 
-def with_hvdtrain(module: nn.Module) -> tuple[nn.Module, Optimizer]:
-    """Return the model and its optimizer for training with hvdtrain.torch (collective)."""
-    optimizer = bare(module)[1]
-    return module, hvd.DistributedOptimizer(optimizer, named_parameters=module.named_parameters())
+def with_hvdtrain(
+    module: nn.Module, kind: str = "sgd", fused: bool | None = None, sharded: bool = False
+) -> tuple[nn.Module, Optimizer]:
+    """Return the model and its optimizer for training with hvdtrain.torch (collective).
+
+    Args:
+        module: model to train.
+        kind, fused: as for bare_optimizer().
+        sharded: whether ranks share the work of the optimizer.
+    """
+    named = module.named_parameters()
+    optimizer = bare_optimizer(module, kind, fused)
+    return module, hvd.DistributedOptimizer(optimizer, named_parameters=named, sharded=sharded)
 
 
-def _fused_alone(module: nn.Module) -> tuple[nn.Module, Optimizer]:
-    return module, bare_optimizer(module, fused=True)
+def _with_horovod(horovod: Horovod, module: nn.Module, kind: str) -> tuple[nn.Module, Optimizer]:
+    named = module.named_parameters()
+    optimizer = bare_optimizer(module, kind)
+    return module, horovod.hvd.DistributedOptimizer(optimizer, named_parameters=named)
 
 
-def _with_fused(module: nn.Module) -> tuple[nn.Module, Optimizer]:
-    optimizer = bare_optimizer(module, fused=True)
-    return module, hvd.DistributedOptimizer(optimizer, named_parameters=module.named_parameters())
-
-
-def _with_shared_work(module: nn.Module) -> tuple[nn.Module, Optimizer]:
-    return module, hvd.DistributedOptimizer(
-        bare_optimizer(module), named_parameters=module.named_parameters(), sharded=True
-    )
-
-
-def _with_horovod(horovod: Horovod) -> Wrap:
-    def wrap(module: nn.Module) -> tuple[nn.Module, Optimizer]:
-        optimizer = bare(module)[1]
-        parameters = module.named_parameters()
-        return module, horovod.hvd.DistributedOptimizer(optimizer, named_parameters=parameters)
-
-    return wrap
-
-
-def _with_ddp(module: nn.Module) -> tuple[nn.Module, Optimizer]:
+def _with_ddp(module: nn.Module, kind: str) -> tuple[nn.Module, Optimizer]:
     # Its default also broadcasts the buffers of batch normalization, which the others do not.
     parallel = DistributedDataParallel(
         module, gradient_as_bucket_view=True, broadcast_buffers=False
     )
-    return parallel, bare(module)[1]
+    return parallel, bare_optimizer(module, kind)
 
 
-def _contenders(ranks: Ranks, peers: Peers, model: BenchModel, samples: int) -> list[Contender]:
+def _contenders(
+    ranks: Ranks, peers: Peers, model: BenchModel, samples: int, kind: str
+) -> list[Contender]:
     weights = first_weights(model)
     batches = [model.make_batch(samples, seed=rank) for rank in range(ranks.size)]
     own = batches[ranks.rank]
@@ -112,6 +107,10 @@ def _contenders(ranks: Ranks, peers: Peers, model: BenchModel, samples: int) -> 
     def trainer(wrap: Wrap) -> Trainer:
         return Trainer(model, weights, own, wrap, seed=ranks.rank)
 
+    def bare(module: nn.Module, fused: bool | None = None) -> tuple[nn.Module, Optimizer]:
+        return module, bare_optimizer(module, kind, fused)
+
+    ours = partial(with_hvdtrain, kind=kind)
     torch_library = f"torch {torch.__version__}"
     alone = trainer(bare)
     whole = Trainer(model, weights, (inputs, targets), bare, seed=0)
@@ -119,16 +118,19 @@ def _contenders(ranks: Ranks, peers: Peers, model: BenchModel, samples: int) -> 
         judge.on_root(_WHOLE, torch_library, whole),
         judge.on_root(_ALONE, torch_library, alone),
         judge.without_communication(_LIMIT, torch_library, alone),
-        judge.together(_BASE, peers.library, trainer(with_hvdtrain)),
-        judge.together(_AGAIN, peers.library, trainer(with_hvdtrain)),
-        judge.without_communication(_FUSED_LIMIT, torch_library, trainer(_fused_alone)),
-        judge.together(_FUSED, peers.library, trainer(_with_fused)),
-        judge.together(_SHARDED, peers.library, trainer(_with_shared_work)),
-        judge.together("DDP", peers.gloo_library, trainer(_with_ddp)),
+        judge.together(_BASE, peers.library, trainer(ours)),
+        judge.together(_AGAIN, peers.library, trainer(ours)),
+        judge.without_communication(
+            _FUSED_LIMIT, torch_library, trainer(partial(bare, fused=True))
+        ),
+        judge.together(_FUSED, peers.library, trainer(partial(ours, fused=True))),
+        judge.together(_SHARDED, peers.library, trainer(partial(ours, sharded=True))),
+        judge.together("DDP", peers.gloo_library, trainer(partial(_with_ddp, kind=kind))),
     ]
     if peers.horovod is not None:
         horovod = peers.horovod
-        contender = judge.together("Horovod", horovod.library, trainer(_with_horovod(horovod)))
+        wrap = partial(_with_horovod, horovod, kind=kind)
+        contender = judge.together("Horovod", horovod.library, trainer(wrap))
         contender.turn = horovod.turn
         found.append(contender)
     return found

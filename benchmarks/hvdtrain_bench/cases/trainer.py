@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 from hvdtrain_bench.cases.models import BenchModel
 
@@ -30,13 +30,16 @@ def bare(module: nn.Module) -> tuple[nn.Module, Optimizer]:
     return module, bare_optimizer(module)
 
 
-def bare_optimizer(module: nn.Module, fused: bool | None = None) -> Optimizer:
+def bare_optimizer(module: nn.Module, kind: str = "sgd", fused: bool | None = None) -> Optimizer:
     """Return the optimizer of every contender.
 
     Args:
         module: model to optimize.
+        kind: "sgd", which has momentum, or "adam".
         fused: whether to use torch's fused form; None for torch's default.
     """
+    if kind == "adam":
+        return Adam(module.parameters(), lr=1e-4, fused=fused)
     return SGD(module.parameters(), lr=0.01, momentum=0.9, fused=fused)
 
 

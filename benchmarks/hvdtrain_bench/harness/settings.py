@@ -13,6 +13,7 @@ __all__ = [
     "EXCHANGES",
     "FITTED",
     "MODELS",
+    "OPTIMIZERS",
     "QUICK",
     "TASKS",
     "Settings",
@@ -20,6 +21,7 @@ __all__ = [
 ]
 
 MODELS = ("mlp", "transformer", "resnet50", "mnist-cnn")
+OPTIMIZERS = ("sgd", "adam")
 # Models that exist for Keras.
 FITTED = ("mlp", "mnist-cnn")
 TASKS = ("digits", "text", "text-decay", "mnist-cnn")
@@ -27,14 +29,14 @@ EXCHANGES = ("half:type=bf16", "nbit:bits=1", "powersgd:rank=4", "topk:ratio=0.0
 
 # Durations on two cores, for the estimate that is printed.
 _START_SECONDS = 6.0
-_WAYS, _STATES = 15, 10
+_WAYS, _STATES = 12, 10
 _SECONDS_PER_BYTE = 3e-9
 _STEP_SECONDS = {"mlp": 0.15, "transformer": 0.3, "resnet50": 0.25, "mnist-cnn": 0.08}
 _TENSORFLOW_SECONDS, _FITS_SECONDS = 0.7, 8.0  # one step, or fit, of all contenders
 _TASK_SECONDS = {"digits": 0.002, "text": 0.02, "text-decay": 0.02, "mnist-cnn": 0.05}  # a step
 _CHECKPOINT_STEPS = 20  # while a checkpoint is written, and without
 _LOOP_SECONDS = {"digits": 1.0, "mlp": 4.0, "resnet": 8.0}  # an epoch of all contenders
-_STEP_CONTENDERS = {"steps": 7, "profile": 2}
+_STEP_CONTENDERS = {"steps": 9, "profile": 2}
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -49,6 +51,7 @@ class Settings:
         seconds_per_turn: approximate duration of a turn of a collective.
         sizes_bytes: sizes of the tensors.
         models: subset of MODELS, see models.py.
+        optimizers: subset of OPTIMIZERS, see trainer.py.
         batches: samples per rank of each case, as a factor of each model's own.
         steps_per_turn: number of training steps; whole periods of an exchange that has some.
         idle_seconds: time for which idle ranks are observed.
@@ -64,6 +67,7 @@ class Settings:
     models: tuple[str, ...]
     steps_per_turn: int
     idle_seconds: float
+    optimizers: tuple[str, ...] = OPTIMIZERS[:1]
     batches: tuple[int, ...] = (1,)
     loops: tuple[str, ...] = ("digits", "mlp", "resnet")
     exchanges: tuple[str, ...] = EXCHANGES
@@ -139,5 +143,6 @@ def estimated_seconds(kind: str, settings: Settings) -> float:
         return _START_SECONDS + repeats * steps * sum(
             map(_STEP_SECONDS.__getitem__, settings.models)
         )
-    steps = (settings.steps_per_turn + 1) * len(settings.batches) * _STEP_CONTENDERS[kind]
+    cases = len(settings.batches) * (len(settings.optimizers) if kind == "steps" else 1)
+    steps = (settings.steps_per_turn + 1) * cases * _STEP_CONTENDERS[kind]
     return _START_SECONDS + repeats * steps * sum(map(_STEP_SECONDS.__getitem__, settings.models))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import click
-from hvdtrain_bench.harness.settings import FITTED, MODELS, TASKS
+from hvdtrain_bench.harness.settings import FITTED, MODELS, OPTIMIZERS, TASKS
 from hvdtrain_bench.suite import Paper, Suite
 
 from hvdtrain.cli.bench.options import MODELS_HELP, BenchOptions, benchmark_options, run_suite
@@ -65,9 +65,16 @@ def _collectives(options: BenchOptions, sizes: tuple[int, ...]) -> int:
 @command.command("steps")
 @benchmark_options
 @click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=MODELS_HELP)
-def _steps(options: BenchOptions, models: tuple[str, ...]) -> int:
+@click.option(
+    "optimizers",
+    "--optimizer",
+    multiple=True,
+    type=click.Choice(OPTIMIZERS),
+    help="Instead of SGD with momentum; more than one may be given.",
+)
+def _steps(options: BenchOptions, models: tuple[str, ...], optimizers: tuple[str, ...]) -> int:
     """Train four models on 2, 4, ... ranks."""
-    return run_suite(Suite.steps, options, models=models)
+    return run_suite(Suite.steps, options, models=models, optimizers=optimizers)
 
 
 @command.command("tensorflow")

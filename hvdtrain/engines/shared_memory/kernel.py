@@ -30,6 +30,11 @@ __all__ = [
 _logger = logging.getLogger("hvdtrain")
 
 _SOURCE = Path(__file__).with_name("node_kernel.c")
+# In the order in which their texts follow in the library; embed.h has no code.
+_PARTS = (
+    *("arithmetic", "combine", "ranks", "task", "private_data", "shared_data", "reduce"),
+    *("pieces", "vote", "calls"),
+)
 _MODULE = "hvdtrain.engines.shared_memory._node_kernel"
 
 TYPES = (
@@ -52,7 +57,7 @@ OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 
 
 class Team(Structure):
-    """team_t of node_kernel.c: the state of a node group."""
+    """team_t of node/ranks.h: the state of a node group."""
 
     _fields_ = (
         ("slots", POINTER(c_uint64)),
@@ -67,7 +72,7 @@ class Team(Structure):
 
 
 class Task(Structure):
-    """task_t of node_kernel.c: one reduction."""
+    """task_t of node/task.h: one reduction."""
 
     _fields_ = (
         ("team", POINTER(Team)),
@@ -162,7 +167,9 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
         KernelError: the library is missing, does not load, or was compiled from a different
             node_kernel.c; or that file is not installed.
     """
-    library = open_library(path, _SOURCE)
+    parts = _SOURCE.with_name("node")
+    headers = [parts / f"{name}.h" for name in _PARTS]
+    library = open_library(path, _SOURCE, *headers)
     library.hvd_slot_bytes.restype = c_int64
     library.hvd_staging_bytes.restype = c_int64
     library.hvd_staging_bytes.argtypes = [c_int64]

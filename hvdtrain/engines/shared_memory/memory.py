@@ -91,8 +91,12 @@ class NodeArena:
 
         Ranks whose buffers have the same location can access each other's.
         """
+        return self.location_of(buffer.pointer)
+
+    def location_of(self, address: int) -> int:
+        """Return the location of the buffer at an address; see `location`."""
         for number, memory in enumerate(self._shared, start=1):
-            offset = buffer.pointer - memory.addresses[self._rank]
+            offset = address - memory.addresses[self._rank]
             if 0 <= offset < memory.parts[self._rank].size:
                 return number << _OFFSET_BITS | offset
         return 0

@@ -32,7 +32,7 @@ __all__ = ["NodeGroup", "open_node_group"]
 _CHUNK_BYTES = 256 << 10
 _PAGE_BYTES = 4096
 
-# Data of at most such a part of a chunk are added by every rank, as in node_kernel.c.
+# Data of at most such a part of a chunk are added by every rank, as in private_data.h.
 _SMALL_PARTS = 4
 
 # Each rank adds all elements of many tensors; more ranks share the work.
@@ -278,10 +278,10 @@ class NodeGroup:
             op, prescale, postscale: as in `allreduce`.
 
         Returns:
-            The reduction; None if there are too many elements to carry, or no such call.
+            The reduction; None if there is no such call.
         """
         calls = load_calls()
-        if calls is None or count * dtype.itemsize > _CHUNK_BYTES // _SMALL_PARTS:
+        if calls is None:
             return None
         task = Task(
             team=ctypes.pointer(self._state),
@@ -293,7 +293,12 @@ class NodeGroup:
             owners=self._size,
         )
         return NodeVotedReduction(
-            calls, task, self._check_now_and_then, self.check_peers, _TIMEOUT_NANOSECONDS
+            calls,
+            task,
+            self.arena if count * dtype.itemsize > _CHUNK_BYTES // _SMALL_PARTS else None,
+            self._check_now_and_then,
+            self.check_peers,
+            _TIMEOUT_NANOSECONDS,
         )
 
     def _check_now_and_then(self) -> None:

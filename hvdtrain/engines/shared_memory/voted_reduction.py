@@ -1,4 +1,4 @@
-"""Votes on small reductions of a node's ranks, which carry the elements."""
+"""Votes on reductions of a node's ranks, which are run in the same call."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import ctypes
 from collections.abc import Callable
 
 from hvdtrain.engines.shared_memory.kernel import KernelCalls, Task
+from hvdtrain.engines.shared_memory.memory import NodeArena
 from hvdtrain.engines.votes import Verdict, VotedReduction
 
 __all__ = ["NodeVotedReduction"]
 
-# In the order of the verdicts in node_kernel.c; the first one stands for a timeout.
+# In the order of the verdicts in node/task.h; the first one stands for a timeout.
 _VERDICTS = (Verdict.DIFFERENT, Verdict.DONE, Verdict.AGREED, Verdict.DIFFERENT)
 
 
@@ -19,7 +20,9 @@ class NodeVotedReduction(VotedReduction):
 
     Args:
         calls: the kernel.
-        task: reduction of at most a quarter of a chunk; source, data and ballot are set by calls.
+        task: reduction; source, data and ballot are set by calls.
+        arena: memory in which ranks can access one another's data, if the elements may be in it;
+            None for so few that they are carried beside the vote.
         before: function that is called before each vote.
         check_peers: function that is called about once a second during a vote.
         timeout_nanoseconds: time after which a vote is interrupted to check the peers.
@@ -29,19 +32,29 @@ class NodeVotedReduction(VotedReduction):
         self,
         calls: KernelCalls,
         task: Task,
+        arena: NodeArena | None,
         before: Callable[[], None],
         check_peers: Callable[[], None],
         timeout_nanoseconds: int,
     ) -> None:
         self._calls, self._task, self._address = calls, task, ctypes.addressof(task)
-        self._before, self._check_peers = before, check_peers
+        self._arena, self._before, self._check_peers = arena, before, check_peers
         self._timeout_nanoseconds = timeout_nanoseconds
 
     def __call__(self, ballot: bytes, source: int, target: int) -> Verdict:
         self._before()
+        if self._arena is not None:
+            self._locate(self._arena, source, target)
         timeout = self._timeout_nanoseconds
         verdict = self._calls.vote(self._address, ballot, source, target, timeout)
         while not verdict:
             self._check_peers()
             verdict = self._calls.resume(self._address, timeout)
         return _VERDICTS[verdict]
+
+    def _locate(self, arena: NodeArena, source: int, target: int) -> None:
+        location = arena.location_of(target) if source == target else 0
+        self._task.location = location
+        if location:
+            addresses = arena.addresses(location)
+            self._task.copies = (ctypes.c_uint64 * len(addresses))(*addresses)

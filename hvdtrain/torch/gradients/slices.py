@@ -19,7 +19,7 @@ def sum_slices(buckets: ParameterBuckets) -> None:
     if isinstance(exchange, ShardedExchange) and exchange.pending:
         chosen = [reducer.buffers[number] for number in sorted(exchange.pending)]
         name = f"sums of {reducer.name}"
-        buckets.channel.run(SumSlices(chosen, exchange.scales, name))
+        buckets.run(SumSlices(chosen, exchange.slices, exchange.scales, name))
         exchange.pending.clear()
 
 
@@ -30,6 +30,7 @@ def spread_slices(buckets: ParameterBuckets) -> None:
         buckets: buckets that were reduced.
     """
     sum_slices(buckets)
-    reducer = buckets.reducer
-    name = f"gradients of {reducer.name}"
-    buckets.channel.run(SpreadSlices(reducer.buffers, name))
+    exchange, reducer = buckets.exchange, buckets.reducer
+    if isinstance(exchange, ShardedExchange):
+        name = f"gradients of {reducer.name}"
+        buckets.run(SpreadSlices(reducer.buffers, exchange.slices, name))

@@ -15,7 +15,7 @@ from hvdtrain.engines.slices import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.fused_form import find_form
 from hvdtrain.torch.sharding.fused_update import FusedUpdate
-from hvdtrain.torch.sharding.owned import OwnedSegments
+from hvdtrain.torch.sharding.segment_steps import SegmentSteps
 from hvdtrain.torch.sharding.weight_memory import WeightMemory
 from hvdtrain.types import DType, ReduceOp
 
@@ -43,15 +43,15 @@ class FusedSteps:
             memory = buckets.channel.run(AllocateMemory(8, name))
             self.boards = [copy.view(np.float64) for copy in slices.copies(memory) or ()]
 
-    def update_of(self, owned: OwnedSegments, weights: WeightMemory) -> FusedUpdate | None:
+    def update_of(self, steps: SegmentSteps, weights: WeightMemory) -> FusedUpdate | None:
         """Return the update of this rank's segments; None if a rank cannot take it (local)."""
         if self._form is None or not self.boards:
             return None
         specs = self._buckets.plan.specs
-        taken = [s for s in owned.segments.values() if specs[s.parameter].dtype in KERNEL_TYPES]
-        places = [self._place(s, owned.groups[s.parameter], self._form, weights) for s in taken]
+        taken = [s for s in steps.owned.values() if specs[s.parameter].dtype in KERNEL_TYPES]
+        places = [self._place(s, steps.groups[s.parameter], self._form, weights) for s in taken]
         step = KernelStep(places, len(self.boards), self._slices.number, self._form)
-        return FusedUpdate(self._kind, self._buckets, owned, step, self.boards)
+        return FusedUpdate(self._kind, self._buckets, steps, step, self.boards)
 
     def _place(self, segment: Segment, group: int, form: Form, weights: WeightMemory) -> Place:
         spec = self._buckets.plan.specs[segment.parameter]

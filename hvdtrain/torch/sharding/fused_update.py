@@ -14,7 +14,7 @@ from hvdtrain.core.sharding.kernel_step import KernelStep, Scales
 from hvdtrain.core.sharding.segments import Quantity
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.fused_form import STATES, kernel_rule
-from hvdtrain.torch.sharding.owned import OwnedSegments
+from hvdtrain.torch.sharding.segment_steps import SegmentSteps
 from hvdtrain.torch.sharding.state_memory import StateMemory
 from hvdtrain.types import DType
 
@@ -27,7 +27,7 @@ class FusedUpdate:
     Args:
         kind: class of the optimizer.
         buckets: buckets of its parameters.
-        owned: segments of this rank.
+        steps: steps on the segments of this rank.
         step: step on those that the kernel takes, in their order.
         boards: factor of the gradients of each rank of the node, [1] each.
 
@@ -39,17 +39,17 @@ class FusedUpdate:
         self,
         kind: type,
         buckets: ParameterBuckets,
-        owned: OwnedSegments,
+        steps: SegmentSteps,
         step: KernelStep,
         boards: Sequence[npt.NDArray[np.float64]],
     ) -> None:
-        self._kind, self._buckets, self._owned, self._boards = kind, buckets, owned, boards
+        self._kind, self._buckets, self._steps, self._boards = kind, buckets, steps, boards
         self._step, self._in_buckets = step, step.gradients.copy()
         self._specs = buckets.plan.specs
         self.parameters = {
             index: number
             for number, index in enumerate(
-                i for i in owned.segments if self._specs[i].dtype in KERNEL_TYPES
+                i for i in steps.owned if self._specs[i].dtype in KERNEL_TYPES
             )
         }
         self._state: StateMemory | None = None
@@ -59,7 +59,7 @@ class FusedUpdate:
     @property
     def takes_all(self) -> bool:
         """Whether the kernel takes all segments of this rank."""
-        return len(self.parameters) == len(self._owned.segments)
+        return len(self.parameters) == len(self._steps.owned)
 
     def prepare(self, state: StateMemory) -> bool:
         """Use the present settings, and memory for the state.
@@ -78,8 +78,7 @@ class FusedUpdate:
             )
             if self._takes_state:
                 self._use_state(state)
-        groups = self._owned.optimizer.param_groups
-        rules = [kernel_rule(self._kind, group) for group in groups]
+        rules = [kernel_rule(self._kind, group) for group in self._steps.settings()]
         self._rules = [rule for rule in rules if rule is not None]
         return self._takes_state and len(self._rules) == len(rules)
 
@@ -103,15 +102,15 @@ class FusedUpdate:
 
         Args:
             factor: factor of the reduced gradients.
-            kept: as for `OwnedSegments.gradient`.
+            kept: as for `SegmentSteps.gradient`.
         """
         assert self._state is not None
-        states, used = self._owned.optimizer.state, self._used()
+        used = self._used()
         for index, number in self.parameters.items():
-            begins = index in used and self._state.begin(index, states[self._owned.tensors[index]])
+            begins = index in used and self._state.begin(index, self._steps.entry(index))
             self._step.select(number, index in used, begins)
         scales = self._scales()
-        gradients = {} if scales else {i: self._owned.gradient(i, kept) for i in used}
+        gradients = {} if scales else {i: self._steps.gradient(i, kept) for i in used}
         self._point_to(gradients)
         self._step.update(self._rules, scales, factor)
 
@@ -121,11 +120,13 @@ class FusedUpdate:
         for index, number in self.parameters.items():
             self._step.select(number, index in used, begins=False)
         scales = self._scales()
-        self._point_to({} if scales else {index: self._owned.gradient(index) for index in used})
+        self._point_to(
+            {} if scales else {index: self._steps.gradient(index, kept=False) for index in used}
+        )
         return self._step.sum(scales)
 
     def _used(self) -> set[int]:
-        return set(self._owned.used()) & self.parameters.keys()
+        return set(self._steps.used) & self.parameters.keys()
 
     def _scales(self) -> Scales | None:
         """Return the factors of the gradients; None if they are summed."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hvdtrain.core.collectives.memory import AllocateMemory
-from hvdtrain.core.sharding.segments import Quantity
+from hvdtrain.core.sharding.segments import Quantity, Segment
 from hvdtrain.engines.slices import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
-from hvdtrain.torch.sharding.owned import OwnedSegments
 from hvdtrain.torch.sharding.segment_optimizer import quantities_of
+from hvdtrain.torch.sharding.segment_steps import SegmentSteps
 from hvdtrain.torch.sharding.state_memory import StateMemory
 from hvdtrain.torch.tensors.parameters import parameters_of
 
@@ -45,14 +45,14 @@ class SharedState:
         loaded = any(parameter in self._optimizer.state for parameter in self._parameters)
         return self.memory is None or self._given or loaded
 
-    def allocate(self, owned: OwnedSegments) -> None:
+    def allocate(self, segments: Sequence[Sequence[Segment]]) -> None:
         """Allocate memory for what the optimizer keeps (collective).
 
         Args:
-            owned: segments of this rank.
+            segments: segments of each owner.
         """
         quantities = self._quantities()
-        self.memory = StateMemory(self._buckets.plan.specs, owned.of_all, quantities)
+        self.memory = StateMemory(self._buckets.plan.specs, segments, quantities)
         name = f"of the optimizer of {self._buckets.reducer.name}"
         memory = self._buckets.channel.run(AllocateMemory(self.memory.nbytes, name))
         copies = self._slices.copies(memory)
@@ -78,21 +78,21 @@ class SharedState:
                 found[index] = known[key]
         return [found.get(index, {}) for index in range(len(self._parameters))]
 
-    def take(self, owned: OwnedSegments) -> None:
+    def take(self, steps: SegmentSteps) -> None:
         """Move the state from the user's optimizer into the memory (local).
 
         Args:
-            owned: segments of this rank.
+            steps: steps on the segments of this rank.
         """
         assert self.memory is not None
         self.memory.clear()
-        owned.optimizer.state.clear()
-        for index, segment in owned.segments.items():
+        parts = {}
+        for index, segment in steps.owned.items():
             entry = self._optimizer.state.get(self._parameters[index])
             if entry is not None:
-                part = self.memory.cut(segment, entry)
-                self.memory.keep(index, part)
-                owned.optimizer.state[owned.tensors[index]] = part
+                parts[index] = self.memory.cut(segment, entry)
+                self.memory.keep(index, parts[index])
+        steps.use_state(parts)
         self.withdraw()
 
     def withdraw(self) -> None:

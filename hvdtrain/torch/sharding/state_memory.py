@@ -26,8 +26,10 @@ def in_memory_order(tensor: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
         spec: specification of the parameter.
     """
     if tuple(tensor.stride()) != spec.strides:
-        strides = spec.strides
-        tensor = torch.empty_strided(spec.shape, strides, dtype=tensor.dtype).copy_(tensor)
+        whole = torch.empty_strided(
+            spec.shape, spec.strides, dtype=tensor.dtype, device=tensor.device
+        )
+        tensor = whole.copy_(tensor)
     return tensor.detach().as_strided((spec.count,), (1,))
 
 

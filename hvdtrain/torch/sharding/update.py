@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Collection
 from functools import partial
 
+import numpy as np
 import torch
 
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.core.sharding.operations import PutSegments
+from hvdtrain.core.sharding.segments import segments_of
 from hvdtrain.engines.slices import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.gradients.slices import sum_slices
 from hvdtrain.torch.sharding.fused_steps import FusedSteps
 from hvdtrain.torch.sharding.fused_update import FusedUpdate
-from hvdtrain.torch.sharding.owned import OwnedSegments
+from hvdtrain.torch.sharding.segment_steps import SegmentSteps
 from hvdtrain.torch.sharding.shared_state import SharedState
 from hvdtrain.torch.sharding.weight_memory import WeightMemory
+from hvdtrain.types import ReduceOp
 
 __all__ = ["SharedUpdate"]
 
@@ -36,7 +41,6 @@ class SharedUpdate:
 
     Attributes:
         buckets: buckets of the parameters.
-        state: state of the optimizer.
     """
 
     def __init__(
@@ -47,7 +51,7 @@ class SharedUpdate:
         specs, name = buckets.plan.specs, buckets.reducer.name
         self._weights = WeightMemory(parameters, specs, slices, buckets.channel, name)
         self._fused_steps = FusedSteps(type(optimizer), buckets, slices)
-        self.state = SharedState(optimizer, buckets, slices)
+        self._state = SharedState(optimizer, buckets, slices)
         self._plan: BucketPlan | None = None
         self._settings: object = None
         self._fused: FusedUpdate | None = None
@@ -70,6 +74,23 @@ class SharedUpdate:
         assert isinstance(exchange, ShardedExchange)
         return exchange
 
+    @property
+    def given(self) -> bool:
+        """Whether the state is in the user's optimizer, so that the next step takes it."""
+        return self._state.given
+
+    def give_back(self) -> None:
+        """Move the whole state into the user's optimizer, until the next step (local)."""
+        self._state.give_back()
+
+    def withdraw(self) -> None:
+        """Remove the state from the user's optimizer, because it is in the memory, too (local)."""
+        self._state.withdraw()
+
+    def discard(self) -> None:
+        """Take the state from the user's optimizer in the next step, even if empty (local)."""
+        self._state.discard()
+
     def step(self, kept: bool) -> None:
         """Update the weights of all ranks with the gradients of the owners (collective).
 
@@ -78,17 +99,25 @@ class SharedUpdate:
                 replaced some.
         """
         fused = self._prepare()
-        assert self.state.memory is not None
         if fused is None:
             self.settle()
-        pairs = self._owned.step(self.state.memory, fused.parameters if fused else (), kept)
-        write: Callable[[], object] = partial(fused.update, self._factor, kept) if fused else bool
+        pairs = self._step_on_segments(fused.parameters if fused else (), kept)
+        write = partial(fused.update, self._factor, kept) if fused else None
         name = f"weights of {self.buckets.reducer.name}"
         self.buckets.channel.run(PutSegments(pairs, write, name))
         self.exchange.pending.clear()
         self._factor = 1.0
         defers = fused is not None and self.nodes == 1
         self.exchange.defer_to(self._fused_steps.boards[self._slices.number] if defers else None)
+
+    def _step_on_segments(self, left: Collection[int], kept: bool) -> list[tuple[Buffer, Buffer]]:
+        """Step with torch; return weights that have changed, and their places on other ranks."""
+        assert self._state.memory is not None
+        self._steps.step(left, kept)
+        used = [index for index in self._steps.used if index not in left]
+        for index in used:
+            self._state.memory.keep(index, self._steps.entry(index))
+        return [pair for index in used for pair in self._weights.places(self._steps.owned[index])]
 
     def _prepare(self) -> FusedUpdate | None:
         """Follow a new plan, new settings of the optimizer, and what the program has given it.
@@ -97,24 +126,35 @@ class SharedUpdate:
             The update that sums and steps in one pass; None if the settings do not allow it.
         """
         if self._plan is not self.buckets.plan:
-            self.state.give_back()
-            self._plan, self.state.memory = self.buckets.plan, None
-            self._owned = OwnedSegments(self._optimizer, self.buckets, self._slices, self._weights)
-            self._fused = self._fused_steps.update_of(self._owned, self._weights)
+            self._state.give_back()
+            self._plan, self._state.memory = self.buckets.plan, None
+            self._cut(self._plan)
         settings = _settings_that_matter(self._optimizer)
-        if self.state.memory is None or settings != self._settings:
+        if self._state.memory is None or settings != self._settings:
             self._settings = settings
             # Others change the state only when all ranks have read it, and are here to allocate.
-            self.state.give_back()
-            self.state.allocate(self._owned)
-        assert self.state.memory is not None
-        if self.state.given:
-            self.state.take(self._owned)
-        self._owned.follow()
-        return self._fused if self._fused and self._fused.prepare(self.state.memory) else None
+            self._state.give_back()
+            self._state.allocate(self._segments)
+        assert self._state.memory is not None
+        if self._state.given:
+            self._state.take(self._steps)
+        self._weights.follow()
+        return self._fused if self._fused and self._fused.prepare(self._state.memory) else None
+
+    def _cut(self, plan: BucketPlan) -> None:
+        """Divide weights and gradients into segments."""
+        slices = self._slices
+        self._segments = segments_of(plan, slices.owners)
+        found = self._segments[slices.number] if slices.number < slices.owners else []
+        owned = {segment.parameter: segment for segment in found}
+        tensors = {index: self._weights.segment(segment) for index, segment in owned.items()}
+        self._steps = SegmentSteps(self._optimizer, self.buckets, owned, tensors)
+        self._fused = self._fused_steps.update_of(self._steps, self._weights)
 
     def settle(self) -> None:
         """Sum this rank's slices and scale them, if that was left to the step (collective)."""
+        if not self.shared:
+            return
         sum_slices(self.buckets)
         factor, self._factor = self._factor, 1.0
         if factor != 1.0 and (own := self.gradients()):
@@ -123,14 +163,25 @@ class SharedUpdate:
     def gradients(self) -> list[torch.Tensor]:
         """Return the reduced gradients that this rank owns (collective after a new plan)."""
         self._prepare()
-        return self._owned.gradients()
+        return self._steps.gradients()
 
-    def power_sum(self, kind: float) -> float:
-        """Sum this rank's slices; return the sum of powers of their elements (collective).
+    def norm(self, kind: float) -> torch.Tensor:
+        """Return the norm of all reduced gradients together, float64 [] (collective).
 
         Args:
-            kind: power; with inf the result is the largest absolute value.
+            kind: 2 for the Euclidean norm, inf for the largest absolute value, or another p.
         """
+        largest = math.isinf(kind)
+        total = np.array([self._power_sum(kind)])
+        op = ReduceOp.MAX if largest else ReduceOp.SUM
+        name = f"norm of {self.buckets.reducer.name}"
+        self.buckets.channel.run(Allreduce([Buffer.from_array(total)], [(1,)], op, name))
+        # Every node has all slices, and has counted them.
+        norm = float(total[0]) if largest else float(total[0] / self.nodes) ** (1.0 / kind)
+        return torch.tensor(norm, dtype=torch.float64, device="cpu")
+
+    def _power_sum(self, kind: float) -> float:
+        """Sum this rank's slices; return the sum of powers of their elements, or the largest."""
         fused = self._prepare()
         if kind == 2.0 and self._factor == 1.0 and fused and fused.takes_all:
             total = fused.sum()
@@ -143,9 +194,13 @@ class SharedUpdate:
         norms = torch.stack([norm.double() for norm in torch._foreach_norm(own, kind)])
         return float(norms.max() if math.isinf(kind) else norms.pow(kind).sum())
 
-    def scale(self, factor: float) -> None:
+    def begin(self) -> None:
+        """Begin with other reduced gradients (local)."""
+        self._factor = 1.0
+
+    def scale(self, factor: torch.Tensor) -> None:
         """Multiply the reduced gradients that this rank owns, at the latest in the step (local)."""
-        self._factor *= factor
+        self._factor *= float(factor)
 
 
 def _settings_that_matter(optimizer: torch.optim.Optimizer) -> object:

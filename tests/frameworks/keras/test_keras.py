@@ -22,7 +22,7 @@ CHOICE = "a_choice_is_by_gradient"
     [
         ("tensorflow", 2),
         pytest.param("torch", 2, marks=pytest.mark.soak),
-        ("torch", 3),
+        pytest.param("torch", 3, marks=pytest.mark.soak),
         pytest.param("jax", 2, marks=pytest.mark.soak),
     ],
 )

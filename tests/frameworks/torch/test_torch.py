@@ -20,13 +20,18 @@ LAUNCHES = {
     np: SharedLaunch(WORKER, np, jobs, warm="torch")
     for np, jobs in {
         1: TABLES,
-        2: [*TABLES, "table of two", f"exchanges, ENGINE=gloo, {SMALL}"],
-        3: [*TABLES, "table of three", f"optimizers, {SMALL}", "operations, ENGINE=gloo"],
-        4: ["operations"],  # where a sum is a tree of two levels
+        2: [
+            *(*TABLES, "table of two", f"exchanges, ENGINE=gloo, {SMALL}"),
+            f"sharded, SHARED_MEMORY=0, {SMALL}",
+        ],
+        3: [
+            *(*TABLES, "table of three", f"optimizers, {SMALL}", "operations, ENGINE=gloo"),
+            f"sharded, ENGINE=gloo, {SMALL}",
+        ],
     }.items()
 }
-# Optimizers meet no number of ranks that they treat in another way than two or three.
-ALL_AT_FOUR = SharedLaunch(WORKER, 4, TABLES[1:], warm="torch")
+# Only sums know four ranks as another case, a tree of two levels, which tests/engines has, too.
+ALL_AT_FOUR = SharedLaunch(WORKER, 4, TABLES, warm="torch")
 
 
 @pytest.mark.parametrize(

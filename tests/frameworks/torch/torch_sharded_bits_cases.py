@@ -71,7 +71,7 @@ def trained(
             # From some step on rank 0 uses a parameter that no other does. Fused SGD of torch does
             # not take parameters with and without momentum together.
             if hvd.rank() == 0 and step >= first:
-                loss = loss + model[5].weight.sum() * 0.1
+                loss = loss + parameters[4].sum() * 0.1
             loss.backward()
         step_of(optimizer, parameters, step)
     assert equal_on_all_ranks(model)
