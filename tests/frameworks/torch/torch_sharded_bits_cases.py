@@ -10,6 +10,8 @@ from torch_sharded_cases import equal_on_all_ranks, wrapped
 from torch_training import Model, case, drawn, own
 
 import hvdtrain.torch as hvd
+from hvdtrain.core.sharding.exchange import ShardedExchange
+from hvdtrain.engines.slices import Slices
 from hvdtrain.torch.sharding.fused_form import find_form
 
 MAKES: dict[type[torch.optim.Optimizer], list[dict[str, Any]]] = {
@@ -55,7 +57,7 @@ def trained(
     step_of: Step,
     passes: int = 1,
 ) -> tuple[list[torch.Tensor], dict[str, Any], bool]:
-    """Return weights, state, and whether the last sums were left to the step."""
+    """Return weights, state, and whether the kernel has taken the steps."""
     model = build_odd(dtype)
     optimizer = wrapped(
         lambda _: make(model), model, sharded=sharded, backward_passes_per_step=passes
@@ -75,13 +77,21 @@ def trained(
             loss.backward()
         step_of(optimizer, parameters, step)
     assert equal_on_all_ranks(model)
-    left = "deferred" in spec_of(optimizer)
-    return [p.detach().clone() for p in parameters], optimizer.state_dict()["state"], left
+    weights = [p.detach().clone() for p in parameters]
+    return weights, optimizer.state_dict()["state"], takes_kernel(optimizer)
 
 
-def spec_of(optimizer: hvd.DistributedOptimizer) -> str:
+def takes_kernel(optimizer: hvd.DistributedOptimizer) -> bool:
+    """Return whether sums are left to steps with the kernel: it has to, where it can."""
     assert optimizer._exchanged.gradients is not None
-    return optimizer._exchanged.gradients.buckets.exchange.spec
+    exchange = optimizer._exchanged.gradients.buckets.exchange
+    if not isinstance(exchange, ShardedExchange):
+        return False
+    kind: type = type(optimizer._optimizer)
+    slices, form = exchange.slices, find_form(kind)
+    alone = isinstance(slices, Slices) and slices.in_tree and slices.nodes == 1
+    assert ("deferred" in exchange.spec) == (alone and form is not None)
+    return alone and form is not None
 
 
 def step_plainly(
@@ -114,25 +124,30 @@ def same_bits(
     step_of: Step,
     passes: int = 1,
 ) -> bool:
-    """Check that a model is the same to the last bit with shared steps, and with whole ones."""
-    weights, state, left = trained(make, dtype, True, step_of, passes)
+    """Check that a model is the same with shared steps, and with whole ones.
+
+    It is to the last bit if the kernel takes the steps, which is returned.
+    """
+    weights, state, fused = trained(make, dtype, True, step_of, passes)
     others, expected, _ = trained(make, dtype, False, step_of, passes)
-    assert all(torch.equal(one, other) for one, other in zip(weights, others, strict=True))
+    bound = 0.0 if fused else 1e-4 if dtype is torch.float32 else 1e-12
+    assert all(largest(a - b) <= bound for a, b in zip(weights, others, strict=True))
     assert state.keys() == expected.keys()
     for key, entry in expected.items():
         for name, value in entry.items():
-            assert value is None or torch.equal(state[key][name], value), (key, name)
-    return left
+            assert value is None or largest(state[key][name] - value) <= bound, (key, name)
+    return fused
+
+
+def largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max())
 
 
 @case
 def shared_steps_have_the_bits_of_fused_ones() -> None:
-    shared = hvd.size() > 1
     for make in kinds():
         for dtype in (torch.float32, torch.float64):
-            left = same_bits(make, dtype, step_plainly)
-            kind: type = type(make(build_odd(dtype)))
-            assert left == (shared and find_form(kind) is not None)
+            same_bits(make, dtype, step_plainly)
 
 
 @case
@@ -159,5 +174,4 @@ def settings_may_change_what_steps_in_one_pass() -> None:
         same_bits(make, torch.float64, lambda o, p, n: o.step())
         weights, *_ = trained(make, torch.float64, True, step)
         others, *_ = trained(make, torch.float64, False, step)
-        largest = max(float((a - b).abs().max()) for a, b in zip(weights, others, strict=True))
-        assert largest < 1e-12
+        assert all(largest(a - b) < 1e-12 for a, b in zip(weights, others, strict=True))
