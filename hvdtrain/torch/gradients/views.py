@@ -83,7 +83,9 @@ class BucketViews:
     def restore(self, gradients: dict[int, torch.Tensor]) -> None:
         """Copy gradients back into their buckets."""
         for index, gradient in gradients.items():
-            self._views[index].copy_(gradient)
+            self._parts[index].copy_(gradient)
+            if self._staying is not None:
+                self._staying.dismiss(index)
             self._set_gradient(index)
 
     def _set_gradient(self, index: int) -> None:
