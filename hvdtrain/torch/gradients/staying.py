@@ -96,10 +96,11 @@ def open_staying(
     slices = channel.communicator.slices()
     if slices is None or slices.owners == 1 or not slices.adds_placed or set(memory) != {"cpu"}:
         return None
-    unchanged = exchange.in_place and settings.compressor is Compression.none
-    if not unchanged or slices.copies(memory["cpu"]) is None:
+    if slices.copies(memory["cpu"]) is None:
         return None
-    return _open(channel, plan, slices, memory["cpu"], name)
+    # Ranks whose exchanges differ find that out in the first step.
+    suitable = exchange.in_place and settings.compressor is Compression.none
+    return _open(channel, plan, slices, memory["cpu"], name, suitable)
 
 
 def placed_of(
@@ -117,13 +118,18 @@ def placed_of(
 
 
 def _open(
-    channel: Channel, plan: BucketPlan, slices: Slices, memory: Elements, name: str
+    channel: Channel,
+    plan: BucketPlan,
+    slices: Slices,
+    memory: Elements,
+    name: str,
+    suitable: bool,
 ) -> StayingGradients | None:
     blocks = blocks_for(spec.nbytes for spec in plan.specs if spec.dtype.value == spec.kind)
     if blocks is None:
         return None
     # The first rank compiles the allocator if that has not been done, and then the others find it.
-    wanted = slices.number != 0 or _wanted() is not None
+    wanted = suitable and (slices.number != 0 or _wanted() is not None)
     count = len(plan.specs)
     table_bytes = GradientPlaces.table_bytes(count)
     table = channel.run(AllocateIfWanted(table_bytes, f"of the places of {name}", wanted))

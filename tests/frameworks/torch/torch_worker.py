@@ -1,6 +1,7 @@
 """hvdtrain.torch on each rank, in one job after the other: torch_worker.py JOBS.
 
-A job is a table of cases, with settings: "optimizers", or "operations ENGINE=gloo".
+A job is a table of cases, with settings: "optimizers", or "operations ENGINE=gloo". In a table "in
+place" gradients of all sizes are reduced where autograd makes them, where that can be done.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from torch_table_cases import FOUND, run_features
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
+from hvdtrain.torch.allocator import arena
+from hvdtrain.torch.gradients import staying
 
 _OF_EXCHANGES = (
     torch_auto_cases.__name__,
@@ -47,6 +50,7 @@ _OF_EXCHANGES = (
     torch_post_local_cases.__name__,
     torch_peer_cases.__name__,
 )
+LEAST_BYTES = arena.LEAST_BYTES
 OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ in _OF_EXCHANGES]
 _SHARDED = (torch_sharded_cases.__name__, torch_sharded_bits_cases.__name__)
 SHARDED = [c for c in torch_training.CASES if c.__module__ in _SHARDED]
@@ -65,6 +69,10 @@ TABLES = {
 def run(job: str) -> dict[str, object]:
     """Run a table in a job of its own, and return what the tests look at."""
     table, *settings = job.split(", ")
+    in_place = table.endswith(" in place")
+    table = table.removesuffix(" in place")
+    for module in (arena, staying):
+        module.LEAST_BYTES = 1 if in_place else LEAST_BYTES
     os.environ |= dict(f"HVDTRAIN_{setting}".split("=") for setting in settings)
     hvd.init()
     for case in TABLES[table]:
