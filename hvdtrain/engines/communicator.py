@@ -20,11 +20,11 @@ from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
     "ANY_DEVICE",
-    "BufferPair",
     "Capabilities",
     "Communicator",
     "EngineWorld",
     "Pending",
+    "Piece",
     "Verdict",
     "VotedReduction",
 ]
@@ -91,8 +91,8 @@ class Capabilities:
         return f"memory on {device} (takes {', '.join(sorted(self.devices))})"
 
 
-# Elements to reduce, and the memory for the result.
-BufferPair: TypeAlias = tuple[Buffer, Buffer]
+# Addresses of elements to reduce and of the memory for the result, and the number of elements.
+Piece: TypeAlias = tuple[int, int, int]
 
 
 class Communicator(ABC):
@@ -156,17 +156,19 @@ class Communicator(ABC):
 
     def allreduce_many(
         self,
-        pairs: Sequence[BufferPair],
+        pieces: Sequence[Piece],
+        dtype: DType,
         memory: Buffer,
         op: ReduceOp,
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> bool:
-        """Reduce the source of each pair into its buffer; see `allreduce`.
+        """Reduce many tensors in host memory; see `allreduce`.
 
         Args:
-            pairs: sources and buffers in host memory, of one type; types, sizes and their order are
-                equal on all members. A source may be its buffer.
+            pieces: tensors; sizes and their order are equal on all members. A source may be its
+                result.
+            dtype: element type of all.
             memory: bytes from `empty`, for this.
             op, postscale: as in `allreduce`.
             prescale: factor before the reduction, equal on all members.

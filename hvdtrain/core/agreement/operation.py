@@ -64,15 +64,14 @@ class Operation(ABC):
     streams: Streams = HOST
     mark: Mark = None
     finished: Mark = None
+    # As class attributes they cost nothing when an operation is made.
+    done = False
+    submitted = 0.0
+    waiters = 0
+    _polls_since = _polled = -_POLL_SECONDS
+    _result: object = None
+    _error: BaseException | None = None
     _buffers: Sequence[Buffer] = ()
-
-    def __init__(self) -> None:
-        self.done = False
-        self.submitted = 0.0
-        self.waiters = 0
-        self._polls_since = self._polled = -_POLL_SECONDS
-        self._result: object = None
-        self._error: BaseException | None = None
 
     def end(self, result: object, error: BaseException | None) -> None:
         """Set the outcome.

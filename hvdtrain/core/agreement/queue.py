@@ -19,7 +19,7 @@ from hvdtrain.core.agreement.events import (
     RoundBegan,
     Submitted,
 )
-from hvdtrain.core.agreement.lifecycle import transition
+from hvdtrain.core.agreement.lifecycle import accepts, transition
 from hvdtrain.core.agreement.observer import ChannelObserver
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.prepared import Prepared
@@ -111,10 +111,11 @@ class Queue:
                     f"{self._title} {request.subject}: an operation of this name is still "
                     "pending; wait for it, or use another name"
                 )
-            self._state, actions = transition(self._state, Submitted(request))
-            for action in actions:
-                assert isinstance(action, Refuse)
-                raise HvdtrainError(f"{self._title} {request.subject}: {action.reason}")
+            if not accepts(self._state, request):
+                self._state, actions = transition(self._state, Submitted(request))
+                for action in actions:
+                    assert isinstance(action, Refuse)
+                    raise HvdtrainError(f"{self._title} {request.subject}: {action.reason}")
             operation.submitted = time.perf_counter()
             self._operations[request.key] = operation
             if (track := self.track) is not None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.allgather import Allgather
-from hvdtrain.engines.communicator import BufferPair, Pending
+from hvdtrain.engines.communicator import Pending, Piece
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
 from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory, share_memory, warn_once
 from hvdtrain.engines.shared_memory.processes import PeerWatch
@@ -186,16 +186,18 @@ class NodeGroup:
 
     def allreduce_many(
         self,
-        pairs: Sequence[BufferPair],
+        pieces: Sequence[Piece],
+        dtype: DType,
         memory: Buffer,
         op: ReduceOp,
         prescale: float,
         postscale: float,
     ) -> bool:
-        """Reduce the source of each pair into its buffer (collective).
+        """Reduce many tensors (collective).
 
         Args:
-            pairs: sources and buffers, at least one, all of one type.
+            pieces: tensors, at least one.
+            dtype: element type of all.
             memory: bytes to show the elements to other ranks, at the same location on all ranks.
             op, prescale, postscale: as in `allreduce`.
 
@@ -207,8 +209,7 @@ class NodeGroup:
             return False
         self._prepare(memory, op, prescale, postscale)
         task = self._task
-        task.type = _TYPE_NUMBERS[pairs[0][1].dtype]
-        pieces = [(source.pointer, buffer.pointer, buffer.count) for source, buffer in pairs]
+        task.type = _TYPE_NUMBERS[dtype]
         task.pieces = _addresses([number for piece in pieces for number in piece])
         task.piece_count = len(pieces)
         task.piece = task.offset = 0
