@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -24,7 +25,7 @@ __all__ = [
     "Communicator",
     "EngineWorld",
     "Pending",
-    "Piece",
+    "Pieces",
     "Verdict",
     "VotedReduction",
 ]
@@ -91,8 +92,9 @@ class Capabilities:
         return f"memory on {device} (takes {', '.join(sorted(self.devices))})"
 
 
-# Addresses of elements to reduce and of the memory for the result, and the number of elements.
-Piece: TypeAlias = tuple[int, int, int]
+# For each tensor the addresses of its elements and of the memory for the result, and the number of
+# elements: an array of typecode "q".
+Pieces: TypeAlias = "array[int]"
 
 
 class Communicator(ABC):
@@ -156,9 +158,8 @@ class Communicator(ABC):
 
     def allreduce_many(
         self,
-        pieces: Sequence[Piece],
+        pieces: Pieces,
         dtype: DType,
-        memory: Buffer,
         op: ReduceOp,
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -169,7 +170,6 @@ class Communicator(ABC):
             pieces: tensors; sizes and their order are equal on all members. A source may be its
                 result.
             dtype: element type of all.
-            memory: bytes from `empty`, for this.
             op, postscale: as in `allreduce`.
             prescale: factor before the reduction, equal on all members.
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator, Verdict, VotedReduction
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["reduce_many", "vote"]
 
 _COUNTS = (5, 0, 700, 1, 3001)
+_MORE_COUNTS = (0, 70_001, 5, 0, 300_000, 1)
 _BALLOT = bytes(range(8)) + bytes(255 - byte for byte in range(8))
 _OTHER = bytes(8) + bytes([255] * 8)
 
@@ -26,18 +28,16 @@ def _sum(c: Communicator, count: int) -> npt.NDArray[np.int64]:
 
 
 def reduce_many(c: Communicator, dtype: DType) -> None:
-    """Sum arrays of several sizes, in place and not, by way of memory that holds few of them."""
-    memory = Buffer.of(c.empty(4096))
-    for _ in range(3):
-        sources = [_mine(c, count, dtype) for count in _COUNTS]
+    """Sum arrays of several sizes, in place and not, in one chunk and in several."""
+    for counts in (_COUNTS, _MORE_COUNTS, _COUNTS):
+        sources = [_mine(c, count, dtype) for count in counts]
         targets = [s if i % 2 else np.zeros_like(s) for i, s in enumerate(sources)]
-        pieces = [
-            (source.ctypes.data, target.ctypes.data, source.size)
-            for source, target in zip(sources, targets, strict=True)
-        ]
-        done = c.allreduce_many(pieces, dtype, memory, ReduceOp.SUM)
-        assert done or not c.capabilities.tree_sums or c.size > 4
-        for target, count in zip(targets, _COUNTS, strict=True):
+        pieces = array("q")
+        for source, target in zip(sources, targets, strict=True):
+            pieces.extend((source.ctypes.data, target.ctypes.data, source.size))
+        done = c.allreduce_many(pieces, dtype, ReduceOp.SUM)
+        assert done or not c.capabilities.tree_sums
+        for target, count in zip(targets, counts, strict=True):
             assert not done or target.tolist() == _sum(c, count).tolist()
 
 

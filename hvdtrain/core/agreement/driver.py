@@ -202,11 +202,14 @@ class Driver:
         self._began(operations)
         for operation in operations:
             operation.streams.settle(operation.mark)  # batches are in host memory
+        first, *others = operations
+        first.execute_batch(others, self._communicator, self._batch_memory)
+        self._queue.end_all(operations)
+
+    def _batch_memory(self) -> Buffer:
         if self._memory is None:
             self._memory = Buffer.of(self._communicator.empty(_BATCH_BYTES))
-        first, *others = operations
-        first.execute_batch(others, self._communicator, self._memory)
-        self._queue.end_all(operations)
+        return self._memory
 
     def _run_one(self, operation: Operation) -> None:
         self._began([operation])

@@ -38,7 +38,7 @@ from hvdtrain.core.agreement.events import (
 )
 from hvdtrain.core.agreement.request import JOIN, LEAVE, LISTEN, Request
 
-__all__ = ["accepts", "transition"]
+__all__ = ["transition"]
 
 
 def transition(state: ChannelState, event: Event) -> tuple[ChannelState, tuple[Action, ...]]:
@@ -66,11 +66,6 @@ def transition(state: ChannelState, event: Event) -> tuple[ChannelState, tuple[A
         return replace(state, phase=Phase.CLOSED), ()
     reason = event.reason if isinstance(event, Failed) else state.reason
     return replace(state, phase=Phase.CLOSED, reason=reason), (FailAll(reason),)
-
-
-def accepts(state: ChannelState, request: Request) -> bool:
-    """Return whether a request can be submitted without a change of the state, the usual case."""
-    return state.phase is Phase.OPEN and request is not JOIN and request is not LEAVE
 
 
 def _submitted(state: ChannelState, request: Request) -> tuple[ChannelState, tuple[Action, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -150,14 +150,15 @@ class Operation(ABC):
         self,
         others: Sequence[Operation],
         communicator: Communicator,
-        memory: Buffer,
+        allocate: Callable[[], Buffer],
     ) -> None:
         """Run the operation and others of equal `batch_key` as one (collective).
 
         Args:
             others: operations that follow this one.
             communicator: communicator of the members.
-            memory: bytes, allocated by the engine, to pack the operations' buffers into.
+            allocate: function that returns bytes, allocated by the engine, to pack the operations'
+                buffers into (collective).
 
         Raises:
             NotImplementedError: `batch_key` of this operation is always None.

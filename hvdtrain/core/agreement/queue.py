@@ -19,11 +19,11 @@ from hvdtrain.core.agreement.events import (
     RoundBegan,
     Submitted,
 )
-from hvdtrain.core.agreement.lifecycle import accepts, transition
+from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.observer import ChannelObserver
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.prepared import Prepared
-from hvdtrain.core.agreement.request import JOIN
+from hvdtrain.core.agreement.request import JOIN, LEAVE
 from hvdtrain.errors import HvdtrainError
 
 __all__ = ["Queue", "Waiting"]
@@ -111,7 +111,7 @@ class Queue:
                     f"{self._title} {request.subject}: an operation of this name is still "
                     "pending; wait for it, or use another name"
                 )
-            if not accepts(self._state, request):
+            if self._state.phase is not Phase.OPEN or request is JOIN or request is LEAVE:
                 self._state, actions = transition(self._state, Submitted(request))
                 for action in actions:
                     assert isinstance(action, Refuse)

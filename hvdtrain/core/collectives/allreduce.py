@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from ctypes import memmove
 from functools import lru_cache
 from itertools import accumulate
@@ -14,7 +15,7 @@ from hvdtrain.core.agreement.request import UNNAMED, Request, Zeros
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.collectives.devices import device_details, device_types
 from hvdtrain.core.collectives.division import divide_truncating
-from hvdtrain.engines.communicator import Communicator, Piece
+from hvdtrain.engines.communicator import Communicator, Pieces
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["Allreduce", "BufferPair", "Terms", "engine_reduction"]
@@ -105,9 +106,10 @@ class Allreduce(Operation):
         """Return pairs of the source and the result of each tensor."""
         return list(zip(self._sources, self._buffers, strict=True))
 
-    def pieces(self) -> Sequence[Piece]:
-        """Return where the source and the result of each tensor are in host memory."""
-        return [(source.pointer, buffer.pointer, buffer.count) for source, buffer in self.pairs()]
+    def add_pieces(self, pieces: Pieces) -> None:
+        """Append where the source and the result of each tensor are in host memory."""
+        for source, buffer in self.pairs():
+            pieces.extend((source.pointer, buffer.pointer, buffer.count))
 
     def batch_key(self) -> Hashable:
         return self.terms.batch_key
@@ -116,23 +118,24 @@ class Allreduce(Operation):
         self,
         others: Sequence[Operation],
         communicator: Communicator,
-        memory: Buffer,
+        allocate: Callable[[], Buffer],
     ) -> None:
         operations = (self, *cast("Sequence[Allreduce]", others))
-        if self._reduce_all(communicator, operations, memory):
+        if self._reduce_all(communicator, operations):
             return
+        memory = allocate()
         pairs = [pair for operation in operations for pair in operation.pairs()]
         for part in _fitting(pairs, memory.nbytes):
             self._reduce_together(communicator, part, memory)
 
-    def _reduce_all(
-        self, communicator: Communicator, operations: Sequence[Allreduce], memory: Buffer
-    ) -> bool:
+    def _reduce_all(self, communicator: Communicator, operations: Sequence[Allreduce]) -> bool:
         """Reduce in one call of the engine, if it has such a call."""
         terms, dtype, size = self.terms, self.dtype, communicator.size
         op, factor, divides = engine_reduction(terms.op, dtype, terms.postscale, size)
-        pieces = [piece for operation in operations for piece in operation.pieces()]
-        if not communicator.allreduce_many(pieces, dtype, memory, op, terms.prescale, factor):
+        pieces: Pieces = array("q")
+        for operation in operations:
+            operation.add_pieces(pieces)
+        if not communicator.allreduce_many(pieces, dtype, op, terms.prescale, factor):
             return False
         if divides:
             for operation in operations:

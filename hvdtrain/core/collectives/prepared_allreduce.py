@@ -9,10 +9,10 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.collectives.allreduce import Allreduce, BufferPair, engine_reduction
-from hvdtrain.engines.communicator import Communicator, Piece, Verdict, VotedReduction
+from hvdtrain.engines.communicator import Communicator, Pieces, Verdict, VotedReduction
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["PreparedAllreduce"]
+__all__ = ["PreparedAllreduce", "Tensors"]
 
 # A framework's tensor or array.
 _Tensor: TypeAlias = Any
@@ -94,11 +94,11 @@ class _Repeated(Allreduce):
         buffer = buffer_of(target)
         return [(buffer if source is target else buffer_of(source), buffer)]
 
-    def pieces(self) -> Sequence[Piece]:
+    def add_pieces(self, pieces: Pieces) -> None:
         (source, target), prepared = self._data, self._prepared
         address = prepared.address_of(target)
         read = address if source is target else prepared.address_of(source)
-        return ((read, address, prepared.count),)
+        pieces.extend((read, address, prepared.count))
 
     @property
     def dtype(self) -> DType:

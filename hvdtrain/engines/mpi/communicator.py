@@ -14,7 +14,7 @@ from hvdtrain.engines.communicator import (
     Capabilities,
     Communicator,
     Pending,
-    Piece,
+    Pieces,
     VotedReduction,
 )
 from hvdtrain.engines.mpi.flat import FlatMpi
@@ -150,9 +150,8 @@ class MpiCommunicator(Communicator):
 
     def allreduce_many(
         self,
-        pieces: Sequence[Piece],
+        pieces: Pieces,
         dtype: DType,
-        memory: Buffer,
         op: ReduceOp,
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -160,7 +159,8 @@ class MpiCommunicator(Communicator):
         group = self._node_group
         if group is None or _is_separate(dtype, prescale, postscale):
             return False
-        return group.allreduce_many(pieces, dtype, memory, op, prescale, postscale)
+        group.allreduce_many(pieces, dtype, op, prescale, postscale)
+        return True
 
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float

@@ -82,8 +82,7 @@ def allreduce_async(
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
     op = choose_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    return start_allreduce(tensor, op, name, *factors, process_set)
+    return start_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
 @disable_compile
@@ -103,8 +102,7 @@ def allreduce_async_(
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
     op = choose_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    return start_allreduce(tensor, op, name, *factors, process_set, in_place=True)
+    return start_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set, True)
 
 
 @disable_compile
@@ -124,5 +122,4 @@ def allreduce_(
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
     op = choose_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    return run_allreduce(tensor, op, name, *factors, process_set, in_place=True)
+    return run_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set, True)

@@ -116,6 +116,8 @@ def synchronize(handle: Handle | None) -> Any:
     Raises:
         TypeError: `handle` is not a handle.
     """
+    if type(handle) is StartedHandle:
+        return handle.wait()  # the usual case
     return None if handle is None else _checked(handle).wait()
 
 

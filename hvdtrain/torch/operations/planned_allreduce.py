@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,6 +36,7 @@ class _Plan:
     shape: torch.Size
     channel: Channel
     prepared: PreparedAllreduce
+    seen: weakref.ref[torch.Tensor]  # the tensor of the last call, which was plain
 
 
 def run_allreduce(
@@ -106,7 +108,13 @@ def _find(
     process_set: ProcessSet,
 ) -> _Plan | None:
     """Return the plan for a call, if there is one."""
-    if not _may_be_planned(tensor, name):
+    if not (
+        type(tensor) is torch.Tensor
+        and tensor.is_cpu
+        and not tensor.requires_grad
+        and tensor.is_contiguous()
+        and (name is None or type(name) is str)
+    ):
         return None
     plans = context.current().plans
     plan: _Plan | None = plans.get(name)  # the last one of this name, usually the right one
@@ -124,16 +132,13 @@ def _find(
         if plan is None:
             return None
         plans[name] = plan
-    return plan if is_plain(tensor) else None
-
-
-def _may_be_planned(tensor: torch.Tensor, name: str | None) -> bool:
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.is_cpu
-        and not tensor.requires_grad
-        and (name is None or type(name) is str)
-    )
+    # Of one tensor only shape and strides change. These checks release the GIL, which would wake
+    # the channel's thread.
+    if plan.seen() is not tensor:
+        if not is_plain(tensor):
+            return None
+        plan.seen = weakref.ref(tensor)
+    return plan
 
 
 def _keep_plan(
@@ -146,14 +151,19 @@ def _keep_plan(
 ) -> None:
     """Keep a plan for calls like one that was accepted (local)."""
     plans = context.current().plans
-    if len(plans) >= _MOST_PLANS or not _may_be_planned(tensor, name):
+    if (
+        len(plans) >= _MOST_PLANS
+        or type(tensor) is not torch.Tensor
+        or tensor.requires_grad
+        or not (name is None or type(name) is str)
+    ):
         return
     channel = channel_of(process_set)
     # Others are copied for the engine.
-    if route_of(channel, tensor).reduces(tensor, op) and tensor.numel():
+    if tensor.is_cpu and route_of(channel, tensor).reduces(tensor, op) and tensor.numel():
         prepared = _prepare(channel, tensor, op, name, prescale, postscale)
         rest = (op, prescale, postscale, process_set, tensor.dtype, tensor.shape)
-        plans[name] = plans[(name, *rest)] = _Plan(*rest, channel, prepared)
+        plans[name] = plans[(name, *rest)] = _Plan(*rest, channel, prepared, weakref.ref(tensor))
 
 
 def _prepare(
