@@ -216,8 +216,11 @@ class Queue:
             for operation in operations:
                 track.ended(operation)
         with self._lock:
+            pending = self._operations
             for operation in operations:
-                self._remove(operation)
+                key = operation.request.key
+                if pending.get(key) is operation:
+                    del pending[key]
                 operation.end(None, None)
             self.progressed = time.perf_counter()
             self._ended.notify_all()

@@ -12,7 +12,7 @@ from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.request import UNNAMED
 from hvdtrain.core.collectives.prepared_allreduce import PreparedAllreduce
-from hvdtrain.core.process_set import ProcessSet, channel_of
+from hvdtrain.core.process_set import ProcessSet, channel_of, require_process_set
 from hvdtrain.torch.operations.allreduce_handle import allreduce_handle
 from hvdtrain.torch.operations.divergence import note_exchanged_elements
 from hvdtrain.torch.operations.handle import Handle, StartedHandle
@@ -128,6 +128,7 @@ def _find(
         or plan.prescale != prescale
         or plan.postscale != postscale
     ):
+        require_process_set(process_set)
         plan = plans.get((name, op, prescale, postscale, process_set, tensor.dtype, tensor.shape))
         if plan is None:
             return None
