@@ -35,6 +35,7 @@ class PreparedAllreduce(Prepared):
         buffer_of: function that returns a buffer over the memory of a tensor.
         address_of: function that returns the address of a tensor in host memory.
         next_name: function that returns the name of the next call; None if all have the same.
+        kind: element type of the user's tensors, if it differs from that of the example.
 
     Attributes:
         terms: reduction and factors.
@@ -54,10 +55,12 @@ class PreparedAllreduce(Prepared):
         buffer_of: Callable[[_Tensor], Buffer],
         address_of: Callable[[_Tensor], int],
         next_name: Callable[[], str] | None,
+        kind: str | None = None,
     ) -> None:
         self.buffer_of, self.address_of = buffer_of, address_of
         buffer = buffer_of(example)
-        first = Allreduce([buffer], [shape], op, name, prescale, postscale)
+        kinds = None if kind is None else [kind]
+        first = Allreduce([buffer], [shape], op, name, prescale, postscale, kinds)
         super().__init__(first.request, next_name)
         self.terms, self.dtype, self.count = first.terms, buffer.dtype, buffer.count
         self._voted = _voted_reduction(communicator, buffer, op, prescale, postscale)

@@ -11,12 +11,13 @@ import torch
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.request import UNNAMED
+from hvdtrain.core.arguments import op_on_wire
 from hvdtrain.core.collectives.prepared_allreduce import PreparedAllreduce
 from hvdtrain.core.process_set import ProcessSet, channel_of, require_process_set
 from hvdtrain.torch.operations.allreduce_handle import allreduce_handle
 from hvdtrain.torch.operations.divergence import note_exchanged_elements
 from hvdtrain.torch.operations.handle import Handle, StartedHandle
-from hvdtrain.torch.tensors.buffers import as_buffer, is_plain
+from hvdtrain.torch.tensors.buffers import as_buffer, dtype_of, is_plain
 from hvdtrain.torch.tensors.routes import route_of
 from hvdtrain.types import ReduceOp
 
@@ -36,6 +37,7 @@ class _Plan:
     shape: torch.Size
     channel: Channel
     prepared: PreparedAllreduce
+    wire: torch.dtype | None  # in which copies are reduced; None if the tensors themselves are
     seen: weakref.ref[torch.Tensor]  # the tensor of the last call, which was plain
 
 
@@ -60,10 +62,10 @@ def run_allreduce(
     """
     plan = _find(tensor, op, name, prescale_factor, postscale_factor, process_set)
     if plan is not None:
-        target = tensor if in_place else torch.empty_like(tensor)
-        if operations.run_prepared(plan.channel, plan.prepared, (tensor, target)):
+        data = _source_and_target(plan, tensor, in_place)
+        if operations.run_prepared(plan.channel, plan.prepared, data):
             note_exchanged_elements(plan.prepared.count)
-            return target
+            return data[1] if plan.wire is None else _converted(data[1], tensor, in_place)
     factors = (prescale_factor, postscale_factor)
     handle = allreduce_handle([tensor], op, name, *factors, process_set, in_place)
     reduced: torch.Tensor = handle.first().wait()
@@ -88,15 +90,32 @@ def start_allreduce(
     """
     plan = _find(tensor, op, name, prescale_factor, postscale_factor, process_set)
     if plan is not None:
-        target = tensor if in_place else torch.empty_like(tensor)
-        operation = plan.prepared.new_operation((tensor, target))
+        data = _source_and_target(plan, tensor, in_place)
+        operation = plan.prepared.new_operation(data)
         plan.channel.submit(operation)
         note_exchanged_elements(plan.prepared.count)
-        return StartedHandle(plan.channel, operation, target)
+        started = StartedHandle(plan.channel, operation, data[1])
+        if plan.wire is None:
+            return started
+        return started.then(lambda target: _converted(target, tensor, in_place))
     factors = (prescale_factor, postscale_factor)
     handle = allreduce_handle([tensor], op, name, *factors, process_set, in_place).first().start()
     _keep_plan(tensor, op, name, *factors, process_set)
     return handle
+
+
+def _source_and_target(
+    plan: _Plan, tensor: torch.Tensor, in_place: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if plan.wire is None:
+        return tensor, tensor if in_place else torch.empty_like(tensor)
+    copy = tensor.to(plan.wire)
+    return copy, copy
+
+
+def _converted(target: torch.Tensor, tensor: torch.Tensor, in_place: bool) -> torch.Tensor:
+    """Return a result in the type of the user's tensor."""
+    return tensor.copy_(target) if in_place else target.to(tensor.dtype)
 
 
 def _find(
@@ -161,29 +180,25 @@ def _keep_plan(
         return
     channel = channel_of(process_set)
     # Others are copied for the engine.
-    if tensor.is_cpu and route_of(channel, tensor).reduces(tensor, op) and tensor.numel():
-        prepared = _prepare(channel, tensor, op, name, prescale, postscale)
+    if tensor.is_cpu and is_plain(tensor) and tensor.numel():
+        wire = route_of(channel, tensor).wire_type(tensor.dtype, op)
+        converts = wire is not tensor.dtype
+        example = tensor.to(wire) if converts else tensor
+        wire_op, (kind,) = op_on_wire([dtype_of(tensor).value], op, prescale, postscale)
+        prepared = PreparedAllreduce(
+            channel.communicator,
+            example,
+            tensor.shape,
+            wire_op,
+            name or f"{UNNAMED}0",
+            prescale,
+            postscale,
+            as_buffer,
+            torch.Tensor.data_ptr,
+            None if name else partial(channel.name, "allreduce", None),
+            kind,
+        )
         rest = (op, prescale, postscale, process_set, tensor.dtype, tensor.shape)
-        plans[name] = plans[(name, *rest)] = _Plan(*rest, channel, prepared, weakref.ref(tensor))
-
-
-def _prepare(
-    channel: Channel,
-    tensor: torch.Tensor,
-    op: ReduceOp,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-) -> PreparedAllreduce:
-    return PreparedAllreduce(
-        channel.communicator,
-        tensor,
-        tensor.shape,
-        op,
-        name or f"{UNNAMED}0",
-        prescale,
-        postscale,
-        as_buffer,
-        torch.Tensor.data_ptr,
-        None if name else partial(channel.name, "allreduce", None),
-    )
+        plans[name] = plans[(name, *rest)] = _Plan(
+            *rest, channel, prepared, wire if converts else None, weakref.ref(tensor)
+        )
