@@ -152,12 +152,12 @@ class Queue:
         with self._lock:
             return list(self._operations.values())
 
-    def begin_round(self) -> tuple[list[Operation], tuple[Action, ...]]:
+    def begin_round(self) -> tuple[dict[str, Operation], tuple[Action, ...]]:
         """Begin a round (driver); return the pending operations and the actions to perform."""
         with self._lock:
             self._arrivals.note_round()
-            pending = list(self._operations.values())
-            requests = tuple([operation.request for operation in pending])
+            pending = self._operations.copy()
+            requests = tuple([operation.request for operation in pending.values()])
             event = RoundBegan(requests, bool(self.listeners))
             self._state, actions = transition(self._state, event)
         return pending, actions
