@@ -122,8 +122,6 @@ class Queue:
                 return False
             prepared.renew()
             self._operations[prepared.request.key] = prepared
-            self._arrivals.note()
-            self._arrivals.note_round()
         return True
 
     def settle(self, prepared: Prepared) -> None:

@@ -59,9 +59,10 @@ def allreduce(
         A tensor of the input's shape, dtype and device.
     """
     op = choose_op(op, average)
+    plain = isinstance(tensor, torch.Tensor) and not tensor.requires_grad  # the usual case
+    if compression is Compression.none and (plain or not needs_gradient((tensor,))):
+        return run_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set)
     factors = (prescale_factor, postscale_factor)
-    if compression is Compression.none and not needs_gradient((tensor,)):
-        return run_allreduce(tensor, op, name, *factors, process_set)
     return grouped_allreduce([tensor], None, name, compression, op, *factors, process_set)[0]
 
 
