@@ -14,7 +14,6 @@ from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
 from hvdtrain.torch.sharding.shared_steps import SharedSteps
 from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.types import ReduceOp
 
 __all__ = ["ExchangingOptimizer"]
 
@@ -66,18 +65,9 @@ class ExchangingOptimizer(OptimizerWrapper):
 
     @sample_weight.setter
     def sample_weight(self, weight: float | None) -> None:
-        if weight is not None and not 0 <= weight < float("inf"):
-            raise ValueError(f"sample_weight must be a finite number >= 0, got {weight}")
-        settings = self._exchanged.settings
-        if settings.op is not ReduceOp.AVERAGE:
-            raise ValueError("sample_weight needs op=Average")
-        exchange = settings.make_exchange()
-        if weight is not None and not exchange.takes_samples:
-            raise ValueError(
-                f"exchange {exchange.spec!r} counts all ranks alike: leave sample_weight at None, "
-                "or use another exchange"
-            )
-        self._exchanged.sample_weight = None if weight is None else float(weight)
+        number = None if weight is None else float(weight)
+        self._exchanged.settings.check_sample_weight(number)
+        self._exchanged.sample_weight = number
 
     @property
     def loss_scaler(self) -> torch.amp.GradScaler | None:

@@ -13,6 +13,7 @@ import torch
 from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.core.gradients.step_info import StepInfo
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.core.sharding.operations import SpreadSlices
 from hvdtrain.errors import TooManyPassesError
@@ -42,6 +43,7 @@ class Gradients:
         parameters: parameters, in the given order.
         whole: whether each rank has the result of the last reduction for all elements, instead of
             only for those that it owns.
+        info: what ranks agreed on in the last reduction; None before the first one.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Gradients:
         self.parameters = [parameter for _, parameter in parameters]
         self._lock = threading.Lock()  # autograd has a thread for each GPU
         self.whole = True
+        self.info: StepInfo | None = None
         self._make_plan()
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
@@ -273,6 +276,7 @@ class Gradients:
             for index in late:
                 self._reducer.ready(index)
         usage = StepUsage.from_sums(self._reducer.finish())
+        self.info = step.info
         exchange = self._buckets.exchange
         self.whole = not isinstance(exchange, ShardedExchange) or exchange.whole
         self._deliver(len(self.plan.buckets))

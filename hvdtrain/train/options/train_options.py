@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.errors import UsageError
 from hvdtrain.train.optimizers.schedule import scaled_lr
 from hvdtrain.train.options.data import DataOptions
@@ -64,6 +65,13 @@ class TrainOptions(
                 "--shard-optimizer and --virtual-shards exclude each other: one rank alone, which "
                 "shares nothing, would not get the same bits"
             )
+
+    def make_exchange(self) -> Exchange | None:
+        """Return a new exchange; None for the plain average of gradients."""
+        exchange = super().make_exchange()
+        if exchange is not None and self.quiet:
+            exchange.silence()
+        return exchange
 
     def with_absolute_paths(self) -> TrainOptions:
         """Return the same options for a reader in another working directory."""
