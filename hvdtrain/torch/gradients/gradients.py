@@ -15,12 +15,12 @@ from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.step_info import StepInfo
 from hvdtrain.core.sharding.exchange import ShardedExchange
-from hvdtrain.core.sharding.operations import SpreadSlices
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
 from hvdtrain.torch.gradients.changes import GradientChanges
 from hvdtrain.torch.gradients.hooks import GradientHooks, check_hookable
 from hvdtrain.torch.gradients.settings import ParameterSettings
+from hvdtrain.torch.gradients.slices import spread_slices
 from hvdtrain.torch.gradients.sparse import reduce_sparse
 from hvdtrain.torch.gradients.usage import StepUsage, unused_names
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
@@ -237,10 +237,9 @@ class Gradients:
 
     def spread(self) -> None:
         """Give all ranks the results of the last reduction for all elements (collective)."""
-        exchange = self._buckets.exchange
-        if not self.whole and isinstance(exchange, ShardedExchange):
-            name = f"gradients of {self._reducer.name}"
-            self._buckets.run(SpreadSlices(self._reducer.buffers, exchange.slices, name))
+        if not self.whole:
+            spread_slices(self._buckets)
+            self._buckets.views.deliver(self.plan.buckets, ())
             self.whole = True
 
     def drop(self) -> None:
