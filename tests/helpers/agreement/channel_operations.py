@@ -21,7 +21,7 @@ from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.sharding.operations import GatherSlices, PutSegments, SpreadSlices
+from hvdtrain.core.sharding.operations import GatherSlices, PutSegments, SpreadSlices, SumSlices
 from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.local import LocalCommunicator
@@ -175,6 +175,13 @@ def _spread(planned: Planned, rank: int, size: int, name: str) -> Made:
     return Made(operation, lambda _: [array.tolist() for array in arrays])
 
 
+def _sum(planned: Planned, rank: int, size: int, name: str) -> Made:
+    arrays = [long(planned, rank, size, part) for part in range(1 + _longer(planned, rank))]
+    buffers = [Buffer.from_array(array) for array in arrays]
+    operation = LateSlices(lambda slices: SumSlices(buffers, slices, (1.0, 2.0), name))
+    return Made(operation, lambda _: [array.tolist() for array in arrays])
+
+
 def _gather(planned: Planned, rank: int, size: int, name: str) -> Made:
     counts = planned.counts * (1 + _longer(planned, rank))
     arrays = [data(planned, rank, part, count) for part, count in enumerate(counts)]
@@ -208,7 +215,7 @@ def _put(planned: Planned, rank: int, size: int, name: str) -> Made:
     array = data(planned, rank, 0, planned.counts[0])
     place = np.zeros_like(array)
     pair = Buffer.from_array(array), Buffer.from_array(place)
-    return Made(PutSegments([pair], name), lambda _: [place.tolist()])
+    return Made(PutSegments([pair], None, name), lambda _: [place.tolist()])
 
 
 def _step(planned: Planned, rank: int, size: int, name: str) -> Made:
@@ -237,6 +244,7 @@ _MAKERS: Mapping[str, Callable[[Planned, int, int, str], Made]] = {
     "split": _split,
     "memory": _memory,
     "spread": _spread,
+    "sum slices": _sum,
     "gather": _gather,
     "put": _put,
     "step": _step,

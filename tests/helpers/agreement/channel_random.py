@@ -20,10 +20,11 @@ __all__ = ["make_program"]
 _KINDS = (
     *("allreduce",) * 6,
     *("step",) * 3,
-    *("broadcast", "allgather", "alltoall", "reducescatter", "barrier", "spread", "put"),
+    *("broadcast", "allgather", "alltoall", "reducescatter", "barrier", "spread"),
+    *("sum slices", "put"),
 )
 _RUN_KINDS = (*_KINDS, "split", "memory", "gather")
-_NAMED = ("split", "memory", "spread", "gather", "put")
+_NAMED = ("split", "memory", "spread", "sum slices", "gather", "put")
 
 
 def make_program(seed: int) -> Program:

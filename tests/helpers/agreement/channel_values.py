@@ -115,6 +115,15 @@ def _spread(given: Contribution, rank: int) -> Value:
     return [np.concatenate(of_ranks).tolist() for of_ranks in slices]
 
 
+def _sum(given: Contribution, rank: int) -> Value:
+    planned, size, parts = given.planned, given.size, 1 + (given.variant == OTHER)
+    every = [[long(planned, other, size, part) for other in range(size)] for part in range(parts)]
+    own = slice(64 * rank, 64 * rank + 64)
+    for arrays in every:
+        arrays[rank][own] = 2.0 * sum(array[own].astype(np.float64) for array in arrays)
+    return [arrays[rank].tolist() for arrays in every]
+
+
 def _gather(given: Contribution, rank: int) -> Value:
     planned = given.planned
     counts = planned.counts * (1 + (given.variant == OTHER))
@@ -156,6 +165,7 @@ _FORMULAS: Mapping[str, Callable[[Contribution, int], Value]] = {
     "split": _split,
     "memory": _memory,
     "spread": _spread,
+    "sum slices": _sum,
     "gather": _gather,
     "put": _put,
     "step": _step,
