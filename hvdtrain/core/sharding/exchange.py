@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
@@ -12,10 +15,12 @@ from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.slices import Slices
-from hvdtrain.types import ReduceOp
+from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["OwnedSlices", "ShardedExchange", "owned_slices"]
+__all__ = ["KERNEL_TYPES", "OwnedSlices", "ShardedExchange", "owned_slices"]
 
+# Types of the weights that the compiled kernel updates.
+KERNEL_TYPES = (DType.FLOAT32, DType.FLOAT64)
 # Slices in memory that the ranks of a node share, or in that of each rank.
 OwnedSlices: TypeAlias = Slices | ScatteredSlices
 
@@ -52,6 +57,8 @@ class ShardedExchange(Exchange):
     Attributes:
         slices: slices of the buckets.
         whole: whether all ranks get the results of all slices, as until the plan is final.
+        pending: numbers of the buckets whose sums are left to the optimizer's step.
+        scales: factors of their gradients before the sum on this rank, and after it.
     """
 
     exactness = AllreduceExchange.exactness
@@ -61,12 +68,31 @@ class ShardedExchange(Exchange):
         self, slices: OwnedSlices, op: ReduceOp = ReduceOp.AVERAGE, predivide: float = 1.0
     ) -> None:
         self._inner = AllreduceExchange(op, predivide)
-        self.spec = f"{self._inner.spec},sharded"
         self.slices = slices
         self.whole = True
+        self.pending: set[int] = set()
+        self.scales = (1.0, 1.0)
+        self.defer_to(None)
+
+    def defer_to(self, board: npt.NDArray[np.float64] | None) -> None:
+        """Leave sums of real numbers to the optimizer's step, from the next step on (local).
+
+        Args:
+            board: memory for the factor of this rank's gradients, [1], which the ranks of the node
+                can read; None to sum again as gradients arrive. On all ranks or none.
+        """
+        self._board = board
+        self.spec = f"{self._inner.spec},sharded{',deferred' * (board is not None)}"
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        if bucket.number == 0:
+            self.pending.clear()
         if self.whole:
             self._inner.reduce(bucket, info, communicators)
+        elif self._board is not None and bucket.buffer.dtype in KERNEL_TYPES:
+            # The sum of the step's numbers, at its end, is where ranks meet.
+            self.scales = self._inner.factors(info)
+            self._board[0] = self.scales[0]
+            self.pending.add(bucket.number)
         else:
             self.slices.reduce(bucket.buffer, *self._inner.factors(info))

@@ -11,7 +11,33 @@ from hvdtrain.core.sharding.exchange import OwnedSlices
 from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["GatherSlices", "PutSegments", "SpreadSlices"]
+__all__ = ["GatherSlices", "PutSegments", "SpreadSlices", "SumSlices"]
+
+
+class SumSlices(Operation):
+    """Sum the slice of each rank in some buffers.
+
+    Args:
+        buffers: buffers in which each rank has its elements.
+        slices: slices of the buffers.
+        scales: factor of this rank's elements before the sum, and the one after it.
+        name: name of the operation, equal on all members.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        slices: OwnedSlices,
+        scales: tuple[float, float],
+        name: str,
+    ) -> None:
+        super().__init__()
+        self._buffers, self._slices, self._scales = buffers, slices, scales
+        self.request = Request("sum slices", name, (("buffers", str(len(buffers))),))
+
+    def execute(self, communicator: Communicator) -> None:
+        for buffer in self._buffers:
+            self._slices.reduce(buffer, *self._scales)
 
 
 class SpreadSlices(Operation):
@@ -61,21 +87,29 @@ class GatherSlices(Operation):
 
 
 class PutSegments(Operation):
-    """Copy what this rank owns into the memory of the other ranks of its node.
+    """Write what this rank owns into the memory of the other ranks of its node.
 
     Args:
         pairs: memory of this rank, and its place on another one, as accessed here.
+        write: function that writes more, into the memory of all ranks; None if there is no more.
         name: name of the operation, equal on all members.
     """
 
-    def __init__(self, pairs: Sequence[tuple[Buffer, Buffer]], name: str) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Buffer, Buffer]],
+        write: Callable[[], None] | None,
+        name: str,
+    ) -> None:
         super().__init__()
-        self._pairs = pairs
+        self._pairs, self._write = pairs, write
         self.request = Request("put", name, ())
 
     def execute(self, communicator: Communicator) -> None:
         slices = communicator.slices()
         assert slices is not None  # as when the memory was allocated
+        if self._write is not None:
+            self._write()
         for own, place in self._pairs:
             communicator.put(own, place)
         slices.meet()

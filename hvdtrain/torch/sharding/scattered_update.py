@@ -65,13 +65,18 @@ class ScatteredUpdate:
         self._given = False
         self._whole: dict[int, _Entry] | None = None  # the state of all ranks, until the next step
 
-    def step(self) -> None:
-        """Update the weights of all ranks with the gradients of the owners (collective)."""
+    def step(self, kept: bool) -> None:
+        """Update the weights of all ranks with the gradients of the owners (collective).
+
+        Args:
+            kept: whether all ranks have the reduced gradients, so that the program may have
+                replaced some.
+        """
         self._prepare()
         self._whole = None
         for index, tensor in self._tensors.items():
             tensor.copy_(self._segment_of(index, self._parameters[index]))
-        self._steps.step()
+        self._steps.step(kept=kept)
         name = f"weights of {self.buckets.reducer.name}"
         self.buckets.run(GatherSlices(self._slices, self._parts, self._receive, name))
 
@@ -188,6 +193,12 @@ class ScatteredUpdate:
         """Return the reduced gradients that this rank owns (collective after a new plan)."""
         self._prepare()
         return self._steps.gradients()
+
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiply the reduced gradients that this rank owns (local)."""
+        own = self._steps.gradients()
+        if own:
+            torch._foreach_mul_(own, factor)
 
     def norm(self, kind: float) -> torch.Tensor:
         """Return the norm of all reduced gradients together, float64 [] (collective).

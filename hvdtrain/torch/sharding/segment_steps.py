@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ class SegmentSteps:
         tensors: weights of the segments, 1-d, by index of their parameters.
 
     Attributes:
+        owned: segments of this rank, by index of their parameters.
+        groups: number of the parameter group of each segment, by index of its parameter.
         state: state of each segment that has one, by index of its parameter.
     """
 
@@ -38,7 +40,7 @@ class SegmentSteps:
         owned: Mapping[int, Segment],
         tensors: Mapping[int, torch.Tensor],
     ) -> None:
-        self._buckets, self._owned, self._tensors = buckets, owned, tensors
+        self._buckets, self.owned, self._tensors = buckets, owned, tensors
         self._parameters = [parameter for _, parameter in buckets.named]
         memory = [from_buffer(buffer) for buffer in buckets.reducer.buffers]
         self._gradients = {
@@ -46,11 +48,12 @@ class SegmentSteps:
             for index, segment in owned.items()
         }
         indices = {id(self._parameters[index]): index for index in owned}
-        groups = [
-            (group, [tensors[indices[id(p)]] for p in group["params"] if id(p) in indices])
-            for group in optimizer.param_groups
-        ]
-        self._optimizer, self._inner = optimizer, like(optimizer, groups)
+        groups = optimizer.param_groups
+        chosen = [[indices[id(p)] for p in g["params"] if id(p) in indices] for g in groups]
+        self.groups = {index: number for number, own in enumerate(chosen) for index in own}
+        parts = [[tensors[index] for index in own] for own in chosen]
+        self._optimizer = optimizer
+        self._inner = like(optimizer, list(zip(groups, parts, strict=True)))
 
     @property
     def state(self) -> Mapping[int, _Entry]:
@@ -66,17 +69,42 @@ class SegmentSteps:
     @property
     def used(self) -> list[int]:
         """The parameters with a segment here for which some rank has a gradient."""
-        return [index for index in self._owned if self._parameters[index].grad is not None]
+        return [index for index in self.owned if self._parameters[index].grad is not None]
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the reduced gradients of the segments, in the buckets."""
         return [self._gradients[index] for index in self.used]
 
-    def step(self) -> None:
-        """Step on the segments of the parameters that are used."""
+    def gradient(self, index: int, kept: bool = True) -> torch.Tensor:
+        """Return the reduced gradient of a segment.
+
+        Args:
+            index: index of its parameter.
+            kept: whether it may be outside of the bucket, because the program has replaced it.
+        """
+        outside = kept and not self._buckets.views.holds(index)
+        return self._part(index) if outside else self._gradients[index]
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Return the present settings of each parameter group, as a step on segments uses them."""
         take_settings(self._inner, self._optimizer.param_groups)
-        state, views = self._inner.state, self._buckets.views
-        used = self.used
+        return self._inner.param_groups
+
+    def entry(self, index: int) -> _Entry:
+        """Return the state of a segment, to be changed in place."""
+        found: _Entry = self._inner.state[self._tensors[index]]
+        return found
+
+    def step(self, left: Collection[int] = (), kept: bool = True) -> None:
+        """Step on the segments of the parameters that are used.
+
+        Args:
+            left: indices of parameters that are stepped on otherwise.
+            kept: as for gradient().
+        """
+        take_settings(self._inner, self._optimizer.param_groups)
+        state = self._inner.state
+        used = [index for index in self.used if index not in left]
         # Some of torch's optimizers take no parameters with and without state together.
         for wanted in (True, False):
             chosen = [i for i in used if bool(state.get(self._tensors[i])) is wanted]
@@ -85,13 +113,12 @@ class SegmentSteps:
             for tensor in self._tensors.values():
                 tensor.grad = None
             for index in chosen:
-                own = self._gradients[index] if views.holds(index) else self._part(index)
-                self._tensors[index].grad = own
+                self._tensors[index].grad = self.gradient(index, kept)
             self._inner.step()
 
     def _part(self, index: int) -> torch.Tensor:
         """Return this rank's segment of a gradient that is not in its bucket."""
-        gradient, segment = self._parameters[index].grad, self._owned[index]
+        gradient, segment = self._parameters[index].grad, self.owned[index]
         assert gradient is not None
         elements = in_memory_order(gradient, self._buckets.plan.specs[index])
         return elements[segment.first : segment.first + segment.count]

@@ -6,11 +6,8 @@ import logging
 import math
 from typing import Any
 
-import numpy as np
 import torch
 
-from hvdtrain.buffer import Buffer
-from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
@@ -19,7 +16,6 @@ from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
 from hvdtrain.torch.sharding.segment_optimizer import check_elementwise
 from hvdtrain.torch.sharding.update import SharedUpdate
-from hvdtrain.types import ReduceOp
 
 __all__ = ["SharedSteps"]
 
@@ -89,9 +85,13 @@ class SharedSteps:
         self.gradients.finish()
         self.kept = False
         self.follow()
+        if isinstance(self._update, SharedUpdate):
+            self._update.begin()
 
     def keep_gradients(self) -> None:
         """Give all ranks the reduced gradients, and leave them to the program (collective)."""
+        if isinstance(self._update, SharedUpdate):
+            self._update.settle()
         self.gradients.spread()
         self.kept = True
 
@@ -107,7 +107,7 @@ class SharedSteps:
         for hook in hooks.values():
             hook(self._optimizer, (), {})
         if self.gradients.plan.buckets:
-            self._update.step()
+            self._update.step(self.kept)
             exchange = self._update.buckets.exchange
             assert isinstance(exchange, ShardedExchange)
             exchange.whole = not self.gradients.plan_is_final
@@ -176,7 +176,9 @@ class SharedSteps:
 
         Args, returns and errors are those of `DistributedOptimizer.clip_grad_norm_`.
         """
-        norm = self._norm(kind)
+        update = self._update
+        assert update is not None
+        norm = update.norm(kind)
         if error_if_nonfinite and not math.isfinite(norm):
             raise RuntimeError(
                 f"the norm of order {kind} of the gradients is {float(norm)}, so they cannot be "
@@ -184,31 +186,5 @@ class SharedSteps:
             )
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         if not factor.is_cpu or factor != 1.0:  # the host does not wait for a device
-            assert self._update is not None
-            own = self._update.gradients()
-            if own:
-                torch._foreach_mul_(own, factor)
+            update.scale(factor)
         return norm.to(torch.get_default_dtype())
-
-    def _norm(self, kind: float) -> torch.Tensor:
-        """Return the norm of all reduced gradients together, float64 [] (collective).
-
-        Args:
-            kind: 2 for the Euclidean norm, inf for the largest absolute value, or another p.
-        """
-        update = self._update
-        assert update is not None
-        if isinstance(update, ScatteredUpdate):
-            return update.norm(kind)
-        own = update.gradients()
-        largest = math.isinf(kind)
-        total = np.zeros(1, np.float64)
-        if own:
-            norms = torch.stack([n.double() for n in torch._foreach_norm(own, kind)])
-            total[0] = float(norms.max() if largest else norms.pow(kind).sum())
-        op = ReduceOp.MAX if largest else ReduceOp.SUM
-        name = f"norm of {update.buckets.reducer.name}"
-        update.buckets.channel.run(Allreduce([Buffer.from_array(total)], [(1,)], op, name))
-        # Every node has all slices, and has counted them.
-        norm = float(total[0]) if largest else float(total[0] / update.nodes) ** (1.0 / kind)
-        return torch.tensor(norm, dtype=torch.float64, device="cpu")
