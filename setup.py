@@ -32,8 +32,11 @@ def kernel(module: str) -> Extension:
         module,
         [f"{folder}/{name.removeprefix('_')}.c"],
         depends=sorted(map(str, ROOT.glob(f"{folder}/*/*.h"))),
-        # Multiplied and added in one step, sums would differ between machines.
-        extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing"],
+        # Multiplied and added in one step, sums would differ between machines. Roots that set errno
+        # would be computed one by one.
+        extra_compile_args=[
+            *("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
+        ],
         optional=True,
     )
 
@@ -54,11 +57,12 @@ setup(
     ext_modules=[
         kernel("hvdtrain.engines.shared_memory._node_kernel"),
         kernel("hvdtrain.core.compression._codes_kernel"),
+        kernel("hvdtrain.core.sharding._update_kernel"),
     ],
     package_data={
         "hvdtrain": [
             *("py.typed", "engines/shared_memory/*.c", "engines/shared_memory/*/*.h"),
-            *("core/compression/*.c", "report/assets/*"),
+            *("core/compression/*.c", "core/sharding/*.c", "report/assets/*"),
         ]
     },
     python_requires=">=3.11",

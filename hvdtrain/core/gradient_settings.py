@@ -49,6 +49,30 @@ class GradientSettings:
         return self.exchange or AllreduceExchange(self.op, self.predivide)
 
     @property
+    def total(self) -> ReduceOp:
+        """What a reduction gives: Average or Sum, as the exchange does if there is one."""
+        return self.op if self.exchange is None else self.exchange.op
+
+    def check_sample_weight(self, weight: float | None) -> None:
+        """Check a weight of this rank in the average of the next steps.
+
+        Raises:
+            ValueError: the weight is negative or not finite, `op` is not Average, or the exchange
+                counts all ranks alike.
+        """
+        if weight is None:
+            return
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"sample_weight must be a finite number >= 0, got {weight}")
+        if self.op is not ReduceOp.AVERAGE:
+            raise ValueError("sample_weight needs op=Average")
+        if self.exchange is not None and not self.exchange.takes_samples:
+            raise ValueError(
+                f"exchange {self.exchange.spec!r} counts all ranks alike: leave sample_weight at "
+                "None, or use another exchange"
+            )
+
+    @property
     def weights(self) -> bool:
         """Whether ranks exchange weights after steps on their own gradients."""
         return self.exchange is not None and self.exchange.kind is Kind.WEIGHTS

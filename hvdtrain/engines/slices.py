@@ -38,11 +38,14 @@ class Slices(ABC):
         owners: number of slices, equal on all nodes.
         number: number of this rank on its node; it owns no slice from `owners` on.
         nodes: number of nodes.
+        in_tree: whether sums over the ranks of a node have the bits of node_kernel.c, which adds
+            along a binary tree.
     """
 
     owners: int
     number: int
     nodes: int
+    in_tree: bool
 
     @abstractmethod
     def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:

@@ -14,7 +14,6 @@ from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
 from hvdtrain.torch.sharding.shared_steps import SharedSteps
 from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.types import ReduceOp
 
 __all__ = ["ExchangingOptimizer"]
 
@@ -66,18 +65,9 @@ class ExchangingOptimizer(OptimizerWrapper):
 
     @sample_weight.setter
     def sample_weight(self, weight: float | None) -> None:
-        if weight is not None and not 0 <= weight < float("inf"):
-            raise ValueError(f"sample_weight must be a finite number >= 0, got {weight}")
-        settings = self._exchanged.settings
-        if settings.op is not ReduceOp.AVERAGE:
-            raise ValueError("sample_weight needs op=Average")
-        exchange = settings.make_exchange()
-        if weight is not None and not exchange.takes_samples:
-            raise ValueError(
-                f"exchange {exchange.spec!r} counts all ranks alike: leave sample_weight at None, "
-                "or use another exchange"
-            )
-        self._exchanged.sample_weight = None if weight is None else float(weight)
+        number = None if weight is None else float(weight)
+        self._exchanged.settings.check_sample_weight(number)
+        self._exchanged.sample_weight = number
 
     @property
     def loss_scaler(self) -> torch.amp.GradScaler | None:
@@ -186,15 +176,39 @@ class ExchangingOptimizer(OptimizerWrapper):
     def state(self) -> Any:  # type: ignore[override]
         """The wrapped optimizer's state, whole on each rank (local).
 
-        With sharded=True ranks share it, and each access brings it together anew: memory and time.
+        With sharded=True ranks share it, and the first access after a step brings it together,
+        which takes memory and time. Where they share no memory that is collective.
         """
         if self._steps is not None:
             self._steps.give_back()
         return self._optimizer.state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state, whole on each rank (local)."""
+        """Return the wrapped optimizer's state, whole on each rank (local).
+
+        With sharded=True it is collective where ranks share no memory, unless
+        consolidate_state_dict() was called since the last step.
+
+        Raises:
+            MismatchError: other ranks have not called it, but take a step.
+        """
         return self._optimizer.state_dict() if self._steps is None else self._steps.state_dict()
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Bring the state to one rank, on which state_dict() is then local (collective).
+
+        It lasts until the next step, and does nothing where each rank has the state or reads it in
+        memory of the node. Ranks that do not take part need not call it.
+
+        Args:
+            to: rank of the world, which takes part.
+
+        Raises:
+            MismatchError: other ranks have not called it, but take a step.
+        """
+        members = self._exchanged.settings.process_set
+        if self._steps is not None and members.included():
+            self._steps.consolidate(members.channel().ranks.index(to))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the wrapped optimizer's state, whole on each rank (local)."""

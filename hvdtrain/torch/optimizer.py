@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -176,16 +175,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             return torch.nn.utils.clip_grad_norm_(
                 parameters_of(self._optimizer), max_norm, norm_type, error_if_nonfinite
             )
-        norm = shared.norm(float(norm_type))
-        if error_if_nonfinite and not math.isfinite(norm):
-            raise RuntimeError(
-                f"the norm of order {norm_type} of the gradients is {norm}, so they cannot be "
-                "clipped: leave out error_if_nonfinite to scale them all the same"
-            )
-        factor = min(1.0, max_norm / (norm + 1e-6))
-        if factor != 1.0:
-            shared.scale(factor)
-        return torch.tensor(norm, device="cpu")
+        return shared.clip(max_norm, float(norm_type), error_if_nonfinite)
 
     @disable_compile
     @contextmanager

@@ -92,7 +92,7 @@ def plot_ratios(results: Mapping[str, Result], path: Path) -> None:
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks([place + 0.4 - width / 2 for place in range(len(results))], list(results))
     axes.set(ylabel="step time / average", yscale="log")
-    _finish(figure, axes, path)
+    _finish(figure, axes, path, legend_outside=True)
 
 
 def plot_steps(results: Sequence[Result], path: Path) -> None:
@@ -118,7 +118,7 @@ def plot_steps(results: Sequence[Result], path: Path) -> None:
     labels = [f"{case.name}\n{ranks} ranks".replace(", ", "\n") for ranks, case in cases]
     axes.set_xticks([place + 0.4 - width / 2 for place in range(len(cases))], labels, fontsize=7)
     axes.set(ylabel="step time / no communication")
-    _finish(figure, axes, path)
+    _finish(figure, axes, path, legend_outside=True)
 
 
 def plot_scaling(
@@ -156,7 +156,10 @@ def _one_plot() -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _finish(figure: Figure, axes: Any, path: Path) -> None:
+def _finish(figure: Figure, axes: Any, path: Path, legend_outside: bool = False) -> None:
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+    if legend_outside:  # bars leave no room
+        figure.legend(loc="outside upper center", ncols=3, fontsize=7)
+    else:
+        axes.legend(fontsize=7)
     figure.savefig(path, dpi=120)

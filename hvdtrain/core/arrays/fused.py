@@ -110,13 +110,15 @@ class _PlanCache:
         plans: plans by gradients and settings, oldest first.
         in_engine_memory: number of plans, dropped ones included, whose memory is the engine's; it
             is there until shutdown().
-        exchanged: gradients that each exchange has state for.
+        exchanged: gradients that each exchange has state for, and their parameters.
     """
 
     def __init__(self) -> None:
         self.plans: dict[Hashable, FusedPlan] = {}
         self.in_engine_memory = 0
-        self.exchanged: WeakKeyDictionary[Exchange, list[ParameterSpec]] = WeakKeyDictionary()
+        self.exchanged: WeakKeyDictionary[Exchange, tuple[list[ParameterSpec], list[object]]] = (
+            WeakKeyDictionary()
+        )
         self._lock = threading.Lock()
 
     def add(self, key: Hashable, plan: FusedPlan) -> None:
@@ -142,8 +144,9 @@ def _plan_for(
     specs: list[ParameterSpec], parameters: Sequence[object], settings: GradientSettings
 ) -> FusedPlan:
     groups = group_indices(settings.groups, parameters)
-    channel = settings.process_set.channel()
-    return _cached_plan(specs, groups, settings.make_exchange(), channel)
+    channel, exchange = settings.process_set.channel(), settings.make_exchange()
+    _check_exchange(specs, parameters, exchange, channel)
+    return _cached_plan(specs, groups, exchange, channel)
 
 
 def _cached_plan(
@@ -157,7 +160,6 @@ def _cached_plan(
     plan = cache.plans.get(key)
     if plan is not None:
         return plan
-    _check_exchange(specs, exchange, channel)
     try:
         bucket_bytes = agree_on_bucket_size(channel).nbytes
         communicators = _communicators(channel, exchange)
@@ -182,11 +184,18 @@ def _communicators(channel: Channel, exchange: Exchange) -> Communicators | None
     return communicators
 
 
-def _check_exchange(specs: list[ParameterSpec], exchange: Exchange, channel: Channel) -> None:
+def _check_exchange(
+    specs: list[ParameterSpec],
+    parameters: Sequence[object],
+    exchange: Exchange,
+    channel: Channel,
+) -> None:
+    """Check that an exchange gets what it has state for: names tell no more than the order."""
     if exchange.stateless:
         return
-    known = _cache_of(channel).exchanged.setdefault(exchange, specs)
-    if known != specs:
+    own = specs, list(parameters)
+    known, theirs = _cache_of(channel).exchanged.setdefault(exchange, own)
+    if known != specs or any(a is not b for a, b in zip(theirs, parameters, strict=True)):
         raise ValueError(
             f"exchange {exchange.spec!r} was given {len(known)} gradients before, and now "
             f"{len(specs)} or others: it goes with one optimizer, whose gradients are the same in "

@@ -32,7 +32,7 @@ class AllreduceExchange(Exchange):
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise ValueError(f"op must be Average or Sum, got {op}")
         check_positive("predivide", predivide)
-        self._op, self._predivide = op, predivide
+        self.op, self._predivide = op, predivide
         self.takes_samples = op is ReduceOp.AVERAGE
         self.spec = f"allreduce:op={op.value},predivide={float(predivide)!r}"
 
@@ -48,7 +48,7 @@ class AllreduceExchange(Exchange):
             AgreedError: the weights of all ranks are zero.
         """
         prescale, postscale = 1.0 / self._predivide, self._predivide
-        if self._op is ReduceOp.AVERAGE:
+        if self.op is ReduceOp.AVERAGE:
             prescale, postscale = info.weigh(prescale), postscale / info.size
         return prescale, postscale
 
@@ -57,4 +57,4 @@ class AllreduceExchange(Exchange):
         communicators.all_ranks.allreduce(bucket.buffer, ReduceOp.SUM, prescale, postscale)
 
     def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros:
-        return Zeros(tuple(kinds), self._op, postscale=self._predivide)
+        return Zeros(tuple(kinds), self.op, postscale=self._predivide)

@@ -27,6 +27,7 @@ from hvdtrain.core.prediction.measure import Measurement, Place
 from hvdtrain.core.prediction.step_times import StepTimes
 from hvdtrain.core.prediction.table import choice_line, outcome_line, prediction_lines
 from hvdtrain.topology import count_threads
+from hvdtrain.types import ReduceOp
 
 __all__ = ["AutoExchange"]
 
@@ -43,7 +44,7 @@ class AutoExchange(Exchange):
     """Average at first, measure the steps and the network, and choose an exchange per gradient.
 
     The plain average is always among those allowed. Rank 0 prints what it measured and predicted,
-    and afterwards what a step really takes.
+    and afterwards what a step really takes, unless it is silenced.
 
     Args:
         allow: exchanges to choose from, as objects or as text: names with "+" between them, and
@@ -53,8 +54,8 @@ class AutoExchange(Exchange):
 
     Raises:
         TypeError: `allow` holds something else than exchanges, or `steps` is no whole number.
-        ValueError: an exchange is not one of gradients between nodes, `steps` is not positive, or
-            `measured` is of other exchanges.
+        ValueError: an exchange is no average of gradients between nodes, or begins with another
+            one; `steps` is not positive, or `measured` is of other exchanges.
     """
 
     hierarchical = True
@@ -85,7 +86,7 @@ class AutoExchange(Exchange):
             f"fastest of {', '.join(self._names)}."
         )
         self._plan = BucketPlan((), (), 0, 0)
-        self._prints = False
+        self._prints, self._silent = False, False
         self._begin(None)
 
     def _begin(self, choice: Chosen | None) -> None:
@@ -114,13 +115,16 @@ class AutoExchange(Exchange):
 
     def note_alone(self) -> None:
         if self._choice is None:
-            self._begin(self._only_average(1, _say))
+            self._begin(self._only_average(1, _say_nothing if self._silent else _say))
+
+    def silence(self) -> None:
+        self._silent = True
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if self._choice is not None and self._choice.ranks != info.size:
-            if communicators.all_ranks.rank == 0:
-                before = f"the choice was one for {self._choice.ranks} ranks"
-                _say([f"{before}, and now {info.size} take part: ranks measure and choose anew"])
+            if communicators.all_ranks.rank == 0 and not self._silent:
+                before, now = _ranks(self._choice.ranks), _ranks(info.size)
+                _say([f"the choice was one for {before}, and this is {now}: choosing anew"])
             self._begin(None)
         if self._choice is not None:
             self._choice.reduce(bucket, info, communicators)
@@ -151,7 +155,7 @@ class AutoExchange(Exchange):
 
     def _decide(self, info: StepInfo, communicators: Communicators) -> None:
         """Choose for the next steps, if enough steps are measured (collective)."""
-        self._prints = communicators.all_ranks.rank == 0
+        self._prints = communicators.all_ranks.rank == 0 and not self._silent
         say = _say if self._prints else _say_nothing
         if communicators.one_node:
             self._next = self._only_average(info.size, say)
@@ -216,7 +220,15 @@ def _allowed(allow: str | Sequence[Exchange]) -> dict[str, Exchange]:
     for name, each in found.items():
         if each.kind is not Kind.GRADIENTS or not each.hierarchical:
             raise ValueError(f"{name} is not an exchange of gradients between nodes")
+        if each.op is not ReduceOp.AVERAGE:
+            raise ValueError(f"{name} does not average, as auto does until it has chosen")
+        if each.in_warm_up or isinstance(each, AutoExchange):
+            raise ValueError(f"{name} begins with plain averages, as auto does by itself")
     return found
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
 
 
 def _from_text(text: str) -> Exchange:

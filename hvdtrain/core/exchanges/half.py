@@ -53,7 +53,7 @@ class HalfExchange(Exchange):
         if type not in _TYPES:
             raise ValueError(f"type must be fp16 or bf16, got {type}")
         self._name, self._half = type, _TYPES[type]
-        self._op, self._predivide = op, predivide
+        self.op, self._predivide = op, predivide
         self._plain = AllreduceExchange(op, predivide)
         self.takes_samples = self._plain.takes_samples
         self.spec = f"half:type={type},op={op.value},predivide={float(predivide)!r}"
@@ -71,7 +71,7 @@ class HalfExchange(Exchange):
         if communicators.one_node or bucket.buffer.dtype not in _ROUNDED:
             self._plain.reduce(bucket, info, communicators)
             return
-        average = self._op is ReduceOp.AVERAGE
+        average = self.op is ReduceOp.AVERAGE
 
         def combine(own: Buffer, start: int, network: Communicator) -> None:
             nodes = network.size if average else 1
@@ -110,4 +110,4 @@ class HalfExchange(Exchange):
         return rounded
 
     def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros:
-        return Zeros(tuple(kinds), self._op, postscale=self._predivide, half=self._name)
+        return Zeros(tuple(kinds), self.op, postscale=self._predivide, half=self._name)

@@ -29,7 +29,9 @@ _STEPS, _SAMPLES = "warm-up steps", "warm-up samples"
 class WarmUp(Exchange):
     """Average the buckets, gradients or weights, at first, and then use another exchange.
 
-    Weights are averaged after each of the steps of the warm-up.
+    Weights are averaged after each of the steps of the warm-up. Every step of which ranks exchange
+    the buckets counts, also one that a loss scaler leaves out afterwards. Before an exchange that
+    sums, buckets are summed.
 
     Args:
         exchange: exchange after the warm-up.
@@ -57,9 +59,10 @@ class WarmUp(Exchange):
         self._exchange, self._length, self._done = exchange, samples or steps, 0
         self._unit = _SAMPLES if samples else _STEPS
         length = f"{self._length} {self._unit.removeprefix('warm-up ')}"
-        self._plain = AllreduceExchange()
+        self.op = exchange.op
+        self._plain = AllreduceExchange(self.op)
         self.spec = f"{exchange.spec} after {length} of {self._plain.spec}"
-        self.exactness = f"For {length} the exact average. Then: {exchange.exactness}"
+        self.exactness = f"For {length} the exact {self.op.value}. Then: {exchange.exactness}"
         self.kind, self.hierarchical = exchange.kind, exchange.hierarchical
         self.whole_tensors, self.half_types = exchange.whole_tensors, exchange.half_types
         self.checks_finite, self.uses_rate = exchange.checks_finite, exchange.uses_rate
@@ -88,6 +91,9 @@ class WarmUp(Exchange):
 
     def note_alone(self) -> None:
         self._exchange.note_alone()
+
+    def silence(self) -> None:
+        self._exchange.silence()
 
     def begin(self, bucket: FilledBucket) -> None:
         self._exchange.begin(bucket)

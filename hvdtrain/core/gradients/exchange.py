@@ -14,7 +14,7 @@ from hvdtrain.core.gradients.filled_bucket import FilledBucket, ParameterSlice, 
 from hvdtrain.core.gradients.inner_state import InnerState
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.step_info import LocalSteps, StepInfo
-from hvdtrain.types import DType
+from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
     "Exchange",
@@ -70,6 +70,7 @@ class Exchange(ABC):
         uses_rate: whether `reduce` needs the learning rate.
         uses_scale: whether `reduce` needs the scale of the loss, because it keeps what belongs to
             later gradients, which may have another scale.
+        op: AVERAGE, or SUM if it sums; sparse gradients, which it never gets, are reduced so, too.
         takes_samples: whether ranks may count with their samples; otherwise all count alike.
         counts_samples: whether `due` needs the number of samples in a step.
         inner_state: what becomes of the states of the ranks' own optimizers after an exchange of
@@ -93,6 +94,7 @@ class Exchange(ABC):
     checks_finite: bool = False
     uses_rate: bool = False
     uses_scale: bool = False
+    op: ReduceOp = ReduceOp.AVERAGE
     takes_samples: bool = True
     counts_samples: bool = False
     inner_state: InnerState = InnerState.KEEP
@@ -116,6 +118,9 @@ class Exchange(ABC):
 
     def note_alone(self) -> None:  # noqa: B027  # most need not know
         """Learn that there is one rank, for which `reduce` is not called (local)."""
+
+    def silence(self) -> None:  # noqa: B027  # most print nothing
+        """Print nothing from now on (local)."""
 
     def begin(self, bucket: FilledBucket) -> None:  # noqa: B027  # only for weights
         """Receive the weights that all ranks have in common (local).

@@ -19,7 +19,8 @@ class StepInfo:
     """Information about a step.
 
     Attributes:
-        step: number of steps that the program has completed before.
+        step: number of steps that the program has completed before; its mean over the ranks that
+            have not joined, rounded, where they differ.
         size: number of ranks that take part.
         rate: learning rate, if the adapter knows it; only for an exchange with `uses_rate`.
         weight: weight of this rank in the average; 0 if it has joined.
@@ -99,18 +100,21 @@ def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Commun
     """Return what the ranks know together about a step (collective).
 
     Args:
-        own: what this rank knows: `weight`, `flush` and `local_steps` are its own.
+        own: what this rank knows: `step`, `weight`, `flush` and `local_steps` are its own.
         given: whether the rank was given its weight.
         joined: whether the rank has joined.
         communicator: communicator of the ranks.
     """
     weight = 0.0 if joined else own.weight
     others, steps = not own.flush and not joined, 0 if joined else own.local_steps
-    sums = np.array([weight, given and not joined, others, steps], np.float64)
+    present, done = not joined, 0 if joined else own.step
+    known = (weight, given and present, others, steps, present, done)
+    sums = np.array(known, np.float64)
     communicator.allreduce(Buffer.from_array(sums), ReduceOp.SUM)
-    total, weighted, others, steps = sums.tolist()
+    total, weighted, others, steps, present, done = sums.tolist()
     return replace(
         own,
+        step=round(done / max(1, present)),
         weight=weight,
         total=total,
         weighted=bool(weighted),

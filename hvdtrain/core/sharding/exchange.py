@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
-from hvdtrain.buffer import Elements
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
+from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.slices import Slices
-from hvdtrain.types import ReduceOp
+from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["ShardedExchange", "shared_slices"]
+__all__ = ["KERNEL_TYPES", "OwnedSlices", "ShardedExchange", "owned_slices"]
+
+# Types of the weights that the compiled kernel updates.
+KERNEL_TYPES = (DType.FLOAT32, DType.FLOAT64)
+# Slices in memory that the ranks of a node share, or in that of each rank.
+OwnedSlices: TypeAlias = Slices | ScatteredSlices
 
 
-def shared_slices(channel: Channel, memory: Mapping[str, Elements]) -> Slices | None:
+def owned_slices(channel: Channel, memory: Mapping[str, Elements]) -> OwnedSlices | None:
     """Return the slices of a plan's buckets, or None if ranks cannot share their work (local).
 
-    The result is None on all ranks of the channel, or on none.
+    The result is of the same kind on all ranks of the channel.
 
     Args:
         channel: channel of the plan.
-        memory: memory of the buckets by device.
+        memory: memory of the buckets by device of their parameters.
     """
     slices = channel.communicator.slices()
-    if slices is None or slices.owners == 1 or set(memory) != {"cpu"}:
+    on_host = set(memory) == {"cpu"}
+    if slices is not None and slices.owners > 1 and on_host and slices.copies(memory["cpu"]):
+        return slices
+    if len(channel.ranks) == 1:
         return None
-    return slices if slices.copies(memory["cpu"]) is not None else None
+    places = {kind: Buffer.of(elements).device for kind, elements in memory.items()}
+    staged = any(place.partition(":")[0] != kind for kind, place in places.items())
+    return None if staged else ScatteredSlices(channel.communicator)
 
 
 class ShardedExchange(Exchange):
@@ -36,23 +51,48 @@ class ShardedExchange(Exchange):
     A joined rank cannot take part, because it would have to update the weights that it owns.
 
     Args:
+        slices: slices of the buckets, of the same kind on all ranks.
         op, predivide: as for AllreduceExchange.
 
     Attributes:
+        slices: slices of the buckets.
         whole: whether all ranks get the results of all slices, as until the plan is final.
+        pending: numbers of the buckets whose sums are left to the optimizer's step.
+        scales: factors of their gradients before the sum on this rank, and after it.
     """
 
     exactness = AllreduceExchange.exactness
     half_types = True
 
-    def __init__(self, op: ReduceOp = ReduceOp.AVERAGE, predivide: float = 1.0) -> None:
+    def __init__(
+        self, slices: OwnedSlices, op: ReduceOp = ReduceOp.AVERAGE, predivide: float = 1.0
+    ) -> None:
         self._inner = AllreduceExchange(op, predivide)
-        self.spec = f"{self._inner.spec},sharded"
+        self.slices = slices
         self.whole = True
+        self.pending: set[int] = set()
+        self.scales = (1.0, 1.0)
+        self.defer_to(None)
+
+    def defer_to(self, board: npt.NDArray[np.float64] | None) -> None:
+        """Leave sums of real numbers to the optimizer's step, from the next step on (local).
+
+        Args:
+            board: memory for the factor of this rank's gradients, [1], which the ranks of the node
+                can read; None to sum again as gradients arrive. On all ranks or none.
+        """
+        self._board = board
+        self.spec = f"{self._inner.spec},sharded{',deferred' * (board is not None)}"
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
-        slices = communicators.all_ranks.slices()
-        if self.whole or slices is None:
+        if bucket.number == 0:
+            self.pending.clear()
+        if self.whole:
             self._inner.reduce(bucket, info, communicators)
+        elif self._board is not None and bucket.buffer.dtype in KERNEL_TYPES:
+            # The sum of the step's numbers, at its end, is where ranks meet.
+            self.scales = self._inner.factors(info)
+            self._board[0] = self.scales[0]
+            self.pending.add(bucket.number)
         else:
-            slices.reduce(bucket.buffer, *self._inner.factors(info))
+            self.slices.reduce(bucket.buffer, *self._inner.factors(info))

@@ -1,53 +1,115 @@
-"""Operations with which owners give their slices to the other ranks of their nodes."""
+"""Operations with which owners give their slices to other ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.sharding.exchange import OwnedSlices
+from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["PutSegments", "SpreadSlices"]
+__all__ = ["GatherSlices", "PutSegments", "SpreadSlices", "SumSlices"]
+
+
+class SumSlices(Operation):
+    """Sum the slice of each rank in some buffers.
+
+    Args:
+        buffers: buffers in which each rank has its elements.
+        slices: slices of the buffers.
+        scales: factor of this rank's elements before the sum, and the one after it.
+        name: name of the operation, equal on all members.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        slices: OwnedSlices,
+        scales: tuple[float, float],
+        name: str,
+    ) -> None:
+        super().__init__()
+        self._buffers, self._slices, self._scales = buffers, slices, scales
+        self.request = Request("sum slices", name, (("buffers", str(len(buffers))),))
+
+    def execute(self, communicator: Communicator) -> None:
+        for buffer in self._buffers:
+            self._slices.reduce(buffer, *self._scales)
 
 
 class SpreadSlices(Operation):
-    """Copy each slice of some buffers from its owner to all ranks of the node.
+    """Copy each slice of some buffers from its owner to all ranks that it was reduced for.
 
     Args:
-        buffers: buffers in memory of the communicator.
+        buffers: buffers of which each owner has its slice.
+        slices: slices with which they were reduced.
         name: name of the operation, equal on all members.
     """
 
-    def __init__(self, buffers: Sequence[Buffer], name: str) -> None:
+    def __init__(self, buffers: Sequence[Buffer], slices: OwnedSlices, name: str) -> None:
         super().__init__()
-        self._buffers = buffers
+        self._buffers, self._slices = buffers, slices
         self.request = Request("spread", name, (("buffers", str(len(buffers))),))
 
     def execute(self, communicator: Communicator) -> None:
-        slices = communicator.slices()
-        assert slices is not None  # as when the buffers were reduced
         for buffer in self._buffers:
-            slices.spread(buffer)
+            self._slices.spread(buffer)
 
 
-class PutSegments(Operation):
-    """Copy what this rank owns into the memory of the other ranks of its node.
+class GatherSlices(Operation):
+    """Bring the slices of all ranks together, of one buffer after the other.
 
     Args:
-        pairs: memory of this rank, and its place on another one, as accessed here.
+        slices: slices of the buffers.
+        parts: slice of this rank of each buffer, of equal length on all ranks.
+        receive: called with the number of a buffer and its elements, which follow from the slices
+            of all ranks, and whose memory is used for the next one.
         name: name of the operation, equal on all members.
     """
 
-    def __init__(self, pairs: Sequence[tuple[Buffer, Buffer]], name: str) -> None:
+    def __init__(
+        self,
+        slices: ScatteredSlices,
+        parts: Sequence[Buffer],
+        receive: Callable[[int, Buffer], None],
+        name: str,
+    ) -> None:
         super().__init__()
-        self._pairs = pairs
+        self._slices, self._parts, self._receive = slices, parts, receive
+        self.request = Request("gather", name, (("buffers", str(len(parts))),))
+
+    def execute(self, communicator: Communicator) -> None:
+        for number, part in enumerate(self._parts):
+            self._receive(number, self._slices.gather(part))
+
+
+class PutSegments(Operation):
+    """Write what this rank owns into the memory of the other ranks of its node.
+
+    Args:
+        pairs: memory of this rank, and its place on another one, as accessed here.
+        write: function that writes more, into the memory of all ranks; None if there is no more.
+        name: name of the operation, equal on all members.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Buffer, Buffer]],
+        write: Callable[[], None] | None,
+        name: str,
+    ) -> None:
+        super().__init__()
+        self._pairs, self._write = pairs, write
         self.request = Request("put", name, ())
 
     def execute(self, communicator: Communicator) -> None:
         slices = communicator.slices()
         assert slices is not None  # as when the memory was allocated
+        if self._write is not None:
+            self._write()
         for own, place in self._pairs:
             communicator.put(own, place)
         slices.meet()

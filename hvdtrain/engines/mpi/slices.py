@@ -42,6 +42,7 @@ class NodeSlices(Slices):
     ) -> None:
         self._group, self._across = group, across
         self.number, self.owners, self.nodes = number, owners, nodes
+        self.in_tree = isinstance(group, NodeGroup)
 
     def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
         return self._group.arena.copies(Buffer.of(memory))

@@ -12,7 +12,6 @@ from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Tensor, Variable
-from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedMixin"]
 
@@ -85,16 +84,16 @@ class DistributedMixin:
         traced, set it there to a tensor, such as keras.ops.shape(batch)[0].
 
         Raises:
-            ValueError: the weight is negative or not finite, or `op` is not Average.
+            ValueError: the weight is negative or not finite, `op` is not Average, or the exchange
+                counts all ranks alike.
         """
         return self.hvdtrain_reduction.sample_weight
 
     @sample_weight.setter
     def sample_weight(self, weight: Tensor | float | None) -> None:
-        if isinstance(weight, int | float) and not 0 <= weight < float("inf"):
-            raise ValueError(f"sample_weight must be a finite number >= 0, got {weight}")
-        if self.hvdtrain_reduction.settings.op is not ReduceOp.AVERAGE:
-            raise ValueError("sample_weight needs op=Average")
+        # A tensor may have no value yet.
+        number = weight if weight is None or isinstance(weight, int | float) else 1.0
+        self.hvdtrain_reduction.settings.check_sample_weight(number)
         self.hvdtrain_reduction.sample_weight = weight
 
     @property
@@ -156,4 +155,10 @@ class DistributedMixin:
         elif self.hvdtrain_reduction.weights is not None:
             self.hvdtrain_reduction.update_alone(update, grads, variables, self)
         else:
-            update(self.hvdtrain_reduction(grads, variables))
+            update(self._reduce(grads, variables))
+
+    def _reduce(
+        self, grads: Sequence[Tensor | None], variables: Sequence[Variable]
+    ) -> list[Tensor | None]:
+        """Reduce gradients over the ranks; None stays None (collective)."""
+        return self.hvdtrain_reduction(grads, variables)

@@ -168,7 +168,7 @@ class Reduction:
         present = [i for i, gradient in enumerate(results) if gradient is not None]
         shared = [i for i in present if id(variables[i]) not in self._local]
         if size != 1 and shared:
-            average = self.settings.op is ReduceOp.AVERAGE
+            average = self.settings.total is ReduceOp.AVERAGE
             reduced = self._backend.reduce(
                 [gradient for i in shared if (gradient := results[i]) is not None],
                 [variables[i] for i in shared],
@@ -225,7 +225,7 @@ class Reduction:
     def reduce_arrays(
         self,
         arrays: Sequence[HostArray],
-        variables: Sequence[Variable],
+        variables: Sequence[object],
         samples: float | None,
         name: str | None = None,
     ) -> list[HostArray]:
@@ -233,7 +233,7 @@ class Reduction:
 
         Args:
             arrays: this rank's gradients, with equal shapes and dtypes on all ranks.
-            variables: the variable of each gradient.
+            variables: the variable of each gradient, or what stands for it in each step.
             samples: weight of this rank in the average; None for 1.
             name: operation name, where the optimizer's own one would be ambiguous.
 

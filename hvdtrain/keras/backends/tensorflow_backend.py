@@ -39,10 +39,10 @@ class TensorFlowBackend:
         ]
         dense = [i for i in range(len(results)) if i not in sparse]
         own = [tf.convert_to_tensor(results[i]) for i in dense]
-        owners = [variables[i] for i in dense]
+        owners: list[object] = [variables[i] for i in dense]
         weight = None if samples is None else tf.cast(samples, tf.float64)
         if sparse and weight is not None:
-            own, owners = [*own, 1 / weight], [*owners, weight]  # 1 / average of samples
+            own, owners = [*own, 1 / weight], [*owners, reduction]  # 1 / average of samples
         if own:
             own = _reduce_dense(own, owners, reduction, weight)
         for index, gradient in zip(dense, own, strict=False):
@@ -102,7 +102,7 @@ class TensorFlowBackend:
 
 def _reduce_dense(
     tensors: Sequence[tf.Tensor],
-    owners: Sequence[Variable],
+    owners: Sequence[object],
     reduction: Reduction,
     weight: tf.Tensor | None,
 ) -> list[tf.Tensor]:
@@ -129,5 +129,5 @@ def _reduce_sparse(
             for each in slices
         ]
     return reductions.grouped_allreduce(
-        slices, op=settings.op, process_set=settings.process_set, name=f"{reduction.name}_slices"
+        slices, op=settings.total, process_set=settings.process_set, name=f"{reduction.name}_slices"
     )

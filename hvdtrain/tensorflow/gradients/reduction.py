@@ -132,7 +132,7 @@ def reduce_gradients(
     if sparse:
         slices = [results[i] for i in sparse]
         gathered = grouped_allreduce(
-            slices, op=settings.op, process_set=process_set, name=f"{name}_slices"
+            slices, op=settings.total, process_set=process_set, name=f"{name}_slices"
         )
         for index, reduced in zip(sparse, gathered, strict=True):
             results[index] = reduced

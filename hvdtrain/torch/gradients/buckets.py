@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from hvdtrain.buffer import Elements
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.bucket_plans import agree_on_plan, open_plan_channel
 from hvdtrain.core.gradients.communicators import Communicators, open_communicators
@@ -17,10 +19,11 @@ from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.memory import bucket_memory, cut
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.sharding.exchange import ShardedExchange, shared_slices
+from hvdtrain.core.operations import Submission
+from hvdtrain.core.sharding.exchange import ShardedExchange, owned_slices
 from hvdtrain.core.staging import note_staging
 from hvdtrain.engines.communicator import Capabilities
-from hvdtrain.streams import HOST, Streams
+from hvdtrain.streams import HOST, Several, Streams
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.gradients.usage import usage_length, write_usage
 from hvdtrain.torch.gradients.views import BucketViews
@@ -82,8 +85,9 @@ class ParameterBuckets:
         name = f"plan {context.current().next_number(channel)}"
         streams = _streams_by_type(parameters, capabilities)
         memory = _allocate(channel, plan, name, parameters, streams)
-        if settings.sharded and shared_slices(channel, memory) is not None:
-            exchange = ShardedExchange(settings.op, settings.predivide)
+        slices = owned_slices(channel, memory) if settings.sharded else None
+        if slices is not None:
+            exchange = ShardedExchange(slices, settings.op, settings.predivide)
         reducer = Reducer(
             context.current(),
             channel,
@@ -108,6 +112,17 @@ class ParameterBuckets:
         """
         for streams in self.streams.values():
             streams.refuse_capture("an optimizer step")
+
+    def run(self, operation: Operation) -> Any:
+        """Run an operation on memory of the buckets' devices, in the order of their streams.
+
+        Collective. The current streams wait for it; on the host the caller does.
+
+        Args:
+            operation: operation of the plan's channel.
+        """
+        streams = Several(list(dict.fromkeys(self.streams.values())) or [HOST])
+        return Submission(self.channel, operation).after(streams).run()
 
     @property
     def plan(self) -> BucketPlan:

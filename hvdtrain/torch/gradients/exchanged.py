@@ -140,8 +140,10 @@ class Exchanged:
     def end_gradient_step(self) -> None:
         """Let averages of gradients end if they have been enough (collective if so)."""
         exchange = self.settings.exchange
-        if self.gradients is not None and exchange is not None and exchange.first is not None:
-            exchange.due(LocalSteps(1, None, self.gradients.steps, rate_of(self._optimizer)))
+        info = None if self.gradients is None else self.gradients.info
+        if info is not None and exchange is not None and exchange.first is not None:
+            rate = rate_of(self._optimizer)
+            exchange.due(LocalSteps(1, None, info.step + 1, rate, info.whole))
             self._follow_exchange()
 
     def save(self) -> SavedExchange:

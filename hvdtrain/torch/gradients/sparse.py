@@ -54,6 +54,6 @@ def _reduce_one(
             check_invariants=device.type == "cpu",  # on a GPU the host would wait for it
         )
     handle = sparse_allreduce_async(
-        own.coalesce(), f"sparse gradient of {name}", settings.op, settings.process_set
+        own.coalesce(), f"sparse gradient of {name}", settings.total, settings.process_set
     )
     parameter.grad = handle.wait().coalesce()

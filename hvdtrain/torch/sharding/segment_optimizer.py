@@ -13,7 +13,7 @@ from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.tensors.buffers import dtype_of
 from hvdtrain.types import DType
 
-__all__ = ["check_elementwise", "like", "quantities_of", "take_settings"]
+__all__ = ["check_elementwise", "is_elementwise", "like", "quantities_of", "take_settings"]
 
 _Group = dict[str, Any]
 
@@ -58,8 +58,9 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _acts_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    weights, *gradients = torch.randn(3, 6, 4, generator=generator, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(0)
+    numbers = torch.randn(3, 6, 4, generator=generator, dtype=torch.float64, device="cpu")
+    weights, *gradients = numbers
     halves = list(weights.clone().flatten().split(12))
     whole = weights.clone()
     try:
@@ -94,7 +95,7 @@ def like(
     other._optimizer_step_post_hooks = OrderedDict()
     other.param_groups = [{**group, "params": list(tensors)} for group, tensors in groups]
     for group in other.param_groups:
-        group.update(_fused(type(optimizer), group))
+        group.update(_fused(type(optimizer), group, group["params"]))
     return other
 
 
@@ -108,11 +109,16 @@ def take_settings(optimizer: torch.optim.Optimizer, groups: Sequence[_Group]) ->
     for own, group in zip(optimizer.param_groups, groups, strict=True):
         tensors = own["params"]
         own.update(group)
-        own.update(_fused(type(optimizer), group), params=tensors)
+        own.update(_fused(type(optimizer), group, tensors), params=tensors)
 
 
-def _fused(kind: type, group: _Group) -> _Group:
-    """Return the setting that selects the fused form, if the user has left the choice to torch."""
+def _fused(kind: type, group: _Group, tensors: Sequence[torch.Tensor]) -> _Group:
+    """Return the setting that selects the fused form on the CPU, where torch's default is slow.
+
+    It is empty if the user has chosen a form.
+    """
+    if not all(tensor.is_cpu for tensor in tensors):
+        return {}
     chosen = any(group.get(key) is not None for key in ("foreach", "fused"))
     other = any(group.get(key) for key in ("differentiable", "capturable"))
     if kind not in _FUSED or chosen or other or isinstance(group.get("lr"), torch.Tensor):
@@ -142,10 +148,22 @@ def quantities_of(
     return {key: quantity for key, quantity in found.items() if quantity is not None}
 
 
+def is_elementwise(key: str, value: Any, shape: Sequence[int]) -> bool:
+    """Return whether what an optimizer keeps has a number for each element of a tensor.
+
+    Args:
+        key: name in the optimizer's state.
+        value: value in the state.
+        shape: shape of the parameter, or of the tensor of a segment.
+    """
+    tensor = isinstance(value, torch.Tensor) and value.shape == tuple(shape)
+    return tensor and key not in _SINGLE
+
+
 def _sample(key: str, value: Any, parameter: torch.Tensor) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    if key in _SINGLE or value.shape != parameter.shape:
+    if not is_elementwise(key, value, parameter.shape):
         return value.clone()
     # As load_state_dict() does, state follows a parameter whose type has changed.
     return value.new_zeros(2, dtype=parameter.dtype if value.is_floating_point() else value.dtype)

@@ -6,18 +6,16 @@ import logging
 import math
 from typing import Any
 
-import numpy as np
 import torch
 
-from hvdtrain.buffer import Buffer
-from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.sharding.exchange import ShardedExchange, shared_slices
+from hvdtrain.core.sharding.exchange import ShardedExchange
+from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.gradients import Gradients
+from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
 from hvdtrain.torch.sharding.segment_optimizer import check_elementwise
 from hvdtrain.torch.sharding.update import SharedUpdate
-from hvdtrain.types import ReduceOp
 
 __all__ = ["SharedSteps"]
 
@@ -39,13 +37,13 @@ class SharedSteps:
     def __init__(self, optimizer: torch.optim.Optimizer, exchanged: Exchanged) -> None:
         check_elementwise(optimizer)
         self._optimizer, self._exchanged = optimizer, exchanged
-        self._update: SharedUpdate | None = None
+        self._update: SharedUpdate | ScatteredUpdate | None = None
         self.kept = False
         self.follow()
         if exchanged.gradients is not None and not self.active:
             _logger.info(
-                "sharded=True: the ranks of this node share no memory or are one: each takes the "
-                "whole optimizer step"
+                "sharded=True: there is one rank, or gradients are reduced in host memory and "
+                "their parameters are elsewhere: each rank takes the whole optimizer step"
             )
 
     @property
@@ -68,8 +66,12 @@ class SharedSteps:
             return
         self.give_back()
         self._update = None
-        slices = shared_slices(buckets.channel, buckets.memory)
-        if isinstance(buckets.exchange, ShardedExchange) and slices is not None:
+        if not isinstance(buckets.exchange, ShardedExchange):
+            return
+        slices = buckets.exchange.slices
+        if isinstance(slices, ScatteredSlices):
+            self._update = ScatteredUpdate(self._optimizer, buckets, slices)
+        else:
             self._update = SharedUpdate(self._optimizer, buckets, slices)
 
     def reduce(self) -> None:
@@ -83,9 +85,13 @@ class SharedSteps:
         self.gradients.finish()
         self.kept = False
         self.follow()
+        if isinstance(self._update, SharedUpdate):
+            self._update.begin()
 
     def keep_gradients(self) -> None:
         """Give all ranks the reduced gradients, and leave them to the program (collective)."""
+        if isinstance(self._update, SharedUpdate):
+            self._update.settle()
         self.gradients.spread()
         self.kept = True
 
@@ -101,7 +107,7 @@ class SharedSteps:
         for hook in hooks.values():
             hook(self._optimizer, (), {})
         if self.gradients.plan.buckets:
-            self._update.step()
+            self._update.step(self.kept)
             exchange = self._update.buckets.exchange
             assert isinstance(exchange, ShardedExchange)
             exchange.whole = not self.gradients.plan_is_final
@@ -112,7 +118,9 @@ class SharedSteps:
             hook(self._optimizer, (), {})
 
     def give_back(self) -> None:
-        """Move the state into the user's optimizer, until the next step (local).
+        """Move the state into the user's optimizer, until the next step.
+
+        Local; collective without shared memory.
 
         Raises:
             RuntimeError: gradients of the next step have arrived, and other ranks may take it.
@@ -129,8 +137,21 @@ class SharedSteps:
                 "when other ranks may be changing it: ask for it after step()"
             )
 
+    def consolidate(self, to: int) -> None:
+        """Bring the whole state to one member, so that its state_dict() is local (collective).
+
+        Args:
+            to: number of the member among the ranks that take part.
+
+        Raises:
+            RuntimeError: gradients of the next step have arrived.
+        """
+        if isinstance(self._update, ScatteredUpdate):
+            self._check_between_steps()
+            self._update.consolidate(to)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state of the optimizer (local).
+        """Return the whole state of the optimizer (local; collective without shared memory).
 
         Raises:
             RuntimeError: gradients of the next step have arrived, and other ranks may take it.
@@ -150,29 +171,20 @@ class SharedSteps:
         if self._update is not None:
             self._update.discard()
 
-    def norm(self, kind: float) -> float:
-        """Return the norm of all reduced gradients together (collective).
+    def clip(self, max_norm: float, kind: float, error_if_nonfinite: bool) -> torch.Tensor:
+        """Scale the reduced gradients so that their norm is at most `max_norm` (collective).
 
-        Args:
-            kind: 2 for the Euclidean norm, inf for the largest absolute value, or another p.
+        Args, returns and errors are those of `DistributedOptimizer.clip_grad_norm_`.
         """
         update = self._update
         assert update is not None
-        own = update.gradients()
-        largest = math.isinf(kind)
-        total = np.zeros(1, np.float64)
-        if own:
-            norms = torch.stack([n.double() for n in torch._foreach_norm(own, kind)])
-            total[0] = float(norms.max() if largest else norms.pow(kind).sum())
-        op = ReduceOp.MAX if largest else ReduceOp.SUM
-        name = f"norm of {update.buckets.reducer.name}"
-        update.buckets.channel.run(Allreduce([Buffer.from_array(total)], [(1,)], op, name))
-        # Every node has all slices, and has counted them.
-        return float(total[0]) if largest else float(total[0] / update.nodes) ** (1.0 / kind)
-
-    def scale(self, factor: float) -> None:
-        """Multiply the reduced gradients that this rank owns (local)."""
-        assert self._update is not None
-        own = self._update.gradients()
-        if own:
-            torch._foreach_mul_(own, factor)
+        norm = update.norm(kind)
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise RuntimeError(
+                f"the norm of order {kind} of the gradients is {float(norm)}, so they cannot be "
+                "clipped: leave out error_if_nonfinite to scale them all the same"
+            )
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        if not factor.is_cpu or factor != 1.0:  # the host does not wait for a device
+            update.scale(factor)
+        return norm.to(torch.get_default_dtype())

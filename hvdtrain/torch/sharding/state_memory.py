@@ -26,8 +26,10 @@ def in_memory_order(tensor: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
         spec: specification of the parameter.
     """
     if tuple(tensor.stride()) != spec.strides:
-        strides = spec.strides
-        tensor = torch.empty_strided(spec.shape, strides, dtype=tensor.dtype).copy_(tensor)
+        whole = torch.empty_strided(
+            spec.shape, spec.strides, dtype=tensor.dtype, device=tensor.device
+        )
+        tensor = whole.copy_(tensor)
     return tensor.detach().as_strided((spec.count,), (1,))
 
 
@@ -105,6 +107,27 @@ class StateMemory:
                 slot.copy_(value)
                 entry[name] = slot
         self._memories[self._number][self._layouts[self._number].numbers[index]] = 1
+
+    def slots(self, index: int) -> dict[str, torch.Tensor]:
+        """Return where the state of one of this rank's segments lies, by name."""
+        names = self.quantities[index]
+        return {name: self._slots[index, name] for name in names}
+
+    def begin(self, index: int, entry: _Entry) -> bool:
+        """Complete the state of one of this rank's segments with zeros in the memory.
+
+        Args:
+            index: index of the parameter.
+            entry: state of the segment so far.
+
+        Returns:
+            Whether anything was missing.
+        """
+        missing = [name for name in self.quantities[index] if entry.get(name) is None]
+        for name in missing:
+            entry[name] = self._slots[index, name].zero_()
+        self._memories[self._number][self._layouts[self._number].numbers[index]] = 1
+        return bool(missing)
 
     def cut(self, segment: Segment, entry: Mapping[str, Any]) -> _Entry:
         """Return the part of a parameter's state that belongs to a segment.

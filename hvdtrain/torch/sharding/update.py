@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Collection
+from functools import partial
 
+import numpy as np
 import torch
 
-from hvdtrain.core.collectives.memory import AllocateMemory
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.core.sharding.operations import PutSegments
-from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of
+from hvdtrain.core.sharding.segments import segments_of
 from hvdtrain.engines.slices import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
-from hvdtrain.torch.sharding.segment_optimizer import like, quantities_of, take_settings
-from hvdtrain.torch.sharding.state_memory import StateMemory, in_memory_order
+from hvdtrain.torch.gradients.slices import sum_slices
+from hvdtrain.torch.sharding.fused_steps import FusedSteps
+from hvdtrain.torch.sharding.fused_update import FusedUpdate
+from hvdtrain.torch.sharding.segment_steps import SegmentSteps
+from hvdtrain.torch.sharding.shared_state import SharedState
 from hvdtrain.torch.sharding.weight_memory import WeightMemory
-from hvdtrain.torch.tensors.buffers import from_buffer
-from hvdtrain.torch.tensors.parameters import parameters_of
+from hvdtrain.types import ReduceOp
 
 __all__ = ["SharedUpdate"]
 
@@ -25,32 +31,31 @@ __all__ = ["SharedUpdate"]
 class SharedUpdate:
     """Takes the optimizer's step on the segments that this rank owns, for all ranks of the node.
 
-    The state lies in memory that all ranks of the node can read. It is either there or in the
-    user's optimizer: give_back() moves it to the optimizer, and the next step takes it again.
+    Where the compiled kernel has the bits of torch's fused optimizer, gradients are left in their
+    buckets until the step, which sums them in the same pass.
 
     Args:
         optimizer: optimizer of the user.
         buckets: buckets of its parameters, with a ShardedExchange.
         slices: slices of the buckets.
+
+    Attributes:
+        buckets: buckets of the parameters.
     """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: Slices
     ) -> None:
         self._optimizer, self.buckets, self._slices = optimizer, buckets, slices
-        self._parameters = [parameter for _, parameter in buckets.named]
-        self._index = {id(p): index for index, p in enumerate(self._parameters)}
-        self._weights = WeightMemory(
-            self._parameters,
-            buckets.plan.specs,
-            slices,
-            buckets.channel,
-            buckets.reducer.name,
-        )
+        parameters = [parameter for _, parameter in buckets.named]
+        specs, name = buckets.plan.specs, buckets.reducer.name
+        self._weights = WeightMemory(parameters, specs, slices, buckets.channel, name)
+        self._fused_steps = FusedSteps(type(optimizer), buckets, slices)
+        self._state = SharedState(optimizer, buckets, slices)
         self._plan: BucketPlan | None = None
         self._settings: object = None
-        self._state: StateMemory | None = None
-        self._given = False
+        self._fused: FusedUpdate | None = None
+        self._factor = 1.0  # of the reduced gradients, by which they are not multiplied yet
 
     @property
     def nodes(self) -> int:
@@ -62,155 +67,140 @@ class SharedUpdate:
         """Whether the weights are in memory that all ranks of the node can write."""
         return self._weights.shared
 
-    def step(self) -> None:
-        """Update the weights of all ranks with the gradients of the owners (collective)."""
-        self._prepare()
-        self._weights.follow()
-        take_settings(self._segment_optimizer, self._optimizer.param_groups)
-        updated = self._step_on_segments()
-        places = [pair for segment in updated for pair in self._places[segment.parameter]]
-        name = f"weights of {self.buckets.reducer.name}"
-        self.buckets.channel.run(PutSegments(places, name))
-
-    def _prepare(self) -> None:
-        """Follow a new plan, new settings of the optimizer, and state that it was given."""
-        if self._plan is not self.buckets.plan:
-            self.give_back()
-            self._plan, self._state = self.buckets.plan, None
-            self._cut()
-        settings = _settings_that_matter(self._optimizer)
-        if self._state is None or settings != self._settings:
-            self._settings = settings
-            # Others change the state only when all ranks have read it, and are here to allocate.
-            self.give_back()
-            self._allocate(self._quantities())
-        if self.given:
-            self._take()
-
-    def _cut(self) -> None:
-        """Divide weights and gradients into segments."""
-        plan, slices = self.buckets.plan, self._slices
-        self._segments = segments_of(plan, slices.owners)
-        owned = self._segments[slices.number] if slices.number < slices.owners else []
-        self._owned = {segment.parameter: segment for segment in owned}
-        memory = [from_buffer(buffer) for buffer in self.buckets.reducer.buffers]
-        self._tensors = {s.parameter: self._weights.segment(s) for s in owned}
-        self._gradients = {
-            s.parameter: memory[s.bucket][s.start : s.start + s.count] for s in owned
-        }
-        self._places = {s.parameter: self._weights.places(s) for s in owned}
-        groups = [
-            (group, [self._tensors[index] for index in self._owned_of(group)])
-            for group in self._optimizer.param_groups
-        ]
-        self._segment_optimizer = like(self._optimizer, groups)
-
-    def _owned_of(self, group: Mapping[str, Any]) -> list[int]:
-        found = [self._index.get(id(parameter)) for parameter in group["params"]]
-        return [index for index in found if index is not None and index in self._owned]
-
-    def _quantities(self) -> Sequence[Mapping[str, Quantity]]:
-        """Return what the optimizer keeps for each parameter, the same on all ranks."""
-        found: dict[int, Mapping[str, Quantity]] = {}
-        for group in self._optimizer.param_groups:
-            known: dict[object, Mapping[str, Quantity]] = {}
-            for parameter in group["params"]:
-                index = self._index.get(id(parameter))
-                if index is None:
-                    continue
-                key = (parameter.dtype, tuple(self._optimizer.state.get(parameter, ())))
-                if key not in known:
-                    known[key] = quantities_of(self._optimizer, group, parameter)
-                found[index] = known[key]
-        return [found.get(index, {}) for index in range(len(self._parameters))]
-
-    def _allocate(self, quantities: Sequence[Mapping[str, Quantity]]) -> None:
-        """Allocate memory for the state (collective)."""
-        self._state = StateMemory(self.buckets.plan.specs, self._segments, quantities)
-        name = f"of the optimizer of {self.buckets.reducer.name}"
-        memory = self.buckets.channel.run(AllocateMemory(self._state.nbytes, name))
-        copies = self._slices.copies(memory)
-        if copies is None:
-            raise RuntimeError(
-                f"sharded=True: {self._state.nbytes >> 10:,} KiB for the optimizer's state cannot "
-                "be shared on this node: free memory, or use sharded=False"
-            )
-        self._state.use(copies, self._slices.number)
-
-    def _take(self) -> None:
-        """Move the state from the user's optimizer into the memory."""
-        assert self._state is not None
-        self._state.clear()
-        self._segment_optimizer.state.clear()
-        for index, segment in self._owned.items():
-            entry = self._optimizer.state.get(self._parameters[index])
-            if entry is not None:
-                part = self._state.cut(segment, entry)
-                self._state.keep(index, part)
-                self._segment_optimizer.state[self._tensors[index]] = part
-        self.withdraw()
-
-    def withdraw(self) -> None:
-        """Remove the state from the user's optimizer, because it is in the memory, too (local)."""
-        for parameter in self._parameters:
-            self._optimizer.state.pop(parameter, None)
-        self._given = False
+    @property
+    def exchange(self) -> ShardedExchange:
+        """The exchange of the buckets."""
+        exchange = self.buckets.exchange
+        assert isinstance(exchange, ShardedExchange)
+        return exchange
 
     @property
     def given(self) -> bool:
         """Whether the state is in the user's optimizer, so that the next step takes it."""
-        loaded = any(parameter in self._optimizer.state for parameter in self._parameters)
-        return self._state is None or self._given or loaded
+        return self._state.given
 
     def give_back(self) -> None:
         """Move the whole state into the user's optimizer, until the next step (local)."""
-        if self._state is None or self.given:
-            return
-        self._given = True
-        for parameter in parameters_of(self._optimizer):
-            index = self._index.get(id(parameter))
-            entry = None if index is None else self._state.read(index)
-            if entry:
-                self._optimizer.state[parameter] = entry
+        self._state.give_back()
+
+    def withdraw(self) -> None:
+        """Remove the state from the user's optimizer, because it is in the memory, too (local)."""
+        self._state.withdraw()
 
     def discard(self) -> None:
         """Take the state from the user's optimizer in the next step, even if empty (local)."""
-        self._given = True
+        self._state.discard()
 
-    def _step_on_segments(self) -> list[Segment]:
-        """Step on the segments whose parameters have gradients; return these segments."""
-        assert self._state is not None
-        state, views = self._segment_optimizer.state, self.buckets.views
-        used = [i for i in self._owned if self._parameters[i].grad is not None]
-        # Some of torch's optimizers take no parameters with and without state together.
-        for wanted in (True, False):
-            chosen = [i for i in used if bool(state.get(self._tensors[i])) is wanted]
-            if not chosen:
-                continue
-            for tensor in self._tensors.values():
-                tensor.grad = None
-            for index in chosen:
-                gradient = self._gradients[index]
-                if not views.holds(index):
-                    gradient = self._part(index)
-                self._tensors[index].grad = gradient
-            self._segment_optimizer.step()
+    def step(self, kept: bool) -> None:
+        """Update the weights of all ranks with the gradients of the owners (collective).
+
+        Args:
+            kept: whether all ranks have the reduced gradients, so that the program may have
+                replaced some.
+        """
+        fused = self._prepare()
+        if fused is None:
+            self.settle()
+        pairs = self._step_on_segments(fused.parameters if fused else (), kept)
+        write = partial(fused.update, self._factor, kept) if fused else None
+        name = f"weights of {self.buckets.reducer.name}"
+        self.buckets.channel.run(PutSegments(pairs, write, name))
+        self.exchange.pending.clear()
+        self._factor = 1.0
+        defers = fused is not None and self.nodes == 1
+        self.exchange.defer_to(self._fused_steps.boards[self._slices.number] if defers else None)
+
+    def _step_on_segments(self, left: Collection[int], kept: bool) -> list[tuple[Buffer, Buffer]]:
+        """Step with torch; return weights that have changed, and their places on other ranks."""
+        assert self._state.memory is not None
+        self._steps.step(left, kept)
+        used = [index for index in self._steps.used if index not in left]
         for index in used:
-            self._state.keep(index, state.get(self._tensors[index], {}))
-        return [self._owned[index] for index in used]
+            self._state.memory.keep(index, self._steps.entry(index))
+        return [pair for index in used for pair in self._weights.places(self._steps.owned[index])]
 
-    def _part(self, index: int) -> torch.Tensor:
-        """Return this rank's segment of a gradient that the program has replaced."""
-        gradient, segment = self._parameters[index].grad, self._owned[index]
-        assert gradient is not None
-        elements = in_memory_order(gradient, self.buckets.plan.specs[index])
-        return elements[segment.first : segment.first + segment.count]
+    def _prepare(self) -> FusedUpdate | None:
+        """Follow a new plan, new settings of the optimizer, and what the program has given it.
+
+        Returns:
+            The update that sums and steps in one pass; None if the settings do not allow it.
+        """
+        if self._plan is not self.buckets.plan:
+            self._state.give_back()
+            self._plan, self._state.memory = self.buckets.plan, None
+            self._cut(self._plan)
+        settings = _settings_that_matter(self._optimizer)
+        if self._state.memory is None or settings != self._settings:
+            self._settings = settings
+            # Others change the state only when all ranks have read it, and are here to allocate.
+            self._state.give_back()
+            self._state.allocate(self._segments)
+        assert self._state.memory is not None
+        if self._state.given:
+            self._state.take(self._steps)
+        self._weights.follow()
+        return self._fused if self._fused and self._fused.prepare(self._state.memory) else None
+
+    def _cut(self, plan: BucketPlan) -> None:
+        """Divide weights and gradients into segments."""
+        slices = self._slices
+        self._segments = segments_of(plan, slices.owners)
+        found = self._segments[slices.number] if slices.number < slices.owners else []
+        owned = {segment.parameter: segment for segment in found}
+        tensors = {index: self._weights.segment(segment) for index, segment in owned.items()}
+        self._steps = SegmentSteps(self._optimizer, self.buckets, owned, tensors)
+        self._fused = self._fused_steps.update_of(self._steps, self._weights)
+
+    def settle(self) -> None:
+        """Sum this rank's slices and scale them, if that was left to the step (collective)."""
+        if not self.shared:
+            return
+        sum_slices(self.buckets)
+        factor, self._factor = self._factor, 1.0
+        if factor != 1.0 and (own := self.gradients()):
+            torch._foreach_mul_(own, factor)
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the reduced gradients that this rank owns (collective after a new plan)."""
         self._prepare()
-        used = [i for i in self._owned if self._parameters[i].grad is not None]
-        return [self._gradients[index] for index in used]
+        return self._steps.gradients()
+
+    def norm(self, kind: float) -> torch.Tensor:
+        """Return the norm of all reduced gradients together, float64 [] (collective).
+
+        Args:
+            kind: 2 for the Euclidean norm, inf for the largest absolute value, or another p.
+        """
+        largest = math.isinf(kind)
+        total = np.array([self._power_sum(kind)])
+        op = ReduceOp.MAX if largest else ReduceOp.SUM
+        name = f"norm of {self.buckets.reducer.name}"
+        self.buckets.channel.run(Allreduce([Buffer.from_array(total)], [(1,)], op, name))
+        # Every node has all slices, and has counted them.
+        norm = float(total[0]) if largest else float(total[0] / self.nodes) ** (1.0 / kind)
+        return torch.tensor(norm, dtype=torch.float64, device="cpu")
+
+    def _power_sum(self, kind: float) -> float:
+        """Sum this rank's slices; return the sum of powers of their elements, or the largest."""
+        fused = self._prepare()
+        if kind == 2.0 and self._factor == 1.0 and fused and fused.takes_all:
+            total = fused.sum()
+            self.exchange.pending.clear()
+            return total
+        self.settle()
+        own = self.gradients()
+        if not own:
+            return 0.0
+        norms = torch.stack([norm.double() for norm in torch._foreach_norm(own, kind)])
+        return float(norms.max() if math.isinf(kind) else norms.pow(kind).sum())
+
+    def begin(self) -> None:
+        """Begin with other reduced gradients (local)."""
+        self._factor = 1.0
+
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiply the reduced gradients that this rank owns, at the latest in the step (local)."""
+        self._factor *= float(factor)
 
 
 def _settings_that_matter(optimizer: torch.optim.Optimizer) -> object:

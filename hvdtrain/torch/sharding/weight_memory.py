@@ -95,6 +95,12 @@ class WeightMemory:
         elements = self._elements[segment.parameter]
         return elements[segment.first : segment.first + segment.count]
 
+    def addresses(self, segment: Segment) -> list[int]:
+        """Return the address of a segment on each rank, as accessed here, this rank's first."""
+        first = segment.first * self._specs[segment.parameter].dtype.itemsize
+        copies = [self._own, *self._others]
+        return [buffers[segment.parameter].pointer + first for buffers in copies]
+
     def places(self, segment: Segment) -> list[tuple[Buffer, Buffer]]:
         """Return this rank's elements of a segment with their place on each other rank (local)."""
         own = as_buffer(self.segment(segment))

@@ -10,6 +10,7 @@ import numpy as np
 from exchange_formulas import OneBitFormula
 from keras_optimizer_cases import (
     SHAPES,
+    STEPS,
     Array,
     assert_close,
     digest,
@@ -66,6 +67,26 @@ def compressed_gradients_by_name() -> str:
     return "".join(digest(end) for end in ends)
 
 
+def residuals_are_not_in_units_of_the_loss_scale() -> str:
+    """The scale doubles after every second step, and the bits are those without a scale."""
+    make, ends = partial(keras.optimizers.SGD, 0.1), []
+    for text in ("nbit:bits=2,block=8", "powersgd:rank=1,min_rate=0.1", "topk:ratio=0.1"):
+        doubling = keras.optimizers.LossScaleOptimizer(make(), 2.0**10, dynamic_growth_steps=2)
+        with nodes_of_their_own():
+            plain = stepped(hvd.DistributedOptimizer(make(), exchange=text), own)
+            optimizer = hvd.DistributedOptimizer(doubling, exchange=text)
+            scaled = stepped(optimizer, scaled_gradients)
+        assert float(optimizer.dynamic_scale) == 2.0 ** (10 + STEPS // 2)
+        assert digest(scaled) == digest(plain), text
+        ends += scaled
+    return digest(ends)
+
+
+def scaled_gradients(step: int) -> list[Array]:
+    """Return the gradients of this rank, for a scale of 1024 that doubles after two steps."""
+    return [gradient * np.float32(2.0 ** (10 + step // 2)) for gradient in own(step)]
+
+
 def an_exchange_of_gradients() -> str:
     """One bit per element, with feedback; each rank counts as a node."""
     counts = [int(np.prod(shape)) for shape in SHAPES]
@@ -98,11 +119,14 @@ def an_exchange_goes_with_one_list_of_gradients() -> None:
     other = hvd.DistributedOptimizer(keras.optimizers.SGD(), exchange=exchange)
     with raising(ValueError, text="'onebit' was given 3 gradients before, and now 1 or others"):
         other.apply([keras.ops.zeros([2])], [keras.Variable(np.zeros(2))])
+    with raising(ValueError, text="'onebit' was given 3 gradients before, and now 3 or others"):
+        stepped(other, own)  # on other variables of the same shapes
 
 
 CASES = [
     half_types_by_name,
     compressed_gradients_by_name,
+    residuals_are_not_in_units_of_the_loss_scale,
     an_exchange_of_gradients,
     an_exchange_goes_with_one_list_of_gradients,
 ]

@@ -20,8 +20,14 @@ LAUNCHES = {
     np: SharedLaunch(WORKER, np, jobs, warm="torch")
     for np, jobs in {
         1: TABLES,
-        2: [*TABLES, "table of two", f"exchanges, ENGINE=gloo, {SMALL}"],
-        3: [*TABLES, "table of three", f"optimizers, {SMALL}", "operations, ENGINE=gloo"],
+        2: [
+            *(*TABLES, "table of two", f"exchanges, ENGINE=gloo, {SMALL}"),
+            f"sharded, SHARED_MEMORY=0, {SMALL}",
+        ],
+        3: [
+            *(*TABLES, "table of three", f"optimizers, {SMALL}", "operations, ENGINE=gloo"),
+            f"sharded, ENGINE=gloo, {SMALL}",
+        ],
     }.items()
 }
 # Only sums know four ranks as another case, a tree of two levels, which tests/engines has, too.

@@ -25,10 +25,12 @@ def test_nothing_is_staged(np: int, cases: str) -> None:
     assert done.results == [[]] * np  # nor is there a refusal that was swallowed
 
 
-def test_exchanges_stage_nothing() -> None:
+def test_exchanges_and_shared_steps_stage_nothing() -> None:
     # Many buckets, some of them with several parameters.
     env = {**ENGINE, "HVDTRAIN_BUCKET_BYTES": 600, "HVDTRAIN_FIRST_BUCKET_BYTES": 100}
-    done = run_ranks(WORKER, 2, args=["exchanges"], env=env, timeout_seconds=300, warm="torch")
+    done = run_ranks(
+        WORKER, 2, args=["sharded+exchanges"], env=env, timeout_seconds=300, warm="torch"
+    )
     assert done.results == [[], []]
 
 

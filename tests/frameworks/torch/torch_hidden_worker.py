@@ -1,6 +1,6 @@
 """hvdtrain.torch on memory that the host cannot read: the cases of other workers, there.
 
-Arguments: "operations", "optimizers" or "exchanges", or several in a row, as
+Arguments: "operations", "optimizers", "exchanges" or "sharded", or several in a row, as
 operations+optimizers; then "staged" to have hvdtrain stage what the engine takes as it is.
 """
 
@@ -21,8 +21,8 @@ from hvdtrain.torch.tensors import routes as torch_routes
 
 # torch has no sparse tensors on such a device, loses the sign of an imaginary part, does not
 # compile for it, and ends the process when a hook raises. Splits in a tensor must be read, whether
-# a step was finite, what is pickled or saved, and the loss by LBFGS. Halves stay halves on engine
-# mpi only.
+# a step was finite, the norm in the loop of train, what is pickled or saved, and the loss by LBFGS.
+# Halves stay halves on engine mpi only.
 LEFT_OUT = {
     *("two_backwards_without_a_step", "closures", "a_script_makes_its_tensors_elsewhere"),
     *("sparse_gradients", "sparse_gradients_for_an_optimizer_that_takes_no_others"),
@@ -33,6 +33,7 @@ LEFT_OUT = {
     *("conjugated_tensors", "alltoall", "a_script_makes_its_tensors_elsewhere"),
     "a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind",
     "a_gradient_that_finds_no_room_is_taken_at_the_step",
+    *("the_loop_of_train_shares_its_steps", "the_state_of_all_ranks_needs_all_of_them"),
 }
 
 
@@ -71,7 +72,20 @@ def exchanges() -> Sequence[Callable[[], None]]:
     return CASES
 
 
-FOUND = {"operations": operations, "optimizers": optimizers, "exchanges": exchanges}
+def sharded() -> Sequence[Callable[[], None]]:
+    """Return the cases of steps whose work ranks share."""
+    import torch_sharded_cases  # fills the table
+    from torch_training import CASES
+
+    return [case for case in CASES if case.__module__ == torch_sharded_cases.__name__]
+
+
+FOUND = {
+    "operations": operations,
+    "optimizers": optimizers,
+    "exchanges": exchanges,
+    "sharded": sharded,
+}
 
 
 def stage() -> None:

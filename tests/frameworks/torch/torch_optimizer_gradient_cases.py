@@ -23,6 +23,7 @@ from torch_training import (
     momentum,
     own,
     plan_of,
+    refused,
     together,
     train_alone,
     train_together,
@@ -30,7 +31,10 @@ from torch_training import (
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.torch.operations.compression import Compressor
+from hvdtrain.types import ReduceOp
 
 
 class Backwards(torch.nn.Module):
@@ -281,6 +285,24 @@ def sparse_gradients() -> None:
         expected[users] = -2.0 / hvd.size()
         expected[5] = -2.0 * len(users) / hvd.size()
         assert torch.allclose(table.weight, expected)
+
+
+@case
+def sparse_gradients_are_summed_as_dense_ones_are() -> None:
+    for exchange in (AllreduceExchange(ReduceOp.SUM), HalfExchange(op=ReduceOp.SUM)):
+        table = torch.nn.Embedding(6, 2, sparse=True, dtype=torch.float64)
+        scale = torch.nn.Parameter(torch.ones([], dtype=torch.float64))
+        torch.nn.init.ones_(table.weight)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([*table.parameters(), scale], lr=1.0), exchange=exchange
+        )
+        assert "counts all ranks alike" in refused(
+            ValueError, partial(setattr, optimizer, "sample_weight", 1)
+        )
+        (table(torch.tensor([5])).sum() * scale).backward()
+        optimizer.step()
+        assert table.weight[5].tolist() == [1.0 - hvd.size()] * 2
+        assert float(scale) == 1.0 - 2 * hvd.size()
 
 
 @case

@@ -51,6 +51,25 @@ def gradients_are_averaged_before_weights() -> None:
 
 
 @case
+def a_switch_waits_for_a_rank_that_has_joined() -> None:
+    """Afterwards ranks that have taken different numbers of steps change over together."""
+    model, leaves = dense(), hvd.rank() == hvd.size() - 1 > 0
+    for after in (2, 5):
+        optimizer = wrapped(model, make_exchange(f"postlocal:after={after},steps=2"))
+        for step in range(1 if leaves else 3):
+            take_step(model, optimizer, step)
+        hvd.join()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        assert not optimizer.exchanges_weights or hvd.size() == 1
+        for step in range(3, 6):
+            take_step(model, optimizer, step)
+        assert optimizer.exchanges_weights
+        optimizer.flush()
+        check_equal(model.parameters())
+
+
+@case
 def a_switch_is_part_of_the_state() -> None:
     model, other = dense(), dense()
     optimizer, resumed = (

@@ -27,6 +27,7 @@ import torch_optimizer_use_cases  # noqa: F401
 import torch_peer_cases
 import torch_post_local_cases
 import torch_repeated_cases
+import torch_sharded_bits_cases
 import torch_sharded_cases
 import torch_table_cases
 import torch_table_member_cases
@@ -48,7 +49,8 @@ _OF_EXCHANGES = (
     torch_peer_cases.__name__,
 )
 OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ in _OF_EXCHANGES]
-SHARDED = [c for c in torch_training.CASES if c.__module__ == torch_sharded_cases.__name__]
+_SHARDED = (torch_sharded_cases.__name__, torch_sharded_bits_cases.__name__)
+SHARDED = [c for c in torch_training.CASES if c.__module__ in _SHARDED]
 TABLES = {
     "sharded": SHARDED,
     "operations": [

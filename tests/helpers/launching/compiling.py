@@ -9,7 +9,9 @@ import pytest
 
 __all__ = ["COMMON", "LEVELS", "ONCE", "gcc", "supports"]
 
-COMMON = ("-std=c11", "-pthread", "-ffp-contract=off", "-fno-strict-aliasing")
+COMMON = (
+    *("-std=c11", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing"),
+)
 # Else GCC compiles functions several times, and has them chosen before a sanitizer is at work.
 ONCE = "-DFAST=static"
 # As the clones in the kernels are.

@@ -25,16 +25,20 @@ from hvdtrain.arrays import (
     unpack_signs,
     zeros_like,
 )
+from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.exchanges.diloco import DiLoCo
+from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.warm_up import WarmUp
-from hvdtrain.core.gradients.communicators import slice_bounds
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, StepInfo
+from hvdtrain.core.gradients.communicators import Communicators, slice_bounds
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
+from hvdtrain.core.gradients.plan import Bucket, ParameterSpec
+from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import DType, ReduceOp
 
 EXCHANGES: list[Exchange] = [
@@ -200,6 +204,30 @@ def test_specs_differ_where_ranks_must_not() -> None:
         WarmUp(AllreduceExchange(), 3).spec,
     ]
     assert len(set(specs)) == len(specs)
+
+
+def test_a_warm_up_counts_all_steps_that_are_exchanged() -> None:
+    """Also those that a loss scaler leaves out afterwards."""
+    steps, samples = WarmUp(OneBit(), 2), WarmUp(OneBit(), samples=10)
+    for finite in (True, False):
+        assert steps.in_warm_up
+        assert samples.in_warm_up
+        for each in (steps, samples):
+            each.end(StepInfo(0, 2, total=5.0, weighted=True, finite=finite))
+    assert not steps.in_warm_up
+    assert not samples.in_warm_up
+
+
+def test_a_warm_up_before_a_sum_is_a_sum() -> None:
+    warm = WarmUp(HalfExchange(op=ReduceOp.SUM), 2)
+    assert warm.op is ReduceOp.SUM
+    assert warm.exactness.startswith("For 2 steps the exact sum. Then: ")
+    buffer = Buffer.from_array(np.array([1.0, 2.0]))
+    spec = ParameterSpec("p0", (2,), (1,), DType.FLOAT64, "float64", "cpu")
+    bucket = FilledBucket(0, buffer, Bucket((0,), (0,), 2, DType.FLOAT64), (spec,))
+    one_of_two = StepInfo(0, 2, weight=3.0, total=6.0, weighted=True)
+    warm.reduce(bucket, one_of_two, Communicators.flat(LocalCommunicator()))
+    assert buffer.array().tolist() == [1.0, 2.0]
 
 
 def test_a_joined_rank_answers_what_has_no_state() -> None:

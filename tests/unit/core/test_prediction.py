@@ -18,6 +18,7 @@ from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
+from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.bucket_size import AllreduceCost
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
@@ -29,7 +30,7 @@ from hvdtrain.core.prediction.rehearsal import rehearse
 from hvdtrain.core.prediction.step_times import StepTimes
 from hvdtrain.core.prediction.table import choice_line, prediction_lines
 from hvdtrain.engines.local import LocalCommunicator
-from hvdtrain.types import DType
+from hvdtrain.types import DType, ReduceOp
 
 FREE = AllreduceCost(0.0, float("inf"))
 
@@ -249,6 +250,11 @@ def test_candidates_are_exchanges_of_gradients_between_nodes() -> None:
     for each in given:
         with pytest.raises(ValueError, match="is not an exchange of gradients between nodes"):
             AutoExchange([each])
+    with pytest.raises(ValueError, match="does not average, as auto does"):
+        AutoExchange([HalfExchange(op=ReduceOp.SUM)])
+    for begins in (WarmUp(HalfExchange(), 2), AutoExchange()):
+        with pytest.raises(ValueError, match="begins with plain averages, as auto does by itself"):
+            AutoExchange([begins])
     names: Any = ["half"]
     with pytest.raises(TypeError, match="allow must hold exchanges, or be text, got 'half'"):
         AutoExchange(names)

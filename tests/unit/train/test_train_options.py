@@ -96,7 +96,7 @@ from hvdtrain.train.recipes import builtin as recipes
         ),
         (
             {"shard_optimizer": True, "exchange": "adasum"},
-            ["--shard-optimizer True does not go with --exchange adasum"],
+            ["--shard-optimizer does not go with --exchange adasum"],
         ),
         ({"shard_optimizer": True, "strategy": "ps"}, ["--shard-optimizer", "--strategy ps"]),
         ({"shard_optimizer": True, "optimizer": "lamb"}, ["--shard-optimizer", "lamb"]),
@@ -228,3 +228,15 @@ def test_learning_rates() -> None:
 def test_resume_from_a_path_needs_no_directory() -> None:
     assert TrainOptions(resume="some.pt").out is None
     assert TrainOptions(resume="auto", out=Path("here")).resume == "auto"
+
+
+def test_a_quiet_run_does_not_tell_what_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet in (False, True):
+        exchange = TrainOptions(
+            recipe="digits", exchange="auto:warmup=2", quiet=quiet
+        ).make_exchange()
+        assert exchange is not None
+        exchange.note_alone()
+        assert (
+            "chosen: average, because there is one rank" in capsys.readouterr().err
+        ) is not quiet

@@ -1,0 +1,380 @@
+/* An optimizer's step on segments of parameters in one pass over memory: sum the gradients of a
+ * node's ranks, update weights and state, and write the weights into every rank's copy.
+ *
+ * Why C: a sum, a step and a copy by themselves read and write memory three times. Sums have the
+ * bits of node_kernel.c, and updates those of torch's fused optimizers, which multiply and add in
+ * one operation in some places and not in others, and otherwise in the last elements of a tensor.
+ *
+ * There is no synchronization here: gradients and weights belong to the caller meanwhile. The
+ * second half of the file is the same for both types of elements: the first half includes it.
+ */
+
+#if !defined(T)
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#define LINE 64
+#define BLOCK 2048 /* elements that stay in the L1 cache from their sum to the copies */
+#define ROOM (BLOCK + LINE)
+
+/* The source text, by which a library compiled from a different version is detected. */
+__asm__(".section .rodata\n"
+        ".global hvd_source, hvd_source_end\n"
+        "hvd_source: .incbin \"" __FILE__ "\"\n"
+        "hvd_source_end:\n"
+        ".byte 0\n"
+        ".text\n");
+
+/* Compiled for several processor generations if the compiler and loader support it; tests set it
+ * on the command line. */
+#if defined(FAST)
+#elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
+#define FAST static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FAST static
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+enum { SGD, ADAM, ADAMW };
+
+/* The settings of a parameter group. */
+typedef struct {
+    double lr, weight_decay;
+    double momentum, dampening;  /* of SGD */
+    double beta1, beta2, epsilon; /* of Adam and AdamW */
+    int32_t kind, maximize;
+    int32_t nesterov, amsgrad;
+} rule_t;
+
+/* Elements of a parameter that this rank updates. */
+typedef struct {
+    char *const *gradients; /* of each rank; that of this rank may be the sum */
+    char *const *weights;   /* copies of each rank, that of this rank first */
+    char *state[3];         /* momentum; or both means, and the largest mean with amsgrad */
+    float *steps;           /* number of steps so far, which Adam counts */
+    double squares;         /* result of hvd_sum: sum of the squares of the summed gradient */
+    int64_t count;
+    int64_t rest;           /* elements at the end that torch updates one by one */
+    int32_t rule;           /* number of its rule */
+    int32_t is_double;
+    int32_t skipped;        /* whether no rank has a gradient */
+    int32_t begins;         /* whether there is no state yet */
+} segment_t;
+
+typedef struct {
+    segment_t *segments;
+    int64_t segment_count;
+    const rule_t *rules;
+    const double *prescales; /* factor of each gradient before the sum */
+    double postscale;        /* of the sum */
+    double factor;           /* of the scaled sum, which clipping sets */
+    int32_t gradient_count;  /* of each segment; 1 if that of this rank is the sum */
+    int32_t copies;          /* of the weights of each segment */
+    int32_t own;             /* number of this rank's gradient */
+    int32_t contracts;       /* whether torch multiplies and adds in one operation */
+} update_t;
+
+/* What a step needs to know about its elements. */
+typedef struct {
+    const rule_t *rule;
+    double step_size, correction; /* of Adam: lr / (1 - beta1^t), sqrt(1 - beta2^t) */
+    int32_t begins, contracts;
+} moment_t;
+
+/* ---- floating-point mode ------------------------------------------------------------------ */
+
+/* A thread may flush subnormal numbers to zero or round differently, but all ranks must get the
+ * same bits. Set the default mode and return the previous one. */
+static uint64_t enter_default_mode(void) {
+    uint64_t kept = 0;
+#if defined(__x86_64__)
+    kept = _mm_getcsr();
+    _mm_setcsr(0x1f80); /* all exceptions masked, no flags set */
+#elif defined(__aarch64__)
+    __asm__ volatile("mrs %0, fpcr" : "=r"(kept));
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
+#endif
+    return kept;
+}
+
+static void leave_default_mode(uint64_t kept) {
+#if defined(__x86_64__)
+    _mm_setcsr(kept);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"(kept) : "memory");
+#else
+    (void)kept;
+#endif
+}
+
+/* ---- parts that do not depend on the type of elements --------------------------------------- */
+
+/* Copy with non-temporal stores: overwritten lines need not be read first, and another rank is the
+ * next to read them. The caller fences. */
+static void stream(char *target, const char *source, int64_t bytes) {
+#if defined(__x86_64__)
+    if ((uintptr_t)target % 16 == 0)
+        for (; bytes >= 16; bytes -= 16, target += 16, source += 16)
+            _mm_stream_si128((__m128i *)target, _mm_loadu_si128((const __m128i *)source));
+#endif
+    memcpy(target, source, bytes);
+}
+
+static void fence(void) {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
+/* Return the number of elements of the next block, after which lines of the copies begin. */
+static int64_t block_length(const char *weights, int64_t itemsize, int64_t start, int64_t end) {
+    int64_t head = (int64_t)(-(uintptr_t)(weights + start * itemsize) % LINE) / itemsize;
+    int64_t left = end - start;
+    return left < BLOCK + head ? left : BLOCK + head;
+}
+
+/* Count a step of a segment, and return what depends on the number of steps. */
+static moment_t begin_step(const update_t *update, const segment_t *segment) {
+    const rule_t *rule = &update->rules[segment->rule];
+    moment_t moment = {.rule = rule, .begins = segment->begins, .contracts = update->contracts};
+    if (rule->kind != SGD) {
+        *segment->steps += 1;
+        moment.step_size = rule->lr / (1 - pow(rule->beta1, *segment->steps));
+        moment.correction = sqrt(1 - pow(rule->beta2, *segment->steps));
+    }
+    return moment;
+}
+
+#define T float
+#define X(name) name##_float
+#define FUSED __builtin_fmaf
+#define ROOT __builtin_sqrtf
+#include "update_kernel.c"
+#undef T
+#undef X
+#undef FUSED
+#undef ROOT
+#define T double
+#define X(name) name##_double
+#define FUSED __builtin_fma
+#define ROOT __builtin_sqrt
+#include "update_kernel.c"
+
+/* ---- calls ------------------------------------------------------------------------------------ */
+
+/* Not inlined, so that the arithmetic stays between the two mode changes. */
+static __attribute__((noinline)) void update_all(const update_t *update) {
+    for (int64_t i = 0; i < update->segment_count; i++) {
+        const segment_t *segment = &update->segments[i];
+        if (segment->skipped) continue;
+        moment_t moment = begin_step(update, segment);
+        if (segment->is_double) update_double(update, segment, &moment);
+        else update_float(update, segment, &moment);
+    }
+    fence();
+}
+
+static __attribute__((noinline)) void sum_all(const update_t *update) {
+    for (int64_t i = 0; i < update->segment_count; i++) {
+        segment_t *segment = &update->segments[i];
+        segment->squares = 0;
+        if (segment->skipped) continue;
+        if (segment->is_double) segment->squares = sum_double(update, segment);
+        else segment->squares = sum_float(update, segment);
+    }
+}
+
+/* Take the step on all segments that are not skipped. */
+void hvd_update(const update_t *update) {
+    uint64_t kept = enter_default_mode();
+    update_all(update);
+    leave_default_mode(kept);
+}
+
+/* Overwrite this rank's gradients with the scaled sums, unless there is one already, and set
+ * `squares` of each segment. */
+void hvd_sum(const update_t *update) {
+    uint64_t kept = enter_default_mode();
+    sum_all(update);
+    leave_default_mode(kept);
+}
+
+#else /* ---- for each type of elements ------------------------------------------------------- */
+
+/* In place, and added up. */
+FAST void X(scale)(T *x, T factor, int64_t count) {
+    for (int64_t i = 0; i < count; i++) x[i] *= factor;
+}
+
+FAST void X(add)(T *restrict sum, const T *restrict x, T factor, int64_t count) {
+    for (int64_t i = 0; i < count; i++) sum[i] += x[i] * factor;
+}
+
+FAST void X(pair)(T *restrict sum, const T *restrict x, T p, const T *restrict y, T q, T factor,
+                  int64_t count) {
+    for (int64_t i = 0; i < count; i++) sum[i] = (x[i] * p + y[i] * q) * factor;
+}
+
+/* sum = x[0] * prescales[0] + x[1] * prescales[1] + ..., along a binary tree as in node_kernel.c. */
+static void X(add_tree)(T *sum, char *const *gradients, const double *prescales, int32_t ranks,
+                        int64_t start, int64_t count) {
+    if (ranks == 1) {
+        memcpy(sum, (const T *)gradients[0] + start, count * sizeof(T));
+        X(scale)(sum, prescales[0], count);
+        return;
+    }
+    int32_t half = 1;
+    while (2 * half < ranks) half *= 2;
+    X(add_tree)(sum, gradients, prescales, half, start, count);
+    if (ranks - half == 1) {
+        X(add)(sum, (const T *)gradients[half] + start, prescales[half], count);
+        return;
+    }
+    T other[ROOM];
+    X(add_tree)(other, gradients + half, prescales + half, ranks - half, start, count);
+    X(add)(sum, other, 1, count);
+}
+
+/* Set the gradient of a block: the scaled sum over the ranks, or the only one as it is. */
+static void X(combine)(const update_t *update, const segment_t *segment, T *sum, int64_t start,
+                       int64_t count) {
+    char *const *from = segment->gradients;
+    const double *scales = update->prescales;
+    if (update->gradient_count == 1) {
+        memcpy(sum, (const T *)from[update->own] + start, count * sizeof(T));
+    } else if (update->gradient_count == 2) {
+        X(pair)(sum, (const T *)from[0] + start, scales[0], (const T *)from[1] + start, scales[1],
+                update->postscale, count);
+    } else {
+        X(add_tree)(sum, from, scales, update->gradient_count, start, count);
+        X(scale)(sum, update->postscale, count);
+    }
+}
+
+/* a * b + c, in one operation where torch's compiler has contracted it. */
+INLINE T X(fold)(T a, T b, T c, int contracts) { return contracts ? FUSED(a, b, c) : a * b + c; }
+
+/* g += decay * p, of the gradient that is minimized. */
+INLINE void X(decay)(const rule_t *rule, T *restrict g, const T *restrict p, int64_t count,
+                     int contracts) {
+    T decay = rule->kind == ADAMW ? 0 : rule->weight_decay;
+    if (rule->maximize)
+        for (int64_t i = 0; i < count; i++) g[i] = -g[i];
+    if (decay != 0)
+        for (int64_t i = 0; i < count; i++) g[i] = X(fold)(p[i], decay, g[i], contracts);
+}
+
+/* `alone` is set for elements that torch updates one by one. */
+INLINE void X(sgd)(const moment_t *moment, T *restrict g, T *restrict p, T *restrict m,
+                   int64_t count, int contracts, int alone) {
+    const rule_t *rule = moment->rule;
+    T momentum = rule->momentum, kept = 1 - rule->dampening, rate = -rule->lr;
+    X(decay)(rule, g, p, count, contracts);
+    if (rule->momentum != 0) {
+        if (moment->begins)
+            memcpy(m, g, count * sizeof(T));
+        else if (alone)
+            for (int64_t i = 0; i < count; i++)
+                m[i] = X(fold)(m[i], momentum, g[i] * kept, contracts);
+        else
+            for (int64_t i = 0; i < count; i++)
+                m[i] = X(fold)(g[i], kept, m[i] * momentum, contracts);
+        if (rule->nesterov)
+            for (int64_t i = 0; i < count; i++) g[i] = X(fold)(m[i], momentum, g[i], contracts);
+        else
+            memcpy(g, m, count * sizeof(T));
+    }
+    for (int64_t i = 0; i < count; i++) p[i] = X(fold)(g[i], rate, p[i], contracts);
+}
+
+INLINE void X(adam)(const moment_t *moment, T *restrict g, T *restrict p, T *restrict m,
+                    T *restrict v, T *restrict largest, int64_t count, int contracts, int alone) {
+    const rule_t *rule = moment->rule;
+    T weight = 1 - rule->beta1, share = 1 - rule->beta2, beta2 = rule->beta2;
+    T correction = moment->correction, epsilon = rule->epsilon, rate = -moment->step_size;
+    X(decay)(rule, g, p, count, contracts);
+    if (weight < (T)0.5)
+        for (int64_t i = 0; i < count; i++) m[i] = X(fold)(weight, g[i] - m[i], m[i], contracts);
+    else
+        for (int64_t i = 0; i < count; i++)
+            m[i] = X(fold)(weight - 1, g[i] - m[i], g[i], contracts);
+    if (alone)
+        for (int64_t i = 0; i < count; i++)
+            v[i] = X(fold)(v[i], beta2, share * g[i] * g[i], contracts);
+    else
+        for (int64_t i = 0; i < count; i++)
+            v[i] = X(fold)(share * g[i], g[i], v[i] * beta2, contracts);
+    if (rule->amsgrad)
+        for (int64_t i = 0; i < count; i++)
+            largest[i] = v[i] > largest[i] || v[i] != v[i] ? v[i] : largest[i];
+    const T *restrict w = rule->amsgrad ? largest : v;
+    for (int64_t i = 0; i < count; i++)
+        g[i] = rate * m[i] / (ROOT(w[i]) / correction + epsilon);
+    if (rule->kind == ADAM || rule->weight_decay == 0) {
+        for (int64_t i = 0; i < count; i++) p[i] += g[i];
+    } else {
+        T kept = 1 - rule->lr * rule->weight_decay;
+        for (int64_t i = 0; i < count; i++) p[i] = p[i] * kept + g[i];
+    }
+}
+
+static T *X(part)(char *state, int64_t start) { return state ? (T *)state + start : 0; }
+
+/* Update a block, of which g is the gradient. */
+FAST void X(step)(const moment_t *moment, T *g, T *p, char *const *state, int64_t start,
+                  int64_t count, int32_t alone) {
+    T *m = X(part)(state[0], start), *v = X(part)(state[1], start);
+    T *largest = X(part)(state[2], start);
+    if (moment->rule->kind == SGD) {
+        if (moment->contracts) X(sgd)(moment, g, p, m, count, 1, alone);
+        else X(sgd)(moment, g, p, m, count, 0, alone);
+    } else {
+        if (moment->contracts) X(adam)(moment, g, p, m, v, largest, count, 1, alone);
+        else X(adam)(moment, g, p, m, v, largest, count, 0, alone);
+    }
+}
+
+static void X(update)(const update_t *update, const segment_t *segment, const moment_t *moment) {
+    T g[ROOM], *own = (T *)segment->weights[0];
+    int64_t together = segment->count - segment->rest, count;
+    for (int64_t start = 0; start < segment->count; start += count) {
+        int alone = start >= together;
+        count = block_length((char *)own, sizeof(T), start, alone ? segment->count : together);
+        X(combine)(update, segment, g, start, count);
+        if (update->factor != 1) X(scale)(g, update->factor, count);
+        X(step)(moment, g, own + start, segment->state, start, count, alone);
+        for (int32_t copy = 1; copy < update->copies; copy++)
+            stream(segment->weights[copy] + start * sizeof(T), (const char *)(own + start),
+                   count * sizeof(T));
+    }
+}
+
+/* The order of these additions does not depend on the instruction set. */
+FAST double X(squares)(const T *x, int64_t count) {
+    double sums[16] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16)
+        for (int lane = 0; lane < 16; lane++) sums[lane] += (double)x[i + lane] * x[i + lane];
+    for (; i < count; i++) sums[0] += (double)x[i] * x[i];
+    for (int lane = 0; lane < 16; lane++) sum += sums[lane];
+    return sum;
+}
+
+static double X(sum)(const update_t *update, const segment_t *segment) {
+    T g[ROOM];
+    double squares = 0;
+    for (int64_t start = 0, count; start < segment->count; start += count) {
+        count = segment->count - start < BLOCK ? segment->count - start : BLOCK;
+        X(combine)(update, segment, g, start, count);
+        if (update->gradient_count > 1)
+            memcpy((T *)segment->gradients[update->own] + start, g, count * sizeof(T));
+        squares += X(squares)(g, count);
+    }
+    return squares;
+}
+#endif

@@ -1,0 +1,36 @@
+"""Gradients of which each rank has the slices that it owns (collective)."""
+
+from __future__ import annotations
+
+from hvdtrain.core.sharding.exchange import ShardedExchange
+from hvdtrain.core.sharding.operations import SpreadSlices, SumSlices
+from hvdtrain.torch.gradients.buckets import ParameterBuckets
+
+__all__ = ["spread_slices", "sum_slices"]
+
+
+def sum_slices(buckets: ParameterBuckets) -> None:
+    """Sum the slices of this rank whose sums were left to the optimizer's step.
+
+    Args:
+        buckets: buckets that were reduced.
+    """
+    exchange, reducer = buckets.exchange, buckets.reducer
+    if isinstance(exchange, ShardedExchange) and exchange.pending:
+        chosen = [reducer.buffers[number] for number in sorted(exchange.pending)]
+        name = f"sums of {reducer.name}"
+        buckets.run(SumSlices(chosen, exchange.slices, exchange.scales, name))
+        exchange.pending.clear()
+
+
+def spread_slices(buckets: ParameterBuckets) -> None:
+    """Give all ranks the reduced gradients of all slices.
+
+    Args:
+        buckets: buckets that were reduced.
+    """
+    sum_slices(buckets)
+    exchange, reducer = buckets.exchange, buckets.reducer
+    if isinstance(exchange, ShardedExchange):
+        name = f"gradients of {reducer.name}"
+        buckets.run(SpreadSlices(reducer.buffers, exchange.slices, name))

@@ -1,0 +1,219 @@
+"""The optimizer's step, shared by ranks that share no memory, also on devices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.core.sharding.operations import GatherSlices
+from hvdtrain.core.sharding.scattered import ScatteredSlices
+from hvdtrain.core.sharding.segments import segments_of
+from hvdtrain.errors import UnsupportedError
+from hvdtrain.torch.gradients.buckets import ParameterBuckets
+from hvdtrain.torch.sharding.scattered_state import GatherStates
+from hvdtrain.torch.sharding.segment_optimizer import is_elementwise
+from hvdtrain.torch.sharding.segment_steps import SegmentSteps
+from hvdtrain.torch.sharding.state_memory import in_memory_order
+from hvdtrain.torch.tensors.buffers import as_buffer, from_buffer
+from hvdtrain.types import ReduceOp
+
+__all__ = ["ScatteredUpdate"]
+
+_Entry = dict[str, Any]
+
+
+class ScatteredUpdate:
+    """Takes the optimizer's step on the segments that this rank owns, and gathers the weights.
+
+    Each rank keeps a copy of the weights that it owns, and their state: ZeRO, stage 1 (Rajbhandari
+    et al., arXiv 1910.02054). The state is either with the segments or, after give_back() and until
+    the next step, in the user's optimizer.
+
+    Args:
+        optimizer: optimizer of the user.
+        buckets: buckets of its parameters, with a ShardedExchange.
+        slices: slices of the buckets.
+
+    Raises:
+        UnsupportedError: gradients are reduced in another type than that of their parameter.
+    """
+
+    shared = True
+    nodes = 1
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        buckets: ParameterBuckets,
+        slices: ScatteredSlices,
+    ) -> None:
+        for spec in buckets.plan.specs:
+            if spec.dtype.value != spec.kind:
+                raise UnsupportedError(
+                    f"sharded=True: parameter {spec.name!r} is {spec.kind}, and its gradient is "
+                    f"reduced in {spec.dtype.value}: use sharded=False, or an engine that reduces "
+                    f"{spec.kind}"
+                )
+        self._optimizer, self.buckets, self._slices = optimizer, buckets, slices
+        self._parameters = [parameter for _, parameter in buckets.named]
+        self._plan: BucketPlan | None = None
+        self._given = False
+        self._whole: dict[int, _Entry] | None = None  # the state of all ranks, until the next step
+
+    def step(self, kept: bool) -> None:
+        """Update the weights of all ranks with the gradients of the owners (collective).
+
+        Args:
+            kept: whether all ranks have the reduced gradients, so that the program may have
+                replaced some.
+        """
+        self._prepare()
+        self._whole = None
+        for index, tensor in self._tensors.items():
+            tensor.copy_(self._segment_of(index, self._parameters[index]))
+        self._steps.step(kept=kept)
+        name = f"weights of {self.buckets.reducer.name}"
+        self.buckets.run(GatherSlices(self._slices, self._parts, self._receive, name))
+
+    def _segment_of(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this rank's elements of a tensor of a parameter's shape, 1-d."""
+        segment = self._owned[index]
+        elements = in_memory_order(tensor, self.buckets.plan.specs[index])
+        return elements[segment.first : segment.first + segment.count]
+
+    def _receive(self, number: int, weights: Buffer) -> None:
+        """Take the weights of a bucket's parameters, if they were updated (local)."""
+        bucket, specs = self.buckets.plan.buckets[number], self.buckets.plan.specs
+        elements = from_buffer(weights)
+        targets, views = [], []
+        for index, start in zip(bucket.parameters, bucket.starts, strict=True):
+            parameter, spec = self._parameters[index], specs[index]
+            if parameter.grad is not None and spec.count:
+                targets.append(parameter.detach())
+                views.append(elements[start:].as_strided(spec.shape, spec.strides))
+        if targets:
+            torch._foreach_copy_(targets, views)
+
+    def _prepare(self) -> None:
+        """Follow a new plan, and take the state that the optimizer was given."""
+        if self._plan is not self.buckets.plan:
+            self.give_back()
+            self._cut()
+            self._plan, self._given = self.buckets.plan, True
+        if self.given:
+            self._take()
+
+    def _cut(self) -> None:
+        """Divide weights and gradients into segments."""
+        plan, slices = self.buckets.plan, self._slices
+        self._owned = {s.parameter: s for s in segments_of(plan, slices.owners)[slices.number]}
+        buffers = self.buckets.reducer.buffers
+        self._parts = [buffer.like(slices.length(buffer.count)) for buffer in buffers]
+        for part in self._parts:
+            part.zero()  # also what follows the last slice, and is sent with it
+        parts = [from_buffer(part) for part in self._parts]
+        self._devices = [part.device for part in parts]
+        lows = [slices.own(buffer.count)[0] for buffer in buffers]
+        self._tensors = {
+            index: parts[s.bucket][s.start - lows[s.bucket] :][: s.count]
+            for index, s in self._owned.items()
+        }
+        self._steps = SegmentSteps(self._optimizer, self.buckets, self._owned, self._tensors)
+
+    def _take(self) -> None:
+        """Move the state from the user's optimizer to the segments."""
+        state = {}
+        for index in self._owned:
+            entry = self._optimizer.state.get(self._parameters[index])
+            if entry:
+                state[index] = {
+                    name: self._part_of(index, name, value) for name, value in entry.items()
+                }
+        self._steps.use_state(state)
+        self.withdraw()
+
+    def _part_of(self, index: int, name: str, value: Any) -> Any:
+        """Return a copy of what belongs to this rank's segment of something in a state."""
+        if is_elementwise(name, value, self._parameters[index].shape):
+            part = self._segment_of(index, value)
+            return part.to(self._tensors[index].device, copy=True)
+        return value.clone() if isinstance(value, torch.Tensor) else value
+
+    @property
+    def given(self) -> bool:
+        """Whether the state is in the user's optimizer, so that the next step takes it."""
+        loaded = any(parameter in self._optimizer.state for parameter in self._parameters)
+        return self._plan is None or self._given or loaded
+
+    def give_back(self) -> None:
+        """Move the whole state into every user's optimizer, until the next step (collective)."""
+        if self.given:
+            return
+        whole = self._gather(None) if self._whole is None else self._whole
+        self._given = True
+        for index in sorted(whole):
+            self._optimizer.state[self._parameters[index]] = whole[index]
+
+    def consolidate(self, to: int) -> None:
+        """Bring the whole state to one member, for its next give_back() (collective)."""
+        if not self.given:
+            whole = self._gather(to)
+            self._whole = whole if to == self._slices.number else None
+
+    def _gather(self, to: int | None) -> dict[int, _Entry]:
+        assert self._plan is not None
+        buckets, streams = self.buckets, self.buckets.streams
+        state, name = self._steps.state, buckets.reducer.name
+        operation = GatherStates(
+            name, self._slices, self._plan, self._owned, state, self._devices, to
+        )
+        found: dict[int, _Entry] = buckets.run(operation)
+        for index, entry in found.items():
+            for value in entry.values():
+                if isinstance(value, torch.Tensor) and not value.is_cpu:
+                    streams[self._plan.specs[index].device].hand_over(value)
+        return found
+
+    def withdraw(self) -> None:
+        """Remove the state from the user's optimizer, because the segments have it (local)."""
+        for parameter in self._parameters:
+            self._optimizer.state.pop(parameter, None)
+        self._given = False
+
+    def discard(self) -> None:
+        """Take the state from the user's optimizer in the next step, even if empty (local)."""
+        self._given = True
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the reduced gradients that this rank owns (collective after a new plan)."""
+        self._prepare()
+        return self._steps.gradients()
+
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiply the reduced gradients that this rank owns (local)."""
+        own = self._steps.gradients()
+        if own:
+            torch._foreach_mul_(own, factor)
+
+    def norm(self, kind: float) -> torch.Tensor:
+        """Return the norm of all reduced gradients together, float64 [] (collective).
+
+        Args:
+            kind: 2 for the Euclidean norm, inf for the largest absolute value, or another p.
+        """
+        own, largest = self.gradients(), math.isinf(kind)
+        device = self._devices[0] if self._devices else torch.device("cpu")
+        total = torch.zeros(1, dtype=torch.float64, device=device)
+        if own:
+            norms = [norm.to(device, torch.float64) for norm in torch._foreach_norm(own, kind)]
+            stacked = torch.stack(norms)
+            total[0] = stacked.max() if largest else stacked.pow(kind).sum()
+        op = ReduceOp.MAX if largest else ReduceOp.SUM
+        name = f"norm of {self.buckets.reducer.name}"
+        self.buckets.run(Allreduce([as_buffer(total)], [(1,)], op, name))
+        return total[0] if largest else total[0].pow(1.0 / kind)

@@ -1,0 +1,177 @@
+"""Optimizer steps whose work the ranks of a node share: bits of those that each takes in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch_sharded_cases import equal_on_all_ranks, wrapped
+from torch_training import Model, case, drawn, own
+
+import hvdtrain.torch as hvd
+from hvdtrain.core.sharding.exchange import ShardedExchange
+from hvdtrain.engines.slices import Slices
+from hvdtrain.torch.sharding.fused_form import find_form
+
+MAKES: dict[type[torch.optim.Optimizer], list[dict[str, Any]]] = {
+    torch.optim.SGD: [
+        {},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True},
+        {"momentum": 0.9, "weight_decay": 0.1, "dampening": 0.2, "maximize": True},
+    ],
+    torch.optim.Adam: [{}, {"weight_decay": 0.1, "amsgrad": True, "maximize": True}],
+    torch.optim.AdamW: [{"betas": (0.4, 0.9)}, {"weight_decay": 0.1, "amsgrad": True}],
+}
+STEPS = 4
+Step = Callable[[hvd.DistributedOptimizer, list[torch.nn.Parameter], int], None]
+
+
+def build_odd(dtype: torch.dtype) -> Model:
+    """Return a network whose parameters have odd sizes, and end in the middle of vectors."""
+    torch.manual_seed(5)
+    layers = [torch.nn.Linear(7, 131), torch.nn.Tanh(), torch.nn.Linear(131, 33)]
+    spare = torch.nn.Linear(5, 3)  # which no rank uses
+    return Model(*layers, torch.nn.Tanh(), torch.nn.Linear(33, 1), spare).to(dtype)
+
+
+def kinds() -> Iterator[Callable[[Model], torch.optim.Optimizer]]:
+    """Yield functions that make an optimizer with groups of settings."""
+    for kind, all_settings in MAKES.items():
+        for settings in all_settings:
+
+            def make(model: Model, kind: Any = kind, settings: Any = settings) -> Any:
+                large = [p for p in model.parameters() if p.ndim > 1]
+                small = [p for p in model.parameters() if p.ndim == 1]
+                groups = [{"params": large}, {"params": small, "lr": 0.03, "weight_decay": 0.0}]
+                return kind(groups, lr=0.01, fused=True, **settings)
+
+            yield make
+
+
+def trained(
+    make: Callable[[Model], torch.optim.Optimizer],
+    dtype: torch.dtype,
+    sharded: bool,
+    step_of: Step,
+    passes: int = 1,
+) -> tuple[list[torch.Tensor], dict[str, Any], bool]:
+    """Return weights, state, and whether the kernel has taken the steps."""
+    model = build_odd(dtype)
+    optimizer = wrapped(
+        lambda _: make(model), model, sharded=sharded, backward_passes_per_step=passes
+    )
+    parameters = list(model.parameters())
+    first = 0 if "momentum" in optimizer.param_groups[0] else 2
+    for step in range(STEPS):
+        optimizer.sample_weight = 3.0 + hvd.rank()
+        optimizer.zero_grad()
+        for part in range(passes):
+            inputs = own(drawn(10 * step + part, 4 * hvd.size(), 7)).to(dtype)
+            loss = model[:5](inputs).square().mean()
+            # From some step on rank 0 uses a parameter that no other does. Fused SGD of torch does
+            # not take parameters with and without momentum together.
+            if hvd.rank() == 0 and step >= first:
+                loss = loss + parameters[4].sum() * 0.1
+            loss.backward()
+        step_of(optimizer, parameters, step)
+    assert equal_on_all_ranks(model)
+    weights = [p.detach().clone() for p in parameters]
+    return weights, optimizer.state_dict()["state"], takes_kernel(optimizer)
+
+
+def takes_kernel(optimizer: hvd.DistributedOptimizer) -> bool:
+    """Return whether sums are left to steps with the kernel: it has to, where it can."""
+    assert optimizer._exchanged.gradients is not None
+    exchange = optimizer._exchanged.gradients.buckets.exchange
+    if not isinstance(exchange, ShardedExchange):
+        return False
+    kind: type = type(optimizer._optimizer)
+    slices, form = exchange.slices, find_form(kind)
+    alone = isinstance(slices, Slices) and slices.in_tree and slices.nodes == 1
+    assert ("deferred" in exchange.spec) == (alone and form is not None)
+    return alone and form is not None
+
+
+def step_plainly(
+    optimizer: hvd.DistributedOptimizer, parameters: list[torch.nn.Parameter], step: int
+) -> None:
+    optimizer.step()
+
+
+def step_after_changes(
+    optimizer: hvd.DistributedOptimizer, parameters: list[torch.nn.Parameter], step: int
+) -> None:
+    """Step on gradients that the program has changed, with weights that it has moved."""
+    if step == 1:
+        parameters[0].data = parameters[0].data.clone() * 0.5
+    optimizer.synchronize()
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(0.5)
+    gradient = parameters[2].grad
+    if step > 1 and gradient is not None:
+        parameters[2].grad = gradient * 2.0
+        parameters[1].grad = None
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def same_bits(
+    make: Callable[[Model], torch.optim.Optimizer],
+    dtype: torch.dtype,
+    step_of: Step,
+    passes: int = 1,
+) -> bool:
+    """Check that a model is the same with shared steps, and with whole ones.
+
+    It is to the last bit if the kernel takes the steps, which is returned.
+    """
+    weights, state, fused = trained(make, dtype, True, step_of, passes)
+    others, expected, _ = trained(make, dtype, False, step_of, passes)
+    bound = 0.0 if fused else 1e-4 if dtype is torch.float32 else 1e-12
+    assert all(largest(a - b) <= bound for a, b in zip(weights, others, strict=True))
+    assert state.keys() == expected.keys()
+    for key, entry in expected.items():
+        for name, value in entry.items():
+            assert value is None or largest(state[key][name] - value) <= bound, (key, name)
+    return fused
+
+
+def largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max())
+
+
+@case
+def shared_steps_have_the_bits_of_fused_ones() -> None:
+    for make in kinds():
+        for dtype in (torch.float32, torch.float64):
+            same_bits(make, dtype, step_plainly)
+
+
+@case
+def shared_steps_on_changed_gradients_have_these_bits() -> None:
+    for make in kinds():
+        same_bits(make, torch.float32, step_after_changes)
+    for make in list(kinds())[1::3]:
+        same_bits(make, torch.float32, step_plainly, passes=2)
+
+
+@case
+def settings_may_change_what_steps_in_one_pass() -> None:
+    def step(
+        optimizer: hvd.DistributedOptimizer, parameters: list[torch.nn.Parameter], number: int
+    ) -> None:
+        group = optimizer.param_groups[0]
+        if number == 2:
+            group["fused"], group["foreach"] = False, True
+        optimizer.step()
+        if number == 2:
+            group["fused"], group["foreach"] = True, False
+
+    for make in list(kinds())[1::3]:
+        same_bits(make, torch.float64, lambda o, p, n: o.step())
+        weights, *_ = trained(make, torch.float64, True, step)
+        others, *_ = trained(make, torch.float64, False, step)
+        assert all(largest(a - b) < 1e-12 for a, b in zip(weights, others, strict=True))
