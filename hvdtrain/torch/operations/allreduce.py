@@ -59,8 +59,8 @@ def allreduce(
         A tensor of the input's shape, dtype and device.
     """
     op = choose_op(op, average)
-    plain = isinstance(tensor, torch.Tensor) and not tensor.requires_grad  # the usual case
-    if compression is Compression.none and (plain or not needs_gradient((tensor,))):
+    usual = not getattr(tensor, "requires_grad", True)
+    if compression is Compression.none and (usual or not needs_gradient((tensor,))):
         return run_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set)
     factors = (prescale_factor, postscale_factor)
     return grouped_allreduce([tensor], None, name, compression, op, *factors, process_set)[0]
