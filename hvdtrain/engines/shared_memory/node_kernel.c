@@ -19,10 +19,10 @@ EMBED_TEXT;
 #include "node/combine.h"
 #include "node/ranks.h"
 #include "node/task.h"
+#include "node/parts.h"
 #include "node/private_data.h"
 #include "node/shared_data.h"
 #include "node/reduce.h"
-#include "node/pieces.h"
 #include "node/vote.h"
 #include "node/placed.h"
 
@@ -38,11 +38,6 @@ static __attribute__((noinline)) int32_t in_default_mode(
 /* Continue a task until it is done (1), or until a timeout or a signal (0). */
 int32_t hvd_reduce(task_t *task, int64_t timeout) {
     return in_default_mode(reduce, task, timeout);
-}
-
-/* Reduce pieces, whose sizes are equal on all ranks, by way of shared data. */
-int32_t hvd_reduce_pieces(task_t *task, int64_t timeout) {
-    return in_default_mode(reduce_pieces, task, timeout);
 }
 
 int32_t hvd_vote(task_t *task, int64_t timeout) { return in_default_mode(vote, task, timeout); }
@@ -64,7 +59,7 @@ void hvd_add_placed(const uint64_t *rows, int64_t count, int32_t sources, int32_
 
 /* Return the start of a rank's slice, in elements. */
 int64_t hvd_slice_start(const task_t *task, int32_t rank) {
-    return slice_start(task, task->count, rank);
+    return slice_start(task, task->whole.count, rank);
 }
 
 #include "node/calls.h"

@@ -38,8 +38,7 @@ class StayingGradients:
     """
 
     def __init__(self, allocator: Allocator, arena: GradientArena, places: GradientPlaces) -> None:
-        self._allocator, self._arena = allocator, arena
-        self.places = places
+        self._allocator, self.arena, self.places = allocator, arena, places
 
     def admit(
         self, index: int, parameter: torch.Tensor, incoming: torch.Tensor, part: torch.Tensor
@@ -56,7 +55,7 @@ class StayingGradients:
             Whether they can; else it has to be copied to that part.
         """
         address = _address(parameter.grad, part)
-        offset = None if address is None else self._arena.offset(address)
+        offset = None if address is None else self.arena.offset(address)
         if offset is None or not self._allocator.is_alone(parameter, incoming):
             return False
         self.places.put(index, offset)

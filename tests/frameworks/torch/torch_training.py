@@ -145,7 +145,8 @@ def lie_in_engine_memory(
     On the host that is shared memory, if there are peers.
     """
     assert optimizer._exchanged.gradients is not None
-    ((device, memory),) = optimizer._exchanged.gradients._buckets.memory.items()
+    buckets = optimizer._exchanged.gradients._buckets
+    ((device, memory),) = buckets.memory.items()
     begin, nbytes = _extent(memory)
     if device == "cpu":
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -153,8 +154,14 @@ def lie_in_engine_memory(
         assert hvd.size() == 1 or "/memfd:hvdtrain-memory" in line
     gradients = [p.grad for p in parameters]
     assert gradients
+    arena = None if buckets.staying is None else buckets.staying.arena
     return all(
-        g is not None and begin <= g.data_ptr() <= begin + nbytes - g.nbytes for g in gradients
+        g is not None
+        and (
+            begin <= g.data_ptr() <= begin + nbytes - g.nbytes
+            or (arena is not None and arena.offset(g.data_ptr()) is not None)
+        )
+        for g in gradients
     )
 
 
