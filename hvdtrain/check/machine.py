@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import asdict, dataclass, fields
 
@@ -115,13 +116,17 @@ def check_memory() -> Section:
     if shared.free_bytes < _LITTLE_SHM_BYTES:
         devshm += ", which is little for data loaders (docker run --shm-size=1g)"
     kernel = _ask_kernel()
-    lines = (
+    lines = [
         line,
         devshm,
         f"segments of ranks: {shared.objection or 'work'}",
         f"compiled kernel: {kernel or 'ready'}",
-    )
-    return Section("memory", {**facts, "shm": asdict(shared), "kernel": kernel}, lines)
+    ]
+    found: dict[str, object] = {**facts, "shm": asdict(shared), "kernel": kernel}
+    if importlib.util.find_spec("torch") is not None:
+        found["allocator"] = allocator = _ask_allocator()
+        lines.append(f"allocator of PyTorch's gradients: {allocator or 'ready'}")
+    return Section("memory", found, tuple(lines))
 
 
 def _memory() -> tuple[dict[str, int | None], str]:
@@ -143,6 +148,15 @@ def _ask_kernel() -> str:
     except ProbeError as error:
         return f"it does not load ({error}), so ranks of a node add with numpy"
     return objection and f"{objection}; until then ranks of a node add with numpy"
+
+
+def _ask_allocator() -> str:
+    """Return the reason why gradients of PyTorch are copied into buckets, or ""."""
+    try:
+        objection: str = ask_python("-m", "hvdtrain.probes.torch_allocator")["objection"]
+    except ProbeError as error:
+        return f"it does not load ({error}), so gradients are copied into buckets"
+    return objection and f"{objection}; until then gradients are copied into buckets"
 
 
 def _mib(nbytes: int) -> str:

@@ -28,7 +28,7 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     "launch": {"foundations"},
     "check": {"foundations", "launch"},
     # Programs: others start them and do not import them.
-    "probes": {"foundations", "engines"},
+    "probes": {"foundations", "engines", "torch"},
     "horovod": _BELOW_TRAIN,
     "data": {"foundations", "core"},
     "train": _BELOW_TRAIN,
@@ -41,7 +41,7 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
 _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
-        *("process", "agreement", "collectives", "timeline", "stall", "gradients"),
+        *("process", "agreement", "collectives", "timeline", "stall", "places", "gradients"),
         *("compression", "prediction", "exchanges", "sharding", "", "arrays"),
     ],
     "torch": ["tensors", "operations", "allocator", "gradients", "sharding", "", "elastic"],

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from hvdtrain.arrays import Array, elements_of, strided
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.gradients.placed_bucket import PlacedBucket
 from hvdtrain.core.gradients.plan import Bucket, ParameterSpec
+from hvdtrain.core.places.placed_bucket import PlacedBucket
 
 __all__ = ["FilledBucket", "ParameterSlice", "ParameterView"]
 

@@ -16,10 +16,10 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.placed_bucket import PlacedBucket
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.core.places.placed_bucket import PlacedBucket
 from hvdtrain.core.timeline.stopwatch import Stopwatch
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Mark, Streams

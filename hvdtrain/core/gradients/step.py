@@ -17,10 +17,10 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import BucketTimes, Operation
 from hvdtrain.core.gradients.communicators import Communicators, communicators_of
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
-from hvdtrain.core.gradients.placed_bucket import PlacedBucket
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 from hvdtrain.core.gradients.progress import BucketProgress
 from hvdtrain.core.gradients.step_info import agree_on_step
+from hvdtrain.core.places.placed_bucket import PlacedBucket
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST, Mark, Place, Streams
 from hvdtrain.types import ReduceOp

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.gradients.placed_bucket import PlacedBucket
+from hvdtrain.core.places.placed_bucket import PlacedBucket
 from hvdtrain.core.sharding.exchange import OwnedSlices
 from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.communicator import Communicator

@@ -13,9 +13,9 @@ from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.memory import AllocateIfWanted
 from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.placed_bucket import PlacedBucket, placed_buckets
-from hvdtrain.core.gradients.places import GradientPlaces
 from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.core.places.placed_bucket import PlacedBucket
+from hvdtrain.core.places.places import GradientPlaces
 from hvdtrain.engines.slices import Slices
 from hvdtrain.torch.allocator.arena import LEAST_BYTES, GradientArena, blocks_for
 from hvdtrain.torch.allocator.trial import Allocator, find_allocator, why_no_allocator
@@ -112,8 +112,19 @@ def placed_of(
         plan: bucket plan.
         buffers: memory of each bucket.
     """
-    places = None if staying is None else staying.places
-    return placed_buckets(places, plan, buffers, LEAST_BYTES)
+    return [
+        None
+        if staying is None or all(plan.specs[i].nbytes < LEAST_BYTES for i in layout.parameters)
+        else PlacedBucket(
+            staying.places,
+            {
+                index: (start, plan.specs[index].count)
+                for index, start in zip(layout.parameters, layout.starts, strict=True)
+            },
+            buffer,
+        )
+        for layout, buffer in zip(plan.buckets, buffers, strict=True)
+    ]
 
 
 def _open(

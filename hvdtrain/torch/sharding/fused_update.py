@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hvdtrain.core.gradients.places import GradientPlaces, Pieces
+from hvdtrain.core.places.places import GradientPlaces, Pieces
 from hvdtrain.core.sharding.exchange import KERNEL_TYPES, ShardedExchange
 from hvdtrain.core.sharding.kernel import KernelRule
 from hvdtrain.core.sharding.kernel_step import KernelStep, Scales

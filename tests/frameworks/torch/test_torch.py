@@ -25,7 +25,12 @@ LAUNCHES = {
             f"sharded, SHARED_MEMORY=0, {SMALL}",
         ],
         3: [
-            *(*TABLES, "table of three", f"optimizers, {SMALL}", "operations, ENGINE=gloo"),
+            *(
+                *TABLES,
+                "table of three",
+                f"optimizers in place, {SMALL}",
+                "operations, ENGINE=gloo",
+            ),
             f"sharded, ENGINE=gloo, {SMALL}",
         ],
     }.items()

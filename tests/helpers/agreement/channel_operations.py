@@ -170,7 +170,9 @@ def long(planned: Planned, rank: int, size: int, part: int) -> Array:
 def _spread(planned: Planned, rank: int, size: int, name: str) -> Made:
     arrays = [long(planned, rank, size, part) for part in range(1 + _longer(planned, rank))]
     operation = LateSlices(
-        lambda slices: SpreadSlices([Buffer.from_array(a) for a in arrays], slices, name)
+        lambda slices: SpreadSlices(
+            [Buffer.from_array(a) for a in arrays], [None] * len(arrays), slices, name
+        )
     )
     return Made(operation, lambda _: [array.tolist() for array in arrays])
 
@@ -178,7 +180,9 @@ def _spread(planned: Planned, rank: int, size: int, name: str) -> Made:
 def _sum(planned: Planned, rank: int, size: int, name: str) -> Made:
     arrays = [long(planned, rank, size, part) for part in range(1 + _longer(planned, rank))]
     buffers = [Buffer.from_array(array) for array in arrays]
-    operation = LateSlices(lambda slices: SumSlices(buffers, slices, (1.0, 2.0), name))
+    operation = LateSlices(
+        lambda slices: SumSlices(buffers, [None] * len(buffers), slices, (1.0, 2.0), name)
+    )
     return Made(operation, lambda _: [array.tolist() for array in arrays])
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.gradients.places import GradientPlaces, Pieces
-from hvdtrain.core.gradients.plan import Bucket, BucketPlan
+from hvdtrain.core.places.places import GradientPlaces, Pieces
 from hvdtrain.engines.slices import aligned_bounds
 
-__all__ = ["PlacedBucket", "placed_buckets"]
+__all__ = ["PlacedBucket"]
 
 
 class PlacedBucket:
@@ -21,19 +20,15 @@ class PlacedBucket:
 
     Args:
         places: places of the gradients.
-        plan: bucket plan.
-        layout: bucket.
+        extents: first element in the bucket of each parameter's gradient and number of its
+            elements, by index of the parameter.
         buffer: memory of the bucket.
     """
 
     def __init__(
-        self, places: GradientPlaces, plan: BucketPlan, layout: Bucket, buffer: Buffer
+        self, places: GradientPlaces, extents: Mapping[int, tuple[int, int]], buffer: Buffer
     ) -> None:
-        self._places, self._layout, self._buffer = places, layout, buffer
-        self._starts: Mapping[int, tuple[int, int]] = {
-            index: (start, plan.specs[index].count)
-            for index, start in zip(layout.parameters, layout.starts, strict=True)
-        }
+        self._places, self._extents, self._buffer = places, extents, buffer
 
     @cached_property
     def _owned(self) -> Pieces:
@@ -41,10 +36,10 @@ class PlacedBucket:
         slices = self._places.slices
         if slices.number >= slices.owners:
             return Pieces.of([])
-        low, high = aligned_bounds(self._layout.count, slices.owners)[slices.number :][:2]
-        size, memory = self._layout.dtype.itemsize, self._places.offset(self._buffer)
+        low, high = aligned_bounds(self._buffer.count, slices.owners)[slices.number :][:2]
+        size, memory = self._buffer.dtype.itemsize, self._places.offset(self._buffer)
         rows = []
-        for index, (begin, count) in self._starts.items():
+        for index, (begin, count) in self._extents.items():
             start, end = max(low, begin), min(high, begin + count)
             if start < end:
                 rows.append((index, (start - begin) * size, memory + start * size, end - start))
@@ -64,7 +59,7 @@ class PlacedBucket:
         sources = places.addresses(self._owned)
         targets = sources if everywhere else sources[:, [slices.number]]
         rows = np.column_stack([self._owned.counts.astype(np.uint64), sources, targets])
-        slices.add_placed(rows, self._layout.dtype, places.prescales(), postscale)
+        slices.add_placed(rows, self._buffer.dtype, places.prescales(), postscale)
         if everywhere:
             slices.meet()
 
@@ -75,7 +70,7 @@ class PlacedBucket:
         source = addresses[:, [slices.number]]
         others = np.delete(addresses, slices.number, 1)
         rows = np.column_stack([self._owned.counts.astype(np.uint64), source, others])
-        slices.add_placed(rows, self._layout.dtype, [1.0], 1.0)
+        slices.add_placed(rows, self._buffer.dtype, [1.0], 1.0)
         slices.meet()
 
     def gather(self) -> None:
@@ -90,31 +85,11 @@ class PlacedBucket:
 
     def _elsewhere(self) -> Iterator[tuple[int, Buffer]]:
         """Yield the address of each gradient that lies elsewhere, and its part of the bucket."""
-        for index, (start, count) in self._starts.items():
+        for index, (start, count) in self._extents.items():
             if address := self._places.elsewhere(index):
                 yield address, self._buffer.slice(start, count)
 
     def clear(self) -> None:
         """Let all gradients of this rank lie in the bucket (local)."""
-        for index in self._starts:
+        for index in self._extents:
             self._places.put(index, None)
-
-
-def placed_buckets(
-    places: GradientPlaces | None, plan: BucketPlan, buffers: Sequence[Buffer], least_bytes: int
-) -> list[PlacedBucket | None]:
-    """Return each bucket of a plan, None for those whose gradients are all in the bucket.
-
-    Args:
-        places: places of the gradients; None if all are in their buckets.
-        plan: bucket plan.
-        buffers: memory of each bucket.
-        least_bytes: smaller gradients are always in their buckets.
-    """
-    return [
-        PlacedBucket(places, plan, layout, buffer)
-        if places is not None
-        and any(plan.specs[i].nbytes >= least_bytes for i in layout.parameters)
-        else None
-        for layout, buffer in zip(plan.buckets, buffers, strict=True)
-    ]

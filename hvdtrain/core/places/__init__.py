@@ -1,0 +1,1 @@
+"""Gradients that are reduced where they lie, on each rank elsewhere."""
