@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 __all__ = ["Arrivals"]
 
 # Operations that no thread waits for are collected, to be run as a batch, as long as more are
-# submitted within this time. A thread that submits many is also slower while another one works.
-_GATHER_SECONDS = 300e-6
-_LONGEST_GATHER_SECONDS = 3e-3
+# submitted within the first of these times, and then within the others. A thread that submits many
+# is slower while another one works, and will probably wait for them itself.
+_GATHER_SECONDS = (300e-6, 1.2e-3, 1.5e-3)
 
 # How long to wait after an exchange of reports in which no request was common to all members.
 _FIRST_BACK_OFF_SECONDS = 200e-6
@@ -53,10 +52,10 @@ class Arrivals:
 
     def gather(self, closed: Callable[[], bool]) -> None:
         """Wait as long as more is submitted, unless there is a hurry."""
-        seen, until = 0, time.perf_counter() + _LONGEST_GATHER_SECONDS
-        while self._count != seen and time.perf_counter() < until:
-            seen = self._count
-            if self._changed.wait_for(lambda: self._hurry or closed(), _GATHER_SECONDS):
+        for seconds in _GATHER_SECONDS:
+            before = self._count
+            hurried = self._changed.wait_for(lambda: self._hurry or closed(), seconds)
+            if hurried or self._count == before:
                 break
         self._hurry = False
 

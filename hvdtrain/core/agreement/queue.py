@@ -30,6 +30,10 @@ from hvdtrain.errors import HvdtrainError
 __all__ = ["Queue", "Waiting"]
 
 
+# Python 3.11 looks up members of an Enum in Python.
+_OPEN, _CLOSED = Phase.OPEN, Phase.CLOSED
+
+
 class Waiting:
     """A context manager that counts a thread among those that wait for an operation."""
 
@@ -78,7 +82,7 @@ class Queue:
     @property
     def closed(self) -> bool:
         """Whether the channel is closed, so that no operation is accepted."""
-        return self._state.phase is Phase.CLOSED
+        return self._state.phase is _CLOSED
 
     @property
     def busy(self) -> bool:
@@ -93,19 +97,20 @@ class Queue:
             ValueError: an operation of this name is pending.
         """
         request = operation.request
+        key = request.key
         with self._lock:
-            if request.key in self._operations:
+            if key in self._operations:
                 raise ValueError(
                     f"{self._title} {request.subject}: an operation of this name is still "
                     "pending; wait for it, or use another name"
                 )
-            if self._state.phase is not Phase.OPEN or request is JOIN or request is LEAVE:
+            if self._state.phase is not _OPEN or request is JOIN or request is LEAVE:
                 self._state, actions = transition(self._state, Submitted(request))
                 for action in actions:
                     assert isinstance(action, Refuse)
                     raise HvdtrainError(f"{self._title} {request.subject}: {action.reason}")
             operation.submitted = time.perf_counter()
-            self._operations[request.key] = operation
+            self._operations[key] = operation
             if (track := self.track) is not None:
                 track.submitted(operation)
             self._arrivals.note()
@@ -118,7 +123,7 @@ class Queue:
         is not open.
         """
         with self._lock:
-            if self._operations or self.track is not None or self._state.phase is not Phase.OPEN:
+            if self._operations or self.track is not None or self._state.phase is not _OPEN:
                 return False
             prepared.renew()
             self._operations[prepared.request.key] = prepared
@@ -279,9 +284,12 @@ class Queue:
     def wait_for_work(self) -> bool:
         """Block until operations are pending; return False if the channel is closed."""
         with self._lock:
-            self._changed.wait_for(lambda: self.closed or self.busy)
-            self._arrivals.gather(lambda: self.closed)
-            return not self.closed
+            while not self.closed:
+                self._changed.wait_for(lambda: self.closed or self.busy)
+                self._arrivals.gather(lambda: self.closed)
+                if self.busy:
+                    return True
+            return False
 
     def back_off(self) -> None:
         """Wait for a submission on this rank, or on another rank in the meantime (driver)."""
