@@ -120,6 +120,9 @@ class KerasLoop:
         self._optimizer.flush()
         self.state.average_statistics()
 
+    def gather_state(self) -> None:
+        """Do nothing: each rank has the whole state."""
+
     @property
     def pushes(self) -> Pushes | None:
         """The gradients that servers have received; None without a parameter server."""
