@@ -99,7 +99,7 @@ class SharedSteps:
         self._specs, self._settings, self._slices = specs, settings, slices
         self._rule, self._name = rule, name
         self._channel = settings.process_set.channel()
-        self.state = StateMemory(specs, rule.quantities)
+        self.state = StateMemory(specs, rule.quantities, slices.number)
         self._reducer: Reducer | None = None
 
     def step(
@@ -126,8 +126,7 @@ class SharedSteps:
         """
         reducer = self._reducer or self._open()
         self._reduce(reducer, gradients, samples)
-        owned = self.state.owned(self._slices.number)
-        own = [segment for segment in owned if segment.parameter in gradients]
+        own = [segment for segment in self.state.owned if segment.parameter in gradients]
         parts = [reducer.buffers[s.bucket].slice(s.start, s.count).array() for s in own]
         self._clip(parts, values)
         for segment, part in zip(own, parts, strict=True):
@@ -213,7 +212,7 @@ class SharedSteps:
     ) -> None:
         """Replace the gradient of a segment by its new weights (local)."""
         own = weights[segment.first : segment.first + segment.count]
-        state = self.state.of(self._slices.number, segment)
+        state = self.state.of(segment)
         decay = values.decay if values.decayed[segment.parameter] else None
         kind = own.dtype.type
         for start in range(0, segment.count, _BLOCK_ELEMENTS):

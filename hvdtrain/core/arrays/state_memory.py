@@ -22,10 +22,13 @@ class StateMemory:
     Args:
         specs: the variables.
         quantities: names of what is kept for each element.
+        number: number of this rank on its node.
     """
 
-    def __init__(self, specs: Sequence[ParameterSpec], quantities: Sequence[str]) -> None:
-        self._specs, self._names = specs, quantities
+    def __init__(
+        self, specs: Sequence[ParameterSpec], quantities: Sequence[str], number: int
+    ) -> None:
+        self._specs, self._names, self._number = specs, quantities, number
         self._segments: list[list[Segment]] = []
         self._layouts: list[StateLayout] = []
         self._memories: Sequence[HostArray] = ()
@@ -52,13 +55,14 @@ class StateMemory:
             self.write(index, name, value)
         self._waiting.clear()
 
-    def owned(self, rank: int) -> list[Segment]:
-        """Return the segments of a rank of the node, which owns none if there are too many."""
-        return self._segments[rank] if rank < len(self._segments) else []
+    @property
+    def owned(self) -> list[Segment]:
+        """The segments of this rank, which owns none if there are too many ranks."""
+        return self._segments[self._number] if self._number < len(self._segments) else []
 
-    def of(self, owner: int, segment: Segment) -> list[HostArray]:
-        """Return what is kept for a segment, [count] each, in the memory of its owner."""
-        return [self._part(owner, segment, name) for name in self._names]
+    def of(self, segment: Segment) -> list[HostArray]:
+        """Return what is kept for a segment of this rank, [count] each."""
+        return [self._part(self._number, segment, name) for name in self._names]
 
     def read(self, index: int, name: str) -> HostArray:
         """Return a copy of what is kept for a variable, in its shape."""
@@ -84,6 +88,15 @@ class StateMemory:
             self._waiting[index, name] = whole
         for segment, part in self._parts(index, name):
             part[...] = whole.reshape(-1)[segment.first : segment.first + segment.count]
+
+    def scale(self, index: int, name: str, factor: float) -> None:
+        """Multiply this rank's part of what is kept for a variable."""
+        if (index, name) in self._waiting:
+            self._waiting[index, name] *= self._waiting[index, name].dtype.type(factor)
+        for segment in self.owned:
+            if segment.parameter == index:
+                part = self._part(self._number, segment, name)
+                part *= part.dtype.type(factor)
 
     def _parts(self, index: int, name: str) -> Iterator[tuple[Segment, HostArray]]:
         if not self._memories:

@@ -70,9 +70,7 @@ def distribute(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> D
     return distributed
 
 
-def _rebuilt(
-    optimizer: keras.optimizers.Optimizer, reduction: Reduction
-) -> DistributedMixin:
+def _rebuilt(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> DistributedMixin:
     """Return a distributed optimizer that keeps the state of another in memory of the node."""
     new = type(optimizer).from_config(optimizer.get_config())
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):

@@ -135,7 +135,8 @@ class Reduction:
         """Do not reduce the gradient of a variable (local).
 
         Raises:
-            ValueError: the work is shared, or exchanges average or reset the state of the whole optimizer.
+            ValueError: the work is shared, or exchanges average or reset the state of the whole
+                optimizer.
         """
         if self.shared is not None:
             raise ValueError("sharded=True: all gradients are reduced, and none is local")

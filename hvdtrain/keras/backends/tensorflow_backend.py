@@ -88,7 +88,8 @@ class TensorFlowBackend:
 
         kinds: list[tf.Tensor] = list(results)
         dtypes, shapes = [t.dtype for t in kinds], [t.shape for t in kinds]
-        return call_on_arrays(call, inputs, dtypes, shapes, name)
+        tensors = [tf.convert_to_tensor(each) for each in inputs]  # some are variables
+        return call_on_arrays(call, tensors, dtypes, shapes, name)
 
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float

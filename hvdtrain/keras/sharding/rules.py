@@ -54,7 +54,7 @@ def rule_of(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
         UnsupportedError: it is not SGD, Adam or AdamW of Keras.
     """
     kind = getattr(optimizer, "hvdtrain_class", type(optimizer))
-    if kind is keras.optimizers.SGD or kind.__name__ == "SGD" and _is_keras(kind):
+    if kind is keras.optimizers.SGD or (kind.__name__ == "SGD" and _is_keras(kind)):
         return SgdRule(float(optimizer.momentum), bool(optimizer.nesterov))
     if kind.__name__ in ("Adam", "AdamW") and _is_keras(kind):
         return AdamRule(

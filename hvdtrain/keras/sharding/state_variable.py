@@ -59,6 +59,14 @@ class StateVariable:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> HostArray:
         return self.numpy().astype(dtype or self.dtype, copy=False)
 
+    def scale(self, factor: float) -> None:
+        """Multiply the value (local, between two steps; on all ranks, each of which has a part)."""
+        if self._place is not None:
+            memory, index = self._place
+            memory.scale(index, self._quantity, factor)
+        elif self._value is not None:
+            self._value *= self._value.dtype.type(factor)
+
     def assign(self, value: Tensor | HostArray) -> None:
         """Overwrite the value (local; between two steps).
 
