@@ -14,7 +14,7 @@ from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core import context
 from hvdtrain.core.arrays.memory import MemoryPool, empty
 from hvdtrain.core.arrays.state_memory import StateMemory
-from hvdtrain.core.arrays.update_rules import UpdateRule
+from hvdtrain.core.arrays.update_rules import UpdateRule, cast
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.memory import AllocateMemory
@@ -214,12 +214,11 @@ class SharedSteps:
         own = weights[segment.first : segment.first + segment.count]
         state = self.state.of(segment)
         decay = values.decay if values.decayed[segment.parameter] else None
-        kind = own.dtype.type
         for start in range(0, segment.count, _BLOCK_ELEMENTS):
             block = slice(start, start + _BLOCK_ELEMENTS)
             updated = own[block].copy()
             if decay is not None:
-                updated -= updated * kind(decay) * kind(values.rate)
+                updated -= updated * cast(decay, own.dtype) * own.dtype.type(values.rate)
             kept = [quantity[block] for quantity in state]
             self._rule.update(updated, part[block], kept, values.rate, values.steps)
             part[block] = updated

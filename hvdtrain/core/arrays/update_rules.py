@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from hvdtrain.arrays import HostArray
 
-__all__ = ["AdamRule", "SgdRule", "UpdateRule"]
+__all__ = ["AdamRule", "SgdRule", "UpdateRule", "cast"]
+
+
+def cast(number: float, dtype: np.dtype[Any]) -> Any:
+    """Return a setting in the type of the weights, by way of float32, as Keras casts numbers."""
+    return dtype.type(np.float32(number))
 
 
 class UpdateRule(Protocol):
@@ -63,16 +68,16 @@ class SgdRule:
         steps: int,
     ) -> None:
         """See UpdateRule."""
-        kind = weights.dtype.type
-        gradient *= kind(rate)
+        momentum = cast(self.momentum, weights.dtype)
+        gradient *= weights.dtype.type(rate)
         if not state:
             weights -= gradient
             return
         (velocity,) = state
-        velocity *= kind(self.momentum)
+        velocity *= momentum
         velocity -= gradient
         if self.nesterov:
-            weights += velocity * kind(self.momentum) - gradient
+            weights += velocity * momentum - gradient
         else:
             weights += velocity
 
@@ -102,7 +107,8 @@ class AdamRule:
         """See UpdateRule."""
         kind = weights.dtype.type
         power_1, power_2 = (
-            np.power(kind(beta), kind(steps + 1)) for beta in (self.beta_1, self.beta_2)
+            np.power(cast(beta, weights.dtype), kind(steps + 1))
+            for beta in (self.beta_1, self.beta_2)
         )
         alpha = kind(rate) * np.sqrt(kind(1) - power_2) / (kind(1) - power_1)
         first, second = state[:2]

@@ -116,9 +116,9 @@ class SharedUpdate:
         dense = [keras.ops.convert_to_tensor(gradient) for gradient in own.values()]
         weights = [keras.ops.convert_to_tensor(variable) for variable in everything]
         numbers = [
-            keras.ops.cast(optimizer._get_current_learning_rate(), "float32"),
-            keras.ops.cast(optimizer._iterations, "float32"),
-            keras.ops.cast(_UNKNOWN if samples is None else samples, "float32"),
+            keras.ops.cast(optimizer._get_current_learning_rate(), "float64"),
+            keras.ops.cast(optimizer._iterations, "float64"),
+            keras.ops.cast(_UNKNOWN if samples is None else samples, "float64"),
         ]
         decayed = [bool(optimizer._use_weight_decay(variable)) for variable in everything]
         steps = self._steps
