@@ -30,6 +30,7 @@ RULES = [
     KernelRule(lr=0.1, kind=2, beta1=0.4, beta2=0.99, epsilon=1e-8, weight_decay=0.1, amsgrad=1),
 ]
 COUNT = 1031
+Numbers = npt.NDArray[np.float64]  # or float32
 
 
 def test_the_kernel_is_there() -> None:
@@ -49,18 +50,17 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
     return found
 
 
-def stepped(
-    rule: KernelRule, ranks: int, kind: type, contracts: bool
-) -> list[npt.NDArray[np.generic]]:
+def stepped(rule: KernelRule, ranks: int, kind: type, contracts: bool) -> list[Numbers]:
     """Return weights of all ranks, state and own gradient after two steps, the second clipped."""
     draw = np.random.default_rng(7)
-    gradients = draw.normal(size=(ranks, COUNT)).astype(kind)
-    weights = np.repeat(draw.normal(size=(1, COUNT)).astype(kind), ranks, axis=0)
-    state, steps = np.zeros((3, COUNT), kind), np.zeros(1, np.float32)
+    gradients: Numbers = draw.normal(size=(ranks, COUNT)).astype(kind)
+    weights: Numbers = np.repeat(draw.normal(size=(1, COUNT)).astype(kind), ranks, axis=0)
+    state: Numbers = np.zeros((3, COUNT), kind)
+    steps = np.zeros(1, np.float32)
     form = Form(contracts, 32)
     rest = form.rest(COUNT, 0, COUNT, gradients.itemsize)
-    places = [[row.ctypes.data for row in rows] for rows in (gradients, weights)]
-    place = Place(*places, COUNT, rest, 0, kind is np.float64)
+    sources, targets = ([row.ctypes.data for row in rows] for rows in (gradients, weights))
+    place = Place(sources, targets, COUNT, rest, 0, kind is np.float64)
     step = KernelStep([place], ranks, 0, form)
     step.use_state(0, [row.ctypes.data for row in state], steps.ctypes.data)
     scales = Scales([1.0 + rank for rank in range(ranks)], 1.0 / ranks)
@@ -73,7 +73,7 @@ def stepped(
             assert np.isclose(squares, float((gradients[0].astype(np.float64) ** 2).sum()))
             step.update([rule], None, 0.5)
     assert (weights == weights[0]).all()
-    return [weights, state, gradients, steps]
+    return [weights, state, gradients, steps.astype(np.float64)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
@@ -104,7 +104,7 @@ def test_an_adam_step_is_its_formula(rule: KernelRule) -> None:
         root = np.sqrt((largest if rule.amsgrad else square) / (1 - rule.beta2**number))
         expected = expected - rule.lr * mean / (1 - rule.beta1**number) / (root + rule.epsilon)
     np.testing.assert_allclose(weights[0], expected, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(state[:2], [mean, square], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(state[:2], np.stack([mean, square]), rtol=1e-12, atol=1e-14)
     assert steps[0] == 2
 
 
@@ -119,8 +119,8 @@ def test_sums_are_along_a_tree(ranks: int) -> None:
     if ranks == 5:
         pairs = (pairs + (scaled[2] + scaled[3])) + scaled[4]
     summed = parts[0].copy()
-    places = [[summed.ctypes.data, *(part.ctypes.data for part in parts[1:])], [0] * ranks]
-    step = KernelStep([Place(*places, COUNT, 0, 0, False)], ranks, 0, Form(True, 32))
+    sources = [part.ctypes.data for part in (summed, *parts[1:])]
+    step = KernelStep([Place(sources, [0] * ranks, COUNT, 0, 0, False)], ranks, 0, Form(True, 32))
     step.select(0, used=True, begins=False)
     step.sum(Scales([1.0 + rank for rank in range(ranks)], 0.25))
     assert summed.tobytes() == (pairs * np.float32(0.25)).tobytes()
