@@ -108,9 +108,11 @@ class Run:
         self._taken += 1
         step = self._progress.step + self._taken
         self._terminal.advance()
-        if self._run_log is not None and not self._reserved:
-            self._loop.state.reserve()
+        if not self._reserved:
             self._reserved = True
+            self._loop.gather_state()
+            if self._run_log is not None:
+                self._loop.state.reserve()
         if self._heartbeat.after_step() and self._run_log is not None:
             self._run_log.note(self._heartbeat.report, step, self._clock.total_seconds)
             self._terminal.show_slowest(*self._run_log.slowest)
@@ -222,6 +224,7 @@ class Run:
         self._loop.synchronize()
         self._saved_step = self._progress.step
         exchange = self._loop.exchange_record()
+        self._loop.gather_state()
         if self._run_log is not None:
             progress = self._clock.read(self._progress)
             self._run_log.save(progress, self._step_plan.samples, self._loop, exchange, best)

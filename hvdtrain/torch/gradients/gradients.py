@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from hvdtrain.core.gradients.step_info import StepInfo
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
+from hvdtrain.torch.gradients.changes import GradientChanges
 from hvdtrain.torch.gradients.hooks import GradientHooks, check_hookable
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.gradients.slices import spread_slices
@@ -59,6 +60,7 @@ class Gradients:
         self.passes = settings.passes
         self.parameters = [parameter for _, parameter in parameters]
         self._lock = threading.Lock()  # autograd has a thread for each GPU
+        self._changes = GradientChanges()
         self.whole = True
         self.info: StepInfo | None = None
         self._make_plan()
@@ -143,6 +145,8 @@ class Gradients:
         with self._lock:
             if moved:
                 self._buckets.views.note_misfit(index)
+            if self._settings.sharded:
+                self._changes.look(self._buckets.views, self._complete(), index)
             if self._reducer.step.passes.get(index, 0) >= self.passes:
                 self._start_over(index)
             if not self.open:
@@ -194,7 +198,12 @@ class Gradients:
         if self._buckets.channel.has_thread:  # otherwise nothing is in progress
             launched = self._reducer.step.launched
             self._buckets.views.lend(self.plan.buckets[reduced:launched])
-        self._buckets.views.note_versions()
+        self._changes.note(self._buckets.views)
+
+    def _complete(self) -> Iterator[int]:
+        """Yield the parameters whose gradients are computed in this step."""
+        passes = self._reducer.step.passes.items()
+        return (index for index, count in passes if count == self.passes)
 
     def check_unchanged(self) -> None:
         """Check that gradients are those that backward() has left (local).
@@ -202,8 +211,7 @@ class Gradients:
         Raises:
             RuntimeError: the program has changed one, or it is sparse.
         """
-        indices = [i for i, count in self._reducer.step.passes.items() if count == self.passes]
-        changed = self._buckets.views.changed(indices)
+        changed = self._changes.find(self._buckets.views, self._complete())
         if changed is not None:
             raise RuntimeError(
                 f"the gradient of {self._named[changed][0]!r}, or of another parameter in its "
@@ -246,6 +254,7 @@ class Gradients:
         else:
             self._hooks.forget()
             self._reducer.forget()
+            self._changes.forget()
 
     def _end_step(self) -> None:
         self._hooks.forget()
@@ -260,6 +269,7 @@ class Gradients:
             usage = self._reduce_rest()
         finally:
             self._reducer.forget()
+            self._changes.forget()
         self._update_plan(usage)
 
     def _reduce_rest(self) -> StepUsage:

@@ -114,11 +114,13 @@ class BucketViews:
         """Note what has been written into the buckets, for changed()."""
         self._versions = [memory._version for memory in self._memory]
 
-    def changed(self, indices: Iterable[int]) -> int | None:
+    def changed(self, indices: Iterable[int], arriving: int | None = None) -> int | None:
         """Return a parameter whose gradient the program has changed since note_versions().
 
         Args:
             indices: parameters whose gradients were taken; None where the program removed one.
+            arriving: parameter whose gradient autograd may have accumulated in its bucket since; no
+                gradient of this bucket was taken then.
 
         Returns:
             Index of the parameter; that of the bucket's first one if it is not known which.
@@ -131,8 +133,16 @@ class BucketViews:
             kept = self._holds(index, self._views[index]) if lent is None else gradient is lent
             if not kept or (lent is not None and lent._version != at):
                 return index
+        filling = arriving is not None and self.holds(arriving)
         pairs = zip(self._memory, self._versions, self._reducer.plan.buckets, strict=True)
-        return next((b.parameters[0] for m, at, b in pairs if m._version != at), None)
+        return next(
+            (
+                bucket.parameters[0]
+                for memory, at, bucket in pairs
+                if memory._version != at and not (filling and arriving in bucket.parameters)
+            ),
+            None,
+        )
 
     def holds(self, index: int) -> bool:
         """Return whether a parameter's gradient is its view of the bucket."""

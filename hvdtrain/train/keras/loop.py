@@ -120,6 +120,9 @@ class KerasLoop:
         self._optimizer.flush()
         self.state.average_statistics()
 
+    def gather_state(self) -> None:
+        """Do nothing: each rank has the whole state."""
+
     @property
     def shares_optimizer(self) -> bool:
         """Whether ranks share the optimizer's work."""

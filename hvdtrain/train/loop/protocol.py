@@ -87,6 +87,12 @@ class TrainingLoop(Protocol):
         Only exchanges of weights let weights drift apart.
         """
 
+    def gather_state(self) -> None:
+        """Bring to rank 0 what its snapshots hold, and only all ranks together have (collective).
+
+        It lasts until the next step.
+        """
+
     def exchange_record(self) -> ExchangeRecord | None:
         """Return the state of the exchange on all ranks, after synchronize() (collective).
 

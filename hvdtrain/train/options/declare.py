@@ -12,7 +12,15 @@ from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options.checks import Check, one_of
 
-__all__ = ["Declaration", "Option", "OptionGroup", "declared", "groups_of", "option"]
+__all__ = [
+    "Declaration",
+    "Option",
+    "OptionGroup",
+    "as_given",
+    "declared",
+    "groups_of",
+    "option",
+]
 
 T = TypeVar("T")
 
@@ -110,6 +118,17 @@ class Option:
             raise UsageError(f"{label} must be {expected}, got {value!r}")
         if self.declaration.check is not None:
             self.declaration.check(label, value)
+
+
+def as_given(name: str, value: object) -> str:
+    """Return an option and its value as they are given on the command line.
+
+    Args:
+        name: name of the field.
+        value: value of the option.
+    """
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else f"{flag} {value}"
 
 
 class OptionGroup:

@@ -9,7 +9,7 @@ from typing import Any
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options.declare import OptionGroup, option
+from hvdtrain.train.options.declare import OptionGroup, as_given, option
 from hvdtrain.train.parameter_server.settings import (
     ALLREDUCE,
     ParameterServer,
@@ -99,8 +99,7 @@ def require_exchange_takes(
         value, default = values[option_name]
         if value == refused or (refused is _ANY and value != default):
             raise UsageError(
-                f"--{option_name.replace('_', '-')} {value} does not go with --exchange {name}: "
-                f"{reason}"
+                f"{as_given(option_name, value)} does not go with --exchange {name}: {reason}"
             )
 
 
@@ -134,6 +133,5 @@ def require_strategy_has(strategy: str, values: Mapping[str, tuple[Any, Any]]) -
         value, default = values[name]
         if value in refused or (not refused and value != default):
             raise UsageError(
-                f"--{name.replace('_', '-')} {value} does not go with --strategy {strategy}: "
-                f"{reason}"
+                f"{as_given(name, value)} does not go with --strategy {strategy}: {reason}"
             )

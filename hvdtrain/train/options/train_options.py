@@ -9,7 +9,7 @@ from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.errors import UsageError
 from hvdtrain.train.optimizers.schedule import scaled_lr
 from hvdtrain.train.options.data import DataOptions
-from hvdtrain.train.options.declare import declared, groups_of
+from hvdtrain.train.options.declare import as_given, declared, groups_of
 from hvdtrain.train.options.devices import DeviceOptions
 from hvdtrain.train.options.evaluation import EvaluationOptions
 from hvdtrain.train.options.exchange import (
@@ -134,6 +134,6 @@ def require_framework_has(framework: str, values: dict[str, tuple[Any, Any]]) ->
         if value == refused or (refused is _ANY and value != default):
             because = f": {reason.format(framework=framework)}" if reason else ""
             raise UsageError(
-                f"--{name.replace('_', '-')} {value} goes with --framework torch only, got "
-                f"--framework {framework}{because}"
+                f"{as_given(name, value)} goes with --framework torch only, got --framework "
+                f"{framework}{because}"
             )

@@ -12,6 +12,8 @@ from hvdtrain.train.parameter_server.wire import Flat
 
 __all__ = ["ParameterRow"]
 
+_TYPES = ("float32", "float64")
+
 
 class ParameterRow(ABC):
     """Copies of a model's trained parameters and their gradients in host memory.
@@ -26,15 +28,15 @@ class ParameterRow(ABC):
         gradients: memory for their gradients, [n].
 
     Raises:
-        UsageError: there are none, or their types differ.
+        UsageError: there are none, their types differ, or they are not float32 or float64.
     """
 
     def __init__(self, sizes: Sequence[int], types: Sequence[str]) -> None:
         found = sorted(set(types))
-        if len(found) != 1:
+        if len(found) != 1 or found[0] not in _TYPES:
             raise UsageError(
-                "a parameter server needs trained parameters of one type, got "
-                f"{' and '.join(found) or 'no parameter'}"
+                f"a parameter server needs trained parameters of one type, {' or '.join(_TYPES)}, "
+                f"got {' and '.join(found) or 'no parameter'}"
             )
         self.sizes = list(sizes)
         self.weights: Flat = np.zeros(sum(sizes), found[0])

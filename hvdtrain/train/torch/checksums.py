@@ -25,7 +25,8 @@ def torch_checksums(
     """Return the checksums of weights, optimizer state and learning rates by name (local).
 
     Buffers are excluded: the running statistics of batch normalization depend on a rank's own
-    samples, and differ.
+    samples, and differ. So is the state of an optimizer whose work ranks share: each element has
+    one owner.
 
     Args:
         model: model, which also names the parameters.
@@ -38,11 +39,12 @@ def torch_checksums(
         f"weight {name!r}": parameter for name, parameter in model.named_parameters()
     }
     found = dict(numbers or {})
+    shared = getattr(optimizer, "sharded", False)
+    states = {} if optimizer is None or shared else optimizer.state
     for number, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
         for parameter in group["params"]:
             name = repr(names.get(id(parameter), f"parameter of group {number}"))
-            assert optimizer is not None
-            for key, value in optimizer.state.get(parameter, {}).items():
+            for key, value in states.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor) and value.ndim:
                     tensors[f"{key} of {name}"] = value
                 elif isinstance(value, (torch.Tensor, int, float)):

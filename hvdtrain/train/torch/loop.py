@@ -172,6 +172,10 @@ class TorchLoop:
         for model in filter(None, [self._model, self._updater.averaged]):
             average_model_buffers(model)
 
+    def gather_state(self) -> None:
+        """Bring the optimizer's state to rank 0 where ranks share the work on it (collective)."""
+        self._optimizer.consolidate_state_dict()
+
     @property
     def pushes(self) -> Pushes | None:
         """The gradients that servers have received; None without a parameter server."""

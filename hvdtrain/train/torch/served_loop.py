@@ -84,6 +84,9 @@ class ServedLoop(TorchLoop):
         """Average the statistics that forward passes have changed on each worker (collective)."""
         average_model_buffers(self._model, self._rounds.workers)
 
+    def gather_state(self) -> None:
+        """Do nothing: each rank has the whole state after train()."""
+
     @property
     def pushes(self) -> Pushes:
         """The gradients that servers have received in this start, over all shards."""

@@ -62,9 +62,10 @@ class TorchTrainingState:
         snapshot before, which must not be needed any more.
         """
         self.settle()
-        tensors, skeleton = flatten(self._content())
+        content = self._content()
+        tensors, skeleton = flatten(content)
         copies = self._memory_for(tensors)
-        later = self._unchanged_until_step()
+        later = self._unchanged_until_step(content["optimizer"]["state"])
         pairs = [(copies[name], tensors[name]) for name in tensors]
         for copy, tensor in pairs:
             if tensor.data_ptr() not in later:
@@ -120,13 +121,17 @@ class TorchTrainingState:
             self._memory[name] = memory
         return self._memory
 
-    def _unchanged_until_step(self) -> set[int]:
-        """Return the addresses of tensors in host memory that only optimizer steps change."""
+    def _unchanged_until_step(self, states: Mapping[int, Mapping[str, Any]]) -> set[int]:
+        """Return the addresses of tensors in host memory that only optimizer steps change.
+
+        Args:
+            states: state of each parameter in the optimizer's state_dict().
+        """
         averages = [e for e in self._extras.values() if isinstance(e, AveragedModel)]
         tensors = chain(
             (p for p in self._model.parameters() if p.requires_grad),
             *(average.parameters() for average in averages),
-            _elementwise_state(self._optimizer),
+            _elementwise(states),
         )
         return {tensor.data_ptr() for tensor in tensors if tensor.device.type == "cpu"}
 
@@ -139,9 +144,9 @@ def _array(tensor: torch.Tensor) -> Array:
     return array
 
 
-def _elementwise_state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield the optimizer's state tensors that have an element for each element of a parameter."""
-    for state in optimizer.state.values():
+def _elementwise(states: Mapping[int, Mapping[str, Any]]) -> Iterator[torch.Tensor]:
+    """Yield the tensors of states that have an element for each element of a parameter."""
+    for state in states.values():
         for value in state.values():
             if isinstance(value, torch.Tensor) and value.ndim:
                 yield value

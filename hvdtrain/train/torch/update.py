@@ -45,9 +45,8 @@ class Updater:
 
     The gradient is that of the mean loss over the samples of all microbatches and ranks, whatever
     the number and the sizes of each rank's microbatches, unless the optimizer's exchange counts all
-    ranks alike. For gradients computed otherwise, such as
-    by hvd.backward_by_shards(), of losses from precision.scaled(), call optimizer.zero_grad()
-    instead of begin(), and no backward().
+    ranks alike. For gradients computed otherwise, such as by hvd.backward_by_shards(), of losses
+    from precision.scaled(), call optimizer.zero_grad() instead of begin(), and no backward().
 
     If the optimizer exchanges weights, the gradient is that of the rank's own mean loss, and so is
     its norm. A rank whose gradient is not finite leaves out its update, and takes part in the

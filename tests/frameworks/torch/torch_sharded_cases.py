@@ -270,6 +270,37 @@ def shared_gradients_are_not_for_the_program() -> None:
 
 
 @case
+def changes_between_two_backward_passes() -> None:
+    if hvd.size() == 1:
+        return
+    first, second = torch.nn.Linear(9, 9), torch.nn.Linear(9, 9)
+    both = torch.nn.ModuleList([first, second]).double()
+    for set_to_none in (True, False):
+        for passes in (1, 2):
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(both.parameters(), lr=0.1),
+                both.named_parameters(),
+                sharded=True,
+                backward_passes_per_step=passes,
+            )
+            ones = torch.ones(9).double()
+            for changes in (False, False, True):
+                optimizer.zero_grad(set_to_none)
+                for part in (first, second):
+                    for _ in range(passes):
+                        part(ones).sum().backward()
+                    if changes and part is first:
+                        for gradient in [p.grad for p in first.parameters()]:
+                            assert gradient is not None
+                            gradient.mul_(2.0)
+                if changes:
+                    assert "was changed" in refused(RuntimeError, optimizer.step)
+                    optimizer.zero_grad()
+                else:
+                    optimizer.step()
+
+
+@case
 def shared_steps_on_gradients_that_were_synchronized() -> None:
     (model, optimizer), (whole, reference) = pair(MAKES["adam"])
     for each, one in ((model, optimizer), (whole, reference)):

@@ -15,15 +15,18 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
 from hvdtrain.core.collectives.memory import AllocateMemory
-from hvdtrain.core.collectives.prepared_allreduce import PreparedAllreduce
+from hvdtrain.core.collectives.prepared_allreduce import PreparedAllreduce, Tensors
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
 from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.core.sharding.operations import GatherSlices, PutSegments, SpreadSlices, SumSlices
+from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.local import LocalCommunicator
 
-__all__ = ["Made", "Value", "data", "make", "rows"]
+__all__ = ["Made", "Value", "data", "long", "make", "rows"]
 
 Array = npt.NDArray[np.generic]
 Value = list[list[float]]
@@ -44,7 +47,7 @@ class Made:
     operation: Operation
     read: Callable[[Any], Value]
     step: GradientStep | None = None
-    prepare: Callable[[Communicator], tuple[PreparedAllreduce, object]] | None = None
+    prepare: Callable[[Communicator], tuple[PreparedAllreduce, Tensors]] | None = None
     was_run: bool = False
 
 
@@ -83,7 +86,7 @@ def _allreduce(planned: Planned, rank: int, size: int, name: str) -> Made:
     shapes = [array.shape for array in arrays]
     operation = Allreduce(buffers, shapes, planned.op, name, planned.prescale)
 
-    def prepare(communicator: Communicator) -> tuple[PreparedAllreduce, object]:
+    def prepare(communicator: Communicator) -> tuple[PreparedAllreduce, Tensors]:
         (array,), (shape,) = arrays, shapes
         prepared = PreparedAllreduce(
             communicator,
@@ -159,6 +162,62 @@ def _memory(planned: Planned, rank: int, size: int, name: str) -> Made:
     return Made(AllocateMemory(nbytes, name), lambda memory: [[memory.size]])
 
 
+def long(planned: Planned, rank: int, size: int, part: int) -> Array:
+    """Return elements of which every rank owns some: 64 for each rank, and a few less."""
+    return data(planned, rank, part, 64 * size - planned.counts[0])
+
+
+def _spread(planned: Planned, rank: int, size: int, name: str) -> Made:
+    arrays = [long(planned, rank, size, part) for part in range(1 + _longer(planned, rank))]
+    operation = LateSlices(
+        lambda slices: SpreadSlices([Buffer.from_array(a) for a in arrays], slices, name)
+    )
+    return Made(operation, lambda _: [array.tolist() for array in arrays])
+
+
+def _sum(planned: Planned, rank: int, size: int, name: str) -> Made:
+    arrays = [long(planned, rank, size, part) for part in range(1 + _longer(planned, rank))]
+    buffers = [Buffer.from_array(array) for array in arrays]
+    operation = LateSlices(lambda slices: SumSlices(buffers, slices, (1.0, 2.0), name))
+    return Made(operation, lambda _: [array.tolist() for array in arrays])
+
+
+def _gather(planned: Planned, rank: int, size: int, name: str) -> Made:
+    counts = planned.counts * (1 + _longer(planned, rank))
+    arrays = [data(planned, rank, part, count) for part, count in enumerate(counts)]
+    found: list[list[float]] = []
+
+    def receive(number: int, whole: Buffer) -> None:
+        found.append(whole.array().tolist())
+
+    parts = [Buffer.from_array(array) for array in arrays]
+    operation = LateSlices(lambda slices: GatherSlices(slices, parts, receive, name))
+    return Made(operation, lambda _: found)
+
+
+class LateSlices(Operation):
+    """An operation with the slices of the communicator that runs it.
+
+    Args:
+        make: returns the operation.
+    """
+
+    def __init__(self, make: Callable[[ScatteredSlices], Operation]) -> None:
+        super().__init__()
+        self._make = make
+        self.request = make(ScatteredSlices(LocalCommunicator())).request
+
+    def execute(self, communicator: Communicator) -> Any:
+        return self._make(ScatteredSlices(communicator)).execute(communicator)
+
+
+def _put(planned: Planned, rank: int, size: int, name: str) -> Made:
+    array = data(planned, rank, 0, planned.counts[0])
+    place = np.zeros_like(array)
+    pair = Buffer.from_array(array), Buffer.from_array(place)
+    return Made(PutSegments([pair], None, name), lambda _: [place.tolist()])
+
+
 def _step(planned: Planned, rank: int, size: int, name: str) -> Made:
     arrays = [
         data(planned, rank, part, count).astype(np.float64)
@@ -184,5 +243,9 @@ _MAKERS: Mapping[str, Callable[[Planned, int, int, str], Made]] = {
     "barrier": _barrier,
     "split": _split,
     "memory": _memory,
+    "spread": _spread,
+    "sum slices": _sum,
+    "gather": _gather,
+    "put": _put,
     "step": _step,
 }

@@ -20,9 +20,11 @@ __all__ = ["make_program"]
 _KINDS = (
     *("allreduce",) * 6,
     *("step",) * 3,
-    *("broadcast", "allgather", "alltoall", "reducescatter", "barrier"),
+    *("broadcast", "allgather", "alltoall", "reducescatter", "barrier", "spread"),
+    *("sum slices", "put"),
 )
-_RUN_KINDS = (*_KINDS, "split", "memory")
+_RUN_KINDS = (*_KINDS, "split", "memory", "gather")
+_NAMED = ("split", "memory", "spread", "sum slices", "gather", "put")
 
 
 def make_program(seed: int) -> Program:
@@ -125,7 +127,7 @@ class _Section:
         planned = self._new(self._chance.choice(_RUN_KINDS))
         if planned.kind == "step":
             planned.kind = "allreduce"
-        if planned.kind not in ("split", "memory") and self._chance.random() < 0.4:
+        if planned.kind not in _NAMED and self._chance.random() < 0.4:
             planned.name = ""
         active = [rank for rank, last in enumerate(self._last) if last > phase]
         planned.members = tuple(
@@ -151,7 +153,11 @@ class _Section:
     def _vary(self, planned: Planned, ranks: Sequence[int], kinds: Sequence[int]) -> None:
         """Have all ranks submit the same, or some of them something else."""
         planned.variants = dict.fromkeys(ranks, 0)
-        if ranks and planned.kind not in ("barrier", "split") and self._chance.random() < 0.12:
+        if (
+            ranks
+            and planned.kind not in ("barrier", "split", "put")
+            and self._chance.random() < 0.12
+        ):
             variant = self._chance.choice(kinds)
             for rank in self._chance.sample(list(ranks), self._chance.randint(1, len(ranks))):
                 planned.variants[rank] = variant

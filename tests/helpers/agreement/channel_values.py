@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from channel_operations import Value, data, rows
+from channel_operations import Value, data, long, rows
 from channel_program import OTHER, Planned
 
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
@@ -108,6 +108,35 @@ def _memory(given: Contribution, rank: int) -> Value:
     return [[64 * _counts(given)[0]]]
 
 
+def _spread(given: Contribution, rank: int) -> Value:
+    planned, size, parts = given.planned, given.size, 1 + (given.variant == OTHER)
+    every = [[long(planned, other, size, part) for other in range(size)] for part in range(parts)]
+    slices = [[a[64 * other :][:64] for other, a in enumerate(arrays)] for arrays in every]
+    return [np.concatenate(of_ranks).tolist() for of_ranks in slices]
+
+
+def _sum(given: Contribution, rank: int) -> Value:
+    planned, size, parts = given.planned, given.size, 1 + (given.variant == OTHER)
+    every = [[long(planned, other, size, part) for other in range(size)] for part in range(parts)]
+    own = slice(64 * rank, 64 * rank + 64)
+    for arrays in every:
+        arrays[rank][own] = 2.0 * sum(array[own].astype(np.float64) for array in arrays)
+    return [arrays[rank].tolist() for arrays in every]
+
+
+def _gather(given: Contribution, rank: int) -> Value:
+    planned = given.planned
+    counts = planned.counts * (1 + (given.variant == OTHER))
+    return [
+        np.concatenate([data(planned, r, part, count) for r in range(given.size)]).tolist()
+        for part, count in enumerate(counts)
+    ]
+
+
+def _put(given: Contribution, rank: int) -> Value:
+    return [data(given.planned, rank, 0, given.planned.counts[0]).tolist()]
+
+
 def _step(given: Contribution, rank: int) -> Value:
     planned = given.planned
     weights = {r: planned.weights[r] for r in given.ranks}
@@ -135,5 +164,9 @@ _FORMULAS: Mapping[str, Callable[[Contribution, int], Value]] = {
     "barrier": _barrier,
     "split": _split,
     "memory": _memory,
+    "spread": _spread,
+    "sum slices": _sum,
+    "gather": _gather,
+    "put": _put,
     "step": _step,
 }

@@ -15,9 +15,10 @@ import numpy.typing as npt
 from meeting_data import Call, Carried
 from meeting_group import Group, Meeting
 
-from hvdtrain.buffer import Buffer
+from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Communicator, Pending, Verdict, VotedReduction
 from hvdtrain.engines.local import LocalCommunicator
+from hvdtrain.engines.slices import Slices
 from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
 
@@ -163,6 +164,9 @@ class MeetingCommunicator(Communicator):
         self._memory.append(memory)
         return memory
 
+    def slices(self) -> MeetingSlices:
+        return MeetingSlices(self)
+
     def close(self) -> None:
         if not self._closed:
             with self.group.using(self.rank, "close()"):
@@ -216,6 +220,32 @@ class MeetingCommunicator(Communicator):
         if self._fault.interrupted and threading.current_thread().name == PROGRAM:
             raise KeyboardInterrupt
         raise EngineFaultError(f"rank {self.rank}: an engine call failed")
+
+
+class MeetingSlices(Slices):
+    """Slices in memory that all members have, as threads of one process.
+
+    Args:
+        communicator: communicator of the members.
+    """
+
+    nodes = 1
+
+    def __init__(self, communicator: MeetingCommunicator) -> None:
+        self._communicator = communicator
+        self.owners, self.number = communicator.size, communicator.rank
+
+    def copies(self, memory: Elements) -> None:
+        """Return None: only meetings are tried here."""
+
+    def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
+        self._communicator.allreduce(buffer, ReduceOp.SUM, prescale, postscale)
+
+    def spread(self, buffer: Buffer) -> None:
+        raise NotImplementedError
+
+    def meet(self) -> None:
+        self._communicator.barrier()
 
 
 class _MeetingVote(VotedReduction):

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdtrain.errors import UsageError
 from hvdtrain.train.parameter_server.protocol import (
     Answer,
     AsynchronousProtocol,
@@ -19,6 +20,7 @@ from hvdtrain.train.parameter_server.protocol import (
     Update,
 )
 from hvdtrain.train.parameter_server.shards import Piece, pieces, shard_bounds
+from hvdtrain.train.torch.shards.flat_parameters import FlatParameters
 from hvdtrain.train.torch.shards.shard import TorchShard
 
 ROUNDS = 6
@@ -28,6 +30,20 @@ OPTIMIZERS: list[Callable[..., torch.optim.Optimizer]] = [
     torch.optim.NAdam,
     torch.optim.ASGD,
 ]
+
+
+@pytest.mark.parametrize(
+    ("types", "got"),
+    [
+        ([], "no parameter"),
+        ([torch.float32, torch.float64], "float32 and float64"),
+        ([torch.bfloat16], "bfloat16"),
+    ],
+)
+def test_parameters_are_of_one_type_that_servers_take(types: list[torch.dtype], got: str) -> None:
+    given = [torch.nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in types]
+    with pytest.raises(UsageError, match=f"of one type, float32 or float64, got {got}$"):
+        FlatParameters(given)
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=6), st.integers(1, 5))

@@ -96,7 +96,7 @@ from hvdtrain.train.recipes import builtin as recipes
         ),
         (
             {"shard_optimizer": True, "exchange": "adasum"},
-            ["--shard-optimizer True does not go with --exchange adasum"],
+            ["--shard-optimizer does not go with --exchange adasum"],
         ),
         ({"shard_optimizer": True, "strategy": "ps"}, ["--shard-optimizer", "--strategy ps"]),
         ({"shard_optimizer": True, "optimizer": "lamb"}, ["--shard-optimizer", "lamb"]),
