@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,11 +21,11 @@ from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
     "ANY_DEVICE",
-    "BufferPair",
     "Capabilities",
     "Communicator",
     "EngineWorld",
     "Pending",
+    "Pieces",
     "Verdict",
     "VotedReduction",
 ]
@@ -91,8 +92,9 @@ class Capabilities:
         return f"memory on {device} (takes {', '.join(sorted(self.devices))})"
 
 
-# Elements to reduce, and the memory for the result.
-BufferPair: TypeAlias = tuple[Buffer, Buffer]
+# For each tensor the addresses of its elements and of the memory for the result, and the number of
+# elements: an array of typecode "q".
+Pieces: TypeAlias = "array[int]"
 
 
 class Communicator(ABC):
@@ -156,18 +158,18 @@ class Communicator(ABC):
 
     def allreduce_many(
         self,
-        pairs: Sequence[BufferPair],
-        memory: Buffer,
+        pieces: Pieces,
+        dtype: DType,
         op: ReduceOp,
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> bool:
-        """Reduce the source of each pair into its buffer; see `allreduce`.
+        """Reduce many tensors in host memory; see `allreduce`.
 
         Args:
-            pairs: sources and buffers in host memory, of one type; types, sizes and their order are
-                equal on all members. A source may be its buffer.
-            memory: bytes from `empty`, for this.
+            pieces: tensors; sizes and their order are equal on all members. A source may be its
+                result.
+            dtype: element type of all.
             op, postscale: as in `allreduce`.
             prescale: factor before the reduction, equal on all members.
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Communicator, Verdict
+from hvdtrain.engines.communicator import Communicator, Verdict, VotedReduction
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["reduce_many", "vote"]
 
 _COUNTS = (5, 0, 700, 1, 3001)
+_MORE_COUNTS = (0, 70_001, 5, 0, 300_000, 1)
 _BALLOT = bytes(range(8)) + bytes(255 - byte for byte in range(8))
 _OTHER = bytes(8) + bytes([255] * 8)
 
@@ -26,28 +28,29 @@ def _sum(c: Communicator, count: int) -> npt.NDArray[np.int64]:
 
 
 def reduce_many(c: Communicator, dtype: DType) -> None:
-    """Sum arrays of several sizes, in place and not, by way of memory that holds few of them."""
-    memory = Buffer.of(c.empty(4096))
-    for _ in range(3):
-        sources = [_mine(c, count, dtype) for count in _COUNTS]
+    """Sum arrays of several sizes, in place and not, in one chunk and in several."""
+    for counts in (_COUNTS, _MORE_COUNTS, _COUNTS):
+        sources = [_mine(c, count, dtype) for count in counts]
         targets = [s if i % 2 else np.zeros_like(s) for i, s in enumerate(sources)]
-        pairs = [
-            (Buffer.of(source), Buffer.of(target))
-            for source, target in zip(sources, targets, strict=True)
-        ]
-        done = c.allreduce_many(pairs, memory, ReduceOp.SUM)
-        assert done or not c.capabilities.tree_sums or c.size > 4
-        for target, count in zip(targets, _COUNTS, strict=True):
+        pieces = array("q")
+        for source, target in zip(sources, targets, strict=True):
+            pieces.extend((source.ctypes.data, target.ctypes.data, source.size))
+        done = c.allreduce_many(pieces, dtype, ReduceOp.SUM)
+        assert done or not c.capabilities.tree_sums
+        for target, count in zip(targets, counts, strict=True):
             assert not done or target.tolist() == _sum(c, count).tolist()
 
 
 def vote(c: Communicator, dtype: DType) -> None:
     """Vote and reduce at once, beside ranks that propose something else, or vote without data."""
-    reduction = c.voted_reduction(100, dtype, ReduceOp.SUM, 1.0, 1.0)
-    assert c.voted_reduction(1 << 20, dtype, ReduceOp.SUM, 1.0, 1.0) is None
-    if reduction is None:
-        return
-    source, target = _mine(c, 100, dtype), np.zeros(100, dtype.numpy)
+    for count in (100, 300_001):
+        reduction = c.voted_reduction(count, dtype, ReduceOp.SUM, 1.0, 1.0)
+        if reduction is not None:
+            _vote(c, reduction, _mine(c, count, dtype))
+
+
+def _vote(c: Communicator, reduction: VotedReduction, source: npt.NDArray[np.generic]) -> None:
+    target = np.zeros_like(source)
     for number in range(6):
         ballot = _OTHER if number == 2 and c.rank == c.size - 1 else _BALLOT
         target[:] = 0
@@ -61,5 +64,6 @@ def vote(c: Communicator, dtype: DType) -> None:
         differs = Verdict.DONE if alone else Verdict.DIFFERENT
         expected = {2: differs, 4: Verdict.AGREED}.get(number, Verdict.DONE)
         assert verdict is expected, (number, verdict)
-        result = _sum(c, 100) if verdict is Verdict.DONE else np.zeros(100)
+        count = source.size
+        result = _sum(c, count) if verdict is Verdict.DONE else np.zeros(count)
         assert target.tolist() == result.tolist()

@@ -18,12 +18,12 @@
 
 #include "driver_numbers.h"
 
-enum { MOST_RANKS = 8, CHUNK = 4096, MOST = 6 * CHUNK };
+enum { MOST_RANKS = 8, CHUNK = 4096, MOST = 6 * CHUNK, PIECE_COUNT = 64 };
 enum { PRIVATE, FROM_SOURCE, PIECES, IN_REACH, HALVES, WAYS };
 
 typedef struct {
     slot_t slot;
-    char staging[4 * CHUNK], data[MOST], shown[CHUNK];
+    char staging[4 * CHUNK], data[MOST];
     uint64_t checksum, wrong;
 } place_t;
 
@@ -111,23 +111,18 @@ static int vote_on(task_t *task, const turn_t *turn, uint64_t luck) {
     return verdict == DONE;
 }
 
-/* Reduce a task in pieces of odd sizes, some of them empty. */
-static void reduce_in_pieces(task_t *task, const turn_t *turn, uint64_t luck) {
-    chunk_t pieces[64];
-    char *shown[MOST_RANKS];
-    int64_t done = 0, itemsize = TYPES[turn->type].itemsize;
-    task_t whole = *task;
-    for (whole.piece_count = 0; whole.piece_count < 64; whole.piece_count++) {
-        uint64_t size = mix(turn->luck + (uint64_t)whole.piece_count) % 700;
-        int64_t left = turn->count - done, count = whole.piece_count == 63 ? left : (int64_t)size;
-        if (count > left) count = left;
-        pieces[whole.piece_count] =
-            (chunk_t){task->source + done * itemsize, task->data + done * itemsize, count};
+/* Divide a task into pieces of odd sizes, some of them empty. */
+static void divide(task_t *task, piece_t *pieces, uint64_t luck) {
+    int64_t done = 0, itemsize = TYPES[task->type].itemsize;
+    for (int number = 0; number < PIECE_COUNT; number++) {
+        int64_t size = (int64_t)(mix(luck + (uint64_t)number) % 700);
+        int64_t left = task->whole.count - done;
+        int64_t count = number == PIECE_COUNT - 1 || size > left ? left : size;
+        pieces[number] = (piece_t){task->whole.source + done * itemsize,
+                                   task->whole.data + done * itemsize, count};
         done += count;
     }
-    for (int rank = 0; rank < size; rank++) shown[rank] = places[rank].shown;
-    whole.copies = shown, whole.count = CHUNK, whole.pieces = pieces;
-    finish(hvd_reduce_pieces, &whole, luck);
+    task->pieces = pieces;
 }
 
 static void take_turn(team_t *team, const turn_t *turn, uint64_t luck) {
@@ -141,10 +136,10 @@ static void take_turn(team_t *team, const turn_t *turn, uint64_t luck) {
     for (int rank = 0; rank < size; rank++) copies[rank] = places[rank].data;
     if (turn->count)
         fill(from, turn->count, turn->type, turn->op, turn->rough, turn->key, team->rank);
-    task_t task = {.team = team, .source = from, .data = data, .copies = copies,
-                   .location = reached ? 1 : 0, .count = turn->count, .type = turn->type,
-                   .op = turn->op, .prescale = turn->prescales[team->rank],
-                   .postscale = turn->postscale, .owners = turn->owners};
+    task_t task = {.team = team, .whole = {from, data, turn->count}, .copies = copies,
+                   .location = reached ? 1 : 0, .type = turn->type, .op = turn->op,
+                   .prescale = turn->prescales[team->rank], .postscale = turn->postscale,
+                   .owners = turn->owners};
     team->spin_nanoseconds = luck & 16 ? 20000 : 0;
     if (turn->way == HALVES) {
         int scale_first = turn->luck >> 52 & 1;
@@ -153,9 +148,9 @@ static void take_turn(team_t *team, const turn_t *turn, uint64_t luck) {
         task.stage = 0, task.op = SUM, task.prescale = 1.0;
         task.postscale = scale_first ? 1.0 : turn->postscale;
         finish(hvd_spread, &task, luck >> 8);
-    } else if (turn->way == PIECES && turn->count) {
-        reduce_in_pieces(&task, turn, luck);
     } else {
+        piece_t pieces[PIECE_COUNT];
+        if (turn->way == PIECES && turn->count) divide(&task, pieces, turn->luck);
         int votes = turn->count && turn->luck >> 54 & 1;
         if (!votes || !vote_on(&task, turn, luck >> 4)) finish(hvd_reduce, &task, luck);
     }

@@ -47,7 +47,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "diloco": {**ALONE, "exchange": "diloco:steps=4,fragments=2"},
     "blocks": {**ALONE, "exchange": "blockmomentum:block=30,state=keep"},
     # Of two all-reduces and one, for a few kilobytes, one is the faster.
-    "auto": {**NOISY, "exchange": "auto:allow=half,steps=2", "apart": True},
+    "auto": {**NOISY, "exchange": "auto:allow=half,steps=2", "apart": True, "quiet": False},
 }
 CASES: dict[str, dict[str, Any]] = {
     "valley": {**VALLEY, "early_stop": 3},
@@ -67,6 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
         "global_batch_size": 500,
         "epochs": 2,
         "watch_every": 5,
+        "shard_optimizer": False,  # otherwise the next step gives all ranks the owner's weights
     },
     "poisoned": POISONED,
     "skipping": {**POISONED, "non_finite": "skip"},
@@ -84,6 +85,7 @@ CASES: dict[str, dict[str, Any]] = {
         f"{name} on": {**case, "resume": "auto", "out": f"{name} stopped"}
         for name, case in RESUMED.items()
     },
+    "auto": {**RESUMED["auto"], "quiet": True},
     "another": {**NOISY, "exchange": "local:steps=2", "resume": "auto", "out": "onebit stopped"},
     "adasum poisoned": {**NOISY, "kind": "poisoned", "exchange": "adasum"},
     "adasum skipping": {
@@ -238,11 +240,11 @@ def test_an_exchange_goes_on_with_the_same_bits(runs: Any, name: str) -> None:
 
 
 def test_what_is_measured_predicted_and_chosen_is_told_once(runs: Any) -> None:
-    """The whole run chooses, and so does the one that is stopped, whose choice the next keeps."""
+    """Of two that choose, one is quiet; the other is stopped, and the next keeps its choice."""
     start = "hvdtrain: exchange auto: "
     lines = [line for line in runs[2].splitlines() if line.startswith(start)]
     told = [line.removeprefix(start).partition(" ")[0] for line in lines]
-    assert told.count("chosen:") == 2, lines
+    assert told.count("chosen:") == 1, lines
 
 
 def test_what_an_exchange_cannot_carry_over_is_told(runs: Any, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
                 patches, kill, lambda: kill_once_there_is(out, saved, made[0].model.seen["train"])
             )
         try:
-            options = TrainOptions(out=out, quiet=True, **case)
+            options = TrainOptions(**{"out": out, "quiet": True, **case})
             with nodes():
                 summary = train(options, None if kind == "plain" else make)
         except UsageError as error:

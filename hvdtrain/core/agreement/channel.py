@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.core.agreement.driver import Driver
+from hvdtrain.core.agreement.driving import Driving
 from hvdtrain.core.agreement.observer import ChannelObserver
 from hvdtrain.core.agreement.operation import Marker, Operation
 from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.queue import Queue, Waiting
 from hvdtrain.core.agreement.request import JOIN, LEAVE, UNNAMED, Request
-from hvdtrain.engines.communicator import Communicator, Verdict
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["Channel"]
 
@@ -60,20 +59,13 @@ class Channel:
         self.label = label
         self.number = 0
         self.has_thread = communicator.capabilities.concurrent
-        self._title, self._failed = title, failed
         self._counts: Counter[str] = Counter()
         self._counting = threading.Lock()
         self._left: Operation | None = None
         self._closers: list[Callable[[], None]] = []
         self._queue = Queue(communicator.size, title)
-        self._driver = Driver(communicator, self._queue, ranks, title, answer, self._counts.clear)
-        self._driving = threading.Lock()
-        self._thread: threading.Thread | None = None
-        if self.has_thread:
-            self._thread = threading.Thread(
-                target=self._serve, name="hvdtrain-channel", daemon=True
-            )
-            self._thread.start()
+        driver = Driver(communicator, self._queue, ranks, title, answer, self._counts.clear)
+        self._driving = Driving(driver, self._queue, title, failed, self.has_thread)
 
     @property
     def track(self) -> ChannelObserver | None:
@@ -111,7 +103,7 @@ class Channel:
         """Submit an operation and return its result (collective, blocking)."""
         operation.waiters = 1
         self._queue.add(operation)
-        self._drive_or_wait(operation)
+        self._driving.wait(operation)
         return operation.outcome()
 
     def run_prepared(self, prepared: Prepared, data: object) -> bool:
@@ -126,32 +118,12 @@ class Channel:
         Returns:
             Whether it was run; if not, nothing was done.
         """
-        if not self._driving.acquire(blocking=False):
-            return False
-        try:
-            if not self._queue.admit(prepared):
-                return False
-            verdict = self._driver.vote_prepared(prepared, data)
-            if verdict is Verdict.DONE:
-                self._queue.settle(prepared)
-                return True
-            operation = prepared.operation(data)
-            self._queue.replace(prepared, operation)
-            self._follow(operation, verdict)
-        except BaseException as error:
-            self._give_up(error)
-            raise
-        finally:
-            self._driving.release()
-            self._queue.wake_drivers()
-        self._drive_or_wait(operation)
-        operation.outcome()
-        return True
+        return self._driving.run_prepared(prepared, data)
 
     def wait(self, operation: Operation) -> Any:
         """Wait for a submitted operation; return its result or raise its error (collective)."""
         with self._queue.waiting(operation):
-            self._drive_or_wait(operation)
+            self._driving.wait(operation)
         return operation.outcome()
 
     def waiting(self, operation: Operation) -> Waiting:
@@ -242,59 +214,9 @@ class Channel:
         A running operation is completed first.
         """
         actions = self._queue.close()
-        if self._thread is not None:
-            self._thread.join()
-        with self._driving:
+        self._driving.end_thread()
+        with self._driving.held():
             self._queue.fail(actions)
             for release in self._closers:
                 release()
             self.communicator.close()
-
-    @in_default_arithmetic
-    def _follow(self, operation: Operation, verdict: Verdict) -> None:
-        self._driver.follow(operation, verdict)
-
-    @in_default_arithmetic
-    def _drive_or_wait(self, operation: Operation) -> None:
-        while not self._is_over(operation):
-            if self._driving.acquire(blocking=False):
-                try:
-                    while not self._is_over(operation):
-                        self._driver.round()
-                except BaseException as error:
-                    self._give_up(error)
-                    raise
-                finally:
-                    self._driving.release()
-                    self._queue.wake_drivers()
-            else:
-                self._queue.wait(operation, lambda: not self._driving.locked())
-        if not operation.done:
-            self._queue.wait(operation, lambda: False)  # close() ends it
-
-    def _is_over(self, operation: Operation) -> bool:
-        return operation.done or self._queue.closed
-
-    @in_default_arithmetic
-    def _serve(self) -> None:
-        while self._queue.wait_for_work():
-            with self._driving:
-                try:
-                    while self._queue.busy:
-                        self._driver.round()
-                except Exception as error:
-                    self._give_up(error)
-            self._queue.wake_drivers()
-
-    def _give_up(self, error: BaseException) -> None:
-        """Close the channel after an error: a rank cannot withdraw from a round."""
-        subject = self._driver.subject
-        if isinstance(error, Exception):
-            error.add_note(f"This happened in {subject}.")
-            self._queue.give_up(error)
-            if self._failed is not None:
-                self._failed(f"{subject}: {type(error).__name__}: {error}")
-            return
-        # A signal's handler raised, in the thread that waits.
-        reason = f"{self._title}: {type(error).__name__} in the middle of an operation"
-        self._queue.give_up(HvdtrainError(f"{reason}; end this rank"))

@@ -38,6 +38,7 @@ from hvdtrain.errors import (
     SystemLimitError,
     UnsupportedError,
 )
+from hvdtrain.streams import HOST
 
 __all__ = ["Driver"]
 
@@ -94,8 +95,8 @@ class Driver:
 
     def round(self) -> None:
         """Take part in one round and perform its actions (collective)."""
-        self._doing, actions = self._queue.begin_round()
-        self._own = {operation.request.key: operation for operation in self._doing}
+        self._own, actions = self._queue.begin_round()
+        self._doing = list(self._own.values())
         if self._doing and (track := self._queue.track) is not None:
             track.proposed(self._doing[0])
         self._perform(actions)
@@ -187,11 +188,11 @@ class Driver:
         self._queue.reset_back_off()
         own, answer = self._own, self._answer
         operations = [own.get(request.key) or answer(request) for request in action.requests]
-        if len(operations) == 1:
-            self._run_one(operations[0])
-            return
-        for key, following in groupby(operations, key=lambda operation: operation.batch_key()):
-            batch = list(following)
+        keys = [operation.batch_key() for operation in operations]
+        start = 0
+        for key, equal in groupby(keys):
+            end = start + len(list(equal))
+            batch, start = operations[start:end], end
             if key is not None and len(batch) > 1:
                 self._run_batch(batch)
             else:
@@ -201,12 +202,16 @@ class Driver:
     def _run_batch(self, operations: Sequence[Operation]) -> None:
         self._began(operations)
         for operation in operations:
-            operation.streams.settle(operation.mark)  # batches are in host memory
+            if operation.streams is not HOST:
+                operation.streams.settle(operation.mark)  # batches are in host memory
+        first, *others = operations
+        first.execute_batch(others, self._communicator, self._batch_memory)
+        self._queue.end_all(operations)
+
+    def _batch_memory(self) -> Buffer:
         if self._memory is None:
             self._memory = Buffer.of(self._communicator.empty(_BATCH_BYTES))
-        first, *others = operations
-        first.execute_batch(others, self._communicator, self._memory)
-        self._queue.end_all(operations)
+        return self._memory
 
     def _run_one(self, operation: Operation) -> None:
         self._began([operation])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -64,15 +64,14 @@ class Operation(ABC):
     streams: Streams = HOST
     mark: Mark = None
     finished: Mark = None
+    # As class attributes they cost nothing when an operation is made.
+    done = False
+    submitted = 0.0
+    waiters = 0
+    _polls_since = _polled = -_POLL_SECONDS
+    _result: object = None
+    _error: BaseException | None = None
     _buffers: Sequence[Buffer] = ()
-
-    def __init__(self) -> None:
-        self.done = False
-        self.submitted = 0.0
-        self.waiters = 0
-        self._polls_since = self._polled = -_POLL_SECONDS
-        self._result: object = None
-        self._error: BaseException | None = None
 
     def end(self, result: object, error: BaseException | None) -> None:
         """Set the outcome.
@@ -151,14 +150,15 @@ class Operation(ABC):
         self,
         others: Sequence[Operation],
         communicator: Communicator,
-        memory: Buffer,
+        allocate: Callable[[], Buffer],
     ) -> None:
         """Run the operation and others of equal `batch_key` as one (collective).
 
         Args:
             others: operations that follow this one.
             communicator: communicator of the members.
-            memory: bytes, allocated by the engine, to pack the operations' buffers into.
+            allocate: function that returns bytes, allocated by the engine, to pack the operations'
+                buffers into (collective).
 
         Raises:
             NotImplementedError: `batch_key` of this operation is always None.

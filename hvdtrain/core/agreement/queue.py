@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from hvdtrain.core.agreement.arrivals import Arrivals
 from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.events import (
     Action,
@@ -23,19 +24,14 @@ from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.observer import ChannelObserver
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.prepared import Prepared
-from hvdtrain.core.agreement.request import JOIN
+from hvdtrain.core.agreement.request import JOIN, LEAVE
 from hvdtrain.errors import HvdtrainError
 
 __all__ = ["Queue", "Waiting"]
 
-# Operations that no thread waits for are collected, to be run as a batch, as long as more are
-# submitted within this time. A thread that submits many is also slower while another one works.
-_GATHER_SECONDS = 300e-6
-_LONGEST_GATHER_SECONDS = 3e-3
 
-# How long to wait after an exchange of reports in which no request was common to all members.
-_FIRST_BACK_OFF_SECONDS = 200e-6
-_LONGEST_BACK_OFF_SECONDS = 10e-3
+# Python 3.11 looks up members of an Enum in Python.
+_OPEN, _CLOSED = Phase.OPEN, Phase.CLOSED
 
 
 class Waiting:
@@ -78,11 +74,7 @@ class Queue:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)
-        self._submitted = 0
-        self._seen = 0  # number of submissions before the driver's last round
-        self._backing_off = False
-        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
-        self._hurry = False  # a thread waits, or will not submit more
+        self._arrivals = Arrivals(self._changed)
 
     def __len__(self) -> int:
         return len(self._operations)
@@ -90,7 +82,7 @@ class Queue:
     @property
     def closed(self) -> bool:
         """Whether the channel is closed, so that no operation is accepted."""
-        return self._state.phase is Phase.CLOSED
+        return self._state.phase is _CLOSED
 
     @property
     def busy(self) -> bool:
@@ -105,23 +97,23 @@ class Queue:
             ValueError: an operation of this name is pending.
         """
         request = operation.request
+        key = request.key
         with self._lock:
-            if request.key in self._operations:
+            if key in self._operations:
                 raise ValueError(
                     f"{self._title} {request.subject}: an operation of this name is still "
                     "pending; wait for it, or use another name"
                 )
-            self._state, actions = transition(self._state, Submitted(request))
-            for action in actions:
-                assert isinstance(action, Refuse)
-                raise HvdtrainError(f"{self._title} {request.subject}: {action.reason}")
+            if self._state.phase is not _OPEN or request is JOIN or request is LEAVE:
+                self._state, actions = transition(self._state, Submitted(request))
+                for action in actions:
+                    assert isinstance(action, Refuse)
+                    raise HvdtrainError(f"{self._title} {request.subject}: {action.reason}")
             operation.submitted = time.perf_counter()
-            self._operations[request.key] = operation
+            self._operations[key] = operation
             if (track := self.track) is not None:
                 track.submitted(operation)
-            self._submitted += 1
-            if self._backing_off:
-                self._changed.notify_all()
+            self._arrivals.note()
             return len(self._operations) == 1
 
     def admit(self, prepared: Prepared) -> bool:
@@ -131,18 +123,16 @@ class Queue:
         is not open.
         """
         with self._lock:
-            if self._operations or self.track is not None or self._state.phase is not Phase.OPEN:
+            if self._operations or self.track is not None or self._state.phase is not _OPEN:
                 return False
             prepared.renew()
             self._operations[prepared.request.key] = prepared
-            self._submitted += 1
-            self._seen = self._submitted
         return True
 
     def settle(self, prepared: Prepared) -> None:
         """Remove a prepared operation that is done (driver)."""
-        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
         with self._lock:
+            self._arrivals.note_run()
             del self._operations[prepared.request.key]
             self.progressed = time.perf_counter()
 
@@ -165,12 +155,12 @@ class Queue:
         with self._lock:
             return list(self._operations.values())
 
-    def begin_round(self) -> tuple[list[Operation], tuple[Action, ...]]:
+    def begin_round(self) -> tuple[dict[str, Operation], tuple[Action, ...]]:
         """Begin a round (driver); return the pending operations and the actions to perform."""
         with self._lock:
-            self._seen = self._submitted
-            pending = list(self._operations.values())
-            requests = tuple([operation.request for operation in pending])
+            self._arrivals.note_round()
+            pending = self._operations.copy()
+            requests = tuple([operation.request for operation in pending.values()])
             event = RoundBegan(requests, bool(self.listeners))
             self._state, actions = transition(self._state, event)
         return pending, actions
@@ -179,7 +169,7 @@ class Queue:
         """Return the pending operations, and the report of them for other members (driver)."""
         now = time.perf_counter()
         with self._lock:
-            self._seen = self._submitted
+            self._arrivals.note_round()
             operations = list(self._operations.values())
             joined = self._operations.get(JOIN.key)
             # With the lock: a program that waits after it has left must not seem not to have left.
@@ -215,8 +205,11 @@ class Queue:
             for operation in operations:
                 track.ended(operation)
         with self._lock:
+            pending = self._operations
             for operation in operations:
-                self._remove(operation)
+                key = operation.request.key
+                if pending.get(key) is operation:
+                    del pending[key]
                 operation.end(None, None)
             self.progressed = time.perf_counter()
             self._ended.notify_all()
@@ -284,32 +277,25 @@ class Queue:
     def wake(self, hurry: bool = False) -> None:
         """Wake the channel's thread; in a hurry it does not wait for more operations."""
         with self._lock:
-            self._hurry |= hurry
+            if hurry:
+                self._arrivals.hurry()
             self._changed.notify_all()
 
     def wait_for_work(self) -> bool:
         """Block until operations are pending; return False if the channel is closed."""
         with self._lock:
-            self._changed.wait_for(lambda: self.closed or self.busy)
-            seen, until = 0, time.perf_counter() + _LONGEST_GATHER_SECONDS
-            while self._submitted != seen and time.perf_counter() < until:
-                seen = self._submitted
-                if self._changed.wait_for(lambda: self._hurry or self.closed, _GATHER_SECONDS):
-                    break
-            self._hurry = False
-            return not self.closed
+            while not self.closed:
+                self._changed.wait_for(lambda: self.closed or self.busy)
+                self._arrivals.gather(lambda: self.closed)
+                if self.busy:
+                    return True
+            return False
 
     def back_off(self) -> None:
         """Wait for a submission on this rank, or on another rank in the meantime (driver)."""
         with self._lock:
-            self._backing_off = True
-            arrived = self._changed.wait_for(
-                lambda: self.closed or self._submitted > self._seen, self._back_off_seconds
-            )
-            self._backing_off = False
-        longer = min(2 * self._back_off_seconds, _LONGEST_BACK_OFF_SECONDS)
-        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS if arrived else longer
+            self._arrivals.back_off(lambda: self.closed)
 
     def reset_back_off(self) -> None:
         """Begin with short waits again, because operations could be run (driver)."""
-        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
+        self._arrivals.note_run()

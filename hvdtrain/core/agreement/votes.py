@@ -38,8 +38,9 @@ def unanimous(communicator: Communicator, requests: Sequence[Request]) -> list[i
         the first request is equal, otherwise none.
     """
     ballots = [request.ballot for request in requests]
-    head, whole, ordered = ballots[0], ballot(ballots), sorted(ballots)
-    own = head + whole + ballot(ordered)
+    head, whole = ballots[0], ballot(ballots)
+    order = sorted(range(len(ballots)), key=ballots.__getitem__)
+    own = head + whole + ballot([ballots[position] for position in order])
     votes = np.frombuffer(bytearray(own), np.uint64)
     communicator.start_max(votes).wait()
     # The maxima of hash and complement are both a member's own only if all hashes are equal.
@@ -47,7 +48,7 @@ def unanimous(communicator: Communicator, requests: Sequence[Request]) -> list[i
     if highest[size : 2 * size] == whole:
         return list(range(len(requests)))
     if highest[2 * size :] == own[2 * size :]:
-        return sorted(range(len(requests)), key=ballots.__getitem__)
+        return order
     return [0] if highest[:size] == head else []
 
 

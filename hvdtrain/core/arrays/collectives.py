@@ -9,7 +9,8 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.core import operations
 from hvdtrain.core.arguments import op_on_wire
-from hvdtrain.core.arrays.memory import as_buffer, empty, from_buffer, wire_type
+from hvdtrain.core.arrays.memory import as_buffer, empty, from_buffer, to_wire
+from hvdtrain.core.arrays.planned import find_plan, keep_plan
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, channel_of
 from hvdtrain.types import ReduceOp
@@ -39,13 +40,19 @@ def allreduce(
         The results, with the shapes and dtypes of `arrays`.
     """
     factors = (prescale_factor, postscale_factor)
-    wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
-    wire = [_to_wire(array) for array in arrays]
+    wire = [to_wire(array) for array in arrays]
     # An array that is sent without conversion belongs to TensorFlow and is not written to.
     results = [
         empty(sent.shape, sent.dtype) if np.may_share_memory(sent, array) else sent
         for array, sent in zip(arrays, wire, strict=True)
     ]
+    plan = key = None
+    if len(arrays) == 1:
+        key = (name, op, *factors, process_set, arrays[0].dtype, arrays[0].shape)
+        plan = find_plan(key)
+        if plan is not None and plan.run(wire[0], results[0]):
+            return [_from_wire(results[0], arrays[0])]
+    wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
     sources, buffers = [as_buffer(a) for a in wire], [as_buffer(a) for a in results]
     operations.allreduce(
         channel_of(process_set),
@@ -60,6 +67,8 @@ def allreduce(
             for sent, result, source, buffer in zip(wire, results, sources, buffers, strict=True)
         ],
     ).run()
+    if key is not None and plan is None:
+        keep_plan(key, wire[0], wire_op, kinds[0])
     return [_from_wire(result, array) for result, array in zip(results, arrays, strict=True)]
 
 
@@ -86,7 +95,7 @@ def reducescatter(
     """
     factors = (prescale_factor, postscale_factor)
     wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
-    wire = [_to_wire(array) for array in arrays]
+    wire = [to_wire(array) for array in arrays]
     buffers = operations.reducescatter(
         channel_of(process_set),
         [as_buffer(sent) for sent in wire],
@@ -180,13 +189,6 @@ def alltoall(
     ).run()
     rows = from_buffer(buffer, array.dtype, (sum(received), *array.shape[1:]))
     return rows, np.array(received, np.int32)
-
-
-def _to_wire(array: HostArray) -> HostArray:
-    if array.dtype == np.bool_:
-        return array.view(np.uint8)
-    wire = wire_type(array.dtype)
-    return array if wire == array.dtype else array.astype(wire)
 
 
 def _from_wire(result: HostArray, array: HostArray) -> HostArray:

@@ -15,7 +15,15 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType
 
-__all__ = ["ALIGNMENT_BYTES", "MemoryPool", "as_buffer", "empty", "from_buffer", "wire_type"]
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "MemoryPool",
+    "as_buffer",
+    "empty",
+    "from_buffer",
+    "to_wire",
+    "wire_type",
+]
 
 # TensorFlow makes a tensor of an array without a copy if its address is a multiple of this.
 ALIGNMENT_BYTES = 64
@@ -67,6 +75,14 @@ def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> HostArray:
 def wire_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type in which elements are reduced: float32 for half types, uint8 for bool."""
     return np.dtype(_WIRE_TYPES.get(dtype.name, dtype))
+
+
+def to_wire(array: HostArray) -> HostArray:
+    """Return the elements in the type in which they are reduced, without a copy if possible."""
+    if array.dtype == np.bool_:
+        return array.view(np.uint8)
+    wire = wire_type(array.dtype)
+    return array if wire == array.dtype else array.astype(wire)
 
 
 class MemoryPool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from ctypes import memmove
 from functools import lru_cache
 from itertools import accumulate
-from typing import cast
+from typing import NamedTuple, TypeAlias, cast
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
@@ -14,13 +15,32 @@ from hvdtrain.core.agreement.request import UNNAMED, Request, Zeros
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.collectives.devices import device_details, device_types
 from hvdtrain.core.collectives.division import divide_truncating
-from hvdtrain.engines.communicator import BufferPair, Communicator
+from hvdtrain.engines.communicator import Communicator, Pieces
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["Allreduce", "engine_reduction"]
+__all__ = ["Allreduce", "BufferPair", "Terms", "engine_reduction"]
+
+# Elements to reduce, and the memory for the result.
+BufferPair: TypeAlias = tuple[Buffer, Buffer]
 
 # Copying larger buffers into a batch takes longer than reducing them one by one.
 _TOGETHER_BYTES = 128 << 10
+
+
+class Terms(NamedTuple):
+    """What all-reduces have in common that differ only in their tensors.
+
+    Attributes:
+        op: reduction.
+        prescale: factor before the reduction.
+        postscale: factor after the reduction.
+        batch_key: see `Operation.batch_key`.
+    """
+
+    op: ReduceOp
+    prescale: float
+    postscale: float
+    batch_key: Hashable
 
 
 class Allreduce(Operation):
@@ -39,7 +59,12 @@ class Allreduce(Operation):
         kinds: element types of the user's tensors, if they differ from those of the buffers; equal
             on all members.
         sources: buffers of the elements; by default `buffers`.
+
+    Attributes:
+        terms: reduction and factors.
     """
+
+    terms: Terms
 
     def __init__(
         self,
@@ -63,90 +88,65 @@ class Allreduce(Operation):
             postscale,
             device_types(buffers),
         )
-        self._set(
-            request.renamed(name) if numbered else request,
-            (op, prescale, postscale),
-            buffers,
-            sources or buffers,
-            _batch_key(buffers, op, prescale, postscale),
-        )
-
-    @classmethod
-    def repeated(
-        cls, model: Allreduce, request: Request, source: Buffer, buffer: Buffer
-    ) -> Allreduce:
-        """Return an operation like an earlier one on a single tensor (local).
-
-        Args:
-            model: earlier operation.
-            request: its request, perhaps with another number.
-            source: elements, of the same type, number and device.
-            buffer: memory for the result; may be `source`.
-        """
-        made = cls.__new__(cls)
-        made._set(request, model._arguments, (buffer,), (source,), model._batch_key)
-        return made
-
-    def without_data(self) -> Allreduce:
-        """Return a model for `repeated` that keeps no memory alive (local)."""
-        made = Allreduce.__new__(Allreduce)
-        made._set(self.request, self._arguments, (), (), self._batch_key)
-        return made
-
-    def _set(
-        self,
-        request: Request,
-        arguments: tuple[ReduceOp, float, float],
-        buffers: Sequence[Buffer],
-        sources: Sequence[Buffer],
-        batch_key: Hashable,
-    ) -> None:
-        super().__init__()
-        self.request, self._arguments = request, arguments
-        self._op, self._prescale, self._postscale = arguments
-        self._buffers, self._sources, self._batch_key = buffers, sources, batch_key
+        self.request = request.renamed(name) if numbered else request
+        self.terms = Terms(op, prescale, postscale, _batch_key(buffers, op, prescale, postscale))
+        self._buffers, self._sources = buffers, sources or buffers
 
     def execute(self, communicator: Communicator) -> None:
+        terms = self.terms
         for source, buffer in self.pairs():
-            if self._op is ReduceOp.ADASUM:
+            if terms.op is ReduceOp.ADASUM:
                 if source is not buffer:
                     buffer.copy_from(source)
-                adasum(communicator, buffer, self._prescale, self._postscale)
+                adasum(communicator, buffer, terms.prescale, terms.postscale)
             else:
                 self._reduce(communicator, source, buffer)
 
-    def pairs(self) -> Iterator[BufferPair]:
+    def pairs(self) -> Sequence[BufferPair]:
         """Return pairs of the source and the result of each tensor."""
-        return zip(self._sources, self._buffers, strict=True)
+        return list(zip(self._sources, self._buffers, strict=True))
+
+    def add_pieces(self, pieces: Pieces) -> None:
+        """Append where the source and the result of each tensor are in host memory."""
+        for source, buffer in self.pairs():
+            pieces.extend((source.pointer, buffer.pointer, buffer.count))
 
     def batch_key(self) -> Hashable:
-        return self._batch_key
+        return self.terms.batch_key
 
     def execute_batch(
         self,
         others: Sequence[Operation],
         communicator: Communicator,
-        memory: Buffer,
+        allocate: Callable[[], Buffer],
     ) -> None:
         operations = (self, *cast("Sequence[Allreduce]", others))
-        pairs = [pair for operation in operations for pair in operation.pairs()]
-        if self._reduce_all(communicator, pairs, memory):
+        if self._reduce_all(communicator, operations):
             return
+        memory = allocate()
+        pairs = [pair for operation in operations for pair in operation.pairs()]
         for part in _fitting(pairs, memory.nbytes):
             self._reduce_together(communicator, part, memory)
 
-    def _reduce_all(
-        self, communicator: Communicator, pairs: Sequence[BufferPair], memory: Buffer
-    ) -> bool:
+    def _reduce_all(self, communicator: Communicator, operations: Sequence[Allreduce]) -> bool:
         """Reduce in one call of the engine, if it has such a call."""
-        dtype, size = pairs[0][1].dtype, communicator.size
-        op, factor, divides = engine_reduction(self._op, dtype, self._postscale, size)
-        if not communicator.allreduce_many(pairs, memory, op, self._prescale, factor):
+        terms, dtype, size = self.terms, self.dtype, communicator.size
+        op, factor, divides = engine_reduction(terms.op, dtype, terms.postscale, size)
+        pieces: Pieces = array("q")
+        for operation in operations:
+            operation.add_pieces(pieces)
+        if not communicator.allreduce_many(pieces, dtype, op, terms.prescale, factor):
             return False
         if divides:
-            for _, buffer in pairs:
-                divide_truncating(buffer, size)
+            for operation in operations:
+                for _, buffer in operation.pairs():
+                    divide_truncating(buffer, size)
         return True
+
+    @property
+    def dtype(self) -> DType:
+        """The element type of the first tensor."""
+        return self._buffers[0].dtype
 
     def _reduce_together(
         self,
@@ -158,19 +158,18 @@ class Allreduce(Operation):
         base = memory.pointer
         for (source, buffer), start in zip(pairs, starts, strict=False):
             memmove(base + start, source.pointer, buffer.nbytes)
-        dtype = self._buffers[0].dtype
-        whole = memory.slice(0, starts[-1]).view(dtype)
+        whole = memory.slice(0, starts[-1]).view(self.dtype)
         self._reduce(communicator, whole, whole)
         for (_, buffer), start in zip(pairs, starts, strict=False):
             memmove(buffer.pointer, base + start, buffer.nbytes)
 
     def _reduce(self, communicator: Communicator, source: Buffer, buffer: Buffer) -> None:
-        size = communicator.size
-        op, factor, whole = engine_reduction(self._op, buffer.dtype, self._postscale, size)
+        size, terms = communicator.size, self.terms
+        op, factor, whole = engine_reduction(terms.op, buffer.dtype, terms.postscale, size)
         if source is buffer:
-            communicator.allreduce(buffer, op, self._prescale, factor)
+            communicator.allreduce(buffer, op, terms.prescale, factor)
         else:
-            communicator.allreduce_from(source, buffer, op, self._prescale, factor)
+            communicator.allreduce_from(source, buffer, op, terms.prescale, factor)
         if whole:
             divide_truncating(buffer, size)
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hvdtrain.arrays import elements_of
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.engines.communicator import BufferPair, Communicator, Pending, VotedReduction
+from hvdtrain.engines.communicator import Communicator, Pending, Pieces, VotedReduction
 from hvdtrain.engines.point_to_point import PointToPoint
 from hvdtrain.engines.slices import Slices
 from hvdtrain.types import DType, ReduceOp
@@ -92,14 +92,14 @@ class OrderedCommunicator(Communicator):
 
     def allreduce_many(
         self,
-        pairs: Sequence[BufferPair],
-        memory: Buffer,
+        pieces: Pieces,
+        dtype: DType,
         op: ReduceOp,
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> bool:
         return self._tree_sums and self._inner.allreduce_many(
-            pairs, memory, op, prescale, postscale
+            pieces, dtype, op, prescale, postscale
         )
 
     def voted_reduction(

@@ -8,14 +8,17 @@ from typing import Any, TypeAlias
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.collectives.allreduce import Allreduce, engine_reduction
-from hvdtrain.engines.communicator import Communicator, Verdict, VotedReduction
-from hvdtrain.types import ReduceOp
+from hvdtrain.core.collectives.allreduce import Allreduce, BufferPair, engine_reduction
+from hvdtrain.engines.communicator import Communicator, Pieces, Verdict, VotedReduction
+from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["PreparedAllreduce"]
+__all__ = ["PreparedAllreduce", "Tensors"]
 
 # A framework's tensor or array.
 _Tensor: TypeAlias = Any
+
+# Source and result; they may be one.
+Tensors: TypeAlias = tuple[_Tensor, _Tensor]
 
 
 class PreparedAllreduce(Prepared):
@@ -32,6 +35,12 @@ class PreparedAllreduce(Prepared):
         buffer_of: function that returns a buffer over the memory of a tensor.
         address_of: function that returns the address of a tensor in host memory.
         next_name: function that returns the name of the next call; None if all have the same.
+        kind: element type of the user's tensors, if it differs from that of the example.
+
+    Attributes:
+        terms: reduction and factors.
+        dtype: element type of the tensors.
+        count: number of elements.
     """
 
     def __init__(
@@ -46,32 +55,61 @@ class PreparedAllreduce(Prepared):
         buffer_of: Callable[[_Tensor], Buffer],
         address_of: Callable[[_Tensor], int],
         next_name: Callable[[], str] | None,
+        kind: str | None = None,
     ) -> None:
-        self._buffer_of, self._address_of = buffer_of, address_of
+        self.buffer_of, self.address_of = buffer_of, address_of
         buffer = buffer_of(example)
-        first = Allreduce([buffer], [shape], op, name, prescale, postscale)
+        kinds = None if kind is None else [kind]
+        first = Allreduce([buffer], [shape], op, name, prescale, postscale, kinds)
         super().__init__(first.request, next_name)
-        self._model = first.without_data()
+        self.terms, self.dtype, self.count = first.terms, buffer.dtype, buffer.count
         self._voted = _voted_reduction(communicator, buffer, op, prescale, postscale)
 
-    def vote(self, communicator: Communicator, data: tuple[_Tensor, _Tensor]) -> Verdict:
+    def vote(self, communicator: Communicator, data: Tensors) -> Verdict:
         if self._voted is None:
             return super().vote(communicator, data)
         source, target = data
-        return self._voted(self.ballot, self._address_of(source), self._address_of(target))
+        return self._voted(self.ballot, self.address_of(source), self.address_of(target))
 
-    def operation(self, data: tuple[_Tensor, _Tensor]) -> Allreduce:
-        return self._over(self.request, data)
+    def operation(self, data: Tensors) -> Allreduce:
+        return _Repeated(self, self.request, data)
 
-    def new_operation(self, data: tuple[_Tensor, _Tensor]) -> Allreduce:
+    def new_operation(self, data: Tensors) -> Allreduce:
         """Return the operation of a call of its own (local, in any thread)."""
-        return self._over(self.next_request(), data)
+        return _Repeated(self, self.next_request(), data)
 
-    def _over(self, request: Request, data: tuple[_Tensor, _Tensor]) -> Allreduce:
-        source, target = data
-        buffer = self._buffer_of(target)
-        read = buffer if source is target else self._buffer_of(source)
-        return Allreduce.repeated(self._model, request, read, buffer)
+
+class _Repeated(Allreduce):
+    """The reduction of one tensor, which makes buffers of it only where they are needed.
+
+    Args:
+        prepared: what it has in common with other calls.
+        request: its request.
+        data: source and result.
+    """
+
+    def __init__(self, prepared: PreparedAllreduce, request: Request, data: Tensors) -> None:
+        self.request, self.terms = request, prepared.terms
+        self._prepared, self._data = prepared, data
+
+    def pairs(self) -> Sequence[BufferPair]:
+        (source, target), buffer_of = self._data, self._prepared.buffer_of
+        buffer = buffer_of(target)
+        return [(buffer if source is target else buffer_of(source), buffer)]
+
+    def add_pieces(self, pieces: Pieces) -> None:
+        (source, target), prepared = self._data, self._prepared
+        address = prepared.address_of(target)
+        read = address if source is target else prepared.address_of(source)
+        pieces.extend((read, address, prepared.count))
+
+    @property
+    def dtype(self) -> DType:
+        return self._prepared.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self._prepared.count * self._prepared.dtype.itemsize
 
 
 def _voted_reduction(

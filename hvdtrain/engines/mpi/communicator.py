@@ -11,10 +11,10 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import (
-    BufferPair,
     Capabilities,
     Communicator,
     Pending,
+    Pieces,
     VotedReduction,
 )
 from hvdtrain.engines.mpi.flat import FlatMpi
@@ -150,16 +150,17 @@ class MpiCommunicator(Communicator):
 
     def allreduce_many(
         self,
-        pairs: Sequence[BufferPair],
-        memory: Buffer,
+        pieces: Pieces,
+        dtype: DType,
         op: ReduceOp,
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> bool:
-        group, dtype = self._node_group, pairs[0][1].dtype
+        group = self._node_group
         if group is None or _is_separate(dtype, prescale, postscale):
             return False
-        return group.allreduce_many(pairs, memory, op, prescale, postscale)
+        group.allreduce_many(pieces, dtype, op, prescale, postscale)
+        return True
 
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float

@@ -32,8 +32,8 @@ _logger = logging.getLogger("hvdtrain")
 _SOURCE = Path(__file__).with_name("node_kernel.c")
 # In the order in which their texts follow in the library; embed.h has no code.
 _PARTS = (
-    *("arithmetic", "combine", "ranks", "task", "private_data", "shared_data", "reduce"),
-    *("pieces", "vote", "calls"),
+    *("arithmetic", "combine", "ranks", "task", "parts", "private_data", "shared_data"),
+    *("reduce", "vote", "calls"),
 )
 _MODULE = "hvdtrain.engines.shared_memory._node_kernel"
 
@@ -78,9 +78,10 @@ class Task(Structure):
         ("team", POINTER(Team)),
         ("source", c_uint64),
         ("data", c_uint64),
+        ("count", c_int64),
+        ("pieces", c_uint64),  # source, data and count of each
         ("copies", POINTER(c_uint64)),
         ("location", c_uint64),
-        ("count", c_int64),
         ("type", c_int32),
         ("op", c_int32),
         ("prescale", c_double),
@@ -89,10 +90,6 @@ class Task(Structure):
         ("stage", c_int32),
         ("chunk", c_int64),
         ("ballot", c_uint64 * 2),
-        ("pieces", POINTER(c_uint64)),  # source, data and count of each
-        ("piece_count", c_int64),
-        ("piece", c_int64),
-        ("offset", c_int64),
     )
 
 
@@ -176,8 +173,7 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
     library.hvd_start_max.restype = None
     library.hvd_start_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32]
     library.hvd_finish_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32, c_int64]
-    reduce = (library.hvd_reduce, library.hvd_reduce_pieces)
-    for call in (*reduce, library.hvd_add, library.hvd_spread):
+    for call in (library.hvd_reduce, library.hvd_add, library.hvd_spread):
         call.argtypes = [POINTER(Task), c_int64]
     library.hvd_copy.restype = None
     library.hvd_copy.argtypes = [c_uint64, c_uint64, c_int64]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.allgather import Allgather
-from hvdtrain.engines.communicator import BufferPair, Pending
+from hvdtrain.engines.communicator import Pending, Pieces
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
 from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory, share_memory, warn_once
 from hvdtrain.engines.shared_memory.processes import PeerWatch
@@ -34,9 +34,6 @@ _PAGE_BYTES = 4096
 
 # Data of at most such a part of a chunk are added by every rank, as in private_data.h.
 _SMALL_PARTS = 4
-
-# Each rank adds all elements of many tensors; more ranks share the work.
-_MOST_FOR_MANY = 4
 
 # How long to spin on a flag before sleeping: longer than it takes to wake up. With fewer cores than
 # ranks, spinning would only keep peers from running.
@@ -186,34 +183,25 @@ class NodeGroup:
 
     def allreduce_many(
         self,
-        pairs: Sequence[BufferPair],
-        memory: Buffer,
+        pieces: Pieces,
+        dtype: DType,
         op: ReduceOp,
         prescale: float,
         postscale: float,
-    ) -> bool:
-        """Reduce the source of each pair into its buffer (collective).
+    ) -> None:
+        """Reduce many tensors (collective).
 
         Args:
-            pairs: sources and buffers, at least one, all of one type.
-            memory: bytes to show the elements to other ranks, at the same location on all ranks.
+            pieces: tensors, at least one.
+            dtype: element type of all.
             op, prescale, postscale: as in `allreduce`.
-
-        Returns:
-            Whether this was done; it is not if the memory is not shared, or if there are so many
-            ranks that they had better share the work.
         """
-        if self._size > _MOST_FOR_MANY or not self.arena.location(memory):
-            return False
-        self._prepare(memory, op, prescale, postscale)
         task = self._task
-        task.type = _TYPE_NUMBERS[pairs[0][1].dtype]
-        pieces = [(source.pointer, buffer.pointer, buffer.count) for source, buffer in pairs]
-        task.pieces = _addresses([number for piece in pieces for number in piece])
-        task.piece_count = len(pieces)
-        task.piece = task.offset = 0
-        self._finish(self._kernel.hvd_reduce_pieces)
-        return True
+        task.pieces, _ = pieces.buffer_info()
+        task.count = sum(pieces[2::3])
+        task.location = 0
+        self._describe(dtype, op, prescale, postscale)
+        self._finish(self._kernel.hvd_reduce)
 
     def add(
         self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int, postscale: float = 1.0
@@ -253,15 +241,21 @@ class NodeGroup:
     ) -> None:
         task = self._task
         task.source = task.data = buffer.pointer
-        task.count = buffer.count
-        task.type, task.op = _TYPE_NUMBERS[buffer.dtype], _OP_NUMBERS[op]
-        task.prescale, task.postscale = prescale, postscale
-        task.owners = owners or self._size
-        task.stage = task.chunk = 0
+        task.count, task.pieces = buffer.count, 0
+        self._describe(buffer.dtype, op, prescale, postscale, owners)
         task.location = location = self.arena.location(buffer)
         if location:
             self._copies = _addresses(self.arena.addresses(location))
             task.copies = self._copies
+
+    def _describe(
+        self, dtype: DType, op: ReduceOp, prescale: float, postscale: float, owners: int = 0
+    ) -> None:
+        task = self._task
+        task.type, task.op = _TYPE_NUMBERS[dtype], _OP_NUMBERS[op]
+        task.prescale, task.postscale = prescale, postscale
+        task.owners = owners or self._size
+        task.stage = task.chunk = 0
 
     def _finish(self, call: Callable[[Task, int], int]) -> None:
         while not call(self._task, _TIMEOUT_NANOSECONDS):

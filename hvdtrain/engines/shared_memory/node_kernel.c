@@ -19,10 +19,10 @@ EMBED_TEXT;
 #include "node/combine.h"
 #include "node/ranks.h"
 #include "node/task.h"
+#include "node/parts.h"
 #include "node/private_data.h"
 #include "node/shared_data.h"
 #include "node/reduce.h"
-#include "node/pieces.h"
 #include "node/vote.h"
 
 /* Not inlined, so that the arithmetic stays between the two mode changes. */
@@ -39,11 +39,6 @@ int32_t hvd_reduce(task_t *task, int64_t timeout) {
     return in_default_mode(reduce, task, timeout);
 }
 
-/* Reduce pieces, whose sizes are equal on all ranks, by way of shared data. */
-int32_t hvd_reduce_pieces(task_t *task, int64_t timeout) {
-    return in_default_mode(reduce_pieces, task, timeout);
-}
-
 int32_t hvd_vote(task_t *task, int64_t timeout) { return in_default_mode(vote, task, timeout); }
 
 /* The two phases of a hierarchical reduction of shared data. First this rank's slice of its own
@@ -55,7 +50,7 @@ int32_t hvd_spread(task_t *task, int64_t timeout) { return in_default_mode(sprea
 
 /* Return the start of a rank's slice, in elements. */
 int64_t hvd_slice_start(const task_t *task, int32_t rank) {
-    return slice_start(task, task->count, rank);
+    return slice_start(task, task->whole.count, rank);
 }
 
 #include "node/calls.h"

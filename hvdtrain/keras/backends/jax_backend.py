@@ -41,16 +41,23 @@ class JaxBackend:
         reduction: Reduction,
         samples: Tensor | float | None,
     ) -> list[Tensor]:
-        arrays: Sequence[jax.Array] = gradients
-        weight = None if samples is None else float(samples)
+        arrays: list[jax.Array] = list(gradients)
+        count, is_traced = len(arrays), isinstance(samples, jax.core.Tracer)
+        if is_traced:  # its value is known when the step runs
+            arrays.append(jax.numpy.asarray(samples, "float32"))
+        known = None if samples is None or is_traced else float(samples)
 
         def function(given: list[HostArray]) -> list[HostArray]:
-            return reduction.reduce_arrays(given, variables, weight)
+            weight = float(given[count]) if is_traced else known
+            return [
+                *reduction.reduce_arrays(given[:count], variables, weight),
+                *given[count:],
+            ]
 
         nbytes = sum(array.nbytes for array in arrays)
         if nbytes >= _LARGE_BYTES and jax.default_backend() == "cpu":
             keep_large_memory(2 * nbytes, os.environ)  # gradients, and copies that the step makes
-        return _call_on_host(function, arrays)
+        return _call_on_host(function, arrays)[:count]
 
     def exchange_if(
         self,

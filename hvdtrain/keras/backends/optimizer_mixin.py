@@ -84,7 +84,8 @@ class DistributedMixin:
         It is for loops of your own; `fit` knows the samples of a batch itself. Gradients are
         averaged as sum_r(c_r g_r) / sum_r(c_r), where g_r is the gradient of rank r's mean loss;
         weights count with all samples since those of all ranks were equal. In a function that is
-        traced, set it there to a tensor, such as keras.ops.shape(batch)[0].
+        traced, set it there to a tensor: keras.ops.shape(batch)[0] on TensorFlow, and an argument
+        of the function on JAX, which traces it anew for each shape.
 
         Raises:
             ValueError: the weight is negative or not finite, `op` is not Average, or the exchange

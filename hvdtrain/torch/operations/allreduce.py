@@ -59,9 +59,10 @@ def allreduce(
         A tensor of the input's shape, dtype and device.
     """
     op = choose_op(op, average)
+    usual = not getattr(tensor, "requires_grad", True)
+    if compression is Compression.none and (usual or not needs_gradient((tensor,))):
+        return run_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set)
     factors = (prescale_factor, postscale_factor)
-    if compression is Compression.none and not needs_gradient((tensor,)):
-        return run_allreduce(tensor, op, name, *factors, process_set)
     return grouped_allreduce([tensor], None, name, compression, op, *factors, process_set)[0]
 
 
@@ -82,8 +83,7 @@ def allreduce_async(
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
     op = choose_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    return start_allreduce(tensor, op, name, *factors, process_set)
+    return start_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
 @disable_compile
@@ -103,8 +103,7 @@ def allreduce_async_(
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
     op = choose_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    return start_allreduce(tensor, op, name, *factors, process_set, in_place=True)
+    return start_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set, True)
 
 
 @disable_compile
@@ -124,5 +123,4 @@ def allreduce_(
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
     op = choose_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    return run_allreduce(tensor, op, name, *factors, process_set, in_place=True)
+    return run_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set, True)

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.operations import Submission
 from hvdtrain.torch.tensors.buffers import require_tensors
 from hvdtrain.torch.tensors.dynamo import disable_compile
 
-__all__ = ["Handle", "needs_gradient", "poll", "synchronize"]
+__all__ = ["Handle", "StartedHandle", "needs_gradient", "poll", "synchronize"]
 
 
 class Handle:
@@ -20,12 +22,15 @@ class Handle:
     Args:
         submitted: operation of the core.
         finish: function that computes the user's result from the operation's.
+        started: whether the operation is submitted already.
     """
 
-    def __init__(self, submitted: Submission, finish: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, submitted: Submission, finish: Callable[[Any], Any], started: bool = False
+    ) -> None:
         self._submitted = submitted
         self._finish: Callable[[Any], Any] | None = finish
-        self._started = False
+        self._started = started
         self._output: Any = None
 
     def start(self) -> Handle:
@@ -63,6 +68,35 @@ class Handle:
         return self.wait()
 
 
+class StartedHandle(Handle):
+    """A submitted operation without a result of its own, which writes into a known tensor.
+
+    Args:
+        channel: channel of the operation.
+        operation: operation in host memory.
+        target: tensor that wait() returns.
+    """
+
+    def __init__(self, channel: Channel, operation: Operation, target: torch.Tensor) -> None:
+        self._channel, self._operation, self._target = channel, operation, target
+
+    def start(self) -> Handle:
+        raise NotImplementedError  # it is submitted
+
+    def then(self, function: Callable[[Any], Any]) -> Handle:
+        submitted = Submission(self._channel, self._operation)
+        return Handle(submitted, lambda _: function(self._target), started=True)
+
+    def done(self) -> bool:
+        return self._channel.poll(self._operation)
+
+    def wait(self) -> Any:
+        operation = self._operation
+        if not operation.done or operation.failed:
+            Submission(self._channel, operation).wait()
+        return self._target
+
+
 @disable_compile
 def poll(handle: Handle) -> bool:
     """Return whether synchronize() would return at once (local).
@@ -82,6 +116,8 @@ def synchronize(handle: Handle | None) -> Any:
     Raises:
         TypeError: `handle` is not a handle.
     """
+    if type(handle) is StartedHandle:
+        return handle.wait()  # the usual case
     return None if handle is None else _checked(handle).wait()
 
 

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import torch
 
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.request import UNNAMED
+from hvdtrain.core.arguments import op_on_wire
 from hvdtrain.core.collectives.prepared_allreduce import PreparedAllreduce
 from hvdtrain.core.process_set import ProcessSet, channel_of, require_process_set
 from hvdtrain.torch.operations.allreduce_handle import allreduce_handle
 from hvdtrain.torch.operations.divergence import note_exchanged_elements
-from hvdtrain.torch.operations.handle import Handle
-from hvdtrain.torch.tensors.buffers import as_buffer, is_plain
+from hvdtrain.torch.operations.handle import Handle, StartedHandle
+from hvdtrain.torch.tensors.buffers import as_buffer, dtype_of, is_plain
 from hvdtrain.torch.tensors.routes import route_of
 from hvdtrain.types import ReduceOp
 
 __all__ = ["run_allreduce", "start_allreduce"]
 
-# Programs that give each call another name must not fill the memory.
-_MOST_PLANS = 1024
-
-
-# Name, reduction, factors, process set, dtype and shape.
-_Key: TypeAlias = tuple[str | None, ReduceOp, float, float, ProcessSet, torch.dtype, torch.Size]
+# Programs that give each call another name must not fill the memory. Each plan has two keys.
+_MOST_PLANS = 2048
 
 
 @dataclass(slots=True)
 class _Plan:
+    op: ReduceOp
+    prescale: float
+    postscale: float
+    process_set: ProcessSet
+    dtype: torch.dtype
+    shape: torch.Size
     channel: Channel
     prepared: PreparedAllreduce
-    elements: int
+    wire: torch.dtype | None  # in which copies are reduced; None if the tensors themselves are
+    seen: weakref.ref[torch.Tensor]  # the tensor of the last call, which was plain
 
 
 def run_allreduce(
@@ -56,17 +60,17 @@ def run_allreduce(
         op, name, prescale_factor, postscale_factor, process_set: as in `allreduce`.
         in_place: overwrite the tensor with the result.
     """
-    factors = (prescale_factor, postscale_factor)
-    key, plan = _look_up(tensor, op, name, *factors, process_set)
+    plan = _find(tensor, op, name, prescale_factor, postscale_factor, process_set)
     if plan is not None:
-        target = tensor if in_place else torch.empty_like(tensor)
-        if operations.run_prepared(plan.channel, plan.prepared, (tensor, target)):
-            note_exchanged_elements(plan.elements)
-            return target
+        data = _source_and_target(plan, tensor, in_place)
+        if operations.run_prepared(plan.channel, plan.prepared, data):
+            note_exchanged_elements(plan.prepared.count)
+            return data[1] if plan.wire is None else _converted(data[1], tensor, in_place)
+    factors = (prescale_factor, postscale_factor)
     handle = allreduce_handle([tensor], op, name, *factors, process_set, in_place)
     reduced: torch.Tensor = handle.first().wait()
     if plan is None:
-        _keep_plan(key, tensor)
+        _keep_plan(tensor, op, name, *factors, process_set)
     return reduced
 
 
@@ -84,72 +88,117 @@ def start_allreduce(
     Args:
         tensor, op, name, prescale_factor, postscale_factor, process_set, in_place: as there.
     """
-    factors = (prescale_factor, postscale_factor)
-    key, plan = _look_up(tensor, op, name, *factors, process_set)
+    plan = _find(tensor, op, name, prescale_factor, postscale_factor, process_set)
     if plan is not None:
-        target = tensor if in_place else torch.empty_like(tensor)
-        operation = plan.prepared.new_operation((tensor, target))
-        note_exchanged_elements(plan.elements)
-        return Handle(operations.Submission(plan.channel, operation), lambda _: target).start()
+        data = _source_and_target(plan, tensor, in_place)
+        operation = plan.prepared.new_operation(data)
+        plan.channel.submit(operation)
+        note_exchanged_elements(plan.prepared.count)
+        started = StartedHandle(plan.channel, operation, data[1])
+        if plan.wire is None:
+            return started
+        return started.then(lambda target: _converted(target, tensor, in_place))
+    factors = (prescale_factor, postscale_factor)
     handle = allreduce_handle([tensor], op, name, *factors, process_set, in_place).first().start()
-    _keep_plan(key, tensor)
+    _keep_plan(tensor, op, name, *factors, process_set)
     return handle
 
 
-def _look_up(
+def _source_and_target(
+    plan: _Plan, tensor: torch.Tensor, in_place: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if plan.wire is None:
+        return tensor, tensor if in_place else torch.empty_like(tensor)
+    copy = tensor.to(plan.wire)
+    return copy, copy
+
+
+def _converted(target: torch.Tensor, tensor: torch.Tensor, in_place: bool) -> torch.Tensor:
+    """Return a result in the type of the user's tensor."""
+    return tensor.copy_(target) if in_place else target.to(tensor.dtype)
+
+
+def _find(
     tensor: torch.Tensor,
     op: ReduceOp,
     name: str | None,
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-) -> tuple[_Key | None, _Plan | None]:
-    """Return the key of a call, if there may be a plan for it, and the plan if there is one."""
-    require_process_set(process_set)
-    if (
+) -> _Plan | None:
+    """Return the plan for a call, if there is one."""
+    if not (
         type(tensor) is torch.Tensor
         and tensor.is_cpu
         and not tensor.requires_grad
+        and tensor.is_contiguous()
         and (name is None or type(name) is str)
-        and is_plain(tensor)
     ):
-        key = (name, op, prescale, postscale, process_set, tensor.dtype, tensor.shape)
-        return key, context.current().plans.get(key)
-    return None, None
-
-
-def _keep_plan(key: _Key | None, tensor: torch.Tensor) -> None:
-    """Keep a plan for calls like one that was accepted (local)."""
+        return None
     plans = context.current().plans
-    if key is None or len(plans) >= _MOST_PLANS:
-        return
-    name, op, prescale, postscale, process_set, *_ = key
-    channel = channel_of(process_set)
-    # Others are copied for the engine.
-    if route_of(channel, tensor).reduces(tensor, op) and tensor.numel():
-        plans[key] = _plan(channel, tensor, op, name, prescale, postscale)
+    plan: _Plan | None = plans.get(name)  # the last one of this name, usually the right one
+    if plan is None:
+        return None
+    if (
+        plan.dtype is not tensor.dtype
+        or plan.op is not op
+        or plan.process_set is not process_set
+        or plan.shape != tensor.shape
+        or plan.prescale != prescale
+        or plan.postscale != postscale
+    ):
+        require_process_set(process_set)
+        plan = plans.get((name, op, prescale, postscale, process_set, tensor.dtype, tensor.shape))
+        if plan is None:
+            return None
+        plans[name] = plan
+    # Of one tensor only shape and strides change. These checks release the GIL, which would wake
+    # the channel's thread.
+    if plan.seen() is not tensor:
+        if not is_plain(tensor):
+            return None
+        plan.seen = weakref.ref(tensor)
+    return plan
 
 
-def _plan(
-    channel: Channel,
+def _keep_plan(
     tensor: torch.Tensor,
     op: ReduceOp,
     name: str | None,
     prescale: float,
     postscale: float,
-) -> _Plan:
-    next_name = None if name else partial(channel.name, "allreduce", None)
-    first = name or f"{UNNAMED}0"
-    prepared = PreparedAllreduce(
-        channel.communicator,
-        tensor,
-        tensor.shape,
-        op,
-        first,
-        prescale,
-        postscale,
-        as_buffer,
-        torch.Tensor.data_ptr,
-        next_name,
-    )
-    return _Plan(channel, prepared, tensor.numel())
+    process_set: ProcessSet,
+) -> None:
+    """Keep a plan for calls like one that was accepted (local)."""
+    plans = context.current().plans
+    if (
+        len(plans) >= _MOST_PLANS
+        or type(tensor) is not torch.Tensor
+        or tensor.requires_grad
+        or not (name is None or type(name) is str)
+    ):
+        return
+    channel = channel_of(process_set)
+    # Others are copied for the engine.
+    if tensor.is_cpu and is_plain(tensor) and tensor.numel():
+        wire = route_of(channel, tensor).wire_type(tensor.dtype, op)
+        converts = wire is not tensor.dtype
+        example = tensor.to(wire) if converts else tensor
+        wire_op, (kind,) = op_on_wire([dtype_of(tensor).value], op, prescale, postscale)
+        prepared = PreparedAllreduce(
+            channel.communicator,
+            example,
+            tensor.shape,
+            wire_op,
+            name or f"{UNNAMED}0",
+            prescale,
+            postscale,
+            as_buffer,
+            torch.Tensor.data_ptr,
+            None if name else partial(channel.name, "allreduce", None),
+            kind,
+        )
+        rest = (op, prescale, postscale, process_set, tensor.dtype, tensor.shape)
+        plans[name] = plans[(name, *rest)] = _Plan(
+            *rest, channel, prepared, wire if converts else None, weakref.ref(tensor)
+        )

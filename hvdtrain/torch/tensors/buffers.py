@@ -110,8 +110,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether the memory of a tensor holds its elements, contiguously and unmodified."""
     return (
         tensor.is_contiguous()
-        and not tensor.is_conj()  # the memory holds the conjugate
         and not tensor.is_neg()
+        and not (tensor.dtype.is_complex and tensor.is_conj())  # the memory holds the conjugate
     )
 
 

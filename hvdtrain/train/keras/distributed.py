@@ -49,7 +49,7 @@ def distributed_optimizer(
     exchange = options.make_exchange()
     try:
         optimizer = hvd.DistributedOptimizer(
-            plain, exchange=exchange, sharded=options.shard_optimizer
+            plain, exchange=exchange, sharded=bool(options.shard_optimizer)
         )
     except UnsupportedError as error:
         raise UsageError(f"--shard-optimizer: {error}") from error

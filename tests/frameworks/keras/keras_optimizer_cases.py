@@ -232,7 +232,8 @@ def values() -> None:
     total = size * (size + 1) / 2
     assert float(hvd.allreduce(rank + 1.0)) == total / size
     assert float(hvd.allreduce(rank + 1.0, op=hvd.Sum, prescale_factor=2.0)) == 2 * total
-    assert int(hvd.allreduce(rank, op=hvd.Max, name="largest")) == size - 1
+    for _ in range(3):  # the first one plans the others
+        assert int(hvd.allreduce(rank, op=hvd.Max, name="largest")) == size - 1
     tensor = keras.ops.convert_to_tensor([[1.0, rank]])
     mean = hvd.allreduce(tensor, compression=hvd.Compression.bf16)
     assert mean.dtype == np.float32

@@ -31,7 +31,8 @@ LAUNCHES = {
     }.items()
 }
 # Only sums know four ranks as another case, a tree of two levels, which tests/engines has, too.
-ALL_AT_FOUR = SharedLaunch(WORKER, 4, TABLES, warm="torch")
+AT_FOUR = [*TABLES, f"sharded, SHARED_MEMORY=0, {SMALL}"]
+ALL_AT_FOUR = SharedLaunch(WORKER, 4, AT_FOUR, warm="torch")
 
 
 @pytest.mark.parametrize(
@@ -81,32 +82,18 @@ def test_an_mpi_without_threads() -> None:
 @pytest.mark.parametrize("slots", [(2, 1), pytest.param((2, 2), marks=pytest.mark.soak)])
 def test_two_nodes(slots: tuple[int, int], tmp_path: Path) -> None:
     require_hosts()
-    job = f"exchanges, {SMALL}"
+    jobs = [f"exchanges, {SMALL}", f"sharded, {SMALL}"]
     nodes = [node for node, count in enumerate(slots) for _ in range(count)]
     launched = SharedLaunch(
         WORKER,
         len(nodes),
-        [job],
+        jobs,
         hostfile=write_hostfile(tmp_path / "hosts", "openmpi", slots),
         launcher_args=AGENT_ARGS["openmpi"],
     )
-    places = [result["place"] for result in launched.results(job)]
-    assert places == [[rank, len(nodes), node] for rank, node in enumerate(nodes)]
-
-
-@pytest.mark.soak
-def test_two_nodes_of_two_ranks(tmp_path: Path) -> None:
-    require_hosts()
-    job = f"sharded, {SMALL}"
-    launched = SharedLaunch(
-        WORKER,
-        4,
-        [job],
-        hostfile=write_hostfile(tmp_path / "hosts", "openmpi", [2, 2]),
-        launcher_args=AGENT_ARGS["openmpi"],
-    )
-    places = [result["place"] for result in launched.results(job)]
-    assert places == [[0, 4, 0], [1, 4, 0], [2, 4, 1], [3, 4, 1]]
+    for job in jobs:
+        places = [result["place"] for result in launched.results(job)]
+        assert places == [[rank, len(nodes), node] for rank, node in enumerate(nodes)]
 
 
 @pytest.mark.horovod

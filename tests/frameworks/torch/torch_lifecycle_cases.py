@@ -172,6 +172,56 @@ def ranks_that_have_taken_other_numbers_of_steps() -> None:
     assert weight.tolist() == [-mean()] * 3
 
 
+def shared() -> tuple[torch.nn.Parameter, hvd.DistributedOptimizer]:
+    """Return a weight of which each rank owns a part, and its optimizer, with a state."""
+    weight = torch.nn.Parameter(torch.zeros(200))
+    sgd = torch.optim.SGD([weight], lr=1.0, momentum=0.5)
+    return weight, hvd.DistributedOptimizer(sgd, sharded=True)
+
+
+def after(steps: int) -> list[float]:
+    """Return the shared weight after so many steps of train()."""
+    moved = sum((1 - 0.5**step) / 0.5 for step in range(1, steps + 1))
+    return [-mean() * moved] * 200
+
+
+@case
+def a_shared_step_that_ranks_leave_behind() -> None:
+    for leaves in range(3):
+        weight, optimizer = shared()
+        train(weight, optimizer, 3)
+        expected = after(3)
+        assert weight.tolist() == expected
+        if leaves == 0 and hvd.size() > 1 and hvd.mpi_threads_supported():
+            ends = weight.sum().backward if hvd.rank() == 0 else hvd.shutdown
+            text = refused(HvdtrainError, ends)
+            assert "left the job while others were in optimizer step" in text, text
+        elif leaves == 1:
+            weight.sum().backward()
+        hvd.shutdown()
+        assert weight.tolist() == expected
+        with torch.no_grad():
+            weight.mul_(2.0)
+        assert weight.tolist() == [2 * number for number in expected]
+        hvd.init()
+
+
+@case
+def a_join_beside_shared_steps() -> None:
+    if hvd.size() < 2 or not hvd.mpi_threads_supported():
+        return
+    weight, optimizer = shared()
+    train(weight, optimizer, 2)
+    if hvd.rank() == 1:
+        text = refused(HvdtrainError, lambda: train(weight, optimizer, 1))
+        assert "rank 0 joined" in text or "ranks 0, 2 joined" in text, text
+        assert "take its steps with sample_weight=0 instead of join" in text, text
+    hvd.join()
+    weight, optimizer = shared()
+    train(weight, optimizer, 3)
+    assert weight.tolist() == after(3)
+
+
 @case
 def nothing_is_left() -> None:
     with warnings.catch_warnings(action="error"):

@@ -26,6 +26,7 @@ import torch_optimizer_mode_cases  # noqa: F401
 import torch_optimizer_use_cases  # noqa: F401
 import torch_peer_cases
 import torch_post_local_cases
+import torch_repeated_cases
 import torch_sharded_bits_cases
 import torch_sharded_cases
 import torch_table_cases
@@ -52,7 +53,10 @@ _SHARDED = (torch_sharded_cases.__name__, torch_sharded_bits_cases.__name__)
 SHARDED = [c for c in torch_training.CASES if c.__module__ in _SHARDED]
 TABLES = {
     "sharded": SHARDED,
-    "operations": [case for case in torch_operation_cases.CASES for _ in range(2)],
+    "operations": [
+        *(case for case in torch_operation_cases.CASES for _ in range(2)),
+        *torch_repeated_cases.CASES,
+    ],
     "asynchronous": torch_async_cases.CASES,
     "batch norm": torch_batch_norm_cases.CASES,
     "optimizers": torch_training.CASES,

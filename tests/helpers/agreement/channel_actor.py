@@ -82,6 +82,9 @@ class Actor:
         if planned.number not in self._made:
             name: Callable[[str, str | None], str] = self._channel.name
             made = make(planned, self._rank, self._program.size, name)
+            if made.prepare is not None and self._chance.random() < 0.5:
+                prepared, data = made.prepare(self._channel.communicator)
+                made.operation = prepared.new_operation(data)
             self._made[planned.number] = made
         return self._made[planned.number]
 

@@ -15,7 +15,7 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
 from hvdtrain.core.collectives.memory import AllocateMemory
-from hvdtrain.core.collectives.prepared_allreduce import PreparedAllreduce
+from hvdtrain.core.collectives.prepared_allreduce import PreparedAllreduce, Tensors
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
 from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.exchanges import allreduce
@@ -47,7 +47,7 @@ class Made:
     operation: Operation
     read: Callable[[Any], Value]
     step: GradientStep | None = None
-    prepare: Callable[[Communicator], tuple[PreparedAllreduce, object]] | None = None
+    prepare: Callable[[Communicator], tuple[PreparedAllreduce, Tensors]] | None = None
     was_run: bool = False
 
 
@@ -86,7 +86,7 @@ def _allreduce(planned: Planned, rank: int, size: int, name: str) -> Made:
     shapes = [array.shape for array in arrays]
     operation = Allreduce(buffers, shapes, planned.op, name, planned.prescale)
 
-    def prepare(communicator: Communicator) -> tuple[PreparedAllreduce, object]:
+    def prepare(communicator: Communicator) -> tuple[PreparedAllreduce, Tensors]:
         (array,), (shape,) = arrays, shapes
         prepared = PreparedAllreduce(
             communicator,

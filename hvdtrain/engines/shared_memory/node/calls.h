@@ -49,7 +49,7 @@ static PyObject *call_vote(PyObject *module, PyObject *const *args, Py_ssize_t c
     int64_t timeout = PyLong_AsLongLong(args[4]);
     if (PyErr_Occurred()) return NULL;
     memcpy(task->ballot, PyBytes_AS_STRING(args[1]), sizeof task->ballot);
-    task->source = source, task->data = data;
+    task->whole.source = source, task->whole.data = data;
     task->stage = START, task->chunk = 0;
     cast_vote(task);
     return is_small(task) && find_all(task->team) ? PyLong_FromLong(hvd_vote(task, 0))

@@ -4,59 +4,67 @@
 #define HVD_NODE_PRIVATE_DATA_H
 
 #include "embed.h"
-#include "task.h"
+#include "parts.h"
 
 EMBED_TEXT;
 
 /* Small data: each rank stages all of its elements, and adds those of all ranks. */
 static int is_small(const task_t *task) {
-    return task->count * TYPES[task->type].itemsize <= task->team->chunk_bytes / 4;
+    return task->whole.count * TYPES[task->type].itemsize <= task->team->chunk_bytes / 4;
 }
 
 static void stage_small(const task_t *task) {
     const team_t *team = task->team;
-    int64_t bytes = task->count * TYPES[task->type].itemsize;
-    /* The source of 0 bytes may be null, which memcpy does not allow. */
-    if (bytes) memcpy(staged(team, team->rank, team->turn), task->source, bytes);
+    copy_from_sources(task, 0, task->whole.count, staged(team, team->rank, team->turn));
 }
 
 static void add_small(const task_t *task) {
     const team_t *team = task->team;
+    int64_t itemsize = TYPES[task->type].itemsize;
     const char *sources[team->size];
     double prescales[team->size];
     for (int32_t rank = 0; rank < team->size; rank++) {
         sources[rank] = staged(team, rank, team->turn);
         prescales[rank] = team->slots[rank]->offer[team->turn & 1].prescale;
     }
-    char *target = task->data;
-    combine_into(task, (sources_t){sources, team->size}, prescales, (targets_t){&target, 1},
-                 task->count);
+    piece_t part;
+    for (parts_t parts = parts_from(task, 0, task->whole.count); next_part(&parts, &part);) {
+        combine_into(task, (sources_t){sources, team->size}, prescales, (targets_t){&part.data, 1},
+                     part.count);
+        for (int32_t rank = 0; rank < team->size; rank++) sources[rank] += part.count * itemsize;
+    }
 }
 
-/* Private data pass through the staging areas in chunks. In turn k a rank stages the other
- * ranks' slices of chunk k, adds its slice of chunk k - 1, and fetches the others' sums of chunk
- * k - 2. */
+/* More data pass through the staging areas in chunks. In turn k a rank stages the other ranks'
+ * slices of chunk k, adds its slice of chunk k - 1, and fetches the others' sums of chunk k - 2. */
+typedef struct {
+    int64_t start, end; /* elements of the task */
+} chunk_t;
+
 static int64_t chunk_count(const task_t *task) {
-    int64_t bytes = task->count * TYPES[task->type].itemsize;
+    int64_t bytes = task->whole.count * TYPES[task->type].itemsize;
     return (bytes + task->team->chunk_bytes - 1) / task->team->chunk_bytes;
 }
 
 static chunk_t chunk_at(const task_t *task, int64_t number) {
     int64_t most = task->team->chunk_bytes / TYPES[task->type].itemsize, start = number * most;
-    int64_t left = task->count - start;
-    int64_t offset = start * TYPES[task->type].itemsize;
-    return (chunk_t){task->source + offset, task->data + offset, left < most ? left : most};
+    int64_t end = start + most;
+    return (chunk_t){start, end < task->whole.count ? end : task->whole.count};
+}
+
+static int64_t chunk_slice(const task_t *task, chunk_t chunk, int32_t rank) {
+    return chunk.start + slice_start(task, chunk.end - chunk.start, rank);
 }
 
 static void show_chunk(const task_t *task, int64_t number) {
     const team_t *team = task->team;
-    int64_t itemsize = TYPES[task->type].itemsize;
     chunk_t chunk = chunk_at(task, number);
     char *area = staged(team, team->rank, team->turn);
-    int64_t start = slice_start(task, chunk.count, team->rank) * itemsize;
-    int64_t end = slice_start(task, chunk.count, team->rank + 1) * itemsize;
-    memcpy(area, chunk.source, start);
-    memcpy(area + end, chunk.source + end, chunk.count * itemsize - end);
+    int64_t start = chunk_slice(task, chunk, team->rank);
+    int64_t end = chunk_slice(task, chunk, team->rank + 1);
+    copy_from_sources(task, chunk.start, start, area);
+    area += (end - chunk.start) * TYPES[task->type].itemsize;
+    copy_from_sources(task, end, chunk.end, area);
 }
 
 static void add_chunk(const task_t *task, int64_t number) {
@@ -64,30 +72,33 @@ static void add_chunk(const task_t *task, int64_t number) {
     int64_t itemsize = TYPES[task->type].itemsize;
     uint32_t turn = team->turn - 1;
     chunk_t chunk = chunk_at(task, number);
-    int64_t start = slice_start(task, chunk.count, team->rank);
-    int64_t count = slice_start(task, chunk.count, team->rank + 1) - start;
+    int64_t start = chunk_slice(task, chunk, team->rank);
+    int64_t end = chunk_slice(task, chunk, team->rank + 1);
     const char *sources[team->size];
-    char *targets[2];
     double prescales[team->size];
     for (int32_t rank = 0; rank < team->size; rank++) {
-        sources[rank] = staged(team, rank, turn) + start * itemsize;
+        sources[rank] = staged(team, rank, turn) + (start - chunk.start) * itemsize;
         prescales[rank] = team->slots[rank]->offer[turn & 1].prescale;
     }
-    sources[team->rank] = chunk.source + start * itemsize;
-    targets[0] = chunk.data + start * itemsize;
-    targets[1] = staged_result(team, team->rank, turn);
-    combine_into(task, (sources_t){sources, team->size}, prescales, (targets_t){targets, 2}, count);
+    char *result = staged_result(team, team->rank, turn);
+    piece_t part;
+    for (parts_t parts = parts_from(task, start, end); next_part(&parts, &part);) {
+        char *targets[2] = {part.data, result};
+        sources[team->rank] = part.source;
+        combine_into(task, (sources_t){sources, team->size}, prescales, (targets_t){targets, 2},
+                     part.count);
+        for (int32_t rank = 0; rank < team->size; rank++) sources[rank] += part.count * itemsize;
+        result += part.count * itemsize;
+    }
 }
 
 static void fetch_chunk(const task_t *task, int64_t number) {
     const team_t *team = task->team;
-    int64_t itemsize = TYPES[task->type].itemsize;
     chunk_t chunk = chunk_at(task, number);
     for (int32_t rank = 0; rank < team->size; rank++) {
         if (rank == team->rank) continue;
-        int64_t start = slice_start(task, chunk.count, rank) * itemsize;
-        int64_t end = slice_start(task, chunk.count, rank + 1) * itemsize;
-        memcpy(chunk.data + start, staged_result(team, rank, team->turn - 2), end - start);
+        int64_t start = chunk_slice(task, chunk, rank), end = chunk_slice(task, chunk, rank + 1);
+        copy_to_results(task, start, end, staged_result(team, rank, team->turn - 2));
     }
 }
 

@@ -11,10 +11,10 @@ EMBED_TEXT;
 /* Set the pointers to this rank's slice of every copy; return its number of elements. */
 static int64_t slice_of_copies(const task_t *task, char **slices) {
     const team_t *team = task->team;
-    int64_t start = slice_start(task, task->count, team->rank);
+    int64_t start = slice_start(task, task->whole.count, team->rank);
     for (int32_t rank = 0; rank < team->size; rank++)
         slices[rank] = task->copies[rank] + start * TYPES[task->type].itemsize;
-    return slice_start(task, task->count, team->rank + 1) - start;
+    return slice_start(task, task->whole.count, team->rank + 1) - start;
 }
 
 /* Shared data: every rank adds its slice and writes the sum into all copies, or only into its

@@ -9,31 +9,28 @@
 
 EMBED_TEXT;
 
+/* Private elements of this rank, and memory for the result, which may be the same. */
 typedef struct {
     const char *source;
     char *data;
     int64_t count;
-} chunk_t;
+} piece_t;
 
 typedef struct {
     team_t *team;
-    const char *source; /* elements of this rank */
-    char *data;         /* memory for the result; may equal source */
-    char **copies;      /* data of every rank as mapped here, if shared */
-    uint64_t location;  /* copies are valid if it is equal on all ranks; or 0 */
-    int64_t count;      /* with pieces the size of the shared data in bytes */
-    int32_t type, op;   /* as in TYPES; 0 to 3 for sum, min, max, product */
+    piece_t whole;         /* the only tensor, or the number of elements of all */
+    const piece_t *pieces; /* tensors that are reduced together; 0 for one */
+    char **copies;         /* data of every rank as mapped here, if shared */
+    uint64_t location;     /* copies are valid if it is equal on all ranks; or 0 */
+    int32_t type, op;      /* as in TYPES; 0 to 3 for sum, min, max, product */
     double prescale, postscale;
-    int32_t owners;     /* number of ranks that own a slice */
-    int32_t stage;      /* progress; initially 0, kept between calls */
+    int32_t owners;        /* number of ranks that own a slice */
+    int32_t stage;         /* progress; initially 0, kept between calls */
     int64_t chunk;
-    uint64_t ballot[2]; /* of a vote */
-    const chunk_t *pieces; /* tensors that are reduced together */
-    int64_t piece_count;
-    int64_t piece, offset; /* progress: elements before these are reduced */
+    uint64_t ballot[2];    /* of a vote */
 } task_t;
 
-enum { START, STAGED_SMALL, OFFERED, ADDED, PIPELINE, VOTED, SHOWN_PIECES };
+enum { START, STAGED_SMALL, OFFERED, ADDED, PIPELINE, VOTED };
 enum { AGAIN, DONE, AGREED, DIFFERENT };
 
 /* Slices are whole cache lines, except the last owner's; ranks that own none get an empty one. */

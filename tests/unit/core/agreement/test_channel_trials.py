@@ -14,7 +14,7 @@ import channel_trials
 import pytest
 from channel_trials import faulty_trial, sound_trial
 
-from hvdtrain.core.agreement import channel, driver, lifecycle, queue
+from hvdtrain.core.agreement import driver, driving, lifecycle, queue
 from hvdtrain.core.agreement.decision import Decision, Ending, decide
 from hvdtrain.core.agreement.events import Leave, Left, Notify
 from hvdtrain.core.agreement.operation import Operation
@@ -82,7 +82,7 @@ def _agree_on_the_first(communicator: object, requests: object) -> list[int]:
     return list(range(len(requests))) if agreed else []  # type: ignore[arg-type]
 
 
-def _go_on(self: channel.Channel, error: BaseException) -> None:
+def _go_on(self: driving.Driving, error: BaseException) -> None:
     """Fail what is pending, and go on after an engine call that has failed."""
     for operation in self._queue.operations():
         self._queue.end(operation, error)
@@ -111,7 +111,7 @@ MUTATIONS: list[tuple[Trial, object, str, object]] = [
     (sound_trial, driver.Driver, "follow", _follow_blindly),
     (sound_trial, queue.Queue, "settle", _keep_what_is_done),
     (faulty_trial, queue.Queue, "fail", _close_with_leftovers),
-    (faulty_trial, channel.Channel, "_give_up", _go_on),
+    (faulty_trial, driving.Driving, "_give_up", _go_on),
 ]
 
 

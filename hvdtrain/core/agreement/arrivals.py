@@ -1,0 +1,70 @@
+"""How long a channel waits for more operations before it takes part in a round."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+__all__ = ["Arrivals"]
+
+# Operations that no thread waits for are collected, to be run as a batch, as long as more are
+# submitted within the first of these times, and then within the others. A thread that submits many
+# is slower while another one works, and will probably wait for them itself.
+_GATHER_SECONDS = (300e-6, 1.2e-3, 1.5e-3)
+
+# How long to wait after an exchange of reports in which no request was common to all members.
+_FIRST_BACK_OFF_SECONDS = 200e-6
+_LONGEST_BACK_OFF_SECONDS = 10e-3
+
+
+class Arrivals:
+    """The submissions to a queue, counted, and waits for more; used with the lock of the queue.
+
+    Args:
+        changed: condition of the queue.
+    """
+
+    def __init__(self, changed: threading.Condition) -> None:
+        self._changed = changed
+        self._count = 0
+        self._seen = 0  # number of submissions before the last round
+        self._backing_off = False
+        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
+        self._hurry = False  # a thread waits, or will not submit more
+
+    def note(self) -> None:
+        """Count a submission."""
+        self._count += 1
+        if self._backing_off:
+            self._changed.notify_all()
+
+    def note_round(self) -> None:
+        """Note that a round begins, with all submissions so far."""
+        self._seen = self._count
+
+    def note_run(self) -> None:
+        """Begin with short waits again, because operations could be run."""
+        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
+
+    def hurry(self) -> None:
+        """Let the next round begin at once."""
+        self._hurry = True
+
+    def gather(self, closed: Callable[[], bool]) -> None:
+        """Wait as long as more is submitted, unless there is a hurry."""
+        for seconds in _GATHER_SECONDS:
+            before = self._count
+            hurried = self._changed.wait_for(lambda: self._hurry or closed(), seconds)
+            if hurried or self._count == before:
+                break
+        self._hurry = False
+
+    def back_off(self, closed: Callable[[], bool]) -> None:
+        """Wait for a submission on this rank, or on another rank in the meantime."""
+        self._backing_off = True
+        arrived = self._changed.wait_for(
+            lambda: closed() or self._count > self._seen, self._back_off_seconds
+        )
+        self._backing_off = False
+        longer = min(2 * self._back_off_seconds, _LONGEST_BACK_OFF_SECONDS)
+        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS if arrived else longer

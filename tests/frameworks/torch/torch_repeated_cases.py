@@ -1,0 +1,157 @@
+"""All-reduces of hvdtrain.torch that a program calls again and again, against formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import torch
+from torch_operation_cases import mine, ranks_sum, refused
+
+import hvdtrain.torch as hvd
+from hvdtrain.core import context
+
+__all__ = ["CASES"]
+
+CASES: list[Callable[[], None]] = []
+
+# Around what is added by every rank, and around the size of a chunk.
+COUNTS = (1, 16_384, 16_385, 65_535, 65_536, 65_537, 300_001)
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    """Add a function to the table."""
+    CASES.append(function)
+    return function
+
+
+def total(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum over ranks of `values` + rank."""
+    n = hvd.size()
+    return n * values + n * (n - 1) // 2
+
+
+@case
+def repeated_sums_of_all_sizes() -> None:
+    """The first call has no plan; later ones vote and reduce in one call."""
+    for count in COUNTS:
+        positions = torch.arange(count) % 1000
+        for round in range(3):
+            tensor = (positions + hvd.rank() + round).double()
+            expected = total(positions + round).double()
+            result = hvd.allreduce(tensor, name=f"sized {count}", op=hvd.Sum)
+            assert torch.equal(result, expected), (count, round)
+            assert torch.equal(tensor, (positions + hvd.rank() + round).double())
+            hvd.allreduce_(tensor, name=f"sized {count}", op=hvd.Sum)
+            assert torch.equal(tensor, expected), (count, round)
+
+
+@case
+def repeated_sums_in_memory_of_the_engine() -> None:
+    """In place and not, at equal places on all ranks, and at others."""
+    memory = context.current().world.communicator.empty(1 << 20)
+    whole = torch.as_tensor(memory).view(torch.float32)
+    positions = torch.arange(100_000) % 1000
+    for place, start in (("equal", 0), ("other", 1000 * hvd.rank())):
+        part = whole[start : start + 100_000]
+        for round in range(3):
+            part.copy_(positions + hvd.rank() + round)
+            result = hvd.allreduce(part, name=f"{place} place", op=hvd.Sum)
+            assert torch.equal(result, total(positions + round).float())
+            hvd.allreduce_(part, name=f"{place} place", op=hvd.Sum)
+            assert torch.equal(part, total(positions + round).float())
+
+
+@case
+def repeated_sums_of_types_that_are_converted() -> None:
+    n, r = hvd.size(), hvd.rank()
+    for round in range(3):
+        for dtype in (torch.float16, torch.bfloat16):
+            for name in (f"half {dtype}", None):
+                tensor = (torch.arange(50) % 7 + r + round).to(dtype)
+                expected = total(torch.arange(50) % 7 + round).to(dtype)
+                for result in (
+                    hvd.allreduce(tensor, name=name, op=hvd.Sum),
+                    hvd.synchronize(hvd.allreduce_async(tensor, name=name, op=hvd.Sum)),
+                ):
+                    assert result.dtype is dtype
+                    assert torch.equal(result, expected)
+                handle = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
+                assert hvd.synchronize(handle) is tensor
+                assert torch.equal(tensor, expected)
+        flags = torch.tensor([True, False, r == 0, r != round % n])
+        everywhere = hvd.allreduce(flags, name="flags", op=hvd.Min)
+        assert everywhere.tolist() == [True, False, n == 1, False]
+        anywhere = hvd.allreduce_(flags, name="any", op=hvd.Max)
+        assert anywhere is flags
+        assert flags.tolist() == [True, False, True, n > 1]
+
+
+@case
+def tensors_that_have_changed_since_the_last_call() -> None:
+    """Each as the first tensor of the plan, and the same tensor in another shape or layout."""
+    n, r = hvd.size(), hvd.rank()
+    square = mine(4, 4)
+    for _ in range(2):
+        assert torch.equal(
+            hvd.allreduce(square, name="changed", op=hvd.Max), mine(4, 4) + n - r - 1
+        )
+    square.t_()
+    assert torch.equal(
+        hvd.allreduce(square, name="changed", op=hvd.Max), (mine(4, 4) + n - r - 1).t()
+    )
+    square.resize_(2, 8)
+    expected = (mine(16) + n - r - 1).reshape(2, 8)
+    assert torch.equal(hvd.allreduce(square, name="changed", op=hvd.Max), expected)
+    numbers = torch.full((3,), complex(r + 1, 2 * r))
+    for values in (numbers, numbers.conj(), numbers, numbers.conj()):
+        sums = hvd.allreduce(values, name="conjugate", op=hvd.Sum)
+        imaginary = n * (n - 1) * (-1 if values.is_conj() else 1)
+        assert sums.tolist() == [complex(ranks_sum(), imaginary)] * 3
+    for values in (numbers.imag[:1], numbers.conj().imag[:1], numbers.imag[:1].clone()):
+        sums = hvd.allreduce(values, name="negative", op=hvd.Sum)
+        assert sums.item() == n * (n - 1) * (-1 if values.is_neg() else 1)
+    weight = mine(3).requires_grad_()
+    for tensor in (mine(3), weight, mine(3), weight):
+        result = hvd.allreduce(tensor, name="weight", op=hvd.Sum)
+        assert result.requires_grad is tensor.requires_grad
+        assert torch.equal(result.detach(), total(torch.arange(3) + 1).double())
+
+
+@case
+def many_in_other_orders_again_and_again() -> None:
+    """Of two types and several sizes, in place and not, some waited for before others start."""
+    n, r = hvd.size(), hvd.rank()
+    chance = Random(r)
+    counts = [1 + 37 * number % 5000 for number in range(40)]
+    for round in range(4):
+        handles = {}
+        for number in chance.sample(range(40), 40):
+            dtype = torch.float64 if number % 10 == 9 else torch.float32
+            tensor = torch.full((counts[number],), float(number + r + round), dtype=dtype)
+            start = hvd.allreduce_async_ if number % 2 else hvd.allreduce_async
+            handles[number] = start(tensor, name=f"many {number}", op=hvd.Sum)
+            if chance.random() < 0.02:
+                hvd.poll(handles[number])
+        for number in chance.sample(range(40), 40):
+            result = hvd.synchronize(handles[number])
+            assert result.shape == (counts[number],)
+            assert torch.all(result == n * (number + round) + n * (n - 1) // 2)
+            assert hvd.synchronize(handles[number]) is result
+
+
+@case
+def a_name_that_is_still_pending_is_refused() -> None:
+    tensor = torch.ones(2)
+    for _ in range(2):
+        hvd.allreduce(tensor, name="twice")
+    if hvd.size() == 1:
+        return
+    if hvd.rank() == 0:  # nobody else submits it yet
+        handle = hvd.allreduce_async(tensor, name="twice")
+        message = refused(ValueError, lambda: hvd.allreduce_async(tensor, name="twice"))
+        assert "allreduce 'twice': an operation of this name is still pending" in message
+    hvd.barrier()
+    if hvd.rank():
+        handle = hvd.allreduce_async(tensor, name="twice")
+    assert hvd.synchronize(handle).tolist() == [1.0, 1.0]
