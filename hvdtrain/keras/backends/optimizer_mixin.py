@@ -101,6 +101,11 @@ class DistributedMixin:
         self.hvdtrain_reduction.sample_weight = weight
 
     @property
+    def sharded(self) -> bool:
+        """Whether the ranks of the node share the optimizer's work (local)."""
+        return self.hvdtrain_reduction.shared is not None
+
+    @property
     def synchronized(self) -> bool:
         """Whether this rank has taken no step since the weights of all ranks were equal (local)."""
         weights = self.hvdtrain_reduction.weights

@@ -126,7 +126,7 @@ class KerasLoop:
     @property
     def shares_optimizer(self) -> bool:
         """Whether ranks share the optimizer's work."""
-        return False
+        return bool(getattr(self._optimizer, "sharded", False))  # not of a server's optimizer
 
     @property
     def pushes(self) -> Pushes | None:

@@ -80,6 +80,7 @@ def shared_steps_are_those_of_one_rank() -> str:
     ends = []
     for name, make in MAKES.items():
         shared, alone = hvd.DistributedOptimizer(make(), sharded=True), make()
+        assert shared.sharded == (hvd.size() > 1)
         mine, theirs = new_variables(), new_variables()
         for step in range(STEPS):
             step_on(shared, mine, list(gradients(step, hvd.rank())))
