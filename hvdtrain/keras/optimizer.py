@@ -37,6 +37,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     exchange: Exchange | str | None = None,
+    sharded: bool = False,
 ) -> keras.optimizers.Optimizer:
     """Return an optimizer of Keras 3 that reduces gradients over the ranks (local).
 
@@ -64,11 +65,13 @@ def DistributedOptimizer(
         exchange: exchange that replaces op and compression, of dense gradients or of weights after
             local steps: text such as "half:type=bf16" or "local:steps=4", or an object that only
             this optimizer uses.
+        sharded: let the ranks of a node share the optimizer's work and state (docs/sharded.md).
 
     Raises:
         TypeError: `exchange` is neither an exchange nor text, or `process_set` no process set.
         ValueError: the optimizer is distributed already, or arguments are invalid or exclude each
             other.
+        UnsupportedError: the optimizer, the backend or a setting does not go with `sharded`.
         UsageError: Keras runs on a backend that hvdtrain does not support.
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -90,7 +93,10 @@ def DistributedOptimizer(
         current_backend(),
         1.0 if average_aggregated_gradients else float(passes),
         scale_local_gradients,
+        sharded,
     )
+    if sharded and passes != 1:
+        raise ValueError("sharded=True needs backward_passes_per_step=1")
     distributed = distribute(optimizer, reduction)
     if passes != 1:
         _accumulate(distributed, passes)

@@ -14,6 +14,7 @@ from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
 from hvdtrain.torch.sharding.shared_steps import SharedSteps
 from hvdtrain.torch.tensors.dynamo import disable_compile
+from hvdtrain.torch.tensors.parameters import parameters_of
 
 __all__ = ["ExchangingOptimizer"]
 
@@ -39,12 +40,12 @@ class ExchangingOptimizer(OptimizerWrapper):
 
     @property
     def _shared(self) -> SharedSteps | None:
-        """The steps that the ranks of a node share; None if each takes all of them."""
+        """The steps that ranks share; None if each takes all of them."""
         return self._steps if self._steps is not None and self._steps.active else None
 
     @property
     def sharded(self) -> bool:
-        """Whether the ranks of a node share the optimizer's work (local)."""
+        """Whether ranks share the optimizer's work (local)."""
         return self._shared is not None
 
     @property
@@ -68,6 +69,19 @@ class ExchangingOptimizer(OptimizerWrapper):
         number = None if weight is None else float(weight)
         self._exchanged.settings.check_sample_weight(number)
         self._exchanged.sample_weight = number
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the reduced gradients by a factor, between clip_grad_norm_() and step() (local).
+
+        Args:
+            factor: factor, equal on all ranks.
+        """
+        if self._shared is not None and not self._shared.kept:
+            self._shared.scale(torch.tensor(factor, dtype=torch.float64, device="cpu"))
+            return
+        gradients = [p.grad for p in parameters_of(self._optimizer) if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
 
     @property
     def loss_scaler(self) -> torch.amp.GradScaler | None:

@@ -43,7 +43,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "data": f"{samples} training and {setup.test_samples} test samples",
         "batch": f"{counted(options.samples_per_step(size), 'sample')} of all ranks{per_rank}",
         "servers": _servers_text(options, size),
-        "lr": _lr_text(options, size, setup.recipe.optimizer is not None),
+        "lr": _lr_text(options, size, setup),
         "buckets": world.buckets if size > 1 else "",
         "exchange": _exchange_text(options),
         "resume": setup.start.origin,
@@ -58,13 +58,14 @@ def _exchange_text(options: TrainOptions) -> str:
     return "" if exchange is None else f"{options.exchange}. {exchange.exactness}"
 
 
-def _lr_text(options: TrainOptions, size: int, own: bool) -> str:
+def _lr_text(options: TrainOptions, size: int, setup: TrainingSetup) -> str:
     base, scaled = options.base_lr, options.scaled_lr(size)
     text = f"{scaled:.4g} = base {base:.4g} x {scaled / base:.4g} ({options.lr_scaling} scaling)"
     if base != scaled and options.warmup_epochs:
         text += f", warm-up over {counted(options.warmup_epochs, 'epoch')}"
     text += decay_text(options, options.warmup_epochs if base != scaled else 0.0)
-    shared = ", shared by the ranks of each node" * options.shard_optimizer
+    own = setup.recipe.optimizer is not None
+    shared = ", shared by ranks" * setup.loop.shares_optimizer
     return f"{text}, {'the optimizer of the recipe' if own else options.optimizer}{shared}"
 
 

@@ -69,6 +69,8 @@ DRIFT: dict[str, dict[str, Any]] = {
 }
 # The average again, by way of an exchange that the user names.
 NAMED = {"average by name": {**EXACT["sgd float64"], "exchange": "average:predivide=2,warmup=3"}}
+# Each rank takes whole steps, which are shared otherwise.
+WHOLE = {f"{name}, whole": {**EXACT[name], "shard_optimizer": False} for name in EXACT}
 # Weights are averaged after each step, on three ranks with one sample each.
 LOCAL = {"local steps": {**FEW["batches of 3"], "exchange": "local:steps=1"}}
 SCARCE: dict[str, dict[str, Any]] = {"scarce": {**COMMON, "kind": "scarce"}}
@@ -76,7 +78,7 @@ SCARCE: dict[str, dict[str, Any]] = {"scarce": {**COMMON, "kind": "scarce"}}
 CASES = {
     1: EXACT | FEW | LONG | STREAM,
     2: EXACT,
-    3: EXACT | NAMED | LOCAL | STREAM | SHORT | DRIFT | SCARCE | LONG,
+    3: EXACT | WHOLE | NAMED | LOCAL | STREAM | SHORT | DRIFT | SCARCE | LONG,
     7: EXACT | FEW,
 }
 
@@ -151,6 +153,12 @@ def test_the_average_by_name_gives_the_weights_of_one_rank(runs: Runs) -> None:
     assert together["exchange"] == "average:predivide=2,warmup=3"
     runs.results(1, "sgd float64")
     assert runs.difference((1, "sgd float64"), (3, "average by name")) <= 1e-12
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_sharing_the_work_of_steps_changes_no_bit(runs: Runs, case: str) -> None:
+    runs.results(3, case)
+    assert runs.difference((3, case), (3, f"{case}, whole")) == 0.0
 
 
 def test_averaged_weights_of_each_step_are_those_of_averaged_gradients(runs: Runs) -> None:

@@ -275,6 +275,7 @@ def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
         distance_from_plain_keras(served, directory / "served"),
         distance_from_plain_keras(options, directory / "exact"),
         distance_from_plain_keras(named, directory / "named"),
+        distance_from_plain_keras({**options, "shard_optimizer": True}, directory / "shared"),
         distance_from_plain_keras(local, directory / "local", momentum=0.0),
     ]
     patch.undo()

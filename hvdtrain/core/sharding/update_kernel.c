@@ -19,7 +19,7 @@
 #endif
 
 #define LINE 64
-#define BLOCK 2048 /* elements that stay in the L1 cache from their sum to the copies */
+#define BLOCK 512 /* elements that stay in the L1 cache from their sum to the copies */
 #define ROOM (BLOCK + LINE)
 
 /* The source text, by which a library compiled from a different version is detected. */
@@ -129,6 +129,11 @@ static void fence(void) {
 #if defined(__x86_64__)
     _mm_sfence();
 #endif
+}
+
+/* Fetch memory that is read and written when the sum of the gradients is known. */
+static void prefetch(const char *memory, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += LINE) __builtin_prefetch(memory + at, 1, 2);
 }
 
 /* Return the number of elements of the next block, after which lines of the copies begin. */
@@ -345,6 +350,10 @@ static void X(update)(const update_t *update, const segment_t *segment, const mo
     for (int64_t start = 0; start < segment->count; start += count) {
         int alone = start >= together;
         count = block_length((char *)own, sizeof(T), start, alone ? segment->count : together);
+        prefetch((char *)(own + start), count * sizeof(T));
+        for (int array = 0; array < 2; array++)
+            if (segment->state[array])
+                prefetch(segment->state[array] + start * sizeof(T), count * sizeof(T));
         X(combine)(update, segment, g, start, count);
         if (update->factor != 1) X(scale)(g, update->factor, count);
         X(step)(moment, g, own + start, segment->state, start, count, alone);

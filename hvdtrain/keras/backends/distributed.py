@@ -11,6 +11,8 @@ from hvdtrain.keras.backends.loss_scale import LossScaleMixin
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.backends.refusals import refuse_weights
+from hvdtrain.keras.sharding.rules import check_shared
+from hvdtrain.keras.tensors.arrays import to_array
 from hvdtrain.keras.tensors.types import Model, Variable
 
 __all__ = [
@@ -44,6 +46,10 @@ def distribute(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> D
             + (f"{got.__module__}.{got.__name__}{instead}" if legacy else got.__name__)
         )
     refuse_weights(reduction.settings, optimizer)
+    if reduction.sharded:
+        check_shared(optimizer, reduction.settings)
+    if reduction.shared is not None and optimizer.built:
+        return _rebuilt(optimizer, reduction)
     kind = type(optimizer)
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     mixin = LossScaleMixin if scales else DistributedMixin
@@ -61,6 +67,19 @@ def distribute(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> D
         reduction.weights.inner_state.note_built(optimizer, is_new=False)
     distributed: DistributedMixin = _with_state_of(optimizer, type(name, (mixin, kind), members))
     distributed.hvdtrain_reduction = reduction
+    return distributed
+
+
+def _rebuilt(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> DistributedMixin:
+    """Return a distributed optimizer that keeps the state of another in memory of the node."""
+    new = type(optimizer).from_config(optimizer.get_config())
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(optimizer, name):
+            setattr(new, name, getattr(optimizer, name))
+    distributed = distribute(new, reduction)
+    distributed.build(optimizer._trainable_variables)
+    for variable, value in zip(distributed.variables, optimizer.variables, strict=True):
+        variable.assign(to_array(value))
     return distributed
 
 

@@ -78,6 +78,15 @@ class JaxBackend:
         )
         return results
 
+    def map_arrays(
+        self,
+        function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
+        inputs: Sequence[Tensor],
+        results: Sequence[Tensor],
+        name: str,
+    ) -> list[Tensor]:
+        raise NotImplementedError  # a shared step is refused on this backend
+
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
     ) -> jax.Array | None:

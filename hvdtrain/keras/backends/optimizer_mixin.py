@@ -11,6 +11,7 @@ import keras
 from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.keras.backends.reduction import Reduction
+from hvdtrain.keras.sharding.state_variable import StateVariable
 from hvdtrain.keras.tensors.types import Tensor, Variable
 
 __all__ = ["DistributedMixin"]
@@ -32,6 +33,8 @@ class DistributedMixin:
     learning_rate: Tensor | float
     variables: list[Variable]
     built: bool
+    name: str
+    _track_variable: Callable[[StateVariable], None]
     _trainable_variables: Sequence[Variable]
 
     def register_local_var(self, var: Variable) -> None:
@@ -98,6 +101,11 @@ class DistributedMixin:
         self.hvdtrain_reduction.sample_weight = weight
 
     @property
+    def sharded(self) -> bool:
+        """Whether the ranks of the node share the optimizer's work (local)."""
+        return self.hvdtrain_reduction.shared is not None
+
+    @property
     def synchronized(self) -> bool:
         """Whether this rank has taken no step since the weights of all ranks were equal (local)."""
         weights = self.hvdtrain_reduction.weights
@@ -134,8 +142,30 @@ class DistributedMixin:
         """
         is_new, weights = not self.built, self.hvdtrain_reduction.weights
         super().build(variables)  # type: ignore[misc]
+        if is_new and self.hvdtrain_reduction.shared is not None:
+            self.hvdtrain_reduction.shared.build(self)
         if is_new and weights is not None:
             weights.inner_state.note_built(self, is_new=True)
+
+    def add_variable_from_reference(
+        self, reference_variable: Variable, name: str | None = None, initializer: str = "zeros"
+    ) -> Variable | StateVariable:
+        """Create a variable of the optimizer for one of the model (local).
+
+        Args:
+            reference_variable: variable of the model.
+            name: name of what it holds.
+            initializer: of its first values.
+        """
+        create = super().add_variable_from_reference  # type: ignore[misc]
+        shared = self.hvdtrain_reduction.shared
+        if shared is None:
+            variable: Variable = create(reference_variable, name=name, initializer=initializer)
+            return variable
+        own = f"{self.name}/{reference_variable.path.replace('/', '_')}_{name}"
+        state = shared.keep(reference_variable, name or "var", own)
+        self._track_variable(state)
+        return state
 
     def apply(
         self,
@@ -153,6 +183,10 @@ class DistributedMixin:
         update: _Update = partial(super().apply, trainable_variables=given)  # type: ignore[misc]
         if len(grads) != len(variables):  # Keras raises the error
             update(grads)
+        elif self.hvdtrain_reduction.shared is not None:
+            if not self.built:
+                self.build(variables)
+            self.hvdtrain_reduction.update_together(self, grads, variables)
         elif self.hvdtrain_reduction.weights is not None:
             self.hvdtrain_reduction.update_alone(update, grads, variables, self)
         else:

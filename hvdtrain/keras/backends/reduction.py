@@ -14,6 +14,7 @@ from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exc
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.keras.backends.weight_backend import WeightBackend
 from hvdtrain.keras.backends.weights import WeightExchange
+from hvdtrain.keras.sharding.update import ArrayBackend, SharedUpdate
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 
@@ -22,7 +23,7 @@ __all__ = ["Backend", "Reduction"]
 F = TypeVar("F", bound=Callable[..., object])
 
 
-class Backend(WeightBackend, Protocol):
+class Backend(WeightBackend, ArrayBackend, Protocol):
     """What differs between Keras's backends."""
 
     def reduce(
@@ -76,6 +77,7 @@ class Reduction:
         backend: Keras's backend.
         factor: factor for gradients after the reduction, or without one.
         scale_local: divide gradients of local variables by the number of ranks.
+        sharded: whether the ranks of a node share the optimizer's work, where they can.
 
     Attributes:
         settings: settings of the reduction.
@@ -85,6 +87,8 @@ class Reduction:
         sample_weight: weight of this rank in the next steps outside of weighted(); None if unknown.
         weights: exchanges weights, perhaps after averages of gradients at first; None for an
             exchange of gradients.
+        sharded: whether the program has asked for shared work.
+        shared: updates the variables, if the ranks share that work; None otherwise.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Reduction:
         backend: Backend,
         factor: float = 1.0,
         scale_local: bool = True,
+        sharded: bool = False,
     ) -> None:
         self.settings, self.name, self._backend = settings, name, backend
         self._factor, self._scale_local = factor, scale_local
@@ -105,6 +110,9 @@ class Reduction:
         self.weights: WeightExchange | None = None
         if settings.weights:
             self.weights = WeightExchange(settings, name, backend, scale_local)
+        self.sharded = sharded
+        shared = SharedUpdate(settings, name, backend) if sharded else None
+        self.shared = shared if shared is not None and shared.active else None
 
     @property
     def steps(self) -> int:
@@ -127,8 +135,11 @@ class Reduction:
         """Do not reduce the gradient of a variable (local).
 
         Raises:
-            ValueError: exchanges average or reset the state of the whole optimizer.
+            ValueError: the work is shared, or exchanges average or reset the state of the whole
+                optimizer.
         """
+        if self.shared is not None:
+            raise ValueError("sharded=True: all gradients are reduced, and none is local")
         if self.weights is not None and self.weights.inner_state.settles:
             raise ValueError(
                 f"exchange {self.settings.make_exchange().spec!r} averages or resets the state of "
@@ -186,6 +197,23 @@ class Reduction:
         if self._factor == 1.0:
             return list(gradients)
         return [g if g is None else keras.ops.multiply(g, self._factor) for g in gradients]
+
+    def update_together(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: Sequence[Tensor | None],
+        variables: Sequence[Variable],
+    ) -> None:
+        """Update variables together with the other ranks of the node (collective).
+
+        Args:
+            optimizer: optimizer of this rank.
+            gradients: gradients of this rank.
+            variables: the variable of each gradient.
+        """
+        assert self.shared is not None
+        average = self.settings.total is ReduceOp.AVERAGE
+        self.shared(optimizer, gradients, variables, self._weight if average else None)
 
     @property
     def exchanges_weights(self) -> bool:

@@ -76,6 +76,21 @@ class TensorFlowBackend:
         results = tf.cond(is_due, exchanged, lambda: tuple(map(tf.identity, tensors)))
         return list(results)
 
+    def map_arrays(
+        self,
+        function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
+        inputs: Sequence[Tensor],
+        results: Sequence[Tensor],
+        name: str,
+    ) -> list[Tensor]:
+        def call(arrays: Sequence[HostArray], key: str | None) -> Sequence[HostArray]:
+            return function(arrays)
+
+        kinds: list[tf.Tensor] = list(results)
+        dtypes, shapes = [t.dtype for t in kinds], [t.shape for t in kinds]
+        tensors = [tf.convert_to_tensor(each) for each in inputs]  # some are variables
+        return call_on_arrays(call, tensors, dtypes, shapes, name)
+
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
     ) -> tf.Tensor | None:

@@ -54,6 +54,20 @@ class TorchBackend:
             for array, tensor in zip(exchange(list(map(_to_array, tensors))), tensors, strict=True)
         ]
 
+    def map_arrays(
+        self,
+        function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
+        inputs: Sequence[Tensor],
+        results: Sequence[Tensor],
+        name: str,
+    ) -> list[Tensor]:
+        arrays = function([_to_array(tensor) for tensor in cast(Sequence[torch.Tensor], inputs)])
+        kinds = cast(Sequence[torch.Tensor], results)
+        return [
+            torch.from_numpy(array).to(tensor.device, tensor.dtype)
+            for array, tensor in zip(arrays, kinds, strict=True)
+        ]
+
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
     ) -> Tensor | None:

@@ -8,6 +8,7 @@ import keras
 
 from hvdtrain.core import objects
 from hvdtrain.core.horovod_api import rank, size
+from hvdtrain.keras.sharding.state_variable import StateVariable
 from hvdtrain.keras.tensors.types import Logs
 
 __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback", "warmup_multiplier"]
@@ -122,7 +123,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         optimizer.learning_rate = new
         if self.momentum_correction and old > 0.0 and new != old:
             for velocity in _velocities(optimizer):
-                velocity.assign(velocity * (new / old))
+                if isinstance(velocity, StateVariable):  # of which each rank has a part
+                    velocity.scale(new / old)
+                else:
+                    velocity.assign(velocity * (new / old))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -191,7 +195,9 @@ def _with_learning_rate(optimizer: keras.optimizers.Optimizer) -> keras.optimize
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _velocities(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+def _velocities(
+    optimizer: keras.optimizers.Optimizer,
+) -> list[keras.Variable | StateVariable]:
     if not isinstance(optimizer, keras.optimizers.SGD) or not optimizer.built:
         return []
     return list(optimizer.momentums) if optimizer.momentum else []

@@ -1,4 +1,4 @@
-"""The steps of an optimizer whose work the ranks of a node share, where they can."""
+"""The steps of an optimizer whose work ranks share, where they can."""
 
 from __future__ import annotations
 
@@ -185,7 +185,12 @@ class SharedSteps:
                 f"the norm of order {kind} of the gradients is {float(norm)}, so they cannot be "
                 "clipped: leave out error_if_nonfinite to scale them all the same"
             )
-        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        self.scale(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        wide = any(parameter.dtype is torch.float64 for parameter in self.gradients.parameters)
+        return norm.to(torch.float64 if wide else torch.get_default_dtype())
+
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiply the reduced gradients by a factor, [] (local)."""
+        assert self._update is not None
         if not factor.is_cpu or factor != 1.0:  # the host does not wait for a device
-            update.scale(factor)
-        return norm.to(torch.get_default_dtype())
+            self._update.scale(factor)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 import hvdtrain.keras as hvd
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import UnsupportedError, UsageError
 from hvdtrain.keras.models.fit import weight_steps
 from hvdtrain.train.keras.fit import counted_samples
 from hvdtrain.train.optimizers.make_keras import keras_optimizer
@@ -43,12 +43,16 @@ def distributed_optimizer(
         schedule: learning rates of the steps.
 
     Raises:
-        UsageError: the exchange does not go with the optimizer.
+        UsageError: the exchange, or shared work, does not go with the optimizer.
     """
     plain = plain_optimizer(recipe, options, schedule)
     exchange = options.make_exchange()
     try:
-        optimizer = hvd.DistributedOptimizer(plain, exchange=exchange)
+        optimizer = hvd.DistributedOptimizer(
+            plain, exchange=exchange, sharded=bool(options.shard_optimizer)
+        )
+    except UnsupportedError as error:
+        raise UsageError(f"--shard-optimizer: {error}") from error
     except ValueError as error:
         if exchange is None:
             raise

@@ -124,6 +124,11 @@ class KerasLoop:
         """Do nothing: each rank has the whole state."""
 
     @property
+    def shares_optimizer(self) -> bool:
+        """Whether ranks share the optimizer's work."""
+        return bool(getattr(self._optimizer, "sharded", False))  # not of a server's optimizer
+
+    @property
     def pushes(self) -> Pushes | None:
         """The gradients that servers have received; None without a parameter server."""
         return None

@@ -67,6 +67,10 @@ class TrainingLoop(Protocol):
         """The learning rate of the last step."""
 
     @property
+    def shares_optimizer(self) -> bool:
+        """Whether ranks share the optimizer's work."""
+
+    @property
     def pushes(self) -> Pushes | None:
         """The gradients that servers have received; None without a parameter server."""
 

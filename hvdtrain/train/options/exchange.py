@@ -72,7 +72,7 @@ _ANY = object()
 # Options that an exchange excludes: name, value (_ANY: any but the default), and the reason.
 _NO_EXCHANGE = (
     ("virtual_shards", _ANY, "its sums over shards have an order of their own: leave one out"),
-    ("shard_optimizer", _ANY, "only averages can be shared: leave one out"),
+    ("shard_optimizer", True, "only averages can be shared: leave one out"),
 )
 _NO_WEIGHTS = (
     ("amp", "fp16", "ranks would have to agree on the loss scale in each step: take --amp bf16"),
@@ -104,14 +104,14 @@ def require_exchange_takes(
 
 
 # Options that a parameter server does not have: name, values (empty: all but the default), reason.
-_REFUSED: tuple[tuple[str, tuple[str, ...], str], ...] = (
+_REFUSED: tuple[tuple[str, tuple[str | bool, ...], str], ...] = (
     ("exchange", (), "workers push whole gradients"),
     ("optimizer", ("lars", "lamb"), "servers hold parts of layers, and cannot compute their norms"),
     ("clip_norm", (), "no rank has the whole reduced gradient"),
     ("ema", (), "servers do not average weights"),
     ("amp", ("fp16",), "servers do not agree on a loss scale"),
     ("virtual_shards", (), "gradients are added in the order of arrival"),
-    ("shard_optimizer", (), "servers share the work already"),
+    ("shard_optimizer", (True,), "servers share the work already"),
     ("non_finite", ("skip",), "servers do not agree on skipping a step"),
     ("engine", ("local", "gloo", "nccl", "horovod"), "only mpi has messages between two ranks"),
 )

@@ -48,9 +48,10 @@ class OptimisationOptions(OptionGroup):
         check=between_0_and_1,
     )
 
-    shard_optimizer: bool = option(
-        False,
+    shard_optimizer: bool | None = option(
+        None,
         "Share the optimizer's work and state among the ranks of a node, see docs/sharded.md.",
+        unset="where it changes no bit of the results",
     )
 
     def check(self) -> None:

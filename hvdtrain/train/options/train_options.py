@@ -112,7 +112,6 @@ _TORCH_ONLY: tuple[tuple[str, Any, str], ...] = (
     ("workers", _ANY, ""),
     ("non_finite", "skip", ""),
     ("virtual_shards", _ANY, ""),
-    ("shard_optimizer", _ANY, ""),
     ("engine", "nccl", "gradients of {framework} are reduced in host memory"),
 )
 

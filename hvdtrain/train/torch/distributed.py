@@ -6,6 +6,7 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import UsageError
+from hvdtrain.torch.sharding.exactness import shares_exactly
 from hvdtrain.train.optimizers.make import torch_optimizer
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
@@ -45,18 +46,27 @@ def distributed_optimizer(
     """
     own = plain_optimizer(recipe, model, options)
     op = hvd.Average if options.virtual_shards is None else hvd.Sum
-    exchange = options.make_exchange()
+    exchange, sharded = options.make_exchange(), options.shard_optimizer
+    if sharded is None:
+        sharded = _may_share(options) and shares_exactly(own, "sharing the optimizer's work")
     try:
         return hvd.DistributedOptimizer(
             own,
             model.named_parameters(),
             op=op,
             exchange=exchange,
-            sharded=options.shard_optimizer,
+            sharded=sharded,
         )
     except ValueError as error:
-        if options.shard_optimizer:
+        if sharded:
             raise UsageError(f"--shard-optimizer: {error}") from error
         if exchange is None:
             raise
         raise UsageError(f"--exchange {options.exchange}: {error}") from error
+
+
+def _may_share(options: TrainOptions) -> bool:
+    """Return whether the options allow it to share the optimizer's work without other results."""
+    plain = options.make_exchange() is None and options.virtual_shards is None
+    # The squares of a norm are summed in another order, and fp16 needs whole gradients.
+    return plain and options.clip_norm is None and options.amp != "fp16"

@@ -149,6 +149,12 @@ class TorchLoop:
             group["lr"] = rate * ratio
 
     @property
+    def shares_optimizer(self) -> bool:
+        """Whether ranks share the optimizer's work."""
+        shares: bool = getattr(self._optimizer, "sharded", False)
+        return shares
+
+    @property
     def _exchanges_weights(self) -> bool:
         exchanges: bool = self._optimizer.exchanges_weights
         return exchanges

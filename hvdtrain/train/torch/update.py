@@ -138,10 +138,11 @@ class Updater:
 
     def _shared_step(self) -> StepResult:
         """Step on gradients of which this rank has the slices that it owns (collective)."""
-        largest = math.inf if self._clip_norm is None else self._clip_norm
-        norm = self._optimizer.clip_grad_norm_(largest).item()
+        norm, largest = self._optimizer.clip_grad_norm_(math.inf).item(), self._clip_norm
         finite = math.isfinite(norm)
         if finite:
+            if largest is not None and norm > largest:
+                self._optimizer.scale_gradients(largest / norm)
             self._optimizer.step()
             if self.averaged is not None:
                 self.averaged.update_parameters(self._model)

@@ -16,6 +16,7 @@ import keras_fit_cases
 import keras_optimizer_cases
 import keras_sample_cases
 import keras_save_cases
+import keras_sharded_cases
 import keras_state_cases
 import keras_synchronization_cases
 import keras_training_cases
@@ -33,6 +34,7 @@ MODULES = (
     keras_sample_cases,
     keras_save_cases,
     keras_state_cases,
+    keras_sharded_cases,
     keras_optimizer_cases,
     keras_fit_cases,
     keras_callback_cases,

@@ -49,6 +49,29 @@ def test_slices_are_whole_cache_lines(count: int, owners: int) -> None:
     assert all(bound % 64 == 0 or bound == count for bound in bounds)
 
 
+@pytest.mark.parametrize("owners", [2, 3, 4, 8])
+def test_no_owner_has_more_than_its_share(owners: int) -> None:
+    """Of a transformer's parameters, and of Adam's state with what aligns it."""
+    shapes: list[tuple[int, ...]] = [(5000, 512)]
+    for _ in range(6):
+        shapes += [(1536, 512), (1536,), (512, 512), (512,), (2048, 512), (2048,), (512, 2048)]
+        shapes += [(512,)] * 5
+    specs = [
+        ParameterSpec(f"p{number}", shape, (1,) * len(shape), DType.FLOAT32, "float32", "cpu")
+        for number, shape in enumerate(shapes)
+    ]
+    plan = make_plan(specs, 8 << 20, 1 << 20)
+    adam = {
+        "step": Quantity("step", DType.FLOAT32, elementwise=False),
+        "exp_avg": Quantity("exp_avg", DType.FLOAT32, elementwise=True),
+        "exp_avg_sq": Quantity("exp_avg_sq", DType.FLOAT32, elementwise=True),
+    }
+    whole = 2 * sum(spec.nbytes for spec in specs)
+    for segments in segments_of(plan, owners):
+        own = StateLayout(segments, [adam] * len(specs)).nbytes
+        assert own < whole * (1 / owners + 0.02)
+
+
 def test_no_state_overlaps() -> None:
     plan = make_plan(SPECS, 1 << 20, 1 << 20)
     quantities = [

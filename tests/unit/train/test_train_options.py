@@ -100,7 +100,6 @@ from hvdtrain.train.recipes import builtin as recipes
         ),
         ({"shard_optimizer": True, "strategy": "ps"}, ["--shard-optimizer", "--strategy ps"]),
         ({"shard_optimizer": True, "optimizer": "lamb"}, ["--shard-optimizer", "lamb"]),
-        ({"shard_optimizer": True, "framework": "keras"}, ["--framework torch only"]),
         (
             {"shard_optimizer": True, "virtual_shards": 2, "global_batch_size": 8},
             ["--shard-optimizer and --virtual-shards exclude each other"],

@@ -1,0 +1,1 @@
+"""Optimizer steps of Keras whose work the ranks of a node share."""

@@ -1,0 +1,219 @@
+"""Optimizers of Keras whose work the ranks of a node share, against those of each rank alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras_optimizer_cases import digest
+from raising import raising
+
+import hvdtrain.keras as hvd
+from hvdtrain.core.objects import allgather_object
+from hvdtrain.errors import UnsupportedError
+from hvdtrain.keras.sharding.state_variable import StateVariable
+
+Array = np.ndarray[Any, Any]
+
+SHAPES = [(70, 3), (3,), (), (9, 40)]  # slices of 64 elements begin within variables
+STEPS = 4
+ON_JAX = keras.backend.backend() == "jax"
+# Of weights and state after some steps, whose size is about 1.
+BOUND = 2e-6
+
+
+def gradients(step: int, rank: int) -> list[Array]:
+    random = np.random.default_rng((step, rank))
+    return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
+
+
+def mean_gradients(step: int, weights: Any = None) -> list[Array]:
+    every = [gradients(step, rank) for rank in range(hvd.size())]
+    return [np.average(parts, 0, weights).astype(np.float32) for parts in zip(*every, strict=True)]
+
+
+def new_variables() -> list[Any]:
+    random = np.random.default_rng(0)
+    names = ["kernel", "bias", "scale", "table"]
+    return [
+        keras.Variable(random.normal(size=shape).astype(np.float32), name=name)
+        for name, shape in zip(names, SHAPES, strict=True)
+    ]
+
+
+def step_on(optimizer: Any, variables: list[Any], given: list[Array | None]) -> None:
+    optimizer.apply(
+        [None if g is None else keras.ops.convert_to_tensor(g) for g in given], variables
+    )
+
+
+def assert_near(mine: Any, theirs: Any) -> None:
+    for own, want in zip(mine, theirs, strict=True):
+        own, want = np.asarray(keras.ops.convert_to_numpy(own)), keras.ops.convert_to_numpy(want)
+        np.testing.assert_allclose(own, want, rtol=0, atol=BOUND)
+
+
+def decaying(rate: float) -> Any:
+    return keras.optimizers.schedules.ExponentialDecay(rate, 2, 0.5)
+
+
+def without_bias(optimizer: Any) -> Any:
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+MAKES: dict[str, Callable[[], Any]] = {
+    "plain": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(decaying(0.1), momentum=0.9, global_clipnorm=2.0),
+    "nesterov": lambda: without_bias(
+        keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1)
+    ),
+    "adam": lambda: keras.optimizers.Adam(0.1, amsgrad=True, clipvalue=0.5),
+    "adamw": lambda: keras.optimizers.AdamW(decaying(0.1), weight_decay=0.1),
+}
+
+
+def shared_steps_are_those_of_one_rank() -> str:
+    ends = []
+    for name, make in MAKES.items():
+        shared, alone = hvd.DistributedOptimizer(make(), sharded=True), make()
+        assert shared.sharded == (hvd.size() > 1)
+        mine, theirs = new_variables(), new_variables()
+        for step in range(STEPS):
+            step_on(shared, mine, list(gradients(step, hvd.rank())))
+            step_on(alone, theirs, list(mean_gradients(step)))
+        assert_near(mine, theirs)
+        kept = [v for v in shared.variables if isinstance(v, StateVariable)]
+        quantities = {"plain": 0, "momentum": 1, "nesterov": 1, "adam": 3, "adamw": 2}[name]
+        assert len(kept) == quantities * len(SHAPES)
+        assert_near(shared.variables, alone.variables)
+        ends += [*mine, *shared.variables]
+    return digest(ends)
+
+
+def each_rank_keeps_its_part_of_the_state() -> None:
+    shared, variables = (
+        hvd.DistributedOptimizer(keras.optimizers.Adam(), sharded=True),
+        new_variables(),
+    )
+    step_on(shared, variables, list(gradients(0, hvd.rank())))
+    steps = shared.hvdtrain_reduction.shared._steps
+    own = sum(segment.count for segment in steps.state.owned)
+    elements = sum(int(np.prod(shape)) for shape in SHAPES)
+    assert abs(own - elements / hvd.size()) <= 64 * hvd.size()
+
+
+def missing_gradients_and_sample_weights() -> str:
+    shared = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), sharded=True)
+    alone, mine, theirs = keras.optimizers.Adam(0.1), new_variables(), new_variables()
+    counts = np.arange(1, hvd.size() + 1)
+    for step in range(3):
+        shared.sample_weight = float(counts[hvd.rank()])
+        own: list[Array | None] = list(gradients(step, hvd.rank()))
+        mean: list[Array | None] = list(mean_gradients(step, counts))
+        if step == 1:
+            own[3] = mean[3] = None
+        with warnings.catch_warnings(action="ignore"):  # Keras warns of what has no gradient
+            step_on(shared, mine, own)
+            step_on(alone, theirs, mean)
+    assert_near(mine, theirs)
+    assert_near(shared.variables, alone.variables)
+    return digest(mine)
+
+
+def model_of(sharded: bool) -> Any:
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential(
+        [
+            keras.Input([2], dtype="int32"),
+            keras.layers.Embedding(11, 16),
+            keras.layers.Flatten(),
+            keras.layers.Dense(7, activation="tanh"),
+            keras.layers.Dense(1, kernel_constraint=keras.constraints.MaxNorm(0.5)),
+        ]
+    )
+    # Keras squares the rows of sparse gradients one by one, those of equal indices, too.
+    optimizer = keras.optimizers.Adam(0.05)
+    model.compile(
+        hvd.DistributedOptimizer(optimizer, sparse_as_dense=not sharded, sharded=sharded), "mse"
+    )
+    return model
+
+
+def fit(model: Any) -> None:
+    random = np.random.default_rng(hvd.rank())
+    x, y = random.integers(11, size=(12, 2)), random.normal(size=(12, 1)).astype(np.float32)
+    model.fit(x, y, batch_size=4, epochs=1, shuffle=False, verbose=0)
+
+
+def one_rank_saves_and_all_go_on() -> str:
+    models = [model_of(True), model_of(False)]
+    for model in models:
+        fit(model)
+    shared, alone = models
+    assert_near(shared.weights, alone.weights)
+    if hvd.rank() == 0:
+        shared.save("shared.keras")
+    allgather_object(None, "saved")
+    loaded = keras.saving.load_model("shared.keras")  # without hvdtrain
+    assert_near(loaded.optimizer.variables, alone.optimizer.variables)
+    loaded.compile(hvd.DistributedOptimizer(loaded.optimizer, sharded=True), "mse")
+    for model in (shared, loaded, alone):
+        fit(model)
+    assert digest(loaded.weights) == digest(shared.weights)
+    assert_near(shared.weights, alone.weights)
+    return digest([*loaded.weights, *loaded.optimizer.variables])
+
+
+def what_rank_0_has_reaches_all() -> str:
+    shared, variables = (
+        hvd.DistributedOptimizer(keras.optimizers.Adam(), sharded=True),
+        new_variables(),
+    )
+    shared.build(variables)
+    for number, variable in enumerate(shared.variables[2:]):
+        if hvd.rank() == 0:
+            variable.assign(np.full(variable.shape, 1 + number, np.float32))
+    hvd.broadcast_variables(shared.variables, 0)
+    for step in range(2):  # the first one moves the state
+        for number, variable in enumerate(shared.variables[2:]):
+            assert step or np.all(np.asarray(variable) == 1 + number)
+        step_on(shared, variables, list(gradients(step, hvd.rank())))
+    return digest([*variables, *shared.variables])
+
+
+def what_cannot_be_shared_is_refused() -> None:
+    kinds = keras.optimizers
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        (kinds.Lamb(), {}, "got Lamb: use sharded=False"),
+        (kinds.SGD(clipnorm=1.0), {}, "SGD with clipnorm cannot be shared"),
+        (kinds.Adam(use_ema=True), {}, "Adam with use_ema cannot be shared"),
+        (kinds.Adam(), {"exchange": "half:type=bf16"}, "not exchange 'half"),
+        (kinds.LossScaleOptimizer(kinds.SGD()), {}, "got LossScaleOptimizer"),
+    ]
+    for optimizer, options, text in refused:
+        reason = "sharded=True: on Keras's backend jax" if ON_JAX else text
+        with raising(UnsupportedError, text=reason):
+            hvd.DistributedOptimizer(optimizer, sharded=True, **options)
+    if not ON_JAX:
+        with raising(ValueError, text="backward_passes_per_step=1"):
+            hvd.DistributedOptimizer(kinds.SGD(), sharded=True, backward_passes_per_step=2)
+
+
+CASES = [
+    what_cannot_be_shared_is_refused,
+    *(
+        []
+        if ON_JAX
+        else [
+            shared_steps_are_those_of_one_rank,
+            each_rank_keeps_its_part_of_the_state,
+            missing_gradients_and_sample_weights,
+            one_rank_saves_and_all_go_on,
+            what_rank_0_has_reaches_all,
+        ]
+    ),
+]

@@ -1,0 +1,162 @@
+"""The compiled optimizer step, for each instruction set, and watched by sanitizers."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from compiling import COMMON, LEVELS, ONCE, gcc, supports
+
+from hvdtrain.compiled import KernelError
+from hvdtrain.core.sharding import kernel, kernel_step
+from hvdtrain.core.sharding.kernel import KINDS, KernelRule
+from hvdtrain.core.sharding.kernel_step import Form, KernelStep, Place, Scales
+
+SOURCE = Path(kernel.__file__).with_name("update_kernel.c")
+WATCHED = (
+    *("-g", "-O1", ONCE, "-fno-sanitize-recover=all"),
+    "-fsanitize=address,undefined,float-cast-overflow",
+)
+RULES = [
+    KernelRule(lr=0.1),
+    KernelRule(lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=1),
+    KernelRule(lr=0.1, momentum=0.9, dampening=0.3, maximize=1),
+    KernelRule(lr=0.1, kind=1, beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1),
+    KernelRule(lr=0.1, kind=2, beta1=0.4, beta2=0.99, epsilon=1e-8, weight_decay=0.1, amsgrad=1),
+]
+COUNT = 1031
+Numbers = npt.NDArray[np.float64]  # or float32
+
+
+def test_the_kernel_is_there() -> None:
+    """Where a compiler is, installing builds it; without it torch steps on slices."""
+    assert kernel.load_kernel() is not None
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
+    """The kernel, compiled for each instruction set of this processor."""
+    found = []
+    for level in filter(supports, LEVELS):
+        path = tmp_path_factory.mktemp(level) / "update.so"
+        flags = (*COMMON, "-O3", ONCE, f"-march={level}", "-shared", "-fPIC")
+        subprocess.run([gcc(), *flags, str(SOURCE), "-lm", "-o", str(path)], check=True, timeout=90)
+        found.append(kernel.open_kernel(path))
+    return found
+
+
+def stepped(rule: KernelRule, ranks: int, kind: type, contracts: bool) -> list[Numbers]:
+    """Return weights of all ranks, state and own gradient after two steps, the second clipped."""
+    draw = np.random.default_rng(7)
+    gradients: Numbers = draw.normal(size=(ranks, COUNT)).astype(kind)
+    weights: Numbers = np.repeat(draw.normal(size=(1, COUNT)).astype(kind), ranks, axis=0)
+    state: Numbers = np.zeros((3, COUNT), kind)
+    steps = np.zeros(1, np.float32)
+    form = Form(contracts, 32)
+    rest = form.rest(COUNT, 0, COUNT, gradients.itemsize)
+    sources, targets = ([row.ctypes.data for row in rows] for rows in (gradients, weights))
+    place = Place(sources, targets, COUNT, rest, 0, kind is np.float64)
+    step = KernelStep([place], ranks, 0, form)
+    step.use_state(0, [row.ctypes.data for row in state], steps.ctypes.data)
+    scales = Scales([1.0 + rank for rank in range(ranks)], 1.0 / ranks)
+    for first in (True, False):
+        step.select(0, used=True, begins=first)
+        if first:
+            step.update([rule], scales)
+        else:
+            squares = step.sum(scales)
+            assert np.isclose(squares, float((gradients[0].astype(np.float64) ** 2).sum()))
+            step.update([rule], None, 0.5)
+    assert (weights == weights[0]).all()
+    return [weights, state, gradients, steps.astype(np.float64)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 6])
+def test_all_instruction_sets_give_the_same_bits(
+    ranks: int, libraries: list[ctypes.CDLL], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rule, kind, contracts in product(RULES, (np.float32, np.float64), (True, False)):
+        results = []
+        for library in libraries:
+            monkeypatch.setattr(kernel_step, "load_kernel", lambda library=library: library)
+            results.append([part.tobytes() for part in stepped(rule, ranks, kind, contracts)])
+        assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("rule", RULES[3:])
+def test_an_adam_step_is_its_formula(rule: KernelRule) -> None:
+    weights, state, _, steps = stepped(rule, 1, np.float64, contracts=True)
+    draw = np.random.default_rng(7)
+    gradient, expected = draw.normal(size=COUNT), draw.normal(size=COUNT)
+    mean = square = largest = np.zeros(COUNT)
+    decoupled = KINDS[rule.kind] == "adamw"
+    for number, factor in ((1, 1.0), (2, 0.5)):
+        own = factor * gradient + (0 if decoupled else rule.weight_decay * expected)
+        expected = expected * (1 - rule.lr * rule.weight_decay * decoupled)
+        mean = rule.beta1 * mean + (1 - rule.beta1) * own
+        square = rule.beta2 * square + (1 - rule.beta2) * own**2
+        largest = np.maximum(largest, square)
+        root = np.sqrt((largest if rule.amsgrad else square) / (1 - rule.beta2**number))
+        expected = expected - rule.lr * mean / (1 - rule.beta1**number) / (root + rule.epsilon)
+    np.testing.assert_allclose(weights[0], expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(state[:2], np.stack([mean, square]), rtol=1e-12, atol=1e-14)
+    assert steps[0] == 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_sums_are_along_a_tree(ranks: int) -> None:
+    draw = np.random.default_rng(7)
+    parts = [draw.normal(size=COUNT).astype(np.float32) for _ in range(ranks)]
+    scaled = [part * np.float32(1.0 + rank) for rank, part in enumerate(parts)]
+    pairs = scaled[0] + scaled[1]
+    if ranks == 3:
+        pairs = pairs + scaled[2]
+    if ranks == 5:
+        pairs = (pairs + (scaled[2] + scaled[3])) + scaled[4]
+    summed = parts[0].copy()
+    sources = [part.ctypes.data for part in (summed, *parts[1:])]
+    step = KernelStep([Place(sources, [0] * ranks, COUNT, 0, 0, False)], ranks, 0, Form(True, 32))
+    step.select(0, used=True, begins=False)
+    step.sum(Scales([1.0 + rank for rank in range(ranks)], 0.25))
+    assert summed.tobytes() == (pairs * np.float32(0.25)).tobytes()
+
+
+def run_driver(source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Compile update_driver.c with the text of a kernel and with sanitizers, and run it."""
+    program, driver = folder / "driver", Path(__file__).with_name("update_driver.c")
+    command = [gcc(), *COMMON, *WATCHED, f"-I{source.parent}", str(driver), "-lm", "-o"]
+    subprocess.run([*command, str(program)], check=True, timeout=60)
+    # Linux may else scatter memory too widely for the sanitizers of GCC 12.
+    words = ["setarch", "-R", str(program)]
+    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
+
+
+def test_memory_and_arithmetic_are_in_order(tmp_path: Path) -> None:
+    done = run_driver(SOURCE, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_fault_is_reported(tmp_path: Path) -> None:
+    """So that the run above can fail."""
+    text, before = SOURCE.read_text(encoding="utf-8"), "#define ROOM (BLOCK + LINE)"
+    assert text.count(before) == 1
+    mutated = tmp_path / SOURCE.name
+    mutated.write_text(text.replace(before, "#define ROOM (BLOCK - 1)"), encoding="utf-8")
+    done = run_driver(mutated, tmp_path)
+    assert done.returncode != 0
+    assert "overflow" in done.stderr, done.stderr
+
+
+def test_a_kernel_of_another_version_is_refused(tmp_path: Path) -> None:
+    library = kernel.load_kernel()
+    whole = Path(library._name if library else "").read_bytes()
+    (tmp_path / "old.so").write_bytes(whole.replace(b"step on segments", b"Step on segments"))
+    with pytest.raises(
+        KernelError, match=r"old\.so was not compiled from .*update_kernel\.c: install"
+    ):
+        kernel.open_kernel(tmp_path / "old.so")
