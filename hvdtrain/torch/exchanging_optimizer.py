@@ -40,12 +40,12 @@ class ExchangingOptimizer(OptimizerWrapper):
 
     @property
     def _shared(self) -> SharedSteps | None:
-        """The steps that the ranks of a node share; None if each takes all of them."""
+        """The steps that ranks share; None if each takes all of them."""
         return self._steps if self._steps is not None and self._steps.active else None
 
     @property
     def sharded(self) -> bool:
-        """Whether the ranks of a node share the optimizer's work (local)."""
+        """Whether ranks share the optimizer's work (local)."""
         return self._shared is not None
 
     @property

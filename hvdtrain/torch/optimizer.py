@@ -59,10 +59,10 @@ class DistributedOptimizer(ExchangingOptimizer):
         exchange: algorithm that replaces the reduction of gradients, or that combines weights
             after local steps: text such as "powersgd:rank=4", or an object, which must not be
             shared with another optimizer.
-        sharded: whether the ranks of a node share the optimizer's work and its state: each updates
-            a slice of the weights for all of them. Between backward() and step() gradients are then
-            those of this rank: clip them with `clip_grad_norm_`, or call synchronize() before using
-            them. step() removes gradients. Where ranks share no memory it changes nothing.
+        sharded: whether ranks share the optimizer's work and its state: each updates a slice of the
+            weights for the others, those of its node or, without shared memory, all. Between
+            backward() and step() gradients are then those of this rank: clip them with
+            `clip_grad_norm_`, or call synchronize() before using them. step() removes gradients.
 
     Raises:
         UnsupportedError: `sharded` with an optimizer that needs whole parameters, or with

@@ -65,7 +65,7 @@ def _lr_text(options: TrainOptions, size: int, setup: TrainingSetup) -> str:
         text += f", warm-up over {counted(options.warmup_epochs, 'epoch')}"
     text += decay_text(options, options.warmup_epochs if base != scaled else 0.0)
     own = setup.recipe.optimizer is not None
-    shared = ", shared by the ranks of each node" * setup.loop.shares_optimizer
+    shared = ", shared by ranks" * setup.loop.shares_optimizer
     return f"{text}, {'the optimizer of the recipe' if own else options.optimizer}{shared}"
 
 

@@ -1,1 +1,1 @@
-"""Optimizer steps whose work the ranks of a node share."""
+"""Optimizer steps whose work ranks share."""

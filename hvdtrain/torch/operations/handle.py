@@ -90,7 +90,12 @@ class StartedHandle(Handle):
     def done(self) -> bool:
         return self._channel.poll(self._operation)
 
+    @disable_compile
     def wait(self) -> Any:
+        return self.completed()
+
+    def completed(self) -> torch.Tensor:
+        """Do what wait() does, called by functions that torch.compile leaves alone."""
         operation = self._operation
         if not operation.done or operation.failed:
             Submission(self._channel, operation).wait()
@@ -117,7 +122,7 @@ def synchronize(handle: Handle | None) -> Any:
         TypeError: `handle` is not a handle.
     """
     if type(handle) is StartedHandle:
-        return handle.wait()  # the usual case
+        return handle.completed()  # the usual case
     return None if handle is None else _checked(handle).wait()
 
 

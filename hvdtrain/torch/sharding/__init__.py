@@ -1,1 +1,1 @@
-"""Optimizer steps of PyTorch whose work the ranks of a node share."""
+"""Optimizer steps of PyTorch whose work ranks share."""

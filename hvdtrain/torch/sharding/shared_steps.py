@@ -1,4 +1,4 @@
-"""The steps of an optimizer whose work the ranks of a node share, where they can."""
+"""The steps of an optimizer whose work ranks share, where they can."""
 
 from __future__ import annotations
 

@@ -45,6 +45,15 @@ def equals(tensor: torch.Tensor, value: float, sent: torch.dtype | None = None) 
     return torch.allclose(tensor, torch.full_like(tensor, value), rtol=few, atol=0)
 
 
+def shared(
+    make: Callable[[list[torch.nn.Parameter]], Optimizer],
+) -> tuple[Model, hvd.DistributedOptimizer]:
+    """Return a model, equal on all ranks, and an optimizer whose work they share."""
+    model = build()
+    optimizer = make(list(model.parameters()))
+    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), sharded=True)
+
+
 def mean_of_ranks() -> float:
     """Return the mean of 1, 2, ..., size."""
     return (hvd.size() + 1) / 2
@@ -64,6 +73,22 @@ def assert_equals_one_rank(
     for p in model.parameters():
         assert p.device == device()
         assert p.grad is None or p.grad.device == p.device
+
+
+@case
+def shared_steps_equal_one_rank() -> None:
+    for make in (momentum, partial(torch.optim.Adam, lr=0.01)):
+        model, optimizer = shared(make)
+        train_together(model, optimizer, 3)
+        optimizer.load_state_dict(optimizer.state_dict())
+        for step in range(3, 5):
+            inputs, labels = map(own, batch(step))
+            optimizer.sample_weight = len(inputs)
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.clip_grad_norm_(1e6)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert_equals_one_rank(model, make, 5)
 
 
 @case
