@@ -187,8 +187,9 @@ class SharedSteps:
         except BaseException:  # Ctrl-C, for example
             reducer.step.abandon()  # else the channel's thread would wait for it
             raise
+        finally:
+            reducer.forget()
         reducer.steps += 1
-        reducer.forget()
 
     def _clip(self, parts: Sequence[HostArray], values: StepValues) -> None:
         """Clip the gradients that this rank owns (collective if by their norm)."""
@@ -201,7 +202,7 @@ class SharedSteps:
         name = f"norm of {self._name}"
         buffer = Buffer.from_array(total)
         self._channel.run(Allreduce([buffer], [total.shape], ReduceOp.SUM, name))
-        norm = sqrt(total[0] / self._slices.nodes) if total[0] >= 0 else total[0]
+        norm = sqrt(total[0] / self._slices.nodes)  # every node has all slices
         # A norm that is not finite makes all gradients NaN, as in Keras.
         factor = min(1.0, values.clip_norm / norm) + (norm - norm) if norm else 1.0
         for part in parts:

@@ -152,15 +152,22 @@ class ScatteredUpdate:
 
     def give_back(self) -> None:
         """Move the whole state into every user's optimizer, until the next step (collective)."""
-        if self.given:
-            return
-        whole = self._gather(None) if self._whole is None else self._whole
+        if not self.given:
+            self._give(self._gather(None))
+
+    def give_consolidated(self) -> bool:
+        """Move the whole state into the user's optimizer, and return whether it is here (local)."""
+        if self._whole is not None and not self.given:
+            self._give(self._whole)
+        return self._given
+
+    def _give(self, whole: dict[int, _Entry]) -> None:
         self._given = True
         for index in sorted(whole):
             self._optimizer.state[self._parameters[index]] = whole[index]
 
     def consolidate(self, to: int) -> None:
-        """Bring the whole state to one member, for its next give_back() (collective)."""
+        """Bring the whole state to one member, for give_consolidated() (collective)."""
         if not self.given:
             whole = self._gather(to)
             self._whole = whole if to == self._slices.number else None

@@ -161,7 +161,8 @@ class SharedSteps:
         if update is None or not update.shared or update.given:
             return self._optimizer.state_dict()
         self._check_between_steps()
-        update.give_back()
+        if not isinstance(update, ScatteredUpdate) or not update.give_consolidated():
+            update.give_back()
         try:
             return self._optimizer.state_dict()
         finally:

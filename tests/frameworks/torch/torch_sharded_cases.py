@@ -386,6 +386,7 @@ def shared_weights_that_move() -> None:
         each.float()
         each.double()
         train_together(each, one, 1)
+        one.consolidate_state_dict()
         added = torch.nn.Parameter(torch.ones(200).double())
         one.add_param_group({"params": [added], "lr": 0.5})
         each.register_parameter("added", added)
