@@ -132,7 +132,7 @@ class SharedSteps:
         for segment, part in zip(own, parts, strict=True):
             self._update(segment, weights[segment.parameter].reshape(-1), part, values)
         name = f"weights of {self._name}"
-        self._channel.run(SpreadSlices(reducer.buffers, self._slices, name))
+        self._channel.run(SpreadSlices(reducer.buffers, reducer.placed, self._slices, name))
         return self._results(reducer, gradients)
 
     def _open(self) -> Reducer:
