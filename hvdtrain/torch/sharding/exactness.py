@@ -19,6 +19,8 @@ def shares_exactly(optimizer: torch.optim.Optimizer, name: str) -> bool:
 
     It does not change any for steps of SGD, Adam and AdamW in their fused form, where all ranks
     share memory and the compiled kernel has the bits of this torch, unless gradients are clipped.
+    The result is also False if a rank has more threads than there are ranks: the kernel uses one
+    of them, so that each would compute longer than with torch's own step.
 
     Args:
         optimizer: optimizer that is not wrapped yet.
@@ -31,6 +33,8 @@ def _can_share(optimizer: torch.optim.Optimizer) -> bool:
     kind: type = type(optimizer)
     slices = context.current().world.communicator.slices()
     if slices is None or slices.owners == 1 or slices.nodes > 1 or not slices.in_tree:
+        return False
+    if torch.get_num_threads() > slices.owners:
         return False
     parameters = parameters_of(optimizer)
     if not all(p.is_cpu and p.dtype in _TYPES and _has_own_memory(p) for p in parameters):
