@@ -158,6 +158,7 @@ class _Judge:
         """
 
         def check(calls: int) -> None:
+            trainer.drop_gradients()
             self._compare(name, calls, self._ranks.all_of(trainer.moved()))
 
         return Contender(name, library, trainer.restart, trainer.step, check, meets=True)
@@ -172,6 +173,7 @@ class _Judge:
         """
 
         def check(_: int) -> None:
+            trainer.drop_gradients()
             self._require_movement(name, trainer.moved())
 
         return Contender(name, library, trainer.restart, trainer.step, check, meets=True)
@@ -187,6 +189,7 @@ class _Judge:
         is_root = self._ranks.rank == 0
 
         def check(calls: int) -> None:
+            trainer.drop_gradients()
             moved = self._ranks.of_root(trainer.moved() if is_root else 0.0)
             self._require_movement(name, moved)
             if name == _WHOLE and self._exact:

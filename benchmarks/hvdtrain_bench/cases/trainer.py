@@ -95,6 +95,11 @@ class Trainer:
         self.loss().backward()
         self.optimizer.step()
 
+    def drop_gradients(self) -> None:
+        """Free the gradients, so that those of the next contender may lie in their memory."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def moved(self) -> float:
         """Return sum |w - w_0| over all weights: the distance that training has moved them."""
         total = 0.0

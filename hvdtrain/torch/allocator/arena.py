@@ -57,6 +57,10 @@ class GradientArena:
         """Number of blocks in use."""
         return self._library.used(self._handle)
 
+    def prefer(self) -> None:
+        """Serve allocations before the arenas of other optimizers with gradients of equal size."""
+        self._library.prefer(self._handle)
+
     def offset(self, address: int) -> int | None:
         """Return the offset of an address in the memory; None if it is outside."""
         offset = address - self._base

@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -167,6 +168,13 @@ void *hvd_arena_open(char *memory, uint64_t bytes, const uint64_t *sizes, const 
     arenas.push_back(arena);
     follow_arenas();
     return arena;
+}
+
+/* Let an arena serve allocations before all others. */
+void hvd_arena_prefer(Arena *arena) {
+    std::lock_guard<std::mutex> guard(mutex);
+    auto place = std::find(arenas.begin(), arenas.end(), arena);
+    std::rotate(arenas.begin(), place, place + 1);
 }
 
 /* Return the address of the first block. */

@@ -55,7 +55,8 @@ class Library:
         calls.hvd_arena_open.restype = c_void_p
         for call in (calls.hvd_arena_base, calls.hvd_arena_used):
             call.argtypes, call.restype = [c_void_p], c_uint64
-        calls.hvd_arena_close.argtypes, calls.hvd_arena_close.restype = [c_void_p], None
+        for call in (calls.hvd_arena_prefer, calls.hvd_arena_close):
+            call.argtypes, call.restype = [c_void_p], None
         calls.hvd_arenas.restype = c_uint64
 
     @property
@@ -80,6 +81,10 @@ class Library:
     def used(self, handle: int) -> int:
         """Return the number of blocks of an arena in use."""
         return int(self._calls.hvd_arena_used(handle))
+
+    def prefer(self, handle: int) -> None:
+        """Let an arena serve allocations before all others."""
+        self._calls.hvd_arena_prefer(handle)
 
     def close(self, handle: int) -> None:
         """Let an arena serve no more allocations; blocks in use stay valid."""

@@ -55,8 +55,13 @@ class StayingGradients:
             Whether they can; else it has to be copied to that part.
         """
         address = _address(parameter.grad, part)
-        offset = None if address is None else self.arena.offset(address)
-        if offset is None or not self._allocator.is_alone(parameter, incoming):
+        if address is None or part.nbytes < LEAST_BYTES:
+            return False
+        offset = self.arena.offset(address)
+        if offset is None:  # the last backward pass was that of another optimizer
+            self.arena.prefer()
+            return False
+        if not self._allocator.is_alone(parameter, incoming):
             return False
         self.places.put(index, offset)
         return True

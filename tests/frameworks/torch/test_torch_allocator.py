@@ -67,6 +67,15 @@ def test_the_arena_may_end_before_its_gradients(allocator: Allocator) -> None:
     assert allocator.library.arenas == before
 
 
+def test_the_preferred_of_two_arenas_serves_first(allocator: Allocator) -> None:
+    arenas = [open_arena(allocator) for _ in range(2)]
+    for arena in (arenas[1], arenas[0], arenas[0]):
+        arena.prefer()
+        weights = parameter()
+        assert arena.offset(gradient_of(weights).data_ptr()) is not None
+        del weights
+
+
 def test_a_forked_child_gets_memory_of_its_own(allocator: Allocator) -> None:
     arena, weights = open_arena(allocator), parameter()
     first = gradient_of(weights)
