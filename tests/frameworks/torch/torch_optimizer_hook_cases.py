@@ -152,11 +152,13 @@ def gradients_changed_before_they_are_reduced() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if not last:
-                for weight in parameters:
+                assert optimizer._exchanged.gradients is not None
+                reduced = optimizer._exchanged.gradients.buckets.views._views
+                for weight, view in zip(parameters, reduced, strict=True):
                     assert weight.grad is not None
+                    assert weight.grad.data_ptr() != view.data_ptr()
                     if change:
                         weight.grad.zero_()
-                assert not lie_in_engine_memory(optimizer, parameters)
                 hvd.allreduce(torch.zeros(1), name="elsewhere")
             optimizer.step()
         expected = [] if last or step != 1 else ["synchronize() before changing gradients"]
