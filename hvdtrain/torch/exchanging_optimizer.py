@@ -219,10 +219,14 @@ class ExchangingOptimizer(OptimizerWrapper):
 
         Raises:
             MismatchError: other ranks have not called it, but take a step.
+            ValueError: the rank does not take part.
         """
         members = self._exchanged.settings.process_set
         if self._steps is not None and members.included():
-            self._steps.consolidate(members.channel().ranks.index(to))
+            ranks = members.channel().ranks
+            if to not in ranks:
+                raise ValueError(f"consolidate_state_dict: rank {to} is not one of {list(ranks)}")
+            self._steps.consolidate(ranks.index(to))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the wrapped optimizer's state, whole on each rank (local)."""

@@ -170,7 +170,7 @@ class SharedSteps:
         """Bring the sums or averages of gradients to their owners (collective)."""
         missing = [str(i) for i in range(len(self._specs)) if i not in gradients]
         digest = hashlib.blake2b(",".join(missing).encode(), digest_size=8).hexdigest()
-        reducer.name = f"{self._name} without {digest}" if missing else self._name
+        reducer.variant = f" without {digest}" if missing else ""
         reducer.weight = samples
         try:
             for bucket, buffer in zip(reducer.plan.buckets, reducer.buffers, strict=True):
@@ -198,7 +198,7 @@ class SharedSteps:
                 np.clip(part, -values.clip_value, values.clip_value, out=part)
         if values.clip_norm is None:
             return
-        total = np.array([sum(float(np.vdot(part, part)) for part in parts)])
+        total = np.array([sum(float(np.vdot(part, part)) for part in parts)], np.float64)
         name = f"norm of {self._name}"
         buffer = Buffer.from_array(total)
         self._channel.run(Allreduce([buffer], [total.shape], ReduceOp.SUM, name))

@@ -70,6 +70,7 @@ class Reducer:
         scale: function that returns the factor of the loss, for an exchange that uses it.
         unused: function that returns the names of the parameters for which no rank had a gradient,
             from the summed `numbers`.
+        variant: what else has to be equal on all ranks in the next steps, beside the plan.
         steps: number of steps that the program has completed, including those of earlier plans.
         numbers: int32 array of the integers of this step, initially zeros; to be set before the
             last bucket is launched.
@@ -97,6 +98,7 @@ class Reducer:
         self.rate: Callable[[], float | None] = lambda: None
         self.scale: Callable[[], float] = lambda: 1.0
         self.unused: Callable[[npt.NDArray[np.int32]], frozenset[str]] = lambda _: frozenset()
+        self.variant = ""
         self.steps = 0
         self._communicators = communicators
         self.numbers = np.zeros(numbers, np.int32)
@@ -170,7 +172,7 @@ class Reducer:
         step.unused = partial(self.unused, self.numbers)
         step.request = step_request(
             self.name,
-            self.plan.digest,
+            self.plan.digest + self.variant,
             self.buffers,
             self.numbers.size,
             self._exchange,

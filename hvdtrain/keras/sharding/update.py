@@ -112,8 +112,13 @@ class SharedUpdate:
         assert self._steps is not None
         indices = [optimizer._get_variable_index(variable) for variable in variables]
         own = {i: g for i, g in zip(indices, gradients, strict=True) if g is not None}
+        if not own:
+            raise ValueError("No gradients provided for any variable.")  # as Keras does
         everything = optimizer._trainable_variables
-        dense = [keras.ops.convert_to_tensor(gradient) for gradient in own.values()]
+        dense = [
+            keras.ops.cast(keras.ops.convert_to_tensor(gradient), everything[index].dtype)
+            for index, gradient in own.items()
+        ]
         weights = [keras.ops.convert_to_tensor(variable) for variable in everything]
         numbers = [
             keras.ops.cast(optimizer._get_current_learning_rate(), "float64"),

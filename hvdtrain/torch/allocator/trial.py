@@ -118,3 +118,5 @@ def _found() -> tuple[Allocator | None, str]:
         return Allocator(Library(build(os.environ))), ""
     except AllocatorError as error:
         return None, str(error)
+    except (AttributeError, OSError, RuntimeError, TypeError) as error:  # of another torch
+        return None, f"it does not work with torch {torch.__version__}: {error}"

@@ -45,6 +45,7 @@ class Gradients:
         whole: whether each rank has the result of the last reduction for all elements, instead of
             only for those that it owns.
         info: what ranks agreed on in the last reduction; None before the first one.
+        before_new_buckets: called on all ranks before they get other buckets and another channel.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Gradients:
         self._changes = GradientChanges()
         self.whole = True
         self.info: StepInfo | None = None
+        self.before_new_buckets: Callable[[], object] = bool
         self._make_plan()
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
@@ -326,6 +328,7 @@ class Gradients:
             self._remake_plan()
 
     def _remake_plan(self) -> None:
+        self.before_new_buckets()
         weight, kept = self.sample_weight, self._buckets.views.kept()
         steps = self.steps
         self._release()

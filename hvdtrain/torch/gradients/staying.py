@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hvdtrain.buffer import Buffer, Elements
@@ -18,6 +19,8 @@ from hvdtrain.core.places.placed_bucket import PlacedBucket
 from hvdtrain.core.places.places import GradientPlaces
 from hvdtrain.engines.slices import Slices
 from hvdtrain.torch.allocator.arena import LEAST_BYTES, GradientArena, blocks_for
+from hvdtrain.torch.allocator.build import AllocatorError
+from hvdtrain.torch.allocator.library import Blocks
 from hvdtrain.torch.allocator.trial import Allocator, find_allocator, why_no_allocator
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.operations.compression import Compression
@@ -145,19 +148,30 @@ def _open(
         return None
     # The first rank compiles the allocator if that has not been done, and then the others find it.
     wanted = suitable and (slices.number != 0 or _wanted() is not None)
-    count = len(plan.specs)
-    table_bytes = GradientPlaces.table_bytes(count)
-    table = channel.run(AllocateIfWanted(table_bytes, f"of the places of {name}", wanted))
-    if table is None or slices.copies(table) is None:
+    shared = channel.run(AllocateIfWanted(blocks.nbytes, f"of the gradients of {name}", wanted))
+    if not isinstance(shared, np.ndarray) or slices.copies(shared) is None:
         return None
     allocator = _wanted()
-    arena = channel.run(
-        AllocateIfWanted(blocks.nbytes, f"of the gradients of {name}", allocator is not None)
+    arena = None if allocator is None else _open_arena(allocator, shared, blocks)
+    count = len(plan.specs)
+    table_bytes = GradientPlaces.table_bytes(count)
+    table = channel.run(
+        AllocateIfWanted(table_bytes, f"of the places of {name}", arena is not None)
     )
-    if allocator is None or not isinstance(arena, np.ndarray) or slices.copies(arena) is None:
+    if allocator is None or arena is None or table is None or slices.copies(table) is None:
         return None
-    places = GradientPlaces(slices, memory, arena, table, count)
-    return StayingGradients(allocator, GradientArena(allocator.library, arena, blocks), places)
+    places = GradientPlaces(slices, memory, shared, table, count)
+    return StayingGradients(allocator, arena, places)
+
+
+def _open_arena(
+    allocator: Allocator, shared: npt.NDArray[np.uint8], blocks: Blocks
+) -> GradientArena | None:
+    try:
+        return GradientArena(allocator.library, shared, blocks)
+    except AllocatorError as error:
+        _logger.info("gradients are copied into their buckets: %s", error)
+        return None
 
 
 def _wanted() -> Allocator | None:

@@ -61,8 +61,8 @@ class FusedUpdate:
 
     @property
     def takes_all(self) -> bool:
-        """Whether the kernel takes all segments of this rank."""
-        return len(self.parameters) == len(self._steps.owned)
+        """Whether the kernel takes all segments, the same on all ranks."""
+        return all(spec.dtype in KERNEL_TYPES for spec in self._specs)
 
     def prepare(self, state: StateMemory) -> bool:
         """Use the present settings, and memory for the state.

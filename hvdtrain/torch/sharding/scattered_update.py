@@ -141,7 +141,10 @@ class ScatteredUpdate:
         """Return a copy of what belongs to this rank's segment of something in a state."""
         if is_elementwise(name, value, self._parameters[index].shape):
             part = self._segment_of(index, value)
-            return part.to(self._tensors[index].device, copy=True)
+            like = self._tensors[index]
+            # As load_state_dict() does, state follows a parameter whose type has changed.
+            dtype = like.dtype if part.is_floating_point() else part.dtype
+            return part.to(like.device, dtype, copy=True)
         return value.clone() if isinstance(value, torch.Tensor) else value
 
     @property

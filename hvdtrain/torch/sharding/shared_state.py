@@ -59,7 +59,8 @@ class SharedState:
         if copies is None:
             raise RuntimeError(
                 f"sharded=True: {self.memory.nbytes >> 10:,} KiB for the optimizer's state cannot "
-                "be shared on this node: free memory, or use sharded=False"
+                "be shared on this node: free memory, or use sharded=False "
+                "(in train --no-shard-optimizer)"
             )
         self.memory.use(copies, self._slices.number)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 
@@ -40,6 +41,10 @@ class SharedSteps:
         self._update: SharedUpdate | ScatteredUpdate | None = None
         self.kept = False
         self.follow()
+        if exchanged.gradients is not None:
+            # Ranks that share no memory bring the state together over the channel of the buckets.
+            give_back = WeakMethod(self.give_back)
+            exchanged.gradients.before_new_buckets = lambda: (found := give_back()) and found()
         if exchanged.gradients is not None and not self.active:
             _logger.info(
                 "sharded=True: there is one rank, or gradients are reduced in host memory and "

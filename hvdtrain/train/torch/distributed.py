@@ -58,7 +58,7 @@ def distributed_optimizer(
             sharded=sharded,
         )
     except ValueError as error:
-        if sharded:
+        if options.shard_optimizer:
             raise UsageError(f"--shard-optimizer: {error}") from error
         if exchange is None:
             raise

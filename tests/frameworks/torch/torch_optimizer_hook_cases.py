@@ -154,9 +154,9 @@ def gradients_changed_before_they_are_reduced() -> None:
             if not last:
                 assert optimizer._exchanged.gradients is not None
                 reduced = optimizer._exchanged.gradients.buckets.views._views
-                for weight, view in zip(parameters, reduced, strict=True):
+                for index, weight in enumerate(parameters):
                     assert weight.grad is not None
-                    assert weight.grad.data_ptr() != view.data_ptr()
+                    assert weight.grad.data_ptr() != reduced[index].data_ptr()
                     if change:
                         weight.grad.zero_()
                 hvd.allreduce(torch.zeros(1), name="elsewhere")

@@ -374,6 +374,26 @@ def shared_steps_with_a_loss_scale() -> None:
 
 
 @case
+def shared_state_outlives_the_buckets_of_another_memory_format() -> None:
+    if not on_host():
+        return
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 40, 3), torch.nn.Conv2d(40, 4, 3)).double()
+    whole = copy.deepcopy(model)
+    inputs = torch.randn(2, 3, 8, 8, dtype=torch.float64) * (hvd.rank() + 1)
+    for each, sharded in ((model, True), (whole, False)):
+        adam = torch.optim.Adam(each.parameters(), lr=0.01)
+        one = hvd.DistributedOptimizer(adam, each.named_parameters(), sharded=sharded)
+        for layout in (torch.contiguous_format, torch.channels_last):
+            each.to(memory_format=layout)  # type: ignore[call-overload]  # torch's stub lacks it
+            for _ in range(3):
+                one.zero_grad()
+                each(inputs.contiguous(memory_format=layout)).square().mean().backward()
+                one.step()
+    assert difference(model, whole) < 1e-12
+
+
+@case
 def shared_weights_that_move() -> None:
     (model, optimizer), (whole, reference) = pair(MAKES["adam"])
     for each, one in ((model, optimizer), (whole, reference)):
