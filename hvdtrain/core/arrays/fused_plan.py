@@ -20,6 +20,7 @@ from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.memory import cut, memory_bytes
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.core.places.lent_bucket import LentBucket
 
 __all__ = ["FusedPlan", "OwnStep"]
 
@@ -161,6 +162,7 @@ class FusedPlan:
         buffers = cut(self._plan.buckets, {"cpu": block})
         # Other ranks can write into memory of the node only.
         lending = memory.lending if memory.pool.is_given(block) else None
+        placed = None if lending is None else lending.buckets(buffers)
         here = context.current()
         reducer = Reducer(
             here,
@@ -170,7 +172,7 @@ class FusedPlan:
             self._exchange,
             name,
             communicators=self._communicators,
-            placed=lending and lending.buckets(buffers),
+            placed=placed,
         )
         reducer.weight = own.weight
         reducer.steps = self._steps if own.number is None else own.number
@@ -178,7 +180,7 @@ class FusedPlan:
         if channel.has_thread:  # reduces the first bucket while this one fills the second
             reducer.submit()
         try:
-            results = self._fill(arrays, reducer, lending)
+            results = self._fill(arrays, reducer, lending, placed)
         except BaseException:  # Ctrl-C, for example
             reducer.step.abandon()  # else the channel's thread would wait for it
             raise
@@ -204,17 +206,22 @@ class FusedPlan:
             self._exchange.begin(FilledBucket(number, buffer, bucket, self._plan.specs))
 
     def _fill(
-        self, arrays: Sequence[HostArray], reducer: Reducer, lending: Lending | None
+        self,
+        arrays: Sequence[HostArray],
+        reducer: Reducer,
+        lending: Lending | None,
+        placed: Sequence[LentBucket | None] | None,
     ) -> dict[int, HostArray]:
         """Copy or lend the gradients to the buckets and return a view of each, by index."""
         results = {}
-        rows = zip(self._plan.buckets, reducer.buffers, reducer.placed, strict=True)
-        for bucket, buffer, placed in rows:
+        lent = placed or [None] * len(reducer.buffers)
+        rows = zip(self._plan.buckets, reducer.buffers, lent, strict=True)
+        for bucket, buffer, lends in rows:
             elements = buffer.array()
             for index, start in zip(bucket.parameters, bucket.starts, strict=True):
                 array = arrays[index]
                 view = elements[start : start + array.size].reshape(array.shape)
-                if lending is not None and lending.lend(placed, index, array):
+                if lending is not None and lending.lend(lends, index, array):
                     pass
                 elif view.dtype == array.dtype and view.nbytes >= _LARGE_BYTES:
                     whole = np.ascontiguousarray(array)

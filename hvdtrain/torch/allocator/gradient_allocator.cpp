@@ -20,7 +20,7 @@ namespace {
 void release(void *block);
 
 struct GradientAllocator final : c10::Allocator {
-    c10::Allocator *others = c10::GetCPUAllocator();
+    c10::Allocator *const others = c10::GetCPUAllocator();
 
     c10::DataPtr allocate(size_t bytes) override {
         if (bytes >= least.load(std::memory_order_relaxed) &&
@@ -39,14 +39,10 @@ struct GradientAllocator final : c10::Allocator {
 
 GradientAllocator &allocator = *new GradientAllocator;
 
+/* An allocator that the program has set since stays. */
 void serve(bool any) {
-    c10::Allocator *current = c10::GetCPUAllocator();
-    if (any && current != &allocator) {
-        allocator.others = current;
-        c10::SetCPUAllocator(&allocator);
-    } else if (!any && current == &allocator) {
-        c10::SetCPUAllocator(allocator.others);
-    }
+    c10::Allocator *others = allocator.others, *own = &allocator;
+    if (c10::GetCPUAllocator() == (any ? others : own)) c10::SetCPUAllocator(any ? own : others);
 }
 
 /* Also called for blocks of the other allocator that were requested without their deleter. */

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from typing import Any
-from weakref import WeakMethod
 
 import torch
 
@@ -14,6 +13,7 @@ from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.gradients import Gradients
+from hvdtrain.torch.gradients.hooks import weakly
 from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
 from hvdtrain.torch.sharding.segment_optimizer import check_elementwise
 from hvdtrain.torch.sharding.update import SharedUpdate
@@ -41,10 +41,6 @@ class SharedSteps:
         self._update: SharedUpdate | ScatteredUpdate | None = None
         self.kept = False
         self.follow()
-        if exchanged.gradients is not None:
-            # Ranks that share no memory bring the state together over the channel of the buckets.
-            give_back = WeakMethod(self.give_back)
-            exchanged.gradients.before_new_buckets = lambda: (found := give_back()) and found()
         if exchanged.gradients is not None and not self.active:
             _logger.info(
                 "sharded=True: there is one rank, or gradients are reduced in host memory and "
@@ -66,6 +62,8 @@ class SharedSteps:
         """Use the present buckets of the gradients (collective if there are new ones)."""
         if self._exchanged.gradients is None:
             return
+        # Ranks that share no memory bring the state together over the channel of the buckets.
+        self.gradients.before_new_buckets = weakly(self.give_back)
         buckets = self.gradients.buckets
         if self._update is not None and self._update.buckets is buckets:
             return

@@ -86,7 +86,7 @@ def large_gradients_are_not_copied() -> str:
                 velocities[index] = MOMENTUM * velocities[index] - RATE * gradient
                 want[index] = want[index] + velocities[index]
     for variable, expected in zip(variables, want, strict=True):
-        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-4)
     assert noted[-4:] == [True] * 4, noted
     return b"".join(v.numpy().tobytes()[:8] for v in variables).hex()
 
@@ -106,10 +106,10 @@ def lent_gradients_stay_what_they_are() -> None:
         want = zip(own, local(hvd.rank(), number), results, average(number), strict=True)
         for index, (mine, alone, result, mean) in enumerate(want):
             np.testing.assert_array_equal(mine.numpy(), 2 * alone)
-            np.testing.assert_allclose(result.numpy(), mean, rtol=1e-6)
+            np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
             total[index] -= 2 * mean
     for variable, expected in zip(variables, total, strict=True):
-        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-4)
     assert any(noted)
 
 
@@ -120,10 +120,10 @@ def gradients_are_lent_while_a_rank_has_joined() -> None:
     if hvd.rank() == 0:
         results = reduced(variables, factors(0, 3))
         for result, mean in zip(results, average(3, ranks=1), strict=True):
-            np.testing.assert_allclose(result.numpy(), mean, rtol=1e-6)
+            np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
     hvd.join()
     for result, mean in zip(reduced(variables, factors(hvd.rank(), 4)), average(4), strict=True):
-        np.testing.assert_allclose(result.numpy(), mean, rtol=1e-6)
+        np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
 
 
 CASES = [
