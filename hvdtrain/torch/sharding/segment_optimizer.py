@@ -33,6 +33,8 @@ _ELEMENTWISE = (
 )
 # These have a fused form on the CPU, which needs fewer passes over the memory.
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+# With half types that form gives wrong numbers on the CPU (torch 2.13).
+_FUSED_TYPES = (torch.float32, torch.float64)
 _WHOLE = frozenset({"lars", "lamb", "muon", "lbfgs", "adafactor", "shampoo", "sparseadam"})
 # State of which there is one number for a parameter, also for one with a single element.
 _SINGLE = frozenset({"step", "eta", "mu", "mu_product"})
@@ -117,7 +119,7 @@ def _fused(kind: type, group: _Group, tensors: Sequence[torch.Tensor]) -> _Group
 
     It is empty if the user has chosen a form.
     """
-    if not all(tensor.is_cpu for tensor in tensors):
+    if not all(tensor.is_cpu and tensor.dtype in _FUSED_TYPES for tensor in tensors):
         return {}
     chosen = any(group.get(key) is not None for key in ("foreach", "fused"))
     other = any(group.get(key) for key in ("differentiable", "capturable"))
