@@ -62,6 +62,7 @@ class Gradients:
         self.parameters = [parameter for _, parameter in parameters]
         self._lock = threading.Lock()  # autograd has a thread for each GPU
         self._changes = GradientChanges()
+        self._held: list[int] = []  # accumulated, and not accepted before the backward pass ends
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
@@ -158,10 +159,10 @@ class Gradients:
             step = self._reducer.step
             count = step.passes[index] = step.passes.get(index, 0) + 1
             if count == self.passes:
-                if not self._buckets.views.stays(index, incoming):
-                    self._take(index)
-                if step.ready(index):
-                    self._launch()
+                if self._buckets.exchange.at_once and not in_compiled_backward():
+                    self._held.append(index)
+                else:
+                    self._accept(index, incoming)
         if step.complete and in_compiled_backward():
             self._after_backward()
 
@@ -182,6 +183,18 @@ class Gradients:
                 "reduced, of which with sharded=True each rank has a part: call optimizer.step() "
                 "or optimizer.zero_grad() in between"
             )
+
+    def _accept(self, index: int, incoming: torch.Tensor | None) -> None:
+        """Let a gradient be reduced where it is, or in its bucket."""
+        if not self._buckets.views.stays(index, incoming):
+            self._take(index)
+        if self._reducer.step.ready(index):
+            self._launch()
+
+    def _accept_held(self) -> None:
+        held, self._held = self._held, []
+        for index in held:
+            self._accept(index, None)
 
     def _launch(self) -> None:
         if self._reducer.step.all_ready:
@@ -216,6 +229,8 @@ class Gradients:
         self._buckets.views.take(index, gradient)
 
     def _after_backward(self) -> None:
+        with self._lock:
+            self._accept_held()
         reduced = self._reducer.wait_a_while()
         self._deliver(reduced)
         if self._buckets.channel.has_thread:  # otherwise nothing is in progress
@@ -308,6 +323,7 @@ class Gradients:
         self._update_plan(usage)
 
     def _reduce_rest(self) -> StepUsage:
+        self._accept_held()  # of a backward pass that has failed
         step = self._reducer.step
         # Not by counting passes: a gradient that could not be taken has all of them.
         ready = set(step.arrivals)

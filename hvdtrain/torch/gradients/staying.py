@@ -44,14 +44,18 @@ class StayingGradients:
         self._allocator, self.arena, self.places = allocator, arena, places
 
     def admit(
-        self, index: int, parameter: torch.Tensor, incoming: torch.Tensor, part: torch.Tensor
+        self,
+        index: int,
+        parameter: torch.Tensor,
+        incoming: torch.Tensor | None,
+        part: torch.Tensor,
     ) -> bool:
         """Say where the gradient of a parameter lies, if other ranks can use it there.
 
         Args:
             index: index of the parameter.
             parameter: parameter with a gradient.
-            incoming: gradient that its AccumulateGrad node was given.
+            incoming: as in count_references().
             part: its part of the bucket.
 
         Returns:

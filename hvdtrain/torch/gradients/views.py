@@ -175,10 +175,10 @@ class BucketViews:
 
         Args:
             index: index of the parameter, which has a gradient.
-            incoming: gradient that autograd has taken over, or added to another one; None if it is
-                not known.
+            incoming: gradient that autograd has taken over, or added to another one; None after the
+                backward pass.
         """
-        if self._staying is None or incoming is None:
+        if self._staying is None:
             return False
         parameter, part = self._parameters[index], self._parts[index]
         if not self._staying.admit(index, parameter, incoming, part):
