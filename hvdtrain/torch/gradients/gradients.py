@@ -280,6 +280,7 @@ class Gradients:
 
     def forget_results(self) -> None:
         """Let the program use its gradients for other numbers than the last results (local)."""
+        self._hooks.forget()  # a backward pass may have failed before a gradient arrived
         self._changes.forget()
         self.whole = True
 

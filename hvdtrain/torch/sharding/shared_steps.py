@@ -85,8 +85,15 @@ class SharedSteps:
         """Reduce all gradients, each to its owner (collective).
 
         Raises:
-            RuntimeError: the program has changed a gradient that is not reduced.
+            RuntimeError: the program has changed a gradient that is not reduced, or the optimizer's
+                parameters.
         """
+        count = len(parameters_of(self._optimizer))
+        if self.active and count != self._count:
+            raise RuntimeError(
+                f"sharded=True: the optimizer had {self._count} parameters when its work was "
+                f"shared, and has {count} now: wrap it again after changing param_groups"
+            )
         if self.active and self.gradients.open:
             self.gradients.check_unchanged()
         self.gradients.finish()
@@ -106,16 +113,9 @@ class SharedSteps:
         """Take a step on the reduced gradients (collective).
 
         Raises:
-            RuntimeError: the program has changed one of which this rank has its slice alone, or
-                the parameters of the optimizer.
+            RuntimeError: the program has changed one of which this rank has its slice alone.
         """
         assert self._update is not None
-        count = len(parameters_of(self._optimizer))
-        if count != self._count:
-            raise RuntimeError(
-                f"sharded=True: the optimizer had {self._count} parameters when its work was "
-                f"shared, and has {count} now: wrap it again after changing param_groups"
-            )
         if self._scaled and not self.kept:
             self.gradients.check_unchanged()
         hooks = getattr(self._optimizer, "_optimizer_step_pre_hooks", {})

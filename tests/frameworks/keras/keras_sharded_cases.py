@@ -150,8 +150,8 @@ def a_rank_without_a_part_and_gradients_of_another_type() -> str:
         draws = [np.random.default_rng((step, rank)) for rank in range(size)]
         every = [[d.normal(size=s).astype(np.float16) for s in shapes] for d in draws]
         step_on(shared, mine, list(every[hvd.rank()]))
-        mean = [np.mean(parts, 0, np.float32) for parts in zip(*every, strict=True)]
-        step_on(alone, theirs, mean)
+        mean = [np.asarray(np.mean(g, 0, np.float32)) for g in zip(*every, strict=True)]
+        step_on(alone, theirs, list(mean))
     if size > 1:
         owned = shared.hvdtrain_reduction.shared._steps.state.owned
         assert [bool(theirs) for theirs in allgather_object(owned, "owned")].count(True) == 1
