@@ -14,7 +14,7 @@ from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core import context
 from hvdtrain.core.arrays.memory import MemoryPool, empty
 from hvdtrain.core.arrays.state_memory import StateMemory
-from hvdtrain.core.arrays.update_rules import UpdateRule, cast
+from hvdtrain.core.arrays.update_rules import Block, UpdateRule, cast
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.memory import AllocateMemory
@@ -24,7 +24,7 @@ from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.core.sharding.exchange import ShardedExchange
-from hvdtrain.core.sharding.operations import PutSegments, SpreadSlices
+from hvdtrain.core.sharding.operations import PutSegments, SlicedBuckets, SpreadSlices
 from hvdtrain.core.sharding.segments import Segment
 from hvdtrain.engines.slices import Slices
 from hvdtrain.types import ReduceOp
@@ -128,13 +128,15 @@ class SharedSteps:
         """
         reducer = self._reducer or self._open()
         self._reduce(reducer, gradients, samples)
+        self.state.apply_factors()  # all ranks are in this step
         own = [segment for segment in self.state.owned if segment.parameter in gradients]
         parts = [reducer.buffers[s.bucket].slice(s.start, s.count).array() for s in own]
         self._clip(parts, values)
         for segment, part in zip(own, parts, strict=True):
             self._update(segment, weights[segment.parameter].reshape(-1), part, values)
         name = f"weights of {self._name}"
-        self._channel.run(SpreadSlices(reducer.buffers, reducer.placed, self._slices, name))
+        buckets = SlicedBuckets(reducer.buffers, reducer.placed, self._slices)
+        self._channel.run(SpreadSlices(buckets, name))
         return self._results(reducer, gradients)
 
     def _open(self) -> Reducer:
@@ -222,7 +224,7 @@ class SharedSteps:
             if decay is not None:
                 updated -= updated * cast(decay, own.dtype) * own.dtype.type(values.rate)
             kept = [quantity[block] for quantity in state]
-            self._rule.update(updated, part[block], kept, values.rate, values.steps)
+            self._rule.update(Block(updated, part[block], kept, values.rate, values.steps))
             part[block] = updated
 
     def _results(

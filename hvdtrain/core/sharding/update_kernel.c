@@ -18,27 +18,13 @@
 #include <immintrin.h>
 #endif
 
+#include "../../compiled.h"
+
+EMBED_TEXT;
+
 #define LINE 64
 #define BLOCK 512 /* elements that stay in the L1 cache from their sum to the copies */
 #define ROOM (BLOCK + LINE)
-
-/* The source text, by which a library compiled from a different version is detected. */
-__asm__(".section .rodata\n"
-        ".global hvd_source, hvd_source_end\n"
-        "hvd_source: .incbin \"" __FILE__ "\"\n"
-        "hvd_source_end:\n"
-        ".byte 0\n"
-        ".text\n");
-
-/* Compiled for several processor generations if the compiler and loader support it; tests set it
- * on the command line. */
-#if defined(FAST)
-#elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
-#define FAST static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FAST static
-#endif
-#define INLINE static inline __attribute__((always_inline))
 
 enum { SGD, ADAM, ADAMW };
 
@@ -85,32 +71,6 @@ typedef struct {
     double step_size, correction; /* of Adam: lr / (1 - beta1^t), sqrt(1 - beta2^t) */
     int32_t begins, contracts;
 } moment_t;
-
-/* ---- floating-point mode ------------------------------------------------------------------ */
-
-/* A thread may flush subnormal numbers to zero or round differently, but all ranks must get the
- * same bits. Set the default mode and return the previous one. */
-static uint64_t enter_default_mode(void) {
-    uint64_t kept = 0;
-#if defined(__x86_64__)
-    kept = _mm_getcsr();
-    _mm_setcsr(0x1f80); /* all exceptions masked, no flags set */
-#elif defined(__aarch64__)
-    __asm__ volatile("mrs %0, fpcr" : "=r"(kept));
-    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
-#endif
-    return kept;
-}
-
-static void leave_default_mode(uint64_t kept) {
-#if defined(__x86_64__)
-    _mm_setcsr(kept);
-#elif defined(__aarch64__)
-    __asm__ volatile("msr fpcr, %0" : : "r"(kept) : "memory");
-#else
-    (void)kept;
-#endif
-}
 
 /* ---- parts that do not depend on the type of elements --------------------------------------- */
 
@@ -217,6 +177,8 @@ void hvd_sum(const update_t *update) {
     sum_all(update);
     leave_default_mode(kept);
 }
+
+EMBED_END;
 
 #else /* ---- for each type of elements ------------------------------------------------------- */
 

@@ -23,7 +23,8 @@ from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, open_hierarchy
 from hvdtrain.engines.mpi.point_to_point import MpiPointToPoint
 from hvdtrain.engines.mpi.slices import NodeSlices
 from hvdtrain.engines.mpi.types import MPI_TYPES
-from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
+from hvdtrain.engines.shared_memory.node_group import NodeGroup
+from hvdtrain.engines.shared_memory.opening import open_node_group
 from hvdtrain.engines.slices import Slices
 from hvdtrain.errors import SystemLimitError
 from hvdtrain.types import DType, ReduceOp

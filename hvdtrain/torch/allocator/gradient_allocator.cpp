@@ -65,7 +65,7 @@ void *take(size_t bytes) {
 void release(void *block);
 
 struct GradientAllocator final : c10::Allocator {
-    c10::Allocator *others = c10::GetCPUAllocator();
+    c10::Allocator *const others = c10::GetCPUAllocator();
 
     c10::DataPtr allocate(size_t bytes) override {
         if (bytes >= least.load(std::memory_order_relaxed) &&
@@ -84,20 +84,18 @@ struct GradientAllocator final : c10::Allocator {
 
 GradientAllocator &allocator = *new GradientAllocator;
 
-/* With the mutex held: serve the open arenas, or leave if there are none. */
+/* With the mutex held: serve the open arenas, or leave if there are none. An allocator that the
+ * program has set since stays. */
 void follow_arenas() {
     size_t smallest = SIZE_MAX;
     for (const Arena *arena : arenas)
         for (const Pool &pool : arena->pools)
             if (arena->open && pool.bytes < smallest) smallest = pool.bytes;
     least.store(smallest, std::memory_order_relaxed);
-    c10::Allocator *current = c10::GetCPUAllocator();
-    if (smallest != SIZE_MAX && current != &allocator) {
-        allocator.others = current;
-        c10::SetCPUAllocator(&allocator);
-    } else if (smallest == SIZE_MAX && current == &allocator) {
-        c10::SetCPUAllocator(allocator.others);
-    }
+    c10::Allocator *others = allocator.others, *own = &allocator;
+    bool serves = smallest != SIZE_MAX;
+    if (c10::GetCPUAllocator() == (serves ? others : own))
+        c10::SetCPUAllocator(serves ? own : others);
 }
 
 /* With the mutex held: free a closed arena without blocks in use. */

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from typing import Any
-from weakref import WeakMethod
 
 import torch
 
@@ -14,6 +13,7 @@ from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.gradients import Gradients
+from hvdtrain.torch.gradients.hooks import weakly
 from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
 from hvdtrain.torch.sharding.segment_optimizer import check_elementwise
 from hvdtrain.torch.sharding.update import SharedUpdate
@@ -65,8 +65,7 @@ class SharedSteps:
         if self._exchanged.gradients is None:
             return
         # Ranks that share no memory bring the state together over the channel of the buckets.
-        give_back = WeakMethod(self.give_back)
-        self.gradients.before_new_buckets = lambda: (found := give_back()) and found()
+        self.gradients.before_new_buckets = weakly(self.give_back)
         buckets = self.gradients.buckets
         if self._update is not None and self._update.buckets is buckets:
             return

@@ -230,6 +230,7 @@ class MeetingSlices(Slices):
     """
 
     nodes = 1
+    adds_placed = False
 
     def __init__(self, communicator: MeetingCommunicator) -> None:
         self._communicator = communicator
@@ -240,6 +241,9 @@ class MeetingSlices(Slices):
 
     def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
         self._communicator.allreduce(buffer, ReduceOp.SUM, prescale, postscale)
+
+    def add_placed(self, *_: object, **__: object) -> None:
+        raise NotImplementedError
 
     def spread(self, buffer: Buffer) -> None:
         raise NotImplementedError

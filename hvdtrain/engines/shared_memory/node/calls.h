@@ -3,7 +3,7 @@
 #ifndef HVD_NODE_CALLS_H
 #define HVD_NODE_CALLS_H
 
-#include "embed.h"
+#include "../../../compiled.h"
 #include "vote.h"
 
 EMBED_TEXT;

@@ -4,7 +4,7 @@
 #define HVD_NODE_COMBINE_H
 
 #include "arithmetic.h"
-#include "embed.h"
+#include "../../../compiled.h"
 
 EMBED_TEXT;
 

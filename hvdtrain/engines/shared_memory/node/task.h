@@ -4,7 +4,7 @@
 #define HVD_NODE_TASK_H
 
 #include "combine.h"
-#include "embed.h"
+#include "../../../compiled.h"
 #include "ranks.h"
 
 EMBED_TEXT;

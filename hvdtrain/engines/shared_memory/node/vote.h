@@ -3,7 +3,7 @@
 #ifndef HVD_NODE_VOTE_H
 #define HVD_NODE_VOTE_H
 
-#include "embed.h"
+#include "../../../compiled.h"
 #include "reduce.h"
 
 EMBED_TEXT;
