@@ -14,9 +14,6 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #include "../../compiled.h"
 
@@ -74,37 +71,6 @@ typedef struct {
 
 /* ---- parts that do not depend on the type of elements --------------------------------------- */
 
-#if defined(__x86_64__)
-__attribute__((target("avx512f"))) static void stream_lines(char *target, const char *source,
-                                                            int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64)
-        _mm512_stream_si512((__m512i *)(target + at), _mm512_loadu_si512(source + at));
-}
-
-static void stream_quarters(char *target, const char *source, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 16)
-        _mm_stream_si128((__m128i *)(target + at), _mm_loadu_si128((const __m128i *)(source + at)));
-}
-#endif
-
-/* Copy with non-temporal stores: overwritten lines need not be read first, and another rank is the
- * next to read them. Stores of whole lines take a sixth less. The caller fences. */
-static void stream(char *target, const char *source, int64_t bytes) {
-#if defined(__x86_64__)
-    int64_t lines = (uintptr_t)target % LINE ? 0 : bytes - bytes % LINE;
-    if (__builtin_cpu_supports("avx512f")) stream_lines(target, source, lines);
-    else stream_quarters(target, source, lines);
-    target += lines, source += lines, bytes -= lines;
-#endif
-    memcpy(target, source, bytes);
-}
-
-static void fence(void) {
-#if defined(__x86_64__)
-    _mm_sfence();
-#endif
-}
-
 /* Return the number of elements of the next block, after which lines of the copies begin. */
 static int64_t block_length(const char *weights, int64_t itemsize, int64_t start, int64_t end) {
     int64_t head = (int64_t)(-(uintptr_t)(weights + start * itemsize) % LINE) / itemsize;
@@ -150,7 +116,7 @@ static __attribute__((noinline)) void update_all(const update_t *update) {
         if (segment->is_double) update_double(update, segment, &moment);
         else update_float(update, segment, &moment);
     }
-    fence();
+    fence_copies();
 }
 
 static __attribute__((noinline)) void sum_all(const update_t *update) {
@@ -357,8 +323,8 @@ static void X(update)(const update_t *update, const segment_t *segment, const mo
             X(step_on_sum)(moment, &from, own + start, segment->state, start, count, alone);
         }
         for (int32_t copy = 1; copy < update->copies; copy++)
-            stream(segment->weights[copy] + start * sizeof(T), (const char *)(own + start),
-                   count * sizeof(T));
+            copy_around_caches(segment->weights[copy] + start * sizeof(T), (char *)(own + start),
+                               count * sizeof(T));
     }
 }
 

@@ -163,6 +163,20 @@ class MpiCommunicator(Communicator):
         group.allreduce_many(pieces, dtype, op, prescale, postscale)
         return True
 
+    def vote_on_many(
+        self,
+        votes: npt.NDArray[np.uint64],
+        pieces: Pieces,
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> bool:
+        group = self._node_group
+        if group is None or _is_separate(dtype, prescale, postscale):
+            return super().vote_on_many(votes, pieces, dtype, op, prescale, postscale)
+        return group.vote_on_many(votes, pieces, dtype, op, prescale, postscale)
+
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> VotedReduction | None:

@@ -86,7 +86,7 @@ class Task(Structure):
         ("owners", c_int32),
         ("stage", c_int32),
         ("chunk", c_int64),
-        ("ballot", c_uint64 * 2),
+        ("ballot", c_uint64 * 6),
     )
 
 
@@ -166,7 +166,7 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
     library.hvd_start_max.restype = None
     library.hvd_start_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32]
     library.hvd_finish_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32, c_int64]
-    for call in (library.hvd_reduce, library.hvd_add, library.hvd_spread):
+    for call in (library.hvd_reduce, library.hvd_vote, library.hvd_add, library.hvd_spread):
         call.argtypes = [POINTER(Task), c_int64]
     library.hvd_copy.restype = None
     library.hvd_copy.argtypes = [c_uint64, c_uint64, c_int64]

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.allgather import Allgather
-from hvdtrain.engines.communicator import Pending, Pieces
+from hvdtrain.engines.communicator import Pending, Pieces, Verdict
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
 from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory
 from hvdtrain.engines.shared_memory.node_maximum import NodeMaximum
 from hvdtrain.engines.shared_memory.peers import CHECK_NANOSECONDS, Peers
-from hvdtrain.engines.shared_memory.voted_reduction import NodeVotedReduction
+from hvdtrain.engines.shared_memory.voted_reduction import VERDICTS, NodeVotedReduction
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["CHUNK_BYTES", "SLOT_BYTES", "NodeGroup"]
@@ -115,12 +115,28 @@ class NodeGroup:
             dtype: element type of all.
             op, prescale, postscale: as in `allreduce`.
         """
-        task = self._task
-        task.pieces, _ = pieces.buffer_info()
-        task.count = sum(pieces[2::3])
-        task.location = 0
-        self._describe(dtype, op, prescale, postscale)
+        self._prepare_many(pieces, dtype, op, prescale, postscale)
         self._finish(self._kernel.hvd_reduce)
+
+    def vote_on_many(
+        self,
+        votes: npt.NDArray[np.uint64],
+        pieces: Pieces,
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> bool:
+        """Vote on the reduction of many tensors; see Communicator.vote_on_many (collective)."""
+        self.peers.check_now_and_then()
+        self._prepare_many(pieces, dtype, op, prescale, postscale)
+        task = self._task
+        task.ballot[:] = votes.tolist()
+        verdict = self._finish(self._kernel.hvd_vote)
+        if VERDICTS[verdict] is Verdict.DONE:
+            return True
+        votes[:] = task.ballot[:]
+        return False
 
     def add(
         self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int, postscale: float = 1.0
@@ -204,9 +220,19 @@ class NodeGroup:
         task.owners = owners or self._size
         task.stage = task.chunk = 0
 
-    def _finish(self, call: Callable[[Task, int], int]) -> None:
-        while not call(self._task, CHECK_NANOSECONDS):
+    def _prepare_many(
+        self, pieces: Pieces, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        task = self._task
+        task.pieces, _ = pieces.buffer_info()
+        task.count = sum(pieces[2::3])
+        task.location = 0
+        self._describe(dtype, op, prescale, postscale)
+
+    def _finish(self, call: Callable[[Task, int], int]) -> int:
+        while not (result := call(self._task, CHECK_NANOSECONDS)):
             self.peers.check()
+        return result
 
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float

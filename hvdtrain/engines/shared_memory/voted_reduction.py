@@ -9,10 +9,10 @@ from hvdtrain.engines.shared_memory.memory import NodeArena
 from hvdtrain.engines.shared_memory.peers import CHECK_NANOSECONDS, Peers
 from hvdtrain.engines.votes import Verdict, VotedReduction
 
-__all__ = ["NodeVotedReduction"]
+__all__ = ["VERDICTS", "NodeVotedReduction"]
 
 # In the order of the verdicts in node/task.h; the first one stands for a timeout.
-_VERDICTS = (Verdict.DIFFERENT, Verdict.DONE, Verdict.AGREED, Verdict.DIFFERENT)
+VERDICTS = (Verdict.DIFFERENT, Verdict.DONE, Verdict.AGREED, Verdict.DIFFERENT)
 
 
 class NodeVotedReduction(VotedReduction):
@@ -44,7 +44,7 @@ class NodeVotedReduction(VotedReduction):
         while not verdict:
             self._peers.check()
             verdict = self._calls.resume(self._address, CHECK_NANOSECONDS)
-        return _VERDICTS[verdict]
+        return VERDICTS[verdict]
 
     def _locate(self, arena: NodeArena, source: int, target: int) -> None:
         location = arena.location_of(target) if source == target else 0
