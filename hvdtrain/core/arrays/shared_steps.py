@@ -33,6 +33,8 @@ __all__ = ["SharedSteps", "StepValues", "node_slices"]
 
 # Elements that stay in the caches while all operations of a step are applied to them.
 _BLOCK_ELEMENTS = 16 << 10
+# Variables without a gradient that a message names.
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -171,8 +173,7 @@ class SharedSteps:
     ) -> None:
         """Bring the sums or averages of gradients to their owners (collective)."""
         missing = [str(i) for i in range(len(self._specs)) if i not in gradients]
-        digest = hashlib.blake2b(",".join(missing).encode(), digest_size=8).hexdigest()
-        reducer.variant = f" without {digest}" if missing else ""
+        reducer.variant = _without(missing) if missing else ""
         reducer.weight = samples
         try:
             for bucket, buffer in zip(reducer.plan.buckets, reducer.buffers, strict=True):
@@ -239,3 +240,12 @@ class SharedSteps:
                 if index in gradients:
                     results[index] = copy.slice(start, spec.count).array().reshape(spec.shape)
         return results
+
+
+def _without(missing: Sequence[str]) -> str:
+    """Return what differs between ranks on which other variables have no gradient."""
+    named = ", ".join(missing[:_MOST_NAMED])
+    if len(missing) > _MOST_NAMED:
+        digest = hashlib.blake2b(",".join(missing).encode(), digest_size=4).hexdigest()
+        named += f" and {len(missing) - _MOST_NAMED} others ({digest})"
+    return f" without gradients of variables {named}, which have to be missing on all ranks or none"

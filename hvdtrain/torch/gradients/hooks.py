@@ -15,6 +15,9 @@ from hvdtrain.torch.tensors.dynamo import disable_compile, in_compiled_backward
 
 __all__ = ["GradientHooks", "check_hookable", "weakly"]
 
+# The last hooks of each parameter, by id(); hooks keep their parameters alive.
+_LAST: weakref.WeakValueDictionary[int, GradientHooks] = weakref.WeakValueDictionary()
+
 
 def check_hookable(named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
     """Check that autograd can accumulate gradients of the parameters.
@@ -71,8 +74,13 @@ class GradientHooks:
         ]
         self._nodes: dict[int, Node] = {}  # a tensor does not keep its node alive
         self._node_handles: dict[int, RemovableHandle] = {}
-        for index in range(len(parameters)):
+        for index, parameter in enumerate(parameters):
             self._hook_node(index)
+            _LAST[id(parameter)] = self
+
+    def has_successor(self, index: int) -> bool:
+        """Return whether other hooks, which still exist, were put on a parameter later."""
+        return _LAST.get(id(self._parameters[index]), self) is not self
 
     def forget(self) -> None:
         """Discard the state that a failed backward pass has left."""

@@ -17,6 +17,7 @@ from hvdtrain.torch.gradients.hooks import weakly
 from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
 from hvdtrain.torch.sharding.segment_optimizer import check_elementwise
 from hvdtrain.torch.sharding.update import SharedUpdate
+from hvdtrain.torch.tensors.parameters import parameters_of
 
 __all__ = ["SharedSteps"]
 
@@ -40,6 +41,7 @@ class SharedSteps:
         self._optimizer, self._exchanged = optimizer, exchanged
         self._update: SharedUpdate | ScatteredUpdate | None = None
         self.kept = False
+        self._scaled = False
         self.follow()
         if exchanged.gradients is not None and not self.active:
             _logger.info(
@@ -67,6 +69,7 @@ class SharedSteps:
         buckets = self.gradients.buckets
         if self._update is not None and self._update.buckets is buckets:
             return
+        self._count = len(parameters_of(self._optimizer))
         self.give_back()
         self._update = None
         if not isinstance(buckets.exchange, ShardedExchange):
@@ -81,12 +84,19 @@ class SharedSteps:
         """Reduce all gradients, each to its owner (collective).
 
         Raises:
-            RuntimeError: the program has changed a gradient that is not reduced.
+            RuntimeError: the program has changed a gradient that is not reduced, or the optimizer's
+                parameters.
         """
+        count = len(parameters_of(self._optimizer))
+        if self.active and count != self._count:
+            raise RuntimeError(
+                f"sharded=True: the optimizer had {self._count} parameters when its work was "
+                f"shared, and has {count} now: wrap it again after changing param_groups"
+            )
         if self.active and self.gradients.open:
             self.gradients.check_unchanged()
         self.gradients.finish()
-        self.kept = False
+        self.kept = self._scaled = False
         self.follow()
         if isinstance(self._update, SharedUpdate):
             self._update.begin()
@@ -99,8 +109,14 @@ class SharedSteps:
         self.kept = True
 
     def step(self) -> None:
-        """Take a step on the reduced gradients (collective)."""
+        """Take a step on the reduced gradients (collective).
+
+        Raises:
+            RuntimeError: the program has changed one of which this rank has its slice alone.
+        """
         assert self._update is not None
+        if self._scaled and not self.kept:
+            self.gradients.check_unchanged()
         hooks = getattr(self._optimizer, "_optimizer_step_pre_hooks", {})
         if hooks and not self.kept:
             raise UnsupportedError(
@@ -117,6 +133,7 @@ class SharedSteps:
             if not self.kept:
                 self._update.buckets.views.drop()
             self._update.buckets.views.release()
+            self.gradients.forget_results()
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # which schedulers read
         for hook in getattr(self._optimizer, "_optimizer_step_post_hooks", {}).values():
             hook(self._optimizer, (), {})
@@ -198,3 +215,19 @@ class SharedSteps:
         assert self._update is not None
         if not factor.is_cpu or factor != 1.0:  # the host does not wait for a device
             self._update.scale(factor)
+        self._scaled = True
+        self.gradients.note_results()
+
+    def check_whole(self) -> None:
+        """Check that a loss scaler finds the gradients of all ranks (local).
+
+        Raises:
+            RuntimeError: it would find those of this rank alone.
+        """
+        if self.active and self.gradients.open:
+            raise RuntimeError(
+                "sharded=True: between backward() and step() gradients are those of this rank "
+                "alone, and a GradScaler would decide on each rank for itself: call "
+                "optimizer.synchronize() before scaler.unscale_(optimizer) or "
+                "scaler.step(optimizer), and the latter within `with optimizer.skip_synchronize():`"
+            )

@@ -13,7 +13,7 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.errors import UnsupportedError
+from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.keras.sharding.state_variable import StateVariable
 
 Array = np.ndarray[Any, Any]
@@ -121,6 +121,41 @@ def missing_gradients_and_sample_weights() -> str:
             step_on(alone, theirs, mean)
     assert_near(mine, theirs)
     assert_near(shared.variables, alone.variables)
+    return digest(mine)
+
+
+def ranks_without_the_same_gradients() -> str:
+    shared = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sharded=True)
+    alone, mine, theirs = keras.optimizers.SGD(0.1), new_variables(), new_variables()
+    for step in range(2):
+        if hvd.size() > 1:
+            own: list[Array | None] = list(gradients(step, hvd.rank()))
+            own[hvd.rank()] = None
+            with raising(MismatchError, text="without gradients of variables 1, which have to be"):
+                step_on(shared, mine, own)
+        step_on(shared, mine, list(gradients(step, hvd.rank())))
+        step_on(alone, theirs, list(mean_gradients(step)))
+    assert_near(mine, theirs)
+    return digest(mine)
+
+
+def a_rank_without_a_part_and_gradients_of_another_type() -> str:
+    shapes, size = [(8, 1), (1,)], hvd.size()
+    shared = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5), sharded=True
+    )
+    alone = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5)
+    mine, theirs = ([keras.Variable(np.ones(s, np.float32)) for s in shapes] for _ in range(2))
+    for step in range(STEPS):
+        draws = [np.random.default_rng((step, rank)) for rank in range(size)]
+        every = [[d.normal(size=s).astype(np.float16) for s in shapes] for d in draws]
+        step_on(shared, mine, list(every[hvd.rank()]))
+        mean = [np.asarray(np.mean(g, 0, np.float32)) for g in zip(*every, strict=True)]
+        step_on(alone, theirs, list(mean))
+    if size > 1:
+        owned = shared.hvdtrain_reduction.shared._steps.state.owned
+        assert [bool(theirs) for theirs in allgather_object(owned, "owned")].count(True) == 1
+    assert_near(mine, theirs)
     return digest(mine)
 
 
@@ -250,6 +285,8 @@ CASES = [
             shared_steps_are_those_of_one_rank,
             each_rank_keeps_its_part_of_the_state,
             missing_gradients_and_sample_weights,
+            ranks_without_the_same_gradients,
+            a_rank_without_a_part_and_gradients_of_another_type,
             one_rank_saves_and_all_go_on,
             what_rank_0_has_reaches_all,
             velocities_are_scaled_when_no_rank_reads_them,

@@ -30,6 +30,7 @@ import torch_post_local_cases
 import torch_repeated_cases
 import torch_sharded_bits_cases
 import torch_sharded_cases
+import torch_sharded_use_cases
 import torch_table_cases
 import torch_table_member_cases
 import torch_training
@@ -53,7 +54,11 @@ _OF_EXCHANGES = (
 )
 LEAST_BYTES = arena.LEAST_BYTES
 OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ in _OF_EXCHANGES]
-_SHARDED = (torch_sharded_cases.__name__, torch_sharded_bits_cases.__name__)
+_SHARDED = (
+    torch_sharded_cases.__name__,
+    torch_sharded_bits_cases.__name__,
+    torch_sharded_use_cases.__name__,
+)
 SHARDED = [c for c in torch_training.CASES if c.__module__ in _SHARDED]
 TABLES = {
     "sharded": SHARDED,
