@@ -63,7 +63,8 @@ setup(
     package_data={
         "hvdtrain": [
             *("py.typed", "compiled.h", "engines/shared_memory/*.c", "engines/shared_memory/*/*.h"),
-            *("core/compression/*.c", "core/sharding/*.c", "torch/allocator/*.cpp"),
+            *("core/compression/*.c", "core/sharding/*.c", "core/allocators/*.h"),
+            *("torch/allocator/*.cpp", "tensorflow/allocator/*.cpp"),
             "report/assets/*",
         ]
     },

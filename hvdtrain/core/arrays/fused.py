@@ -12,6 +12,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.arrays.fused_plan import FusedPlan, OwnStep
 from hvdtrain.core.arrays.memory import wire_type
@@ -99,7 +100,7 @@ def exchange_fused(
     except MismatchError:
         _raise_difference(specs, name, channel)  # if that is the reason
         raise
-    _use_engine_memory(plan, channel)
+    _use_engine_memory(plan, channel, settings.allocator)
     return results
 
 
@@ -204,10 +205,14 @@ def _check_exchange(
         )
 
 
-def _use_engine_memory(plan: FusedPlan, channel: Channel) -> None:
+def _use_engine_memory(plan: FusedPlan, channel: Channel, allocator: FindLibrary | None) -> None:
     cache = _cache_of(channel)
+
+    def wanted() -> bool:
+        return cache.in_engine_memory < _MOST_IN_ENGINE_MEMORY
+
     with suppress(MismatchError):  # a rank has joined: ask again next time
-        if plan.use_engine_memory(channel, lambda: cache.in_engine_memory < _MOST_IN_ENGINE_MEMORY):
+        if plan.use_engine_memory(channel, wanted, allocator):
             cache.in_engine_memory += 1
 
 

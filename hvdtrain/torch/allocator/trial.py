@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from hvdtrain.torch.allocator.arena import LEAST_BYTES, GradientArena, blocks_for
-from hvdtrain.torch.allocator.build import AllocatorError, build
-from hvdtrain.torch.allocator.library import Library
+from hvdtrain.core.allocators.arena import LEAST_BYTES, GradientArena, blocks_for
+from hvdtrain.core.allocators.build import AllocatorError, build
+from hvdtrain.core.allocators.library import Library
+from hvdtrain.torch.allocator.recipe import recipe
 from hvdtrain.torch.allocator.references import References, count_references
 
 __all__ = ["Allocator", "find_allocator", "why_no_allocator"]
@@ -115,7 +116,7 @@ def why_no_allocator() -> str:
 @cache
 def _found() -> tuple[Allocator | None, str]:
     try:
-        return Allocator(Library(build(os.environ))), ""
+        return Allocator(Library(build(recipe(), os.environ))), ""
     except AllocatorError as error:
         return None, str(error)
     except (AttributeError, OSError, RuntimeError, TypeError) as error:  # of another torch

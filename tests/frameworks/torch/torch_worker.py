@@ -41,7 +41,7 @@ from torch_table_cases import FOUND, run_features
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.torch.allocator import arena
+from hvdtrain.core.allocators import arena
 from hvdtrain.torch.gradients import staying
 
 _OF_EXCHANGES = (

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.torch.allocator.build import AllocatorError
-from hvdtrain.torch.allocator.library import Blocks, Library
+from hvdtrain.core.allocators.build import AllocatorError
+from hvdtrain.core.allocators.library import Blocks, Library
 
 __all__ = ["LEAST_BYTES", "GradientArena", "blocks_for"]
 
@@ -60,6 +60,15 @@ class GradientArena:
     def prefer(self) -> None:
         """Serve allocations before the arenas of other optimizers with gradients of equal size."""
         self._library.prefer(self._handle)
+
+    def miss(self, address: int) -> None:
+        """Say that a gradient lies elsewhere, so that the next ones may be served.
+
+        Args:
+            address: address of the gradient.
+        """
+        self._library.learn(address)
+        self.prefer()  # another arena with blocks of this size may have served it
 
     def offset(self, address: int) -> int | None:
         """Return the offset of an address in the memory; None if it is outside."""
