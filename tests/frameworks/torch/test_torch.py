@@ -22,19 +22,16 @@ LAUNCHES = {
         1: TABLES,
         2: [
             *(*TABLES, "table of two", f"exchanges, ENGINE=gloo, {SMALL}"),
-            f"sharded, SHARED_MEMORY=0, {SMALL}",
+            *(f"sharded, SHARED_MEMORY=0, {SMALL}", f"gradients in place, {SMALL}"),
         ],
-        3: [
-            *(
-                *TABLES,
-                "table of three",
-                f"optimizers in place, {SMALL}",
-                "operations, ENGINE=gloo",
-            ),
-            f"sharded, ENGINE=gloo, {SMALL}",
-        ],
+        3: [*TABLES, "table of three"],
     }.items()
 }
+AT_THREE = [
+    *(f"optimizers in place, {SMALL}", "operations, ENGINE=gloo"),
+    f"sharded, ENGINE=gloo, {SMALL}",
+]
+MORE_AT_THREE = SharedLaunch(WORKER, 3, AT_THREE, warm="torch")
 # Only sums know four ranks as another case, a tree of two levels, which tests/engines has, too.
 AT_FOUR = [*TABLES, f"sharded, SHARED_MEMORY=0, {SMALL}"]
 ALL_AT_FOUR = SharedLaunch(WORKER, 4, AT_FOUR, warm="torch")
@@ -69,6 +66,13 @@ def table_of_page() -> dict[str, dict[str, str]]:
         rows.append([cell.strip() for cell in line.strip("|").split("|")])
     (_, *exchanges), _, *features = rows
     return {title: dict(zip(exchanges, cells, strict=True)) for title, *cells in features}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("job", MORE_AT_THREE.cases)
+def test_three_ranks(job: str) -> None:
+    places = [result["place"] for result in MORE_AT_THREE.results(job)]
+    assert places == [[rank, 3, 0] for rank in range(3)]
 
 
 @pytest.mark.soak

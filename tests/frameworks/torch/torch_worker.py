@@ -16,7 +16,7 @@ import torch_auto_cases
 import torch_batch_norm_cases
 
 # Whose functions add themselves to the table of torch_training.
-import torch_compile_cases  # noqa: F401
+import torch_compile_cases
 import torch_compression_cases
 import torch_exchange_cases
 import torch_local_cases
@@ -60,6 +60,12 @@ _SHARDED = (
     torch_sharded_use_cases.__name__,
 )
 SHARDED = [c for c in torch_training.CASES if c.__module__ in _SHARDED]
+# What becomes of gradients: neither other exchanges nor compilers, which take seconds.
+GRADIENTS = [
+    c
+    for c in torch_training.CASES
+    if c.__module__ not in (*_OF_EXCHANGES, torch_compile_cases.__name__)
+]
 TABLES = {
     "sharded": SHARDED,
     "operations": [
@@ -69,6 +75,7 @@ TABLES = {
     "asynchronous": torch_async_cases.CASES,
     "batch norm": torch_batch_norm_cases.CASES,
     "optimizers": torch_training.CASES,
+    "gradients": GRADIENTS,
     "exchanges": OF_EXCHANGES,
     "table of two": [lambda: run_features(torch_table_cases.FEATURES)],
     "table of three": [lambda: run_features(torch_table_member_cases.member_features())],
