@@ -1,4 +1,4 @@
-"""Memory of the node in which autograd allocates gradients (all local)."""
+"""Memory of the node in which a framework allocates gradients (all local)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_BYTES = 64 << 10
 def blocks_for(sizes: Iterable[int]) -> Blocks | None:
     """Return the blocks that gradients need; None if all of them are small.
 
-    There is one more of each size than gradients, for what backward() adds to one that exists.
+    There is one more of each size than gradients, for what is added to one that exists.
 
     Args:
         sizes: bytes of each gradient.
@@ -31,7 +31,7 @@ def blocks_for(sizes: Iterable[int]) -> Blocks | None:
 
 
 class GradientArena:
-    """Memory that serves allocations of the size of gradients in backward passes.
+    """Memory that serves allocations of the size of gradients.
 
     It serves them while this object exists. What was allocated stays valid.
 

@@ -86,7 +86,7 @@ class Library:
         """Let an arena serve allocations before all others."""
         self._calls.hvd_arena_prefer(handle)
 
-    def learn(self, address: int) -> None:  # most need nothing
+    def learn(self, address: int) -> None:
         """Say that an allocation was a gradient, to find further ones by that.
 
         Args:

@@ -193,7 +193,7 @@ class Reducer:
         because that rank may be unable to fill its buckets before.
         """
         step = self.step
-        if not self._submitted:
+        if not self._submitted or not step.launched:
             return 0
         if not self._channel.has_thread:
             self._wait_for_all()

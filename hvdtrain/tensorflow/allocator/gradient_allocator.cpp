@@ -95,7 +95,8 @@ struct GradientAllocator final : tsl::AllocatorWrapper {
    private:
     template <typename Other>
     static void *allocate(size_t alignment, size_t bytes, Other other) {
-        if (bytes < least.load(std::memory_order_relaxed) || alignment > ALIGNMENT) return other();
+        if (forked || bytes < least.load(std::memory_order_relaxed) || alignment > ALIGNMENT)
+            return other();
         size_t operation = current_operation();
         if (makers.makes_gradients(operation))
             if (void *block = take(bytes)) return block;

@@ -301,6 +301,7 @@ class Gradients:
         if step.launched or self.passes in step.passes.values():
             self._end_step()
         else:
+            self._held.clear()  # of a failed backward pass
             self._hooks.forget()
             self._reducer.forget()
             self._changes.forget()

@@ -224,7 +224,7 @@ class SharedSteps:
         Raises:
             RuntimeError: it would find those of this rank alone.
         """
-        if self.active and self.gradients.open:
+        if self.active and (self.gradients.open or not self.gradients.whole):
             raise RuntimeError(
                 "sharded=True: between backward() and step() gradients are those of this rank "
                 "alone, and a GradScaler would decide on each rank for itself: call "

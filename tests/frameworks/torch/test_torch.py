@@ -82,6 +82,7 @@ def test_four_ranks(job: str) -> None:
     assert places == [[rank, 4, 0] for rank in range(4)]
 
 
+@pytest.mark.soak
 def test_an_mpi_without_threads() -> None:
     env = {"MPI4PY_RC_THREAD_LEVEL": "single", "HVDTRAIN_BUCKET_BYTES": 600}
     results = SharedLaunch(WORKER, 2, ["optimizers"], env=env, warm="torch").results("optimizers")

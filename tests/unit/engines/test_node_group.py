@@ -284,7 +284,7 @@ def test_a_kernel_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     whole = Path(KERNEL._name if KERNEL else "").read_bytes()
     # As if compiled before a comment was changed: structures and sizes are the same.
     (tmp_path / "old.so").write_bytes(whole.replace(b"All-reduce among", b"All-Reduce among"))
-    (tmp_path / "header.so").write_bytes(whole.replace(b"all kernels need", b"All kernels need"))
+    (tmp_path / "header.so").write_bytes(whole.replace(b"What kernels need", b"What Kernels need"))
     for path, reason in (
         (None, "not compiled when hvdtrain was installed: install a C compiler"),
         (tmp_path / "text.so", r"text\.so does not load \(.*\): install hvdtrain again"),
