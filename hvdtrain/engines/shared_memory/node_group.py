@@ -39,10 +39,8 @@ _SMALL_PARTS = 4
 # ranks, spinning would only keep peers from running.
 _SPIN_NANOSECONDS = 100_000
 
-# After this time in the kernel, signals are handled and peers are checked.
-_TIMEOUT_NANOSECONDS = 1_000_000_000
-
-# How often to check that peers and the launcher are alive, which shared memory does not show.
+# How often to handle signals, and to check that peers and the launcher are alive, which shared
+# memory does not show.
 _CHECK_SECONDS = 1.0
 
 _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(TYPES)}
@@ -54,6 +52,7 @@ def open_node_group(
     rank: int,
     allgather: Allgather,
     check_launcher: Callable[[], object] = bool,
+    check_seconds: float = _CHECK_SECONDS,
 ) -> NodeGroup | None:
     """Set up shared memory among the ranks of one node (collective).
 
@@ -61,8 +60,9 @@ def open_node_group(
         kernel: result of load_kernel().
         rank: rank of this process on the node.
         allgather: function that gathers one picklable value per rank of the node, in rank order.
-        check_launcher: function called about once a second during use, to detect that the launcher
-            has ended.
+        check_launcher: function called now and then during use, to detect that the launcher has
+            ended.
+        check_seconds: how often it is called, and peers are checked.
 
     Returns:
         The group, or None on every rank if memory cannot be shared; one of them then logs why.
@@ -89,7 +89,7 @@ def open_node_group(
         return None
     cores = set[int]().union(*(cores for _, cores in processes))
     spin = _SPIN_NANOSECONDS if len(processes) <= len(cores) else 0
-    return NodeGroup(kernel, rank, memory, watch, allgather, check_launcher, spin)
+    return NodeGroup(kernel, rank, memory, watch, allgather, check_launcher, spin, check_seconds)
 
 
 def _watch(peers: dict[int, int]) -> tuple[PeerWatch | None, SystemFailure]:
@@ -111,8 +111,9 @@ class NodeGroup:
         memory: one slot and one staging area for each rank.
         watch: watch on the peers' processes.
         allgather: function that gathers one picklable value per rank, in rank order.
-        check_launcher: function called about once a second during use.
+        check_launcher: function called now and then during use.
         spin_nanoseconds: time to spin on a flag before sleeping.
+        check_seconds: how often to handle signals, call `check_launcher`, and check the peers.
     """
 
     def __init__(
@@ -124,8 +125,11 @@ class NodeGroup:
         allgather: Allgather,
         check_launcher: Callable[[], object],
         spin_nanoseconds: int = 0,
+        check_seconds: float = _CHECK_SECONDS,
     ) -> None:
         self._check_launcher, self._checked = check_launcher, time.monotonic()
+        self._check_seconds = check_seconds
+        self._timeout_nanoseconds = int(check_seconds * 1e9)
         size = len(memory.parts)
         self._kernel, self._memory = kernel, memory
         self.arena = NodeArena(rank, size, allgather)
@@ -154,13 +158,14 @@ class NodeGroup:
         self._kernel.hvd_start_max(self._state, numbers, values.size)
         return _Maximum(self, numbers)
 
-    def finish_max(self, numbers: ctypes.Array[ctypes.c_uint64], nanoseconds: int) -> bool:
-        """Wait for a maximum; return whether it is complete.
+    def finish_max(self, numbers: ctypes.Array[ctypes.c_uint64], wait: bool) -> bool:
+        """Return whether a maximum is complete.
 
         Args:
             numbers: values passed to start_max().
-            nanoseconds: maximum time to wait.
+            wait: whether to wait for it, until it is time to check the peers.
         """
+        nanoseconds = self._timeout_nanoseconds if wait else 0
         done = self._kernel.hvd_finish_max(self._state, numbers, len(numbers), nanoseconds)
         return bool(done)
 
@@ -286,7 +291,7 @@ class NodeGroup:
         task.stage = task.chunk = 0
 
     def _finish(self, call: Callable[[Task, int], int]) -> None:
-        while not call(self._task, _TIMEOUT_NANOSECONDS):
+        while not call(self._task, self._timeout_nanoseconds):
             self.check_peers()
 
     def voted_reduction(
@@ -320,11 +325,11 @@ class NodeGroup:
             self.arena if count * dtype.itemsize > _CHUNK_BYTES // _SMALL_PARTS else None,
             self._check_now_and_then,
             self.check_peers,
-            _TIMEOUT_NANOSECONDS,
+            self._timeout_nanoseconds,
         )
 
     def _check_now_and_then(self) -> None:
-        if time.monotonic() - self._checked > _CHECK_SECONDS:
+        if time.monotonic() - self._checked > self._check_seconds:
             self.check_peers()
 
     def check_peers(self) -> None:
@@ -352,10 +357,10 @@ class _Maximum(Pending):
         self._group, self._numbers = group, numbers
 
     def test(self) -> bool:
-        return self._group.finish_max(self._numbers, 0)
+        return self._group.finish_max(self._numbers, wait=False)
 
     def wait(self) -> None:
-        while not self._group.finish_max(self._numbers, _TIMEOUT_NANOSECONDS):
+        while not self._group.finish_max(self._numbers, wait=True):
             self._group.check_peers()
 
 
