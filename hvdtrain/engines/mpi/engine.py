@@ -122,7 +122,9 @@ def _prepare_for_failures(environ: MutableMapping[str, str]) -> None:
     if environ.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
         return
     # Open MPI 5.0.11's collectives for several hosts crash after a failure.
-    environ.setdefault("OMPI_MCA_coll", "^hcoll,portals4,han")
+    coll = environ.get("OMPI_MCA_coll", "^hcoll,portals4")
+    if coll.startswith("^") and "han" not in coll[1:].split(","):
+        environ["OMPI_MCA_coll"] = f"{coll},han"
     # A rank that tells others of a failure connects to them, which blocks if one has ended.
     environ.setdefault("OMPI_MCA_mpi_preconnect_mpi", "1")
 

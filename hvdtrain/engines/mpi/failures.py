@@ -174,7 +174,7 @@ class MpiFailures(Failures):
         ranks = self.lost()
         who = f"{format_ranks(ranks)} ended" if ranks else "a rank has ended"
         title = f"[rank {self.comm.rank}/{self.comm.size}]"
-        return RanksLostError(f"{title} {who}: look for its own message, or its killer's", ranks)
+        return RanksLostError(f"{title} {who}: look for its own message", ranks)
 
 
 def split_comm(
