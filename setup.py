@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -31,7 +32,7 @@ def kernel(module: str) -> Extension:
     return Extension(
         module,
         [f"{folder}/{name.removeprefix('_')}.c"],
-        depends=sorted(map(str, ROOT.glob(f"{folder}/*/*.h"))),
+        depends=["hvdtrain/compiled.h", *sorted(glob(f"{folder}/*/*.h", root_dir=ROOT))],
         # Multiplied and added in one step, sums would differ between machines. Roots that set errno
         # would be computed one by one.
         extra_compile_args=[
@@ -61,8 +62,9 @@ setup(
     ],
     package_data={
         "hvdtrain": [
-            *("py.typed", "engines/shared_memory/*.c", "engines/shared_memory/*/*.h"),
-            *("core/compression/*.c", "core/sharding/*.c", "torch/allocator/*.cpp"),
+            *("py.typed", "compiled.h", "engines/shared_memory/*.c", "engines/shared_memory/*/*.h"),
+            *("core/compression/*.c", "core/sharding/*.c", "core/allocators/*.h"),
+            *("torch/allocator/*.cpp", "tensorflow/allocator/*.cpp"),
             "report/assets/*",
         ]
     },

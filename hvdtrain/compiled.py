@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
+from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["KernelError", "find_library", "open_library"]
+__all__ = ["KernelError", "find_library", "load_or_report", "open_library", "report_missing"]
+
+_logger = logging.getLogger("hvdtrain")
+
+_HEADER = Path(__file__).with_suffix(".h")
 
 
 class KernelError(Exception):
@@ -31,13 +37,44 @@ def find_library(module: str, folder: Path) -> Path | None:
     return None
 
 
-def open_library(path: Path | None, *sources: Path) -> ctypes.CDLL:
+def load_or_report(
+    module: str, folder: Path, load: Callable[[Path | None], ctypes.CDLL], without: str
+) -> ctypes.CDLL | None:
+    """Return a library, or None if there is no usable one, after logging the reason.
+
+    Args:
+        module, folder: as in find_library().
+        load: function that loads the library from a file, or raises KernelError.
+        without: what happens without it, for the log.
+    """
+    path = find_library(module, folder)
+    try:
+        return load(path)
+    except KernelError as error:
+        report_missing(path, without, error)
+        return None
+
+
+def report_missing(path: Path | None, without: str, reason: object) -> None:
+    """Log why a library is not used: a missing one may be intended, an unusable one is a mistake.
+
+    Args:
+        path: result of find_library().
+        without: what happens without the library.
+        reason: why it is not used, and what to do.
+    """
+    level = logging.INFO if path is None else logging.WARNING
+    _logger.log(level, "hvdtrain: %s, which is slower: no compiled kernel: %s", without, reason)
+
+
+def open_library(path: Path | None, source: Path, *headers: Path) -> ctypes.CDLL:
     """Load a library from a file.
 
     Args:
         path: result of find_library().
-        sources: C files, the main one first, whose texts the library contains in this order between
-            hvd_source and hvd_source_end.
+        source: the main C file. Between hvd_source and hvd_source_end the library contains the
+            texts of compiled.h, of this file and of the headers.
+        headers: the headers that it includes beside compiled.h, in the order of inclusion.
 
     Raises:
         KernelError: the library is missing, does not load, or was compiled from different source,
@@ -54,13 +91,13 @@ def open_library(path: Path | None, *sources: Path) -> ctypes.CDLL:
     except (OSError, ValueError) as error:
         raise KernelError(f"{path} does not load ({error}): install hvdtrain again") from error
     try:
-        text = b"".join(source.read_bytes() for source in sources)
+        text = b"".join(file.read_bytes() for file in (_HEADER, source, *headers))
     except OSError as error:
         raise KernelError(
             f"{error.filename} cannot be read ({error}): install hvdtrain again"
         ) from error
     if compiled != text:
-        raise KernelError(f"{path} was not compiled from {sources[0]}: install hvdtrain again")
+        raise KernelError(f"{path} was not compiled from {source}: install hvdtrain again")
     return library
 
 

@@ -33,6 +33,8 @@ class Config:
             for no, "1" for yes, "numpy" for yes without the compiled kernel.
         torch_allocator: HVDTRAIN_TORCH_ALLOCATOR, whether gradients of PyTorch are allocated in
             memory that the ranks of a node share, where that can be done; 0 on one rank is enough.
+        tensorflow_allocator: HVDTRAIN_TENSORFLOW_ALLOCATOR, the same for gradients of TensorFlow;
+            off unless it is 1 on all ranks.
         halves_in_float32: HVDTRAIN_HALVES_IN_FLOAT32, whether engine nccl adds half types in
             float32, which is slower and rounds once; setting it on one rank is enough.
         deterministic: HVDTRAIN_DETERMINISTIC, whether sums are computed in a fixed order.
@@ -56,6 +58,7 @@ class Config:
     chunk_bytes: int = 1 << 30
     shared_memory: str = "1"
     torch_allocator: bool = True
+    tensorflow_allocator: bool = False
     halves_in_float32: bool = False
     deterministic: bool = False
     timeline: str = "DYNAMIC"
@@ -89,6 +92,9 @@ class Config:
                 environ, "HVDTRAIN_SHARED_MEMORY", cls.shared_memory, ("0", "1", "numpy")
             ),
             torch_allocator=_switch(environ, "HVDTRAIN_TORCH_ALLOCATOR", cls.torch_allocator),
+            tensorflow_allocator=_switch(
+                environ, "HVDTRAIN_TENSORFLOW_ALLOCATOR", cls.tensorflow_allocator
+            ),
             halves_in_float32=_switch(environ, "HVDTRAIN_HALVES_IN_FLOAT32", cls.halves_in_float32),
             deterministic=_switch(environ, "HVDTRAIN_DETERMINISTIC", cls.deterministic),
             timeline=_either(environ, "TIMELINE", cls.timeline),

@@ -193,6 +193,16 @@ def _end_soon(reason: str) -> None:
 
 _context: Context | None = None
 _guard: ExitGuard | None = None
+# The number of this process: to ask the system for it takes longer than what asks for a context.
+_process_id = os.getpid()
+
+
+def _note_fork() -> None:
+    global _process_id
+    _process_id = os.getpid()
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def init(engine: str | None = None, deterministic: bool = False) -> None:
@@ -295,7 +305,7 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """Return whether this process has joined a world and not left it (local)."""
-    return _context is not None and _context.process_id == os.getpid()
+    return _context is not None and _context.process_id == _process_id
 
 
 def current() -> Context:
@@ -306,6 +316,6 @@ def current() -> Context:
     """
     if _context is None:
         raise NotInitializedError("hvdtrain is not initialized: call init() first")
-    if _context.process_id != os.getpid():
+    if _context.process_id != _process_id:
         raise NotInitializedError("this is a forked child process, which is not a rank")
     return _context

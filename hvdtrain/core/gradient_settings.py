@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.core.arguments import Groups, check_groups, check_predivide
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.exchange import Exchange, Kind
@@ -24,6 +25,7 @@ class GradientSettings:
         groups: number of groups that are reduced together, or lists of parameters.
         sparse_as_dense: make sparse gradients dense instead of gathering their elements.
         exchange: exchange that replaces the average or sum; None for these.
+        allocator: finds the allocator of the framework's arrays; None if it has none.
 
     Raises:
         TypeError: `process_set` is not a process set.
@@ -36,6 +38,7 @@ class GradientSettings:
     groups: Groups = None
     sparse_as_dense: bool = False
     exchange: Exchange | None = None
+    allocator: FindLibrary | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         require_process_set(self.process_set)

@@ -131,6 +131,31 @@ class Communicator(ABC):
         """
         return None
 
+    def vote_on_many(
+        self,
+        votes: npt.NDArray[np.uint64],
+        pieces: Pieces,
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> bool:
+        """Vote on the reduction of many tensors, and reduce them at once if that is possible.
+
+        The vote is the maximum that `start_max` computes, which other members may call meanwhile.
+
+        Args:
+            votes: 6 numbers, overwritten with the maxima unless the tensors are reduced. The last
+                two are a hash of what this member votes on, and its complement.
+            pieces, dtype, op, prescale, postscale: as in `allreduce_many`; equal on all members
+                whose last two numbers are equal.
+
+        Returns:
+            Whether the tensors are reduced, because all members vote in this way for the same.
+        """
+        self.start_max(votes).wait()
+        return False
+
     @abstractmethod
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         """Overwrite every member's buffer with that of `root_rank`.

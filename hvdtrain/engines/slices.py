@@ -42,12 +42,14 @@ class Slices(ABC):
         nodes: number of nodes.
         in_tree: whether sums over the ranks of a node have the bits of node_kernel.c, which adds
             along a binary tree.
+        adds_placed: whether `add_placed` may be called, equal on all ranks.
     """
 
     owners: int
     number: int
     nodes: int
     in_tree: bool
+    adds_placed: bool
 
     @abstractmethod
     def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
@@ -72,11 +74,7 @@ class Slices(ABC):
             postscale: factor after it; equal on all ranks.
         """
 
-    @property
-    def adds_placed(self) -> bool:
-        """Whether there is `add_placed`, equal on all ranks."""
-        return False
-
+    @abstractmethod
     def add_placed(
         self,
         rows: npt.NDArray[np.uint64],
@@ -95,11 +93,7 @@ class Slices(ABC):
             dtype: element type.
             prescales: factor of each source.
             postscale: factor after the addition.
-
-        Raises:
-            NotImplementedError: there is no such call.
         """
-        raise NotImplementedError(f"{type(self).__name__} adds no pieces")
 
     @abstractmethod
     def spread(self, buffer: Buffer) -> None:

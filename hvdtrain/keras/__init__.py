@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import keras
 
 from hvdtrain.core.context import is_initialized, shutdown
@@ -62,6 +64,8 @@ except UsageError:
 # all hooks: in `model.compile(hvd.DistributedOptimizer(...))` Python looks up `compile` before it
 # makes the optimizer, and a `fit` whose optimizer nobody wrapped needs one that warns.
 on_init(hook_models)
+if keras.backend.backend() == "tensorflow":
+    importlib.import_module("hvdtrain.tensorflow")  # its allocator is for the first tensor already
 
 __all__ = [
     "Adasum",

@@ -84,6 +84,7 @@ def DistributedOptimizer(
         choose_groups(num_groups, groups),
         sparse_as_dense,
         choose_exchange(exchange, op, gradient_predivide_factor, kind),
+        current_backend().allocator,
     )
     hook_models()
     passes = backward_passes_per_step

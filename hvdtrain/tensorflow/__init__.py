@@ -16,6 +16,7 @@ from hvdtrain.core.horovod_api import (
     is_homogeneous,
     local_rank,
     local_size,
+    on_init,
     rank,
     size,
 )
@@ -29,6 +30,7 @@ from hvdtrain.core.process_set import (
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.tensorflow import elastic
+from hvdtrain.tensorflow.allocator.registration import register_allocator
 from hvdtrain.tensorflow.builds import (
     ccl_built,
     cuda_built,
@@ -92,6 +94,7 @@ try:
 except UsageError:
     install_plain_excepthook()
     raise
+on_init(register_allocator)
 
 
 def __getattr__(name: str) -> Any:

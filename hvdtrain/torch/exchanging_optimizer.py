@@ -44,6 +44,13 @@ class ExchangingOptimizer(OptimizerWrapper):
         return self._steps if self._steps is not None and self._steps.active else None
 
     @property
+    def _step_supports_amp_scaling(self) -> bool:  # type: ignore[override]
+        """False; the first that GradScaler.step() asks for, before it changes gradients (local)."""
+        if self._steps is not None:
+            self._steps.check_whole()
+        return False
+
+    @property
     def sharded(self) -> bool:
         """Whether ranks share the optimizer's work (local)."""
         return self._shared is not None

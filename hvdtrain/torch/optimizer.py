@@ -266,6 +266,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             gradients.refuse_capture()
             if gradients.open:
                 gradients.drop()
+            gradients.forget_results()
         self._synchronized = self._clipped = False
         self._optimizer.zero_grad(set_to_none=set_to_none)
 

@@ -42,7 +42,7 @@ def test_fits_of_keras(tmp_path: Path) -> None:
 @pytest.mark.bench
 def test_steps_of_tensorflow(tmp_path: Path) -> None:
     tensorflow, strategy = bench("tensorflow", tmp_path)
-    ours = {WITHOUT, "hvdtrain", "hvdtrain again"}
+    ours = {WITHOUT, "hvdtrain", "hvdtrain again", "hvdtrain, sharded"}
     assert contenders(tensorflow) - {"Horovod"} == ours
     assert ("Horovod" in tensorflow["skipped"]) == ("Horovod" not in contenders(tensorflow))
     assert contenders(strategy) == ours | {"MultiWorkerMirroredStrategy"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +31,46 @@ def _sum(c: Communicator, count: int) -> npt.NDArray[np.int64]:
 def reduce_many(c: Communicator, dtype: DType) -> None:
     """Sum arrays of several sizes, in place and not, in one chunk and in several."""
     for counts in (_COUNTS, _MORE_COUNTS, _COUNTS):
-        sources = [_mine(c, count, dtype) for count in counts]
-        targets = [s if i % 2 else np.zeros_like(s) for i, s in enumerate(sources)]
-        pieces = array("q")
-        for source, target in zip(sources, targets, strict=True):
-            pieces.extend((source.ctypes.data, target.ctypes.data, source.size))
-        done = c.allreduce_many(pieces, dtype, ReduceOp.SUM)
+        many = _Many(c, dtype, counts)
+        done = c.allreduce_many(many.pieces, dtype, ReduceOp.SUM)
         assert done or not c.capabilities.tree_sums
-        for target, count in zip(targets, counts, strict=True):
-            assert not done or target.tolist() == _sum(c, count).tolist()
+        many.check(done)
+
+
+class _Many:
+    """Arrays of several sizes, every other one to be reduced in place."""
+
+    def __init__(self, c: Communicator, dtype: DType, counts: Sequence[int]) -> None:
+        self._sources = sources = [_mine(c, count, dtype) for count in counts]
+        self._targets = [s if i % 2 else np.zeros_like(s) for i, s in enumerate(sources)]
+        self._before = [target.tolist() for target in self._targets]
+        self._sums = [_sum(c, count).tolist() for count in counts]
+        self.pieces = array("q")
+        for source, target in zip(sources, self._targets, strict=True):
+            self.pieces.extend((source.ctypes.data, target.ctypes.data, source.size))
+
+    def check(self, done: bool) -> None:
+        """Require that they are the sums if they were reduced, and are unchanged otherwise."""
+        expected = self._sums if done else self._before
+        assert [target.tolist() for target in self._targets] == expected
+
+
+def _vote_on_many(c: Communicator, dtype: DType, counts: Sequence[int]) -> None:
+    last, shared = c.rank == c.size - 1, c.capabilities.tree_sums
+    for number in range(4):
+        many = _Many(c, dtype, counts)
+        # The requests come in another order on each rank; what they are is at the end.
+        ballot = _OTHER if number == 1 and last else _BALLOT
+        votes = np.frombuffer(bytearray(bytes([c.rank] * 32) + ballot), np.uint64)
+        done = False
+        if number == 2 and last:
+            c.start_max(votes).wait()
+        else:
+            done = c.vote_on_many(votes, many.pieces, dtype, ReduceOp.SUM)
+        assert done == (shared and number in (0, 3)), number
+        many.check(done)
+        if number == 2:
+            assert votes.tobytes() == bytes([c.size - 1] * 32) + _BALLOT
 
 
 def vote(c: Communicator, dtype: DType) -> None:
@@ -47,6 +79,8 @@ def vote(c: Communicator, dtype: DType) -> None:
         reduction = c.voted_reduction(count, dtype, ReduceOp.SUM, 1.0, 1.0)
         if reduction is not None:
             _vote(c, reduction, _mine(c, count, dtype))
+    for counts in (_COUNTS, _MORE_COUNTS):
+        _vote_on_many(c, dtype, counts)
 
 
 def _vote(c: Communicator, reduction: VotedReduction, source: npt.NDArray[np.generic]) -> None:

@@ -41,11 +41,11 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
 _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
-        *("process", "agreement", "collectives", "timeline", "stall", "places", "gradients"),
-        *("compression", "prediction", "exchanges", "sharding", "", "arrays"),
+        *("process", "agreement", "collectives", "timeline", "stall", "places", "allocators"),
+        *("gradients", "compression", "prediction", "exchanges", "sharding", "", "arrays"),
     ],
     "torch": ["tensors", "operations", "allocator", "gradients", "sharding", "", "elastic"],
-    "tensorflow": ["tensors", "graph", "operations", "gradients", ""],
+    "tensorflow": ["tensors", "allocator", "graph", "operations", "gradients", ""],
     "keras": ["tensors", "sharding", "backends", "operations", "callbacks", "models", ""],
     "launch": ["hosts", "launchers", "jobs", ""],
     "horovod": ["names", "names.common", "names.on_path", "names.on_path.horovod", "build"],

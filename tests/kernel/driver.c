@@ -93,11 +93,15 @@ static void add_checksum(place_t *own, const char *data, int64_t bytes) {
 static int vote_on(task_t *task, const turn_t *turn, uint64_t luck) {
     int differ = size > 1 && (turn->luck >> 48 & 3) == 0, carry = turn->luck >> 50 & 1 || luck & 1;
     uint64_t own = turn->key + (differ && task->team->rank == size - 1), values[6];
+    /* What ranks vote on may come in another order on each. */
+    uint64_t other = turn->luck >> 56 & 1 ? (uint64_t)task->team->rank : 0;
     int32_t verdict;
+    int wrong = 0;
     if (carry) {
-        task->ballot[0] = own, task->ballot[1] = ~own;
+        for (int i = 0; i < 6; i++) task->ballot[i] = (i & 1 ? ~own : own) + (i < 4 ? other : 0);
         verdict = finish(hvd_vote, task, luck);
         task->stage = START;
+        wrong = verdict != DONE && !differ && task->ballot[4] != own;
     } else {
         for (int i = 0; i < 6; i++) values[i] = i & 1 ? ~own : own;
         hvd_start_max(task->team, values, 6);
@@ -106,7 +110,8 @@ static int vote_on(task_t *task, const turn_t *turn, uint64_t luck) {
     }
     int all_carry = turn->luck >> 50 & 1;
     int expected = differ ? DIFFERENT : DONE;
-    int wrong = verdict != expected && (verdict != AGREED || differ || all_carry);
+    int in_vain = verdict == AGREED || (verdict == DIFFERENT && turn->luck >> 56 & 1);
+    wrong |= verdict != expected && (!in_vain || differ || all_carry);
     places[task->team->rank].wrong += (uint64_t)wrong;
     return verdict == DONE;
 }

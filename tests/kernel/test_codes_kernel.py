@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from coded_rows import LENGTHS, coded_by_arrays, coded_by_kernel, rows_of_all_kinds
-from compiling import COMMON, LEVELS, ONCE, gcc, supports
+from compiling import LEVELS, compile_library, copy_kernel, run_watched, supports
 
 from hvdtrain.compiled import KernelError
 from hvdtrain.core.compression import kernel
 from hvdtrain.core.compression.layout import BITS
 
 SOURCE = Path(kernel.__file__).with_name("codes_kernel.c")
-WATCHED = (
-    *("-g", "-O1", ONCE, "-fno-sanitize-recover=all"),
-    "-fsanitize=address,undefined,float-cast-overflow",
-)
+DRIVER = Path(__file__).with_name("codes_driver.c")
 
 
 def test_the_kernel_is_there() -> None:
@@ -33,8 +29,7 @@ def test_all_instruction_sets_give_the_bits_of_numpy(
     if not supports(level):
         pytest.skip(f"this processor lacks instructions of {level}")
     path = tmp_path / "codes.so"
-    flags = (*COMMON, "-O3", ONCE, f"-march={level}", "-shared", "-fPIC")
-    subprocess.run([gcc(), *flags, str(SOURCE), "-o", str(path)], check=True, timeout=60)
+    compile_library(SOURCE, level, path)
     library = kernel.open_kernel(path)
     monkeypatch.setattr(kernel, "load_kernel", lambda: library)
     for kind in (np.float32, np.float64):
@@ -46,18 +41,8 @@ def test_all_instruction_sets_give_the_bits_of_numpy(
                     assert one.tobytes() == other.tobytes()
 
 
-def run_driver(source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Compile codes_driver.c with the text of a kernel and with sanitizers, and run it."""
-    program, driver = folder / "driver", Path(__file__).with_name("codes_driver.c")
-    command = [gcc(), *COMMON, *WATCHED, f"-I{source.parent}", str(driver), "-lm", "-o"]
-    subprocess.run([*command, str(program)], check=True, timeout=60)
-    # Linux may else scatter memory too widely for the sanitizers of GCC 12.
-    words = ["setarch", "-R", str(program)]
-    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
-
-
 def test_memory_and_arithmetic_are_in_order(tmp_path: Path) -> None:
-    done = run_driver(SOURCE, tmp_path)
+    done = run_watched(DRIVER, SOURCE, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -72,9 +57,9 @@ def test_a_fault_is_reported(before: str, after: str, said: str, tmp_path: Path)
     """So that the run above can fail."""
     text = SOURCE.read_text(encoding="utf-8")
     assert text.count(before) == 1
-    mutated = tmp_path / SOURCE.name
+    mutated = copy_kernel(SOURCE, tmp_path)
     mutated.write_text(text.replace(before, after), encoding="utf-8")
-    done = run_driver(mutated, tmp_path)
+    done = run_watched(DRIVER, mutated, tmp_path)
     assert done.returncode != 0
     assert said in done.stderr, done.stderr
 

@@ -7,12 +7,11 @@ instructions it is compiled to, ranks must get the bits that all other builds ge
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from compiling import COMMON, LEVELS, ONCE, gcc, supports
+from compiling import COMMON, LEVELS, ONCE, copy_kernel, gcc, supports
 
 import hvdtrain.engines.shared_memory.kernel
 
@@ -109,11 +108,10 @@ def test_ranks_get_the_same_bits_under_all_sanitizers_and_instruction_sets(
 def test_a_race_is_reported(name: str, tmp_path: Path) -> None:
     """So that the runs above can fail."""
     before, after = MUTATIONS[name]
-    shutil.copytree(SOURCE.parent / "node", tmp_path / "node")
-    shutil.copy(SOURCE, tmp_path)
-    texts = {path: path.read_text(encoding="utf-8") for path in tmp_path.glob("node/*.h")}
+    source = copy_kernel(SOURCE, tmp_path)
+    texts = {path: path.read_text(encoding="utf-8") for path in source.parent.glob("node/*.h")}
     ((mutated, text),) = ((path, text) for path, text in texts.items() if before in text)
     assert text.count(before) == 1
     mutated.write_text(text.replace(before, after), encoding="utf-8")
-    said = run(build(THREAD_SANITIZER, tmp_path / SOURCE.name, tmp_path), "threads", 3)
+    said = run(build(THREAD_SANITIZER, source, tmp_path), "threads", 3)
     assert "WARNING: ThreadSanitizer: data race" in said, said

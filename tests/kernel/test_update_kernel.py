@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from compiling import COMMON, LEVELS, ONCE, gcc, supports
+from compiling import LEVELS, compile_library, copy_kernel, run_watched, supports
 
 from hvdtrain.compiled import KernelError
 from hvdtrain.core.sharding import kernel, kernel_step
@@ -18,10 +17,7 @@ from hvdtrain.core.sharding.kernel import KINDS, KernelRule
 from hvdtrain.core.sharding.kernel_step import Form, KernelStep, Place, Scales
 
 SOURCE = Path(kernel.__file__).with_name("update_kernel.c")
-WATCHED = (
-    *("-g", "-O1", ONCE, "-fno-sanitize-recover=all"),
-    "-fsanitize=address,undefined,float-cast-overflow",
-)
+DRIVER = Path(__file__).with_name("update_driver.c")
 RULES = [
     KernelRule(lr=0.1),
     KernelRule(lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=1),
@@ -44,8 +40,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
     found = []
     for level in filter(supports, LEVELS):
         path = tmp_path_factory.mktemp(level) / "update.so"
-        flags = (*COMMON, "-O3", ONCE, f"-march={level}", "-shared", "-fPIC")
-        subprocess.run([gcc(), *flags, str(SOURCE), "-lm", "-o", str(path)], check=True, timeout=90)
+        compile_library(SOURCE, level, path)
         found.append(kernel.open_kernel(path))
     return found
 
@@ -126,18 +121,8 @@ def test_sums_are_along_a_tree(ranks: int) -> None:
     assert summed.tobytes() == (pairs * np.float32(0.25)).tobytes()
 
 
-def run_driver(source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Compile update_driver.c with the text of a kernel and with sanitizers, and run it."""
-    program, driver = folder / "driver", Path(__file__).with_name("update_driver.c")
-    command = [gcc(), *COMMON, *WATCHED, f"-I{source.parent}", str(driver), "-lm", "-o"]
-    subprocess.run([*command, str(program)], check=True, timeout=60)
-    # Linux may else scatter memory too widely for the sanitizers of GCC 12.
-    words = ["setarch", "-R", str(program)]
-    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
-
-
 def test_memory_and_arithmetic_are_in_order(tmp_path: Path) -> None:
-    done = run_driver(SOURCE, tmp_path)
+    done = run_watched(DRIVER, SOURCE, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -145,9 +130,9 @@ def test_a_fault_is_reported(tmp_path: Path) -> None:
     """So that the run above can fail."""
     text, before = SOURCE.read_text(encoding="utf-8"), "#define ROOM (BLOCK + LINE)"
     assert text.count(before) == 1
-    mutated = tmp_path / SOURCE.name
+    mutated = copy_kernel(SOURCE, tmp_path)
     mutated.write_text(text.replace(before, "#define ROOM (BLOCK - 1)"), encoding="utf-8")
-    done = run_driver(mutated, tmp_path)
+    done = run_watched(DRIVER, mutated, tmp_path)
     assert done.returncode != 0
     assert "overflow" in done.stderr, done.stderr
 

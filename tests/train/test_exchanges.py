@@ -10,7 +10,7 @@ from ranks import run_ranks
 WORKER = Path(__file__).with_name("exchange_worker.py")
 
 
-@pytest.mark.parametrize("np", [1, 2, 3, 4])
+@pytest.mark.parametrize("np", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_exchanges_follow_their_formulas(np: int) -> None:
     done = run_ranks(WORKER, np, timeout_seconds=300, warm="torch")
     assert len(set(done.results)) == 1

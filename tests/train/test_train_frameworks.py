@@ -17,7 +17,12 @@ EPOCHS = 7  # of which the warm-up has five
 
 
 @pytest.mark.parametrize(
-    "backend", ["tensorflow", "torch", pytest.param("jax", marks=pytest.mark.soak)]
+    "backend",
+    [
+        "tensorflow",
+        pytest.param("torch", marks=pytest.mark.soak),
+        pytest.param("jax", marks=pytest.mark.soak),
+    ],
 )
 def test_two_ranks(backend: str, tmp_path: Path) -> None:
     shared = "0" if backend == "jax" else "1"  # to have seen both

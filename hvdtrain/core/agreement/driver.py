@@ -29,7 +29,7 @@ from hvdtrain.core.agreement.operation import AgreedError, Operation
 from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, unpacked
-from hvdtrain.core.agreement.votes import exchange, unanimous
+from hvdtrain.core.agreement.votes import exchange, unanimous, vote_on_batch
 from hvdtrain.engines.communicator import Communicator, Verdict
 from hvdtrain.errors import (
     HvdtrainError,
@@ -74,6 +74,7 @@ class Driver:
         self._answer, self._joined = answer, joined
         self._own: dict[str, Operation] = {}  # those that this rank has reported to the others
         self._doing: Sequence[Operation] = ()
+        self._run_by_vote: Sequence[Operation] = ()  # and not ended yet
         self._memory: Buffer | None = None
         self._handlers: dict[type[Action], Callable[[Any], Event | None]] = {
             Vote: self._vote,
@@ -130,8 +131,13 @@ class Driver:
                 self._perform(self._queue.apply(event))
 
     def _vote(self, action: Vote) -> Voted:
-        requests = action.requests
-        positions = unanimous(self._communicator, requests)
+        requests, operations = action.requests, list(self._own.values())
+        # A timeline records when each operation begins.
+        if self._queue.track is None and _is_batch(operations):
+            positions, done = vote_on_batch(self._communicator, operations)
+            self._run_by_vote = [operations[position] for position in positions] if done else ()
+        else:
+            positions = unanimous(self._communicator, requests)
         if len(positions) == len(requests) == 1:
             return Voted(requests, requests)
         return Voted(requests, tuple(requests[position] for position in positions))
@@ -186,6 +192,10 @@ class Driver:
     def _run(self, action: RunRequests) -> None:
         """Run operations of all members; successive ones with equal batch keys as a batch."""
         self._queue.reset_back_off()
+        if self._run_by_vote:
+            done, self._run_by_vote = self._run_by_vote, ()
+            self._queue.end_all(done)
+            return
         own, answer = self._own, self._answer
         operations = [own.get(request.key) or answer(request) for request in action.requests]
         keys = [operation.batch_key() for operation in operations]
@@ -230,3 +240,9 @@ class Driver:
         if (track := self._queue.track) is not None:
             for operation in operations:
                 track.began(operation)
+
+
+def _is_batch(operations: Sequence[Operation]) -> bool:
+    """Return whether these operations, in host memory, can run as one."""
+    key = operations[0].batch_key() if len(operations) > 1 else None
+    return key is not None and all(o.batch_key() == key and o.streams is HOST for o in operations)

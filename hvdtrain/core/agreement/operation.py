@@ -8,6 +8,9 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.engines.communicator import Communicator
@@ -164,6 +167,27 @@ class Operation(ABC):
             NotImplementedError: `batch_key` of this operation is always None.
         """
         raise NotImplementedError
+
+    def vote_on_batch(
+        self,
+        others: Sequence[Operation],
+        communicator: Communicator,
+        votes: npt.NDArray[np.uint64],
+    ) -> bool:
+        """Vote on the operation and others of equal `batch_key`, and run them at once if possible.
+
+        Collective over the members, of which others may call `start_max` with their votes.
+
+        Args:
+            others: operations that follow this one.
+            communicator: communicator of the members.
+            votes: as in `Communicator.vote_on_many`.
+
+        Returns:
+            Whether they were run, on all members.
+        """
+        communicator.start_max(votes).wait()
+        return False
 
 
 class Marker(Operation):

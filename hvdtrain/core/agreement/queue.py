@@ -210,7 +210,7 @@ class Queue:
                 key = operation.request.key
                 if pending.get(key) is operation:
                     del pending[key]
-                operation.end(None, None)
+                operation.done = True
             self.progressed = time.perf_counter()
             self._ended.notify_all()
 

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, ballot
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["agree_on_one", "exchange", "unanimous"]
+__all__ = ["agree_on_one", "exchange", "unanimous", "vote_on_batch"]
 
 T = TypeVar("T")
 
@@ -37,19 +39,49 @@ def unanimous(communicator: Communicator, requests: Sequence[Request]) -> list[i
         for all: all positions if all members have the same set of requests, the first if only
         the first request is equal, otherwise none.
     """
-    ballots = [request.ballot for request in requests]
-    head, whole = ballots[0], ballot(ballots)
-    order = sorted(range(len(ballots)), key=ballots.__getitem__)
-    own = head + whole + ballot([ballots[position] for position in order])
+    own, order = _hashed(requests)
     votes = np.frombuffer(bytearray(own), np.uint64)
     communicator.start_max(votes).wait()
+    return _common(own, order, votes)
+
+
+def vote_on_batch(
+    communicator: Communicator, operations: Sequence[Operation]
+) -> tuple[list[int], bool]:
+    """Do what `unanimous` does, and run the operations if all members vote so for the same set.
+
+    Args:
+        communicator: communicator of the members, of which others may call `unanimous`.
+        operations: pending operations of this member, at least one, which have equal batch keys.
+
+    Returns:
+        Positions in `operations`, as of `unanimous`, and whether these operations were run.
+    """
+    own, order = _hashed([operation.request for operation in operations])
+    votes = np.frombuffer(bytearray(own), np.uint64)
+    first, *others = [operations[position] for position in order]
+    if first.vote_on_batch(others, communicator, votes):
+        return order, True
+    return _common(own, order, votes), False
+
+
+def _hashed(requests: Sequence[Request]) -> tuple[bytes, list[int]]:
+    """Return the vote on requests, and their order sorted by ballots."""
+    ballots = [request.ballot for request in requests]
+    order = sorted(range(len(ballots)), key=ballots.__getitem__)
+    in_order = ballot([ballots[position] for position in order])
+    return ballots[0] + ballot(ballots) + in_order, order
+
+
+def _common(own: bytes, order: list[int], votes: npt.NDArray[np.uint64]) -> list[int]:
+    """Return the positions of requests that all members have, given the maxima of all votes."""
     # The maxima of hash and complement are both a member's own only if all hashes are equal.
-    size, highest = len(head), votes.tobytes()
-    if highest[size : 2 * size] == whole:
-        return list(range(len(requests)))
+    size, highest = len(own) // _HASHES, votes.tobytes()
+    if highest[size : 2 * size] == own[size : 2 * size]:
+        return list(range(len(order)))
     if highest[2 * size :] == own[2 * size :]:
         return order
-    return [0] if highest[:size] == head else []
+    return [0] if highest[:size] == own[:size] else []
 
 
 def agree_on_one(communicator: Communicator, own: bytes) -> bool:

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from math import prod
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.arrays.fused_plan import FusedPlan, OwnStep
 from hvdtrain.core.arrays.memory import wire_type
@@ -99,7 +100,7 @@ def exchange_fused(
     except MismatchError:
         _raise_difference(specs, name, channel)  # if that is the reason
         raise
-    _use_engine_memory(plan, channel)
+    _use_engine_memory(plan, channel, settings.allocator)
     return results
 
 
@@ -110,15 +111,16 @@ class _PlanCache:
         plans: plans by gradients and settings, oldest first.
         in_engine_memory: number of plans, dropped ones included, whose memory is the engine's; it
             is there until shutdown().
-        exchanged: gradients that each exchange has state for, and their parameters.
+        exchanged: gradients that each exchange has state for, and their parameters, which may hold
+            the exchange themselves.
     """
 
     def __init__(self) -> None:
         self.plans: dict[Hashable, FusedPlan] = {}
         self.in_engine_memory = 0
-        self.exchanged: WeakKeyDictionary[Exchange, tuple[list[ParameterSpec], list[object]]] = (
-            WeakKeyDictionary()
-        )
+        self.exchanged: WeakKeyDictionary[
+            Exchange, tuple[list[ParameterSpec], list[ref[object]]]
+        ] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def add(self, key: Hashable, plan: FusedPlan) -> None:
@@ -193,9 +195,9 @@ def _check_exchange(
     """Check that an exchange gets what it has state for: names tell no more than the order."""
     if exchange.stateless:
         return
-    own = specs, list(parameters)
+    own = specs, [ref(parameter) for parameter in parameters]
     known, theirs = _cache_of(channel).exchanged.setdefault(exchange, own)
-    if known != specs or any(a is not b for a, b in zip(theirs, parameters, strict=True)):
+    if known != specs or any(a() is not b for a, b in zip(theirs, parameters, strict=True)):
         raise ValueError(
             f"exchange {exchange.spec!r} was given {len(known)} gradients before, and now "
             f"{len(specs)} or others: it goes with one optimizer, whose gradients are the same in "
@@ -203,10 +205,14 @@ def _check_exchange(
         )
 
 
-def _use_engine_memory(plan: FusedPlan, channel: Channel) -> None:
+def _use_engine_memory(plan: FusedPlan, channel: Channel, allocator: FindLibrary | None) -> None:
     cache = _cache_of(channel)
+
+    def wanted() -> bool:
+        return cache.in_engine_memory < _MOST_IN_ENGINE_MEMORY
+
     with suppress(MismatchError):  # a rank has joined: ask again next time
-        if plan.use_engine_memory(channel, lambda: cache.in_engine_memory < _MOST_IN_ENGINE_MEMORY):
+        if plan.use_engine_memory(channel, wanted, allocator):
             cache.in_engine_memory += 1
 
 

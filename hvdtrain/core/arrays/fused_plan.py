@@ -11,6 +11,8 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.allocators.opening import FindLibrary
+from hvdtrain.core.arrays.lending import Lending, open_lending
 from hvdtrain.core.arrays.memory import ALIGNMENT_BYTES, MemoryPool, empty
 from hvdtrain.core.collectives.memory import AllocateIfWanted
 from hvdtrain.core.gradients.communicators import Communicators
@@ -18,11 +20,15 @@ from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.memory import cut, memory_bytes
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.core.places.lent_bucket import LentBucket
 
 __all__ = ["FusedPlan", "OwnStep"]
 
 # A gradient of this size or more does not stay in the caches until it is reduced.
 _LARGE_BYTES = 256 << 10
+# TensorFlow computes momenta in the memory of the last results, which they keep for a step.
+_LENDING_BLOCKS = 2
+_STRIDE = 4096
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,19 @@ class OwnStep:
     number: int | None = None
     flush: bool = False
     local_steps: int = 1
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Memory of the buckets.
+
+    Attributes:
+        pool: blocks, each of the size of all buckets.
+        lending: finds gradients that need not be copied there; None if there are none.
+    """
+
+    pool: MemoryPool
+    lending: Lending | None = None
 
 
 class FusedPlan:
@@ -76,10 +95,12 @@ class FusedPlan:
         self._steps = 0
         self._nbytes = memory_bytes(self._plan).get("cpu", 0)
         self._memory_key = f"plan {self._plan.digest}, {self._exchange.spec}"
-        known: MemoryPool | None = context.current().first_use.find(channel, self._memory_key)
-        self._pool = known or MemoryPool(empty([self._nbytes], np.uint8))
+        known: _Memory | None = context.current().first_use.find(channel, self._memory_key)
+        self._memory = known or _Memory(MemoryPool(empty([self._nbytes], np.uint8)))
 
-    def use_engine_memory(self, channel: Channel, wanted: Callable[[], bool]) -> bool:
+    def use_engine_memory(
+        self, channel: Channel, wanted: Callable[[], bool], allocator: FindLibrary | None
+    ) -> bool:
         """Allocate the memory that the engine reduces fastest for later steps (collective).
 
         That is done once for all plans of the same gradients, whatever thread uses them.
@@ -87,6 +108,7 @@ class FusedPlan:
         Args:
             channel: channel of the ranks that take part.
             wanted: returns whether this rank has room for it; called if it was not done before.
+            allocator: finds the allocator of the gradients; None if there is none.
 
         Returns:
             Whether this call has allocated it.
@@ -96,15 +118,25 @@ class FusedPlan:
         """
         granted = []
 
-        def allocate() -> MemoryPool | None:
-            memory = channel.run(
-                AllocateIfWanted(self._nbytes, f"for {self._memory_key}", wanted())
-            )
+        def allocate() -> _Memory | None:
+            stride = -(-self._nbytes // _STRIDE) * _STRIDE
+            name, room, memory = f"for {self._memory_key}", wanted(), None
+            if allocator is not None and self._exchange.in_place:
+                lends, nbytes = room and allocator() is not None, _LENDING_BLOCKS * stride
+                memory = channel.run(AllocateIfWanted(nbytes, f"{name}, lent", lends))
+            lending = None
+            if allocator is not None and memory is not None:
+                lending = open_lending(channel, self._plan, memory, allocator, self._memory_key)
+            if memory is None:
+                memory = channel.run(AllocateIfWanted(stride, name, room))
             granted.append(memory is not None)
-            return None if memory is None else MemoryPool(np.asarray(memory))
+            if memory is None:
+                return None
+            blocks = np.asarray(memory).reshape(-1, stride)[:, : self._nbytes]
+            return _Memory(MemoryPool(*blocks), lending)
 
         memory = context.current().first_use.settle(channel, self._memory_key, allocate)
-        self._pool = memory or self._pool
+        self._memory = memory or self._memory
         return any(granted)
 
     def reduce(
@@ -125,7 +157,12 @@ class FusedPlan:
         Returns:
             The results, with the shapes and dtypes of `arrays`, and what all ranks know together.
         """
-        buffers = cut(self._plan.buckets, {"cpu": self._pool.allocate()})
+        memory = self._memory
+        block = memory.pool.allocate()
+        buffers = cut(self._plan.buckets, {"cpu": block})
+        # Other ranks can write into memory of the node only.
+        lending = memory.lending if memory.pool.is_given(block) else None
+        placed = None if lending is None else lending.buckets(buffers)
         here = context.current()
         reducer = Reducer(
             here,
@@ -135,6 +172,7 @@ class FusedPlan:
             self._exchange,
             name,
             communicators=self._communicators,
+            placed=placed,
         )
         reducer.weight = own.weight
         reducer.steps = self._steps if own.number is None else own.number
@@ -142,7 +180,7 @@ class FusedPlan:
         if channel.has_thread:  # reduces the first bucket while this one fills the second
             reducer.submit()
         try:
-            results = self._fill(arrays, reducer)
+            results = self._fill(arrays, reducer, lending, placed)
         except BaseException:  # Ctrl-C, for example
             reducer.step.abandon()  # else the channel's thread would wait for it
             raise
@@ -159,7 +197,7 @@ class FusedPlan:
         Args:
             arrays: weights, with the shapes and dtypes of the plan.
         """
-        buffers = cut(self._plan.buckets, {"cpu": self._pool.allocate()})
+        buffers = cut(self._plan.buckets, {"cpu": self._memory.pool.allocate()})
         pairs = zip(self._plan.buckets, buffers, strict=True)
         for number, (bucket, buffer) in enumerate(pairs):
             elements = buffer.array()
@@ -167,15 +205,25 @@ class FusedPlan:
                 elements[start : start + arrays[index].size] = arrays[index].reshape(-1)
             self._exchange.begin(FilledBucket(number, buffer, bucket, self._plan.specs))
 
-    def _fill(self, arrays: Sequence[HostArray], reducer: Reducer) -> dict[int, HostArray]:
-        """Copy the gradients into the buckets and return a view of each, by index."""
+    def _fill(
+        self,
+        arrays: Sequence[HostArray],
+        reducer: Reducer,
+        lending: Lending | None,
+        placed: Sequence[LentBucket | None] | None,
+    ) -> dict[int, HostArray]:
+        """Copy or lend the gradients to the buckets and return a view of each, by index."""
         results = {}
-        for bucket, buffer in zip(self._plan.buckets, reducer.buffers, strict=True):
+        lent = placed or [None] * len(reducer.buffers)
+        rows = zip(self._plan.buckets, reducer.buffers, lent, strict=True)
+        for bucket, buffer, lends in rows:
             elements = buffer.array()
             for index, start in zip(bucket.parameters, bucket.starts, strict=True):
                 array = arrays[index]
                 view = elements[start : start + array.size].reshape(array.shape)
-                if view.dtype == array.dtype and view.nbytes >= _LARGE_BYTES:
+                if lending is not None and lending.lend(lends, index, array):
+                    pass
+                elif view.dtype == array.dtype and view.nbytes >= _LARGE_BYTES:
                     whole = np.ascontiguousarray(array)
                     reducer.put(Buffer.from_array(whole), Buffer.from_array(view))
                 else:

@@ -91,13 +91,14 @@ class MemoryPool:
     Any thread may allocate. The first free block is taken, so that the first block is used most.
 
     Args:
-        first: the first block, uint8 [nbytes]; further ones are allocated when all are in use.
+        given: the first blocks, uint8 [nbytes]; further ones are allocated when all are in use.
     """
 
-    def __init__(self, first: HostArray) -> None:
+    def __init__(self, *given: HostArray) -> None:
         self._lock = threading.Lock()
-        self._blocks = [first]
-        self._users: list[weakref.ref[object] | None] = [None]
+        self._given = {block.ctypes.data for block in given}
+        self._blocks = list(given)
+        self._users: list[weakref.ref[object] | None] = [None] * len(given)
 
     def allocate(self) -> HostArray:
         """Return a free block, uint8 [nbytes]; it is in use as long as views of it exist."""
@@ -108,6 +109,10 @@ class MemoryPool:
             memory.owner = block  # type: ignore[attr-defined]  # lives as long as its views
             self._users[number] = weakref.ref(memory)
         return np.frombuffer(memoryview(memory), np.uint8)
+
+    def is_given(self, block: HostArray) -> bool:
+        """Return whether allocate() has returned one of the first blocks."""
+        return block.ctypes.data in self._given
 
     def _free_block(self) -> int:
         """Return the index of a free block; the lock must be held."""

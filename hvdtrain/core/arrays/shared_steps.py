@@ -14,7 +14,7 @@ from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core import context
 from hvdtrain.core.arrays.memory import MemoryPool, empty
 from hvdtrain.core.arrays.state_memory import StateMemory
-from hvdtrain.core.arrays.update_rules import UpdateRule, cast
+from hvdtrain.core.arrays.update_rules import Block, UpdateRule, cast
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.memory import AllocateMemory
@@ -24,7 +24,7 @@ from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.core.sharding.exchange import ShardedExchange
-from hvdtrain.core.sharding.operations import PutSegments, SpreadSlices
+from hvdtrain.core.sharding.operations import PutSegments, SlicedBuckets, SpreadSlices
 from hvdtrain.core.sharding.segments import Segment
 from hvdtrain.engines.slices import Slices
 from hvdtrain.types import ReduceOp
@@ -33,6 +33,8 @@ __all__ = ["SharedSteps", "StepValues", "node_slices"]
 
 # Elements that stay in the caches while all operations of a step are applied to them.
 _BLOCK_ELEMENTS = 16 << 10
+# Variables without a gradient that a message names.
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -126,13 +128,15 @@ class SharedSteps:
         """
         reducer = self._reducer or self._open()
         self._reduce(reducer, gradients, samples)
+        self.state.apply_factors()  # all ranks are in this step
         own = [segment for segment in self.state.owned if segment.parameter in gradients]
         parts = [reducer.buffers[s.bucket].slice(s.start, s.count).array() for s in own]
         self._clip(parts, values)
         for segment, part in zip(own, parts, strict=True):
             self._update(segment, weights[segment.parameter].reshape(-1), part, values)
         name = f"weights of {self._name}"
-        self._channel.run(SpreadSlices(reducer.buffers, reducer.placed, self._slices, name))
+        buckets = SlicedBuckets(reducer.buffers, reducer.placed, self._slices)
+        self._channel.run(SpreadSlices(buckets, name))
         return self._results(reducer, gradients)
 
     def _open(self) -> Reducer:
@@ -169,8 +173,7 @@ class SharedSteps:
     ) -> None:
         """Bring the sums or averages of gradients to their owners (collective)."""
         missing = [str(i) for i in range(len(self._specs)) if i not in gradients]
-        digest = hashlib.blake2b(",".join(missing).encode(), digest_size=8).hexdigest()
-        reducer.variant = f" without {digest}" if missing else ""
+        reducer.variant = _without(missing) if missing else ""
         reducer.weight = samples
         try:
             for bucket, buffer in zip(reducer.plan.buckets, reducer.buffers, strict=True):
@@ -221,7 +224,7 @@ class SharedSteps:
             if decay is not None:
                 updated -= updated * cast(decay, own.dtype) * own.dtype.type(values.rate)
             kept = [quantity[block] for quantity in state]
-            self._rule.update(updated, part[block], kept, values.rate, values.steps)
+            self._rule.update(Block(updated, part[block], kept, values.rate, values.steps))
             part[block] = updated
 
     def _results(
@@ -237,3 +240,12 @@ class SharedSteps:
                 if index in gradients:
                     results[index] = copy.slice(start, spec.count).array().reshape(spec.shape)
         return results
+
+
+def _without(missing: Sequence[str]) -> str:
+    """Return what differs between ranks on which other variables have no gradient."""
+    named = ", ".join(missing[:_MOST_NAMED])
+    if len(missing) > _MOST_NAMED:
+        digest = hashlib.blake2b(",".join(missing).encode(), digest_size=4).hexdigest()
+        named += f" and {len(missing) - _MOST_NAMED} others ({digest})"
+    return f" without gradients of variables {named}, which have to be missing on all ranks or none"

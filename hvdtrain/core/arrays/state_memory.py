@@ -33,6 +33,7 @@ class StateMemory:
         self._layouts: list[StateLayout] = []
         self._memories: Sequence[HostArray] = ()
         self._waiting: dict[tuple[int, str], HostArray] = {}
+        self._factors: dict[tuple[int, str], float] = {}  # for apply_factors()
 
     def plan(self, plan: BucketPlan, owners: int) -> int:
         """Divide the state, and return the bytes that each owner needs."""
@@ -52,7 +53,7 @@ class StateMemory:
         """
         self._memories = memories
         for (index, name), value in self._waiting.items():
-            self.write(index, name, value)
+            self._write(index, name, value)
         self._waiting.clear()
 
     @property
@@ -67,11 +68,13 @@ class StateMemory:
     def read(self, index: int, name: str) -> HostArray:
         """Return a copy of what is kept for a variable, in its shape."""
         spec = self._specs[index]
-        if not self._memories and (index, name) in self._waiting:
-            return self._waiting[index, name].copy()
         whole = np.zeros(spec.count, spec.dtype.numpy)
+        if (index, name) in self._waiting:
+            whole[...] = self._waiting[index, name]
         for segment, part in self._parts(index, name):
             whole[segment.first : segment.first + segment.count] = part
+        if (factor := self._factors.get((index, name))) is not None:
+            whole *= whole.dtype.type(factor)
         return whole.reshape(spec.shape)
 
     def write(self, index: int, name: str, value: HostArray) -> None:
@@ -82,21 +85,34 @@ class StateMemory:
             name: name of the quantity.
             value: new values, in the shape of the variable.
         """
-        spec = self._specs[index]
-        whole = np.array(value, spec.dtype.numpy).reshape(spec.shape)
-        if not self._memories:
+        self._factors.pop((index, name), None)
+        whole = np.array(value, self._specs[index].dtype.numpy).reshape(-1)
+        if self._memories:
+            self._write(index, name, whole)
+        else:
             self._waiting[index, name] = whole
+
+    def _write(self, index: int, name: str, whole: HostArray) -> None:
         for segment, part in self._parts(index, name):
-            part[...] = whole.reshape(-1)[segment.first : segment.first + segment.count]
+            part[...] = whole[segment.first : segment.first + segment.count]
 
     def scale(self, index: int, name: str, factor: float) -> None:
-        """Multiply this rank's part of what is kept for a variable."""
-        if (index, name) in self._waiting:
-            self._waiting[index, name] *= self._waiting[index, name].dtype.type(factor)
+        """Multiply what is kept for a variable, as far as this rank reads it and steps with it.
+
+        Another rank may still be reading the whole state, so that the memory changes in the next
+        step only; see apply_factors().
+        """
+        self._factors[index, name] = self._factors.get((index, name), 1.0) * factor
+
+    def apply_factors(self) -> None:
+        """Multiply the segments of this rank, in a step, when no rank reads the state."""
         for segment in self.owned:
-            if segment.parameter == index:
-                part = self._part(self._number, segment, name)
-                part *= part.dtype.type(factor)
+            for name in self._names:
+                factor = self._factors.get((segment.parameter, name))
+                if factor is not None:
+                    part = self._part(self._number, segment, name)
+                    part *= part.dtype.type(factor)
+        self._factors.clear()
 
     def _parts(self, index: int, name: str) -> Iterator[tuple[Segment, HostArray]]:
         if not self._memories:

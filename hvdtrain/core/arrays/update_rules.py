@@ -10,12 +10,31 @@ import numpy as np
 
 from hvdtrain.arrays import HostArray
 
-__all__ = ["AdamRule", "SgdRule", "UpdateRule", "cast"]
+__all__ = ["AdamRule", "Block", "SgdRule", "UpdateRule", "cast"]
 
 
 def cast(number: float, dtype: np.dtype[Any]) -> Any:
     """Return a setting in the type of the weights, by way of float32, as Keras casts numbers."""
     return dtype.type(np.float32(number))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Elements that are updated together.
+
+    Attributes:
+        weights: their values, [n].
+        gradient: their gradient, [n].
+        state: what the rule keeps for them, [n] for each of its quantities.
+        rate: learning rate.
+        steps: number of steps before.
+    """
+
+    weights: HostArray
+    gradient: HostArray
+    state: Sequence[HostArray]
+    rate: float
+    steps: int
 
 
 class UpdateRule(Protocol):
@@ -28,23 +47,8 @@ class UpdateRule(Protocol):
     @property
     def quantities(self) -> Sequence[str]: ...
 
-    def update(
-        self,
-        weights: HostArray,
-        gradient: HostArray,
-        state: Sequence[HostArray],
-        rate: float,
-        steps: int,
-    ) -> None:
-        """Update weights and state in place.
-
-        Args:
-            weights: elements, [n].
-            gradient: their gradient, [n], which may be overwritten.
-            state: the quantities of these elements, [n] each.
-            rate: learning rate.
-            steps: number of steps before.
-        """
+    def update(self, block: Block) -> None:
+        """Update weights and state in place; the gradient may be overwritten."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +63,15 @@ class SgdRule:
         """Names of what it keeps for each element."""
         return ("momentum",) if self.momentum else ()
 
-    def update(
-        self,
-        weights: HostArray,
-        gradient: HostArray,
-        state: Sequence[HostArray],
-        rate: float,
-        steps: int,
-    ) -> None:
+    def update(self, block: Block) -> None:
         """See UpdateRule."""
+        weights, gradient = block.weights, block.gradient
         momentum = cast(self.momentum, weights.dtype)
-        gradient *= weights.dtype.type(rate)
-        if not state:
+        gradient *= weights.dtype.type(block.rate)
+        if not block.state:
             weights -= gradient
             return
-        (velocity,) = state
+        (velocity,) = block.state
         velocity *= momentum
         velocity -= gradient
         if self.nesterov:
@@ -96,22 +94,16 @@ class AdamRule:
         """Names of what it keeps for each element."""
         return ("momentum", "velocity", *(("velocity_hat",) if self.amsgrad else ()))
 
-    def update(
-        self,
-        weights: HostArray,
-        gradient: HostArray,
-        state: Sequence[HostArray],
-        rate: float,
-        steps: int,
-    ) -> None:
+    def update(self, block: Block) -> None:
         """See UpdateRule."""
+        weights, gradient = block.weights, block.gradient
         kind = weights.dtype.type
         power_1, power_2 = (
-            np.power(cast(beta, weights.dtype), kind(steps + 1))
+            np.power(cast(beta, weights.dtype), kind(block.steps + 1))
             for beta in (self.beta_1, self.beta_2)
         )
-        alpha = kind(rate) * np.sqrt(kind(1) - power_2) / (kind(1) - power_1)
-        first, second = state[:2]
+        alpha = kind(block.rate) * np.sqrt(kind(1) - power_2) / (kind(1) - power_1)
+        first, second = block.state[:2]
         change = gradient - first
         change *= kind(1 - self.beta_1)
         first += change
@@ -120,8 +112,7 @@ class AdamRule:
         change *= kind(1 - self.beta_2)
         second += change
         if self.amsgrad:
-            np.maximum(state[2], second, out=state[2])
-            second = state[2]
+            second = np.maximum(block.state[2], second, out=block.state[2])
         np.sqrt(second, out=change)
         change += kind(self.epsilon)
         np.multiply(first, alpha, out=gradient)

@@ -5,42 +5,27 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from ctypes import memmove
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias, cast
+from typing import TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import UNNAMED, Request, Zeros
 from hvdtrain.core.collectives.adasum import adasum
+from hvdtrain.core.collectives.allreduce_terms import Terms, batch_key_of, engine_reduction
 from hvdtrain.core.collectives.devices import device_details, device_types
 from hvdtrain.core.collectives.division import divide_truncating
 from hvdtrain.engines.communicator import Communicator, Pieces
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["Allreduce", "BufferPair", "Terms", "engine_reduction"]
+__all__ = ["Allreduce", "BufferPair"]
 
 # Elements to reduce, and the memory for the result.
 BufferPair: TypeAlias = tuple[Buffer, Buffer]
-
-# Copying larger buffers into a batch takes longer than reducing them one by one.
-_TOGETHER_BYTES = 128 << 10
-
-
-class Terms(NamedTuple):
-    """What all-reduces have in common that differ only in their tensors.
-
-    Attributes:
-        op: reduction.
-        prescale: factor before the reduction.
-        postscale: factor after the reduction.
-        batch_key: see `Operation.batch_key`.
-    """
-
-    op: ReduceOp
-    prescale: float
-    postscale: float
-    batch_key: Hashable
 
 
 class Allreduce(Operation):
@@ -89,7 +74,7 @@ class Allreduce(Operation):
             device_types(buffers),
         )
         self.request = request.renamed(name) if numbered else request
-        self.terms = Terms(op, prescale, postscale, _batch_key(buffers, op, prescale, postscale))
+        self.terms = Terms(op, prescale, postscale, batch_key_of(buffers, op, prescale, postscale))
         self._buffers, self._sources = buffers, sources or buffers
 
     def execute(self, communicator: Communicator) -> None:
@@ -106,8 +91,8 @@ class Allreduce(Operation):
         """Return pairs of the source and the result of each tensor."""
         return list(zip(self._sources, self._buffers, strict=True))
 
-    def add_pieces(self, pieces: Pieces) -> None:
-        """Append where the source and the result of each tensor are in host memory."""
+    def add_pieces(self, pieces: list[int]) -> None:
+        """Append, as in `Pieces`, where source and result of each tensor are in host memory."""
         for source, buffer in self.pairs():
             pieces.extend((source.pointer, buffer.pointer, buffer.count))
 
@@ -121,21 +106,36 @@ class Allreduce(Operation):
         allocate: Callable[[], Buffer],
     ) -> None:
         operations = (self, *cast("Sequence[Allreduce]", others))
-        if self._reduce_all(communicator, operations):
+        if self._reduce_all(operations, communicator.size, communicator.allreduce_many):
             return
         memory = allocate()
         pairs = [pair for operation in operations for pair in operation.pairs()]
         for part in _fitting(pairs, memory.nbytes):
             self._reduce_together(communicator, part, memory)
 
-    def _reduce_all(self, communicator: Communicator, operations: Sequence[Allreduce]) -> bool:
-        """Reduce in one call of the engine, if it has such a call."""
-        terms, dtype, size = self.terms, self.dtype, communicator.size
+    def vote_on_batch(
+        self,
+        others: Sequence[Operation],
+        communicator: Communicator,
+        votes: npt.NDArray[np.uint64],
+    ) -> bool:
+        operations = (self, *cast("Sequence[Allreduce]", others))
+        vote = partial(communicator.vote_on_many, votes)
+        return self._reduce_all(operations, communicator.size, vote)
+
+    def _reduce_all(
+        self,
+        operations: Sequence[Allreduce],
+        size: int,
+        reduce: Callable[[Pieces, DType, ReduceOp, float, float], bool],
+    ) -> bool:
+        """Reduce operations in one call of the engine; return whether it has done so."""
+        terms, dtype = self.terms, self.dtype
         op, factor, divides = engine_reduction(terms.op, dtype, terms.postscale, size)
-        pieces: Pieces = array("q")
+        numbers: list[int] = []
         for operation in operations:
-            operation.add_pieces(pieces)
-        if not communicator.allreduce_many(pieces, dtype, op, terms.prescale, factor):
+            operation.add_pieces(numbers)
+        if not reduce(array("q", numbers), dtype, op, terms.prescale, factor):
             return False
         if divides:
             for operation in operations:
@@ -172,44 +172,6 @@ class Allreduce(Operation):
             communicator.allreduce_from(source, buffer, op, terms.prescale, factor)
         if whole:
             divide_truncating(buffer, size)
-
-
-def _batch_key(
-    buffers: Sequence[Buffer], op: ReduceOp, prescale: float, postscale: float
-) -> Hashable:
-    dtype = buffers[0].dtype
-    # Factors truncate each integer, for which engines have no call on many tensors.
-    factors = dtype.is_integer and (prescale, postscale) != (1.0, 1.0)
-    if (
-        factors
-        or op is ReduceOp.ADASUM
-        or any(
-            b.dtype is not dtype or b.nbytes > _TOGETHER_BYTES or b.device != "cpu" for b in buffers
-        )
-    ):
-        return None
-    return op, dtype, prescale, postscale
-
-
-def engine_reduction(
-    op: ReduceOp, dtype: DType, postscale: float, size: int
-) -> tuple[ReduceOp, float, bool]:
-    """Return how an engine computes a reduction.
-
-    Args:
-        op: reduction, except ADASUM.
-        dtype: element type.
-        postscale: factor after the reduction.
-        size: number of members.
-
-    Returns:
-        The engine's reduction, its factor, and whether its result must be divided by `size`.
-    """
-    if op is not ReduceOp.AVERAGE:
-        return op, postscale, False
-    if dtype.is_integer:
-        return ReduceOp.SUM, postscale, True
-    return ReduceOp.SUM, postscale / size, False
 
 
 def _fitting(pairs: Sequence[BufferPair], nbytes: int) -> Iterator[list[BufferPair]]:

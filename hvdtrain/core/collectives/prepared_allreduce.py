@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.collectives.allreduce import Allreduce, BufferPair, engine_reduction
-from hvdtrain.engines.communicator import Communicator, Pieces, Verdict, VotedReduction
+from hvdtrain.core.collectives.allreduce import Allreduce, BufferPair
+from hvdtrain.core.collectives.allreduce_terms import engine_reduction
+from hvdtrain.engines.communicator import Communicator, Verdict, VotedReduction
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["PreparedAllreduce", "Tensors"]
@@ -97,11 +98,11 @@ class _Repeated(Allreduce):
         buffer = buffer_of(target)
         return [(buffer if source is target else buffer_of(source), buffer)]
 
-    def add_pieces(self, pieces: Pieces) -> None:
+    def add_pieces(self, pieces: list[int]) -> None:
         (source, target), prepared = self._data, self._prepared
         address = prepared.address_of(target)
         read = address if source is target else prepared.address_of(source)
-        pieces.extend((read, address, prepared.count))
+        pieces += (read, address, prepared.count)
 
     @property
     def dtype(self) -> DType:

@@ -12,27 +12,10 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
 
-/* The source text, by which a library compiled from a different version is detected. */
-__asm__(".section .rodata\n"
-        ".global hvd_source, hvd_source_end\n"
-        "hvd_source: .incbin \"" __FILE__ "\"\n"
-        "hvd_source_end:\n"
-        ".byte 0\n"
-        ".text\n");
+#include "../../compiled.h"
 
-/* Compiled for several processor generations if the compiler and loader support it; tests set it
- * on the command line. */
-#if defined(FAST)
-#elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
-#define FAST static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FAST static
-#endif
-#define INLINE static inline __attribute__((always_inline))
+EMBED_TEXT;
 
 /* Rows of one length, and their codes. */
 typedef struct {
@@ -43,32 +26,6 @@ typedef struct {
     int32_t bits;
     int32_t is_double;
 } table_t;
-
-/* ---- floating-point mode ------------------------------------------------------------------ */
-
-/* A thread may flush subnormal numbers to zero or round differently, but all ranks must get the
- * same bits. Set the default mode and return the previous one. */
-static uint64_t enter_default_mode(void) {
-    uint64_t kept = 0;
-#if defined(__x86_64__)
-    kept = _mm_getcsr();
-    _mm_setcsr(0x1f80); /* all exceptions masked, no flags set */
-#elif defined(__aarch64__)
-    __asm__ volatile("mrs %0, fpcr" : "=r"(kept));
-    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
-#endif
-    return kept;
-}
-
-static void leave_default_mode(uint64_t kept) {
-#if defined(__x86_64__)
-    _mm_setcsr(kept);
-#elif defined(__aarch64__)
-    __asm__ volatile("msr fpcr, %0" : : "r"(kept) : "memory");
-#else
-    (void)kept;
-#endif
-}
 
 /* ---- layout ------------------------------------------------------------------------------- */
 
@@ -139,6 +96,8 @@ void hvd_decode(const table_t *table) {
 void hvd_add_decoded(const table_t *table) {
     in_default_mode(table->is_double ? add_decoded_f64 : add_decoded_f32, table);
 }
+
+EMBED_END;
 
 #else /* with T, NAMED(), ABSOLUTE(), ROOT() and SHIFT: x + SHIFT - SHIFT is x rounded */
 

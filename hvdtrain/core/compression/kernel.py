@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from ctypes import POINTER, Structure, c_int32, c_int64, c_uint64
 from functools import cache
 from pathlib import Path
 
 from hvdtrain.arrays import Array, buffer_of
-from hvdtrain.compiled import KernelError, find_library, open_library
+from hvdtrain.compiled import load_or_report, open_library
 from hvdtrain.types import DType
 
 __all__ = ["load_kernel", "open_kernel", "with_kernel"]
-
-_logger = logging.getLogger("hvdtrain")
 
 _SOURCE = Path(__file__).with_name("codes_kernel.c")
 _CALLS = ("encode", "decode", "add_decoded")
@@ -38,17 +35,8 @@ class _Table(Structure):
 @cache
 def load_kernel() -> ctypes.CDLL | None:
     """Return the library, or None if there is no usable one, of which the log tells the reason."""
-    path = find_library(_MODULE, _SOURCE.parent)
-    try:
-        return open_kernel(path)
-    except KernelError as error:
-        # A missing kernel may be intended, an unusable one is a mistake.
-        _logger.log(
-            logging.INFO if path is None else logging.WARNING,
-            "hvdtrain: gradients are coded with numpy, which is slower: no compiled kernel: %s",
-            error,
-        )
-        return None
+    without = "gradients are coded with numpy"
+    return load_or_report(_MODULE, _SOURCE.parent, open_kernel, without)
 
 
 def open_kernel(path: Path | None) -> ctypes.CDLL:

@@ -56,10 +56,10 @@ class AllreduceExchange(Exchange):
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         prescale, postscale = self.factors(info)
         placed = bucket.placed
-        if placed is not None and info.whole:
+        if placed is not None and info.whole and info.placed:
             placed.reduce(prescale, postscale, everywhere=True)
             return
-        if placed is not None:  # a joined rank has buckets only
+        if placed is not None:  # a joined rank, for example, has buckets only
             placed.gather()
         communicators.all_ranks.allreduce(bucket.buffer, ReduceOp.SUM, prescale, postscale)
         if placed is not None:

@@ -83,6 +83,8 @@ class Exchange(ABC):
         first: exchange of gradients that is used instead of an exchange of weights until this is
             None; `due` or `load` may change it.
         in_place: whether it reduces gradients that lie outside their buckets, too.
+        at_once: whether buckets are launched together when all gradients are ready, because nothing
+            is gained by reducing some earlier.
         stateless: whether it keeps nothing from step to step, so that it can reduce any gradients.
     """
 
@@ -104,6 +106,7 @@ class Exchange(ABC):
     looks_ahead: bool = False
     first: Exchange | None = None
     in_place: bool = False
+    at_once: bool = False
     stateless: bool = False
 
     @property

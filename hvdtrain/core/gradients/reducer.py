@@ -154,6 +154,8 @@ class Reducer:
 
     def launch(self) -> None:
         """Launch the buckets whose gradients are all ready, in the order of the plan."""
+        if self._exchange.at_once and not self.step.all_ready:
+            return
         self.step.launch_ready()
         # A channel without a thread cannot wait for buckets, so all are reduced at the end.
         if self.step.launched and (self._channel.has_thread or self.step.complete):
@@ -191,19 +193,19 @@ class Reducer:
         because that rank may be unable to fill its buckets before.
         """
         step = self.step
-        if not self._submitted:
+        if not self._submitted or not step.launched:
             return 0
         if not self._channel.has_thread:
             self._wait_for_all()
         else:
             with self._context.blocked.running(), self._channel.waiting(step):
-                all(self._wait_or_listen(future) for future in step.reduced[: step.launched])
+                self._wait_or_listen(step.reduced[step.launched - 1])  # in their order
         count = step.progress.reduced
         step.wait(count)
         return count
 
-    def _wait_or_listen(self, future: Future[Mark]) -> bool:
-        """Wait for a bucket or a blocked rank; return whether the bucket is reduced."""
+    def _wait_or_listen(self, future: Future[Mark]) -> None:
+        """Wait for a bucket or a blocked rank."""
         if not wait_for_futures([future], _LISTEN_AFTER_SECONDS).done:
             called = threading.Event()
             future.add_done_callback(lambda _: called.set())
@@ -217,7 +219,6 @@ class Reducer:
                     channel.unlisten(called.set)
         if future.done():
             future.result()
-        return future.done()
 
     def _wait_for_all(self) -> None:
         step = self.step

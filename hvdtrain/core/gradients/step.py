@@ -265,6 +265,7 @@ class GradientStep(Operation):
             flush=self.flush,
             local_steps=self.local_steps,
             scale=self.scale,
+            placed=any(self.placed),
         )
         return agree_on_step(own, self.weight is not None, self.joined, communicator)
 

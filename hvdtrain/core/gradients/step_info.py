@@ -35,6 +35,7 @@ class StepInfo:
         unused: names of the parameters for which no rank had a gradient, whose results are not
             used; known at the end of the step, only for an exchange with `checks_finite`.
         whole: whether every rank takes a step of its own: none has joined, or asks for a flush.
+        placed: whether every rank says where its gradients lie, and none has joined.
     """
 
     step: int
@@ -49,6 +50,7 @@ class StepInfo:
     scale: float = 1.0
     unused: frozenset[str] = frozenset()
     whole: bool = True
+    placed: bool = False
 
     @property
     def drifted(self) -> bool:
@@ -100,7 +102,8 @@ def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Commun
     """Return what the ranks know together about a step (collective).
 
     Args:
-        own: what this rank knows: `step`, `weight`, `flush` and `local_steps` are its own.
+        own: what this rank knows: `step`, `weight`, `flush`, `local_steps` and `placed` are its
+            own.
         given: whether the rank was given its weight.
         joined: whether the rank has joined.
         communicator: communicator of the ranks.
@@ -108,10 +111,10 @@ def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Commun
     weight = 0.0 if joined else own.weight
     others, steps = not own.flush and not joined, 0 if joined else own.local_steps
     present, done = not joined, 0 if joined else own.step
-    known = (weight, given and present, others, steps, present, done)
+    known = (weight, given and present, others, steps, present, done, own.placed and present)
     sums = np.array(known, np.float64)
     communicator.allreduce(Buffer.from_array(sums), ReduceOp.SUM)
-    total, weighted, others, steps, present, done = sums.tolist()
+    total, weighted, others, steps, present, done, placed = sums.tolist()
     return replace(
         own,
         step=round(done / max(1, present)),
@@ -121,4 +124,5 @@ def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Commun
         flush=not others,
         whole=others == own.size,
         local_steps=int(steps),
+        placed=placed == own.size,
     )

@@ -21,7 +21,7 @@ class Pieces:
     Attributes:
         parameters: index of the parameter of each piece in the plan, [pieces].
         within: offset of each piece in its gradient, in bytes, [pieces].
-        in_memory: offset of its place in the memory of all buckets, in bytes, [pieces].
+        in_memory: offset of its place in this rank's memory of all buckets, in bytes, [pieces].
         counts: number of elements of each piece, [pieces].
     """
 
@@ -64,14 +64,18 @@ class GradientPlaces:
         assert tables is not None
         # For each gradient its offset in the arena, plus 1; 0 if it is in its bucket.
         self._offsets = [part[: 8 * parameters].view(np.int64) for part in tables]
-        self._prescales = [part[8 * parameters :].view(np.float64) for part in tables]
+        numbers = [part[8 * parameters :][:16] for part in tables]
+        self._prescales = [part[:8].view(np.float64) for part in numbers]
+        # Where each rank has its buckets in its memory, as an offset.
+        self._bases = [part[8:].view(np.int64) for part in numbers]
         self._own = self._offsets[slices.number]
         self._own[:] = 0
+        self._bases[slices.number][0] = 0
 
     @staticmethod
     def table_bytes(parameters: int) -> int:
         """Return the size of the table for this number of parameters."""
-        return 8 * parameters + 8
+        return 8 * parameters + 16
 
     def offset(self, bucket: Buffer) -> int:
         """Return the offset of a bucket in the memory of all buckets, in bytes (local)."""
@@ -95,12 +99,27 @@ class GradientPlaces:
 
         All ranks have to meet before, when they have said where their gradients lie.
         """
-        columns = []
-        for offsets, arena, memory in zip(self._offsets, self._arenas, self._memories, strict=True):
+        here, columns = self.bucket_addresses(pieces), []
+        for rank, (offsets, arena) in enumerate(zip(self._offsets, self._arenas, strict=True)):
             offset = offsets[pieces.parameters]
-            there, here = arena - 1 + offset + pieces.within, memory + pieces.in_memory
-            columns.append(np.where(offset, there, here))
+            there = (arena - 1 + offset + pieces.within).astype(np.uint64)
+            columns.append(np.where(offset, there, here[:, rank]))
+        return np.stack(columns, 1)
+
+    def bucket_addresses(self, pieces: Pieces) -> npt.NDArray[np.uint64]:
+        """Return the address of each piece in the bucket of each rank, [pieces, ranks] (local)."""
+        bases = [int(base[0]) for base in self._bases]
+        here = pieces.in_memory - bases[self.slices.number]
+        columns = [m + base + here for m, base in zip(self._memories, bases, strict=True)]
         return np.stack(columns, 1).astype(np.uint64)
+
+    def put_base(self, offset: int) -> None:
+        """Say where in its memory this rank has its buckets in this step (local).
+
+        Args:
+            offset: offset of the first of them, in bytes.
+        """
+        self._bases[self.slices.number][0] = offset
 
     def put_prescale(self, prescale: float) -> None:
         """Say which factor this rank's gradients have (local)."""

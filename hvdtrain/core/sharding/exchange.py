@@ -82,7 +82,7 @@ class ShardedExchange(Exchange):
             board: memory for the factor of this rank's gradients, [1], which the ranks of the node
                 can read; None to sum again as gradients arrive. On all ranks or none.
         """
-        self._board = board
+        self._board, self.at_once = board, board is not None
         self.spec = f"{self._inner.spec},sharded{',deferred' * (board is not None)}"
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64
 from functools import cache
 from pathlib import Path
 
-from hvdtrain.compiled import KernelError, find_library, open_library
+from hvdtrain.compiled import load_or_report, open_library
 
 __all__ = ["KINDS", "KernelRule", "KernelSegment", "KernelUpdate", "load_kernel", "open_kernel"]
-
-_logger = logging.getLogger("hvdtrain")
 
 _SOURCE = Path(__file__).with_name("update_kernel.c")
 _MODULE = "hvdtrain.core.sharding._update_kernel"
@@ -76,18 +73,8 @@ class KernelUpdate(Structure):
 @cache
 def load_kernel() -> ctypes.CDLL | None:
     """Return the library, or None if there is no usable one, of which the log tells the reason."""
-    path = find_library(_MODULE, _SOURCE.parent)
-    try:
-        return open_kernel(path)
-    except KernelError as error:
-        # A missing kernel may be intended, an unusable one is a mistake.
-        _logger.log(
-            logging.INFO if path is None else logging.WARNING,
-            "hvdtrain: shared optimizer steps take several passes over memory, which is slower: no "
-            "compiled kernel: %s",
-            error,
-        )
-        return None
+    without = "shared optimizer steps take several passes over memory"
+    return load_or_report(_MODULE, _SOURCE.parent, open_kernel, without)
 
 
 def open_kernel(path: Path | None) -> ctypes.CDLL:

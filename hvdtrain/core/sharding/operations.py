@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
@@ -12,66 +13,70 @@ from hvdtrain.core.sharding.exchange import OwnedSlices
 from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["GatherSlices", "PutSegments", "SpreadSlices", "SumSlices"]
+__all__ = ["GatherSlices", "PutSegments", "SlicedBuckets", "SpreadSlices", "SumSlices"]
+
+
+@dataclass(frozen=True)
+class SlicedBuckets:
+    """Buckets of which each rank owns a slice.
+
+    Attributes:
+        buffers: memory of each bucket, in which this rank has its elements.
+        placed: each bucket of which some gradients may lie elsewhere; None for the others.
+        slices: slices of the buffers.
+    """
+
+    buffers: Sequence[Buffer]
+    placed: Sequence[PlacedBucket | None]
+    slices: OwnedSlices
+
+    def request(self, kind: str, name: str) -> Request:
+        """Return the request of an operation on them."""
+        return Request(kind, name, (("buffers", str(len(self.buffers))),))
+
+    def __iter__(self) -> Iterator[tuple[Buffer, PlacedBucket | None]]:
+        return zip(self.buffers, self.placed, strict=True)
 
 
 class SumSlices(Operation):
-    """Sum the slice of each rank in some buffers.
+    """Sum the slice of each rank in some buckets.
 
     Args:
-        buffers: buffers in which each rank has its elements.
-        placed: each bucket of which some gradients may lie elsewhere; None for the others.
-        slices: slices of the buffers.
+        buckets: the buckets.
         scales: factor of this rank's elements before the sum, and the one after it.
         name: name of the operation, equal on all members.
     """
 
-    def __init__(
-        self,
-        buffers: Sequence[Buffer],
-        placed: Sequence[PlacedBucket | None],
-        slices: OwnedSlices,
-        scales: tuple[float, float],
-        name: str,
-    ) -> None:
+    def __init__(self, buckets: SlicedBuckets, scales: tuple[float, float], name: str) -> None:
         super().__init__()
-        self._buffers, self._placed = buffers, placed
-        self._slices, self._scales = slices, scales
-        self.request = Request("sum slices", name, (("buffers", str(len(buffers))),))
+        self._buckets, self._scales = buckets, scales
+        self.request = buckets.request("sum slices", name)
 
     def execute(self, communicator: Communicator) -> None:
-        for buffer, placed in zip(self._buffers, self._placed, strict=True):
+        for buffer, placed in self._buckets:
             if placed is None:
-                self._slices.reduce(buffer, *self._scales)
+                self._buckets.slices.reduce(buffer, *self._scales)
             else:
                 placed.reduce(*self._scales, everywhere=False)
 
 
 class SpreadSlices(Operation):
-    """Copy each slice of some buffers from its owner to all ranks that it was reduced for.
+    """Copy each slice of some buckets from its owner to all ranks that it was reduced for.
 
     Args:
-        buffers: buffers of which each owner has its slice.
-        placed: each bucket of which some gradients may lie elsewhere; None for the others.
-        slices: slices with which they were reduced.
+        buckets: the buckets, of which each owner has its slice.
         name: name of the operation, equal on all members.
     """
 
-    def __init__(
-        self,
-        buffers: Sequence[Buffer],
-        placed: Sequence[PlacedBucket | None],
-        slices: OwnedSlices,
-        name: str,
-    ) -> None:
+    def __init__(self, buckets: SlicedBuckets, name: str) -> None:
         super().__init__()
-        self._buffers, self._placed, self._slices = buffers, placed, slices
-        self.request = Request("spread", name, (("buffers", str(len(buffers))),))
+        self._buckets = buckets
+        self.request = buckets.request("spread", name)
 
     def execute(self, communicator: Communicator) -> None:
-        for buffer, placed in zip(self._buffers, self._placed, strict=True):
+        for buffer, placed in self._buckets:
             if placed is None:
-                self._slices.spread(buffer)
+                self._buckets.slices.spread(buffer)
             else:
                 placed.spread()
 

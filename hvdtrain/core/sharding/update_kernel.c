@@ -14,31 +14,14 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
+
+#include "../../compiled.h"
+
+EMBED_TEXT;
 
 #define LINE 64
 #define BLOCK 512 /* elements that stay in the L1 cache from their sum to the copies */
 #define ROOM (BLOCK + LINE)
-
-/* The source text, by which a library compiled from a different version is detected. */
-__asm__(".section .rodata\n"
-        ".global hvd_source, hvd_source_end\n"
-        "hvd_source: .incbin \"" __FILE__ "\"\n"
-        "hvd_source_end:\n"
-        ".byte 0\n"
-        ".text\n");
-
-/* Compiled for several processor generations if the compiler and loader support it; tests set it
- * on the command line. */
-#if defined(FAST)
-#elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
-#define FAST static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FAST static
-#endif
-#define INLINE static inline __attribute__((always_inline))
 
 enum { SGD, ADAM, ADAMW };
 
@@ -86,55 +69,7 @@ typedef struct {
     int32_t begins, contracts;
 } moment_t;
 
-/* ---- floating-point mode ------------------------------------------------------------------ */
-
-/* A thread may flush subnormal numbers to zero or round differently, but all ranks must get the
- * same bits. Set the default mode and return the previous one. */
-static uint64_t enter_default_mode(void) {
-    uint64_t kept = 0;
-#if defined(__x86_64__)
-    kept = _mm_getcsr();
-    _mm_setcsr(0x1f80); /* all exceptions masked, no flags set */
-#elif defined(__aarch64__)
-    __asm__ volatile("mrs %0, fpcr" : "=r"(kept));
-    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
-#endif
-    return kept;
-}
-
-static void leave_default_mode(uint64_t kept) {
-#if defined(__x86_64__)
-    _mm_setcsr(kept);
-#elif defined(__aarch64__)
-    __asm__ volatile("msr fpcr, %0" : : "r"(kept) : "memory");
-#else
-    (void)kept;
-#endif
-}
-
 /* ---- parts that do not depend on the type of elements --------------------------------------- */
-
-/* Copy with non-temporal stores: overwritten lines need not be read first, and another rank is the
- * next to read them. The caller fences. */
-static void stream(char *target, const char *source, int64_t bytes) {
-#if defined(__x86_64__)
-    if ((uintptr_t)target % 16 == 0)
-        for (; bytes >= 16; bytes -= 16, target += 16, source += 16)
-            _mm_stream_si128((__m128i *)target, _mm_loadu_si128((const __m128i *)source));
-#endif
-    memcpy(target, source, bytes);
-}
-
-static void fence(void) {
-#if defined(__x86_64__)
-    _mm_sfence();
-#endif
-}
-
-/* Fetch memory that is read and written when the sum of the gradients is known. */
-static void prefetch(const char *memory, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += LINE) __builtin_prefetch(memory + at, 1, 2);
-}
 
 /* Return the number of elements of the next block, after which lines of the copies begin. */
 static int64_t block_length(const char *weights, int64_t itemsize, int64_t start, int64_t end) {
@@ -181,7 +116,7 @@ static __attribute__((noinline)) void update_all(const update_t *update) {
         if (segment->is_double) update_double(update, segment, &moment);
         else update_float(update, segment, &moment);
     }
-    fence();
+    fence_copies();
 }
 
 static __attribute__((noinline)) void sum_all(const update_t *update) {
@@ -208,6 +143,8 @@ void hvd_sum(const update_t *update) {
     sum_all(update);
     leave_default_mode(kept);
 }
+
+EMBED_END;
 
 #else /* ---- for each type of elements ------------------------------------------------------- */
 
@@ -274,92 +211,120 @@ INLINE void X(decay)(const rule_t *rule, T *restrict g, const T *restrict p, int
         for (int64_t i = 0; i < count; i++) g[i] = X(fold)(p[i], decay, g[i], contracts);
 }
 
-/* `alone` is set for elements that torch updates one by one. */
-INLINE void X(sgd)(const moment_t *moment, T *restrict g, T *restrict p, T *restrict m,
-                   int64_t count, int contracts, int alone) {
-    const rule_t *rule = moment->rule;
-    T momentum = rule->momentum, kept = 1 - rule->dampening, rate = -rule->lr;
-    X(decay)(rule, g, p, count, contracts);
-    if (rule->momentum != 0) {
-        if (moment->begins)
-            memcpy(m, g, count * sizeof(T));
-        else if (alone)
-            for (int64_t i = 0; i < count; i++)
-                m[i] = X(fold)(m[i], momentum, g[i] * kept, contracts);
-        else
-            for (int64_t i = 0; i < count; i++)
-                m[i] = X(fold)(g[i], kept, m[i] * momentum, contracts);
-        if (rule->nesterov)
-            for (int64_t i = 0; i < count; i++) g[i] = X(fold)(m[i], momentum, g[i], contracts);
-        else
-            memcpy(g, m, count * sizeof(T));
-    }
-    for (int64_t i = 0; i < count; i++) p[i] = X(fold)(g[i], rate, p[i], contracts);
+/* Where a block's gradients are: their sum, or those of two ranks, which are added meanwhile. */
+typedef struct {
+    const T *sum, *first, *second;
+    T p, q, factor;
+} X(source_t);
+
+INLINE T X(gradient)(const X(source_t) *from, int64_t i, int two) {
+    if (two) return (from->first[i] * from->p + from->second[i] * from->q) * from->factor;
+    return from->sum[i];
 }
 
-INLINE void X(adam)(const moment_t *moment, T *restrict g, T *restrict p, T *restrict m,
-                    T *restrict v, T *restrict largest, int64_t count, int contracts, int alone) {
+/* `alone` is set for elements that torch updates one by one. */
+INLINE void X(sgd)(const moment_t *moment, const X(source_t) *source, T *restrict p, T *restrict m,
+                   int64_t count, int alone, int contracts, int two) {
+    const X(source_t) from = *source;
+    const rule_t *rule = moment->rule;
+    T momentum = rule->momentum, kept = 1 - rule->dampening, rate = -rule->lr;
+    int begins = moment->begins, nesterov = rule->nesterov;
+    if (rule->momentum == 0) {
+        for (int64_t i = 0; i < count; i++)
+            p[i] = X(fold)(X(gradient)(&from, i, two), rate, p[i], contracts);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        T g = X(gradient)(&from, i, two), mean;
+        if (begins) mean = g;
+        else if (alone) mean = X(fold)(m[i], momentum, g * kept, contracts);
+        else mean = X(fold)(g, kept, m[i] * momentum, contracts);
+        m[i] = mean;
+        T direction = nesterov ? X(fold)(mean, momentum, g, contracts) : mean;
+        p[i] = X(fold)(direction, rate, p[i], contracts);
+    }
+}
+
+INLINE void X(adam)(const moment_t *moment, const X(source_t) *source, T *restrict p, T *restrict m,
+                    T *restrict v, T *restrict largest, int64_t count, int alone, int amsgrad,
+                    int contracts, int two) {
+    const X(source_t) from = *source;
     const rule_t *rule = moment->rule;
     T weight = 1 - rule->beta1, share = 1 - rule->beta2, beta2 = rule->beta2;
     T correction = moment->correction, epsilon = rule->epsilon, rate = -moment->step_size;
-    X(decay)(rule, g, p, count, contracts);
-    if (weight < (T)0.5)
-        for (int64_t i = 0; i < count; i++) m[i] = X(fold)(weight, g[i] - m[i], m[i], contracts);
-    else
-        for (int64_t i = 0; i < count; i++)
-            m[i] = X(fold)(weight - 1, g[i] - m[i], g[i], contracts);
-    if (alone)
-        for (int64_t i = 0; i < count; i++)
-            v[i] = X(fold)(v[i], beta2, share * g[i] * g[i], contracts);
-    else
-        for (int64_t i = 0; i < count; i++)
-            v[i] = X(fold)(share * g[i], g[i], v[i] * beta2, contracts);
-    if (rule->amsgrad)
-        for (int64_t i = 0; i < count; i++)
-            largest[i] = v[i] > largest[i] || v[i] != v[i] ? v[i] : largest[i];
-    const T *restrict w = rule->amsgrad ? largest : v;
-    for (int64_t i = 0; i < count; i++)
-        g[i] = rate * m[i] / (ROOT(w[i]) / correction + epsilon);
-    if (rule->kind == ADAM || rule->weight_decay == 0) {
-        for (int64_t i = 0; i < count; i++) p[i] += g[i];
-    } else {
-        T kept = 1 - rule->lr * rule->weight_decay;
-        for (int64_t i = 0; i < count; i++) p[i] = p[i] * kept + g[i];
+    T kept = rule->kind == ADAMW ? 1 - rule->lr * rule->weight_decay : 1;
+    int small = weight < (T)0.5;
+    T part = small ? weight : weight - 1;
+    for (int64_t i = 0; i < count; i++) {
+        T g = X(gradient)(&from, i, two), square;
+        m[i] = X(fold)(part, g - m[i], small ? m[i] : g, contracts);
+        if (alone) square = X(fold)(v[i], beta2, share * g * g, contracts);
+        else square = X(fold)(share * g, g, v[i] * beta2, contracts);
+        v[i] = square;
+        if (amsgrad) {
+            square = square > largest[i] || square != square ? square : largest[i];
+            largest[i] = square;
+        }
+        p[i] = p[i] * kept + rate * m[i] / (ROOT(square) / correction + epsilon);
     }
 }
 
 static T *X(part)(char *state, int64_t start) { return state ? (T *)state + start : 0; }
 
-/* Update a block, of which g is the gradient. */
-FAST void X(step)(const moment_t *moment, T *g, T *p, char *const *state, int64_t start,
-                  int64_t count, int32_t alone) {
+/* Update a block, of which `from` is the gradient. */
+INLINE void X(step)(const moment_t *moment, const X(source_t) *from, T *p, char *const *state,
+                    int64_t start, int64_t count, int alone, int contracts, int two) {
     T *m = X(part)(state[0], start), *v = X(part)(state[1], start);
     T *largest = X(part)(state[2], start);
-    if (moment->rule->kind == SGD) {
-        if (moment->contracts) X(sgd)(moment, g, p, m, count, 1, alone);
-        else X(sgd)(moment, g, p, m, count, 0, alone);
-    } else {
-        if (moment->contracts) X(adam)(moment, g, p, m, v, largest, count, 1, alone);
-        else X(adam)(moment, g, p, m, v, largest, count, 0, alone);
-    }
+    if (moment->rule->kind == SGD) X(sgd)(moment, from, p, m, count, alone, contracts, two);
+    else if (moment->rule->amsgrad)
+        X(adam)(moment, from, p, m, v, largest, count, alone, 1, contracts, two);
+    else X(adam)(moment, from, p, m, v, 0, count, alone, 0, contracts, two);
+}
+
+FAST void X(step_on_sum)(const moment_t *moment, const X(source_t) *from, T *p, char *const *state,
+                         int64_t start, int64_t count, int alone) {
+    if (moment->contracts) X(step)(moment, from, p, state, start, count, alone, 1, 0);
+    else X(step)(moment, from, p, state, start, count, alone, 0, 0);
+}
+
+FAST void X(step_on_two)(const moment_t *moment, const X(source_t) *from, T *p, char *const *state,
+                         int64_t start, int64_t count, int alone) {
+    if (moment->contracts) X(step)(moment, from, p, state, start, count, alone, 1, 1);
+    else X(step)(moment, from, p, state, start, count, alone, 0, 1);
+}
+
+/* Set the gradient that is minimized of a block: the sum with the decay of the weights. */
+FAST void X(prepare)(const update_t *update, const rule_t *rule, T *g, const T *p, int64_t count) {
+    if (update->factor != 1)
+        for (int64_t i = 0; i < count; i++) g[i] *= (T)update->factor;
+    if (update->contracts) X(decay)(rule, g, p, count, 1);
+    else X(decay)(rule, g, p, count, 0);
 }
 
 static void X(update)(const update_t *update, const segment_t *segment, const moment_t *moment) {
     T g[ROOM], *own = (T *)segment->weights[0];
+    const rule_t *rule = moment->rule;
+    int decays = rule->weight_decay != 0 && rule->kind != ADAMW;
+    int two = update->gradient_count == 2 && update->factor == 1 && !decays && !rule->maximize;
     int64_t together = segment->count - segment->rest, count;
     for (int64_t start = 0; start < segment->count; start += count) {
         int alone = start >= together;
         count = block_length((char *)own, sizeof(T), start, alone ? segment->count : together);
-        prefetch((char *)(own + start), count * sizeof(T));
-        for (int array = 0; array < 2; array++)
-            if (segment->state[array])
-                prefetch(segment->state[array] + start * sizeof(T), count * sizeof(T));
-        X(combine)(update, segment, g, start, count);
-        if (update->factor != 1) X(scale)(g, update->factor, count);
-        X(step)(moment, g, own + start, segment->state, start, count, alone);
+        if (two) {
+            X(source_t) from = {0, (const T *)segment->gradients[0] + start,
+                                (const T *)segment->gradients[1] + start, update->prescales[0],
+                                update->prescales[1], update->postscale};
+            X(step_on_two)(moment, &from, own + start, segment->state, start, count, alone);
+        } else {
+            X(source_t) from = {.sum = g};
+            X(combine)(update, segment, g, start, count);
+            X(prepare)(update, rule, g, own + start, count);
+            X(step_on_sum)(moment, &from, own + start, segment->state, start, count, alone);
+        }
         for (int32_t copy = 1; copy < update->copies; copy++)
-            stream(segment->weights[copy] + start * sizeof(T), (const char *)(own + start),
-                   count * sizeof(T));
+            copy_around_caches(segment->weights[copy] + start * sizeof(T), (char *)(own + start),
+                               count * sizeof(T));
     }
 }
 

@@ -29,7 +29,8 @@ from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, open_hierarchy
 from hvdtrain.engines.mpi.point_to_point import MpiPointToPoint
 from hvdtrain.engines.mpi.slices import NodeSlices
 from hvdtrain.engines.mpi.types import MPI_TYPES
-from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
+from hvdtrain.engines.shared_memory.node_group import NodeGroup
+from hvdtrain.engines.shared_memory.opening import open_node_group
 from hvdtrain.engines.slices import Slices
 from hvdtrain.errors import SystemLimitError
 from hvdtrain.types import DType, ReduceOp
@@ -175,6 +176,20 @@ class MpiCommunicator(Communicator):
             return False
         group.allreduce_many(pieces, dtype, op, prescale, postscale)
         return True
+
+    def vote_on_many(
+        self,
+        votes: npt.NDArray[np.uint64],
+        pieces: Pieces,
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> bool:
+        group = self._node_group
+        if group is None or _is_separate(dtype, prescale, postscale):
+            return super().vote_on_many(votes, pieces, dtype, op, prescale, postscale)
+        return group.vote_on_many(votes, pieces, dtype, op, prescale, postscale)
 
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float

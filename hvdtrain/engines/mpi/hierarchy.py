@@ -15,8 +15,9 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.engines.mpi.failures import CHECK_SECONDS, MpiFailures, split_comm
 from hvdtrain.engines.mpi.slices import NodeSlices
 from hvdtrain.engines.mpi.types import MPI_OPS, typed
-from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
+from hvdtrain.engines.shared_memory.node_group import NodeGroup
 from hvdtrain.engines.shared_memory.numpy_kernel import NumpyNodeGroup, open_numpy_node_group
+from hvdtrain.engines.shared_memory.opening import open_node_group
 from hvdtrain.engines.shared_memory.system_errors import SystemFailure, agree_on_failure
 from hvdtrain.errors import SystemLimitError
 from hvdtrain.polling import poll_until

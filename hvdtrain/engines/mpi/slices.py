@@ -45,6 +45,7 @@ class NodeSlices(Slices):
         self._group, self._across = group, across
         self.number, self.owners, self.nodes = number, owners, nodes
         self.in_tree = isinstance(group, NodeGroup)
+        self.adds_placed = self.in_tree and nodes == 1
 
     def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
         return self._group.arena.copies(Buffer.of(memory))
@@ -67,10 +68,6 @@ class NodeSlices(Slices):
         for request in requests:
             poll_until(request.Test)
         own.scale(postscale)
-
-    @property
-    def adds_placed(self) -> bool:
-        return self.nodes == 1 and isinstance(self._group, NodeGroup)
 
     def add_placed(
         self,

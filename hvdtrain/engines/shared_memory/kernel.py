@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint32, c_uint64
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Protocol, cast
 
-from hvdtrain.compiled import KernelError, find_library, open_library
+from hvdtrain.compiled import KernelError, find_library, open_library, report_missing
 from hvdtrain.engines.allgather import Allgather
 from hvdtrain.types import DType, ReduceOp
 
@@ -27,10 +26,8 @@ __all__ = [
     "why_no_kernel",
 ]
 
-_logger = logging.getLogger("hvdtrain")
-
 _SOURCE = Path(__file__).with_name("node_kernel.c")
-# In the order in which their texts follow in the library; embed.h has no code.
+# In the order in which their texts follow in the library.
 _PARTS = (
     *("arithmetic", "combine", "ranks", "task", "parts", "private_data", "shared_data"),
     *("reduce", "vote", "placed", "calls"),
@@ -89,7 +86,7 @@ class Task(Structure):
         ("owners", c_int32),
         ("stage", c_int32),
         ("chunk", c_int64),
-        ("ballot", c_uint64 * 2),
+        ("ballot", c_uint64 * 6),
     )
 
 
@@ -135,12 +132,8 @@ def agree_on_kernel(rank: int, allgather: Allgather) -> ctypes.CDLL | None:
     kernel = load_kernel()
     lacking = [number for number, found in enumerate(allgather(kernel is not None)) if not found]
     if lacking[:1] == [rank]:
-        # A missing kernel may be intended, an unusable one is a mistake.
-        _logger.log(
-            logging.INFO if find_library(_MODULE, _SOURCE.parent) is None else logging.WARNING,
-            "hvdtrain: ranks of a node add with numpy, which is slower: no compiled kernel: %s",
-            why_no_kernel(),
-        )
+        path = find_library(_MODULE, _SOURCE.parent)
+        report_missing(path, "ranks of a node add with numpy", why_no_kernel())
     return None if lacking else kernel
 
 
@@ -173,7 +166,7 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
     library.hvd_start_max.restype = None
     library.hvd_start_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32]
     library.hvd_finish_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32, c_int64]
-    for call in (library.hvd_reduce, library.hvd_add, library.hvd_spread):
+    for call in (library.hvd_reduce, library.hvd_vote, library.hvd_add, library.hvd_spread):
         call.argtypes = [POINTER(Task), c_int64]
     library.hvd_copy.restype = None
     library.hvd_copy.argtypes = [c_uint64, c_uint64, c_int64]

@@ -11,7 +11,7 @@
 
 #define _GNU_SOURCE
 
-#include "node/embed.h"
+#include "../../compiled.h"
 
 EMBED_TEXT;
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 
 from hvdtrain.engines.shared_memory.kernel import KernelCalls, Task
 from hvdtrain.engines.shared_memory.memory import NodeArena
+from hvdtrain.engines.shared_memory.peers import Peers
 from hvdtrain.engines.votes import Verdict, VotedReduction
 
-__all__ = ["NodeVotedReduction"]
+__all__ = ["VERDICTS", "NodeVotedReduction"]
 
 # In the order of the verdicts in node/task.h; the first one stands for a timeout.
-_VERDICTS = (Verdict.DIFFERENT, Verdict.DONE, Verdict.AGREED, Verdict.DIFFERENT)
+VERDICTS = (Verdict.DIFFERENT, Verdict.DONE, Verdict.AGREED, Verdict.DIFFERENT)
 
 
 class NodeVotedReduction(VotedReduction):
@@ -23,9 +23,7 @@ class NodeVotedReduction(VotedReduction):
         task: reduction; source, data and ballot are set by calls.
         arena: memory in which ranks can access one another's data, if the elements may be in it;
             None for so few that they are carried beside the vote.
-        before: function that is called before each vote.
-        check_peers: function that is called about once a second during a vote.
-        timeout_nanoseconds: time after which a vote is interrupted to check the peers.
+        peers: processes of the other ranks, checked now and then.
     """
 
     def __init__(
@@ -33,24 +31,21 @@ class NodeVotedReduction(VotedReduction):
         calls: KernelCalls,
         task: Task,
         arena: NodeArena | None,
-        before: Callable[[], None],
-        check_peers: Callable[[], None],
-        timeout_nanoseconds: int,
+        peers: Peers,
     ) -> None:
         self._calls, self._task, self._address = calls, task, ctypes.addressof(task)
-        self._arena, self._before, self._check_peers = arena, before, check_peers
-        self._timeout_nanoseconds = timeout_nanoseconds
+        self._arena, self._peers = arena, peers
 
     def __call__(self, ballot: bytes, source: int, target: int) -> Verdict:
-        self._before()
+        self._peers.check_now_and_then()
         if self._arena is not None:
             self._locate(self._arena, source, target)
-        timeout = self._timeout_nanoseconds
-        verdict = self._calls.vote(self._address, ballot, source, target, timeout)
+        nanoseconds = self._peers.check_nanoseconds
+        verdict = self._calls.vote(self._address, ballot, source, target, nanoseconds)
         while not verdict:
-            self._check_peers()
-            verdict = self._calls.resume(self._address, timeout)
-        return _VERDICTS[verdict]
+            self._peers.check()
+            verdict = self._calls.resume(self._address, nanoseconds)
+        return VERDICTS[verdict]
 
     def _locate(self, arena: NodeArena, source: int, target: int) -> None:
         location = arena.location_of(target) if source == target else 0

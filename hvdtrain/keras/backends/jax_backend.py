@@ -14,6 +14,7 @@ from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.process.malloc import keep_large_memory
 from hvdtrain.core.process_set import global_process_set
@@ -33,6 +34,10 @@ _TICKET = jax.ShapeDtypeStruct((), np.int32)
 
 class JaxBackend:
     """Implements Backend; see there."""
+
+    @property
+    def allocator(self) -> FindLibrary | None:
+        return None
 
     def reduce(
         self,

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 import keras
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.gradient_settings import GradientSettings
@@ -25,6 +26,10 @@ F = TypeVar("F", bound=Callable[..., object])
 
 class Backend(WeightBackend, ArrayBackend, Protocol):
     """What differs between Keras's backends."""
+
+    @property
+    def allocator(self) -> FindLibrary | None:
+        """Finds the allocator of gradients; None if the backend has none."""
 
     def reduce(
         self,

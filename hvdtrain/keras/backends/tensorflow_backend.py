@@ -10,8 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
+from hvdtrain.tensorflow.allocator.registration import find_library
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations import reductions
@@ -24,6 +26,10 @@ F = TypeVar("F", bound=Callable[..., object])
 
 class TensorFlowBackend:
     """Implements Backend; see there."""
+
+    @property
+    def allocator(self) -> FindLibrary | None:
+        return find_library
 
     def reduce(
         self,

@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 import torch
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
@@ -22,6 +23,10 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 class TorchBackend:
     """Implements Backend; see there."""
+
+    @property
+    def allocator(self) -> FindLibrary | None:
+        return None
 
     def reduce(
         self,

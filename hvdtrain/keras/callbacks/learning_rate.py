@@ -123,7 +123,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         optimizer.learning_rate = new
         if self.momentum_correction and old > 0.0 and new != old:
             for velocity in _velocities(optimizer):
-                if isinstance(velocity, StateVariable):  # of which each rank has a part
+                if isinstance(velocity, StateVariable):  # whose memory the ranks share
                     velocity.scale(new / old)
                 else:
                     velocity.assign(velocity * (new / old))

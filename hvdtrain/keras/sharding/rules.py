@@ -33,6 +33,11 @@ def check_shared(optimizer: keras.optimizers.Optimizer, settings: GradientSettin
             "sharded=True: on Keras's backend jax a compiled step holds the optimizer's whole "
             "state: use the backend tensorflow or torch, or sharded=False"
         )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise UnsupportedError(
+            "sharded=True: a LossScaleOptimizer, which compile() makes for the policy "
+            "mixed_float16, cannot be shared: use the policy mixed_bfloat16, or sharded=False"
+        )
     rule_of(optimizer)
     if settings.exchange is not None:
         raise UnsupportedError(

@@ -60,7 +60,7 @@ class StateVariable:
         return self.numpy().astype(dtype or self.dtype, copy=False)
 
     def scale(self, factor: float) -> None:
-        """Multiply the value (local, between two steps; on all ranks, each of which has a part)."""
+        """Multiply the value (local, between two steps; by the same factor on all ranks)."""
         if self._place is not None:
             memory, index = self._place
             memory.scale(index, self._quantity, factor)

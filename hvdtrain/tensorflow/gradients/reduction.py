@@ -13,6 +13,7 @@ from hvdtrain.core.arguments import Groups, choose_exchange
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.process_set import ProcessSet
+from hvdtrain.tensorflow.allocator.registration import find_library
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.operations.compression import (
     Compression,
@@ -58,7 +59,11 @@ class VariableSettings(GradientSettings):
         kind = compression_name(compression) if op in _FUSED else "own"
         exchange = choose_exchange(None, op, predivide, kind) if op in _FUSED else None
         compressor = compression if kind == "own" else Compression.none
-        return cls(op, process_set, predivide, groups, sparse_as_dense, exchange, compressor)
+        return cls(
+            *(op, process_set, predivide, groups, sparse_as_dense, exchange),
+            find_library,
+            compressor,
+        )
 
 
 class LocalVariables:

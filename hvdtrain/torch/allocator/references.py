@@ -12,21 +12,22 @@ __all__ = ["References", "count_references"]
 References = tuple[int, int, int, int]
 
 
-def count_references(parameter: torch.Tensor, incoming: torch.Tensor) -> References:
-    """Return how many references there are to a gradient, in a hook of its AccumulateGrad node.
+def count_references(parameter: torch.Tensor, incoming: torch.Tensor | None) -> References:
+    """Return how many references there are to a gradient.
 
     Those that are there in any case are included.
 
     Args:
         parameter: parameter with a gradient.
-        incoming: gradient that the node was given, which autograd may have taken over or added.
+        incoming: in a hook of its AccumulateGrad node, the gradient that the node was given, which
+            autograd may have taken over or added; None after the backward pass.
     """
     python = sys.getrefcount(parameter.grad)
     gradient = parameter.grad
     assert gradient is not None
     tensor = gradient._use_count()  # type: ignore[attr-defined]
     storage = torch._C._storage_Use_Count(gradient.untyped_storage()._cdata)
-    if incoming.data_ptr() != gradient.data_ptr():  # it was added or cloned
+    if incoming is None or incoming.data_ptr() != gradient.data_ptr():  # it was added or cloned
         return python, tensor, storage + 1, 0
     base = incoming._base
     if base is None:

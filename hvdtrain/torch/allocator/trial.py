@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from hvdtrain.torch.allocator.arena import LEAST_BYTES, GradientArena, blocks_for
-from hvdtrain.torch.allocator.build import AllocatorError, build
-from hvdtrain.torch.allocator.library import Library
+from hvdtrain.core.allocators.arena import LEAST_BYTES, GradientArena, blocks_for
+from hvdtrain.core.allocators.build import AllocatorError, build
+from hvdtrain.core.allocators.library import Library
+from hvdtrain.torch.allocator.recipe import recipe
 from hvdtrain.torch.allocator.references import References, count_references
 
 __all__ = ["Allocator", "find_allocator", "why_no_allocator"]
@@ -38,7 +39,7 @@ class Allocator:
         memory = np.frombuffer(mmap.mmap(-1, blocks.nbytes), np.uint8)
         arena = GradientArena(library, memory, blocks)
         with torch.enable_grad():
-            (self._alone,) = _gradients_of(1, lambda p: p.square().sum(), arena)
+            self._alone, _ = _gradients_of(1, lambda p: p.square().sum(), arena)
             self._check(arena)
 
     def _check(self, arena: GradientArena) -> None:
@@ -52,7 +53,7 @@ class Allocator:
         outside = torch.empty(_ELEMENTS, dtype=torch.float32, device="cpu")
         if arena.offset(outside.data_ptr()) is not None:
             raise AllocatorError("it takes memory that is no gradient's")
-        if not self._fits(viewed[0]) or any(map(self._fits, [*shared, *seen])):
+        if not all(map(self._fits, viewed)) or any(map(self._fits, [*shared, *seen])):
             raise AllocatorError("it cannot tell which gradients share memory")
         kept.clear()
         if arena.used:
@@ -63,7 +64,7 @@ class Allocator:
         alone = self._alone
         return python <= alone[0] and tensor <= alone[1] and storage <= alone[2] and base <= 2
 
-    def is_alone(self, parameter: torch.Tensor, incoming: torch.Tensor) -> bool:
+    def is_alone(self, parameter: torch.Tensor, incoming: torch.Tensor | None) -> bool:
         """Return whether nothing else uses the memory of a gradient.
 
         Args:
@@ -78,7 +79,7 @@ def _gradients_of(
     arena: GradientArena,
     hook: Callable[[torch.Tensor], None] = lambda _: None,
 ) -> list[References]:
-    """Return the references to the gradients of a function of so many parameters."""
+    """Return the references to the gradients of a function, in their hooks and afterwards."""
     found: list[References] = []
     parameters = [
         torch.ones(_ELEMENTS, dtype=torch.float32, device="cpu", requires_grad=True)
@@ -99,7 +100,7 @@ def _gradients_of(
     for parameter in parameters:
         if parameter.grad is None or arena.offset(parameter.grad.data_ptr()) is None:
             raise AllocatorError("gradients do not come to lie in its memory")
-    return found
+    return found + [count_references(parameter, None) for parameter in parameters]
 
 
 def find_allocator() -> Allocator | None:
@@ -115,7 +116,7 @@ def why_no_allocator() -> str:
 @cache
 def _found() -> tuple[Allocator | None, str]:
     try:
-        return Allocator(Library(build(os.environ))), ""
+        return Allocator(Library(build(recipe(), os.environ))), ""
     except AllocatorError as error:
         return None, str(error)
     except (AttributeError, OSError, RuntimeError, TypeError) as error:  # of another torch

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 from hvdtrain.torch.gradients.views import BucketViews
 
 __all__ = ["GradientChanges"]
@@ -16,13 +18,16 @@ class GradientChanges:
     """
 
     def __init__(self) -> None:
-        self._backward_ended = False
         self._found: int | None = None
+        self._backward_ended = False
+        self._versions: list[int] = []  # of the memory of each bucket; none if nothing was noted
+        self._elsewhere: dict[int, tuple[torch.Tensor, int]] = {}  # gradients outside the buckets
 
     def note(self, views: BucketViews) -> None:
         """Note what a backward pass has left."""
-        views.note_versions()
         self._backward_ended = True
+        self._versions = [memory._version for memory in views.memory]
+        self._elsewhere = {i: (view, view._version) for i, view in views.elsewhere().items()}
 
     def look(self, views: BucketViews, complete: Iterable[int], arriving: int) -> None:
         """Look for changes since note(), when the first gradient of another backward pass arrives.
@@ -35,7 +40,7 @@ class GradientChanges:
         if self._backward_ended:
             self._backward_ended = False
             if self._found is None:
-                self._found = views.changed(complete, arriving)
+                self._found = self._changed(views, complete, arriving)
 
     def find(self, views: BucketViews, complete: Iterable[int]) -> int | None:
         """Return a parameter whose gradient has changed; None if none has.
@@ -43,8 +48,32 @@ class GradientChanges:
         Args:
             views, complete: as for look().
         """
-        return views.changed(complete) if self._found is None else self._found
+        return self._changed(views, complete) if self._found is None else self._found
 
     def forget(self) -> None:
         """Prepare for the next step."""
         self._backward_ended, self._found = False, None
+        self._versions, self._elsewhere = [], {}
+
+    def _changed(
+        self, views: BucketViews, complete: Iterable[int], arriving: int | None = None
+    ) -> int | None:
+        """Return a parameter whose gradient the program has changed since note().
+
+        That is the first one of a bucket if it is not known which. No gradient of the bucket of
+        `arriving` was taken before it arrived.
+        """
+        for index in complete:
+            if views.is_replaced(index):
+                return index
+        for index, view in views.elsewhere().items():
+            noted, at = self._elsewhere.get(index, (None, 0))
+            if view is noted and view._version != at and index != arriving:
+                return index
+        if not self._versions:
+            return None
+        filling = arriving is not None and views.holds(arriving)
+        for memory, at, bucket in zip(views.memory, self._versions, views.buckets, strict=True):
+            if memory._version != at and not (filling and arriving in bucket.parameters):
+                return bucket.parameters[0]
+        return None

@@ -62,6 +62,7 @@ class Gradients:
         self.parameters = [parameter for _, parameter in parameters]
         self._lock = threading.Lock()  # autograd has a thread for each GPU
         self._changes = GradientChanges()
+        self._held: list[int] = []  # accumulated, and not accepted before the backward pass ends
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
@@ -152,17 +153,48 @@ class Gradients:
             if self._reducer.step.passes.get(index, 0) >= self.passes:
                 self._start_over(index)
             if not self.open:
+                self._check_begin(index)
                 self._begin()
                 self._buckets.views.release()  # after a skipped step
             step = self._reducer.step
             count = step.passes[index] = step.passes.get(index, 0) + 1
             if count == self.passes:
-                if not self._buckets.views.stays(index, incoming):
-                    self._take(index)
-                if step.ready(index):
-                    self._launch()
+                if self._buckets.exchange.at_once and not in_compiled_backward():
+                    self._held.append(index)
+                else:
+                    self._accept(index, incoming)
         if step.complete and in_compiled_backward():
             self._after_backward()
+
+    def _check_begin(self, index: int) -> None:
+        """Check that a gradient is no result of which this rank has its slice alone."""
+        name = self._named[index][0]
+        if isinstance(self._buckets.exchange, ShardedExchange) and self._hooks.has_successor(index):
+            self._hooks.forget()
+            raise RuntimeError(
+                f"parameter {name!r} was given to another DistributedOptimizer later, but with "
+                "sharded=True only one can reduce its gradient: delete this one and all that "
+                "refers to it, such as its learning rate schedulers"
+            )
+        if not self.whole and self._buckets.views.holds(index):
+            self._hooks.forget()
+            raise RuntimeError(
+                f"backward() has added to the gradient of {name!r} that clip_grad_norm_() has "
+                "reduced, of which with sharded=True each rank has a part: call optimizer.step() "
+                "or optimizer.zero_grad() in between"
+            )
+
+    def _accept(self, index: int, incoming: torch.Tensor | None) -> None:
+        """Let a gradient be reduced where it is, or in its bucket."""
+        if not self._buckets.views.stays(index, incoming):
+            self._take(index)
+        if self._reducer.step.ready(index):
+            self._launch()
+
+    def _accept_held(self) -> None:
+        held, self._held = self._held, []
+        for index in held:
+            self._accept(index, None)
 
     def _launch(self) -> None:
         if self._reducer.step.all_ready:
@@ -197,6 +229,8 @@ class Gradients:
         self._buckets.views.take(index, gradient)
 
     def _after_backward(self) -> None:
+        with self._lock:
+            self._accept_held()
         reduced = self._reducer.wait_a_while()
         self._deliver(reduced)
         if self._buckets.channel.has_thread:  # otherwise nothing is in progress
@@ -210,12 +244,13 @@ class Gradients:
         return (index for index, count in passes if count == self.passes)
 
     def check_unchanged(self) -> None:
-        """Check that gradients are those that backward() has left (local).
+        """Check that gradients are those of backward(), or of note_results() after it (local).
 
         Raises:
             RuntimeError: the program has changed one, or it is sparse.
         """
-        changed = self._changes.find(self._buckets.views, self._complete())
+        taken = self._complete() if self.open else range(len(self.parameters))
+        changed = self._changes.find(self._buckets.views, taken)
         if changed is not None:
             raise RuntimeError(
                 f"the gradient of {self._named[changed][0]!r}, or of another parameter in its "
@@ -239,6 +274,16 @@ class Gradients:
         self._end_step()
         self._reducer.count_step()
 
+    def note_results(self) -> None:
+        """Note the reduced gradients, for check_unchanged() (local)."""
+        self._changes.note(self._buckets.views)
+
+    def forget_results(self) -> None:
+        """Let the program use its gradients for other numbers than the last results (local)."""
+        self._hooks.forget()  # a backward pass may have failed before a gradient arrived
+        self._changes.forget()
+        self.whole = True
+
     def spread(self) -> None:
         """Give all ranks the results of the last reduction for all elements (collective)."""
         if not self.whole:
@@ -256,6 +301,7 @@ class Gradients:
         if step.launched or self.passes in step.passes.values():
             self._end_step()
         else:
+            self._held.clear()  # of a failed backward pass
             self._hooks.forget()
             self._reducer.forget()
             self._changes.forget()
@@ -279,6 +325,7 @@ class Gradients:
         self._update_plan(usage)
 
     def _reduce_rest(self) -> StepUsage:
+        self._accept_held()  # of a backward pass that has failed
         step = self._reducer.step
         # Not by counting passes: a gradient that could not be taken has all of them.
         ready = set(step.arrivals)

@@ -13,7 +13,10 @@ from torch.utils.hooks import RemovableHandle
 
 from hvdtrain.torch.tensors.dynamo import disable_compile, in_compiled_backward
 
-__all__ = ["GradientHooks", "check_hookable"]
+__all__ = ["GradientHooks", "check_hookable", "weakly"]
+
+# The last hooks of each parameter, by id(); hooks keep their parameters alive.
+_LAST: weakref.WeakValueDictionary[int, GradientHooks] = weakref.WeakValueDictionary()
 
 
 def check_hookable(named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
@@ -62,15 +65,22 @@ class GradientHooks:
         self._lock = threading.Lock()  # autograd has a thread for each GPU
         self._pending: set[int] = set()
         self._callback_queued = False
-        tensor_hook, self._node_hook = _weak_uncompiled(self._note_pending), self._make_node_hook()
+        # torch.compile would compile hooks that run within a function that calls backward().
+        tensor_hook = disable_compile(weakly(self._note_pending))
+        self._node_hook = self._make_node_hook()
         self._tensor_handles: list[RemovableHandle] = [
             parameter.register_post_accumulate_grad_hook(partial(tensor_hook, index))
             for index, parameter in enumerate(parameters)
         ]
         self._nodes: dict[int, Node] = {}  # a tensor does not keep its node alive
         self._node_handles: dict[int, RemovableHandle] = {}
-        for index in range(len(parameters)):
+        for index, parameter in enumerate(parameters):
             self._hook_node(index)
+            _LAST[id(parameter)] = self
+
+    def has_successor(self, index: int) -> bool:
+        """Return whether other hooks, which still exist, were put on a parameter later."""
+        return _LAST.get(id(self._parameters[index]), self) is not self
 
     def forget(self) -> None:
         """Discard the state that a failed backward pass has left."""
@@ -88,7 +98,7 @@ class GradientHooks:
         node = self._nodes[index] = get_gradient_edge(self._parameters[index]).node
         self._node_handles[index] = node.register_hook(partial(self._node_hook, index))
 
-    def _note_pending(self, index: int) -> None:
+    def _note_pending(self, index: int, _: torch.Tensor) -> None:
         """Note a gradient that is accumulated, but that the user's hooks may still change."""
         with self._lock:
             if not self._callback_queued and not in_compiled_backward():
@@ -122,16 +132,17 @@ class GradientHooks:
         on_backward_end()
 
 
-def _weak_uncompiled(method: Callable[[int], None]) -> Callable[..., None]:
-    """Return a function that calls a bound method while its object exists, and is not compiled.
+def weakly(method: Callable[..., object]) -> Callable[..., None]:
+    """Return a function that calls a bound method while its object exists.
 
-    torch.compile would otherwise compile hooks that run within a function that calls backward().
+    Args:
+        method: bound method.
     """
     reference = weakref.WeakMethod(method)
 
-    def call(index: int, *_: object) -> None:
+    def call(*arguments: object) -> None:
         alive = reference()
         if alive is not None:
-            alive(index)
+            alive(*arguments)
 
-    return disable_compile(call)
+    return call

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvdtrain.core.sharding.exchange import ShardedExchange
-from hvdtrain.core.sharding.operations import SpreadSlices, SumSlices
+from hvdtrain.core.sharding.operations import SlicedBuckets, SpreadSlices, SumSlices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 
 __all__ = ["spread_slices", "sum_slices"]
@@ -20,8 +20,8 @@ def sum_slices(buckets: ParameterBuckets) -> None:
         numbers = sorted(exchange.pending)
         chosen = [reducer.buffers[number] for number in numbers]
         placed = [reducer.placed[number] for number in numbers]
-        name = f"sums of {reducer.name}"
-        buckets.run(SumSlices(chosen, placed, exchange.slices, exchange.scales, name))
+        sliced = SlicedBuckets(chosen, placed, exchange.slices)
+        buckets.run(SumSlices(sliced, exchange.scales, f"sums of {reducer.name}"))
         exchange.pending.clear()
 
 
@@ -34,5 +34,5 @@ def spread_slices(buckets: ParameterBuckets) -> None:
     sum_slices(buckets)
     exchange, reducer = buckets.exchange, buckets.reducer
     if isinstance(exchange, ShardedExchange):
-        name = f"gradients of {reducer.name}"
-        buckets.run(SpreadSlices(reducer.buffers, reducer.placed, exchange.slices, name))
+        sliced = SlicedBuckets(reducer.buffers, reducer.placed, exchange.slices)
+        buckets.run(SpreadSlices(sliced, f"gradients of {reducer.name}"))

@@ -5,22 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.collectives.memory import AllocateIfWanted
+from hvdtrain.core.allocators.arena import LEAST_BYTES, GradientArena, blocks_for
+from hvdtrain.core.allocators.library import Library
+from hvdtrain.core.allocators.opening import open_places, suitable_slices
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.places.placed_bucket import PlacedBucket
 from hvdtrain.core.places.places import GradientPlaces
-from hvdtrain.engines.slices import Slices
-from hvdtrain.torch.allocator.arena import LEAST_BYTES, GradientArena, blocks_for
-from hvdtrain.torch.allocator.build import AllocatorError
-from hvdtrain.torch.allocator.library import Blocks
 from hvdtrain.torch.allocator.trial import Allocator, find_allocator, why_no_allocator
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.operations.compression import Compression
@@ -44,14 +40,18 @@ class StayingGradients:
         self._allocator, self.arena, self.places = allocator, arena, places
 
     def admit(
-        self, index: int, parameter: torch.Tensor, incoming: torch.Tensor, part: torch.Tensor
+        self,
+        index: int,
+        parameter: torch.Tensor,
+        incoming: torch.Tensor | None,
+        part: torch.Tensor,
     ) -> bool:
         """Say where the gradient of a parameter lies, if other ranks can use it there.
 
         Args:
             index: index of the parameter.
             parameter: parameter with a gradient.
-            incoming: gradient that its AccumulateGrad node was given.
+            incoming: as in count_references().
             part: its part of the bucket.
 
         Returns:
@@ -100,14 +100,21 @@ def open_staying(
         settings: settings, equal on all ranks.
         name: name of the plan.
     """
-    slices = channel.communicator.slices()
-    if slices is None or slices.owners == 1 or not slices.adds_placed or set(memory) != {"cpu"}:
-        return None
-    if slices.copies(memory["cpu"]) is None:
+    if set(memory) != {"cpu"} or suitable_slices(channel, memory["cpu"]) is None:
         return None
     # Ranks whose exchanges differ find that out in the first step.
     suitable = exchange.in_place and settings.compressor is Compression.none
-    return _open(channel, plan, slices, memory["cpu"], name, suitable)
+    blocks = blocks_for(spec.nbytes for spec in plan.specs if spec.dtype.value == spec.kind)
+
+    def find() -> Library | None:
+        allocator = _wanted() if suitable else None
+        return None if allocator is None else allocator.library
+
+    opened = open_places(channel, memory["cpu"], blocks, len(plan.specs), find, name)
+    allocator = _wanted()
+    if opened is None or allocator is None:
+        return None
+    return StayingGradients(allocator, *opened)
 
 
 def placed_of(
@@ -133,45 +140,6 @@ def placed_of(
         )
         for layout, buffer in zip(plan.buckets, buffers, strict=True)
     ]
-
-
-def _open(
-    channel: Channel,
-    plan: BucketPlan,
-    slices: Slices,
-    memory: Elements,
-    name: str,
-    suitable: bool,
-) -> StayingGradients | None:
-    blocks = blocks_for(spec.nbytes for spec in plan.specs if spec.dtype.value == spec.kind)
-    if blocks is None:
-        return None
-    # The first rank compiles the allocator if that has not been done, and then the others find it.
-    wanted = suitable and (slices.number != 0 or _wanted() is not None)
-    shared = channel.run(AllocateIfWanted(blocks.nbytes, f"of the gradients of {name}", wanted))
-    if not isinstance(shared, np.ndarray) or slices.copies(shared) is None:
-        return None
-    allocator = _wanted()
-    arena = None if allocator is None else _open_arena(allocator, shared, blocks)
-    count = len(plan.specs)
-    table_bytes = GradientPlaces.table_bytes(count)
-    table = channel.run(
-        AllocateIfWanted(table_bytes, f"of the places of {name}", arena is not None)
-    )
-    if allocator is None or arena is None or table is None or slices.copies(table) is None:
-        return None
-    places = GradientPlaces(slices, memory, shared, table, count)
-    return StayingGradients(allocator, arena, places)
-
-
-def _open_arena(
-    allocator: Allocator, shared: npt.NDArray[np.uint8], blocks: Blocks
-) -> GradientArena | None:
-    try:
-        return GradientArena(allocator.library, shared, blocks)
-    except AllocatorError as error:
-        _logger.info("gradients are copied into their buckets: %s", error)
-        return None
 
 
 def _wanted() -> Allocator | None:

@@ -33,6 +33,9 @@ class BucketViews:
         reducer: reducer that owns the bucket memory.
         compressor: compressor of the user, which changes gradients before they are copied there.
         staying: gradients that may stay where autograd made them; None if all are copied.
+
+    Attributes:
+        memory: memory of each bucket.
     """
 
     def __init__(
@@ -52,12 +55,11 @@ class BucketViews:
         self._lent: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned = False
         self.cut()
-        self.note_versions()
 
     def cut(self) -> None:
         """Make the views that the reducer's plan describes."""
         plan = self._reducer.plan
-        self._memory: list[torch.Tensor] = []
+        self.memory: list[torch.Tensor] = []
         self._parts: dict[int, torch.Tensor] = {}  # of the buckets
         self._streams: dict[int, Streams] = {}
         reducer = self._reducer
@@ -65,7 +67,7 @@ class BucketViews:
             plan.buckets, reducer.buffers, reducer.streams, strict=True
         ):
             memory = from_buffer(buffer)
-            self._memory.append(memory)
+            self.memory.append(memory)
             for index, start in zip(bucket.parameters, bucket.starts, strict=True):
                 spec = plan.specs[index]
                 first = memory.storage_offset() + start
@@ -73,6 +75,11 @@ class BucketViews:
                 self._parts[index] = memory.as_strided(spec.shape, spec.strides, first)
         # Where gradients lie in this step: in their parts of the buckets, or elsewhere.
         self._views = dict(self._parts)
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The layout of each bucket."""
+        return self._reducer.plan.buckets
 
     def kept(self) -> dict[int, torch.Tensor]:
         """Return copies of the gradients that are in buckets, for restore()."""
@@ -118,47 +125,23 @@ class BucketViews:
             or (index in self._lent and gradient is self._lent[index][0])
         )
 
-    def note_versions(self) -> None:
-        """Note what has been written into the buckets, for changed()."""
-        self._versions = [memory._version for memory in self._memory]
-        self._elsewhere = [
-            (index, view, view._version)
-            for index, view in self._views.items()
-            if view is not self._parts[index]
-        ]
+    def is_replaced(self, index: int) -> bool:
+        """Return whether the program has replaced a gradient that was taken, or changed its copy.
 
-    def changed(self, indices: Iterable[int], arriving: int | None = None) -> int | None:
-        """Return a parameter whose gradient the program has changed since note_versions().
-
-        Args:
-            indices: parameters whose gradients were taken; None where the program removed one.
-            arriving: parameter whose gradient autograd may have accumulated in its bucket since; no
-                gradient of this bucket was taken then.
-
-        Returns:
-            Index of the parameter; that of the bucket's first one if it is not known which.
+        A gradient that the program has removed does not count.
         """
-        for index in indices:
-            gradient = self._parameters[index].grad
-            if gradient is None:
-                continue
-            lent, at = self._lent.get(index, (None, 0))
-            kept = self._holds(index, self._views[index]) if lent is None else gradient is lent
-            if not kept or (lent is not None and lent._version != at):
-                return index
-        for index, view, at in self._elsewhere:
-            if view._version != at and index != arriving:
-                return index
-        filling = arriving is not None and self.holds(arriving)
-        pairs = zip(self._memory, self._versions, self._reducer.plan.buckets, strict=True)
-        return next(
-            (
-                bucket.parameters[0]
-                for memory, at, bucket in pairs
-                if memory._version != at and not (filling and arriving in bucket.parameters)
-            ),
-            None,
-        )
+        gradient = self._parameters[index].grad
+        if gradient is None:
+            return False
+        lent, at = self._lent.get(index, (None, 0))
+        if lent is None:
+            return not self.holds(index)
+        return gradient is not lent or lent._version != at
+
+    def elsewhere(self) -> dict[int, torch.Tensor]:
+        """Return the gradients outside the buckets that other ranks use there."""
+        pairs = self._views.items()
+        return {index: view for index, view in pairs if view is not self._parts[index]}
 
     def holds(self, index: int) -> bool:
         """Return whether a parameter's gradient is its view of the bucket."""
@@ -175,10 +158,10 @@ class BucketViews:
 
         Args:
             index: index of the parameter, which has a gradient.
-            incoming: gradient that autograd has taken over, or added to another one; None if it is
-                not known.
+            incoming: gradient that autograd has taken over, or added to another one; None after the
+                backward pass.
         """
-        if self._staying is None or incoming is None:
+        if self._staying is None:
             return False
         parameter, part = self._parameters[index], self._parts[index]
         if not self._staying.admit(index, parameter, incoming, part):
@@ -194,13 +177,11 @@ class BucketViews:
 
     def release(self) -> None:
         """Leave gradients outside the buckets to the program, when no rank uses them any more."""
-        for index, view in self._views.items():
-            if view is not self._parts[index]:
-                gradient = self._parameters[index].grad
-                if gradient is not None and self._holds(index, view):
-                    self._copies[index] = gradient
-                self._views[index] = self._parts[index]
-        self._elsewhere.clear()
+        for index, view in self.elsewhere().items():
+            gradient = self._parameters[index].grad
+            if gradient is not None and self._holds(index, view):
+                self._copies[index] = gradient
+            self._views[index] = self._parts[index]
 
     def take(self, index: int, gradient: torch.Tensor | None) -> None:
         """Copy a dense gradient into its bucket, and make it a view if possible.

@@ -15,12 +15,13 @@ _TYPES = (torch.float32, torch.float64)
 
 
 def shares_exactly(optimizer: torch.optim.Optimizer, name: str) -> bool:
-    """Return whether `DistributedOptimizer(optimizer, sharded=True)` changes no bit (collective).
+    """Return whether shared steps of an optimizer have the bits of its own steps (collective).
 
-    It does not change any for steps of SGD, Adam and AdamW in their fused form, where all ranks
-    share memory and the compiled kernel has the bits of this torch, unless gradients are clipped.
-    The result is also False if a rank has more threads than there are ranks: the kernel uses one
-    of them, so that each would compute longer than with torch's own step.
+    `sharded=True` changes no bit of weights and state for steps of SGD, Adam and AdamW in their
+    fused form, where all ranks share memory and the compiled kernel has the bits of this torch,
+    unless gradients are clipped: their norms, also where they are only logged, may differ in the
+    last bits. The result is also False if a rank has more threads than there are ranks: the kernel
+    uses one of them, so that each would compute longer than with torch's own step.
 
     Args:
         optimizer: optimizer that is not wrapped yet.

@@ -33,6 +33,8 @@ _ELEMENTWISE = (
 )
 # These have a fused form on the CPU, which needs fewer passes over the memory.
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+# With half types that form gives wrong numbers on the CPU (torch 2.13).
+_FUSED_TYPES = (torch.float32, torch.float64)
 _WHOLE = frozenset({"lars", "lamb", "muon", "lbfgs", "adafactor", "shampoo", "sparseadam"})
 # State of which there is one number for a parameter, also for one with a single element.
 _SINGLE = frozenset({"step", "eta", "mu", "mu_product"})
@@ -93,9 +95,10 @@ def like(
     other.state = defaultdict(dict)
     other._optimizer_step_pre_hooks = OrderedDict()
     other._optimizer_step_post_hooks = OrderedDict()
-    other.param_groups = [{**group, "params": list(tensors)} for group, tensors in groups]
-    for group in other.param_groups:
-        group.update(_fused(type(optimizer), group, group["params"]))
+    kind = type(optimizer)
+    other.param_groups = [
+        {**group, **_fused(kind, group), "params": list(tensors)} for group, tensors in groups
+    ]
     return other
 
 
@@ -107,17 +110,16 @@ def take_settings(optimizer: torch.optim.Optimizer, groups: Sequence[_Group]) ->
         groups: parameter groups of the user's optimizer, in the same order.
     """
     for own, group in zip(optimizer.param_groups, groups, strict=True):
-        tensors = own["params"]
-        own.update(group)
-        own.update(_fused(type(optimizer), group, tensors), params=tensors)
+        own.update({**group, **_fused(type(optimizer), group), "params": own["params"]})
 
 
-def _fused(kind: type, group: _Group, tensors: Sequence[torch.Tensor]) -> _Group:
+def _fused(kind: type, group: _Group) -> _Group:
     """Return the setting that selects the fused form on the CPU, where torch's default is slow.
 
-    It is empty if the user has chosen a form.
+    It is empty if the user has chosen a form. It depends on whole groups, because ranks that own
+    parameters of different types need the same one.
     """
-    if not all(tensor.is_cpu for tensor in tensors):
+    if not all(p.is_cpu and p.dtype in _FUSED_TYPES for p in group["params"]):
         return {}
     chosen = any(group.get(key) is not None for key in ("foreach", "fused"))
     other = any(group.get(key) for key in ("differentiable", "capturable"))

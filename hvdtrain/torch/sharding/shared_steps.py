@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from typing import Any
-from weakref import WeakMethod
 
 import torch
 
@@ -14,9 +13,11 @@ from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.gradients import Gradients
+from hvdtrain.torch.gradients.hooks import weakly
 from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
 from hvdtrain.torch.sharding.segment_optimizer import check_elementwise
 from hvdtrain.torch.sharding.update import SharedUpdate
+from hvdtrain.torch.tensors.parameters import parameters_of
 
 __all__ = ["SharedSteps"]
 
@@ -40,11 +41,8 @@ class SharedSteps:
         self._optimizer, self._exchanged = optimizer, exchanged
         self._update: SharedUpdate | ScatteredUpdate | None = None
         self.kept = False
+        self._scaled = False
         self.follow()
-        if exchanged.gradients is not None:
-            # Ranks that share no memory bring the state together over the channel of the buckets.
-            give_back = WeakMethod(self.give_back)
-            exchanged.gradients.before_new_buckets = lambda: (found := give_back()) and found()
         if exchanged.gradients is not None and not self.active:
             _logger.info(
                 "sharded=True: there is one rank, or gradients are reduced in host memory and "
@@ -66,9 +64,12 @@ class SharedSteps:
         """Use the present buckets of the gradients (collective if there are new ones)."""
         if self._exchanged.gradients is None:
             return
+        # Ranks that share no memory bring the state together over the channel of the buckets.
+        self.gradients.before_new_buckets = weakly(self.give_back)
         buckets = self.gradients.buckets
         if self._update is not None and self._update.buckets is buckets:
             return
+        self._count = len(parameters_of(self._optimizer))
         self.give_back()
         self._update = None
         if not isinstance(buckets.exchange, ShardedExchange):
@@ -83,12 +84,19 @@ class SharedSteps:
         """Reduce all gradients, each to its owner (collective).
 
         Raises:
-            RuntimeError: the program has changed a gradient that is not reduced.
+            RuntimeError: the program has changed a gradient that is not reduced, or the optimizer's
+                parameters.
         """
+        count = len(parameters_of(self._optimizer))
+        if self.active and count != self._count:
+            raise RuntimeError(
+                f"sharded=True: the optimizer had {self._count} parameters when its work was "
+                f"shared, and has {count} now: wrap it again after changing param_groups"
+            )
         if self.active and self.gradients.open:
             self.gradients.check_unchanged()
         self.gradients.finish()
-        self.kept = False
+        self.kept = self._scaled = False
         self.follow()
         if isinstance(self._update, SharedUpdate):
             self._update.begin()
@@ -101,8 +109,14 @@ class SharedSteps:
         self.kept = True
 
     def step(self) -> None:
-        """Take a step on the reduced gradients (collective)."""
+        """Take a step on the reduced gradients (collective).
+
+        Raises:
+            RuntimeError: the program has changed one of which this rank has its slice alone.
+        """
         assert self._update is not None
+        if self._scaled and not self.kept:
+            self.gradients.check_unchanged()
         hooks = getattr(self._optimizer, "_optimizer_step_pre_hooks", {})
         if hooks and not self.kept:
             raise UnsupportedError(
@@ -119,6 +133,7 @@ class SharedSteps:
             if not self.kept:
                 self._update.buckets.views.drop()
             self._update.buckets.views.release()
+            self.gradients.forget_results()
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # which schedulers read
         for hook in getattr(self._optimizer, "_optimizer_step_post_hooks", {}).values():
             hook(self._optimizer, (), {})
@@ -200,3 +215,19 @@ class SharedSteps:
         assert self._update is not None
         if not factor.is_cpu or factor != 1.0:  # the host does not wait for a device
             self._update.scale(factor)
+        self._scaled = True
+        self.gradients.note_results()
+
+    def check_whole(self) -> None:
+        """Check that a loss scaler finds the gradients of all ranks (local).
+
+        Raises:
+            RuntimeError: it would find those of this rank alone.
+        """
+        if self.active and (self.gradients.open or not self.gradients.whole):
+            raise RuntimeError(
+                "sharded=True: between backward() and step() gradients are those of this rank "
+                "alone, and a GradScaler would decide on each rank for itself: call "
+                "optimizer.synchronize() before scaler.unscale_(optimizer) or "
+                "scaler.step(optimizer), and the latter within `with optimizer.skip_synchronize():`"
+            )

@@ -95,13 +95,14 @@ class StateMemory:
         """
         for name, value in entry.items():
             slot = self._slots.get((index, name))
+            if value is None:  # as a checkpoint may have it
+                continue
             if slot is None:
-                if value is not None:
-                    raise RuntimeError(
-                        f"the optimizer keeps {name!r} for parameter "
-                        f"{self._specs[index].name!r}, which it did not when the work was shared"
-                    )
-            elif not isinstance(value, torch.Tensor):
+                raise RuntimeError(
+                    f"the optimizer keeps {name!r} for parameter "
+                    f"{self._specs[index].name!r}, which it did not when the work was shared"
+                )
+            if not isinstance(value, torch.Tensor):
                 slot.fill_(value)
             elif value.data_ptr() != slot.data_ptr():
                 slot.copy_(value)

@@ -99,8 +99,8 @@ class SharedUpdate:
                 replaced some.
         """
         fused = self._prepare()
-        if fused is None:
-            self.settle()
+        if fused is None or (self._factor != 1.0 and not fused.takes_all):
+            self.settle()  # what the kernel does not take is scaled, too
         pairs = self._step_on_segments(fused.parameters if fused else (), kept)
         write = partial(fused.update, self._factor, kept) if fused else None
         name = f"weights of {self.buckets.reducer.name}"

@@ -65,10 +65,6 @@ class WeightMemory:
         self._own, self._number = buffers[slices.number], slices.number
         self._others = [copy for rank, copy in enumerate(buffers) if rank != slices.number]
         self._elements = [from_buffer(buffer) for buffer in self._own]
-        self._views = [
-            elements.as_strided(spec.shape, spec.strides)
-            for elements, spec in zip(self._elements, specs, strict=True)
-        ]
         self.follow()
 
     def follow(self) -> None:
@@ -77,10 +73,12 @@ class WeightMemory:
         Raises:
             UnsupportedError: the parameter has another shape, type or device.
         """
-        for parameter, view, spec in zip(self._parameters, self._views, self._specs, strict=True):
-            if parameter.data_ptr() == view.data_ptr() or not spec.count:
+        for parameter, own, spec in zip(self._parameters, self._own, self._specs, strict=True):
+            if parameter.data_ptr() == own.pointer or not spec.count:
                 continue
             weights = parameter.detach()
+            # Not of `_elements`, which would move with p.data.share_memory_().
+            view = from_buffer(own).as_strided(spec.shape, spec.strides)
             if weights.shape != view.shape or weights.dtype != view.dtype or not weights.is_cpu:
                 raise UnsupportedError(
                     f"sharded=True: parameter {spec.name!r} was {view.dtype} {tuple(view.shape)} "

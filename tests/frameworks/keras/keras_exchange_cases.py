@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 from typing import Any
 
@@ -24,8 +26,11 @@ from one_bit import OneBit
 from raising import raising
 
 import hvdtrain.keras as hvd
+from hvdtrain.core.arrays import fused
 from hvdtrain.core.compression.half_types import round_to_half, widen_half
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
+from hvdtrain.core.process_set import global_process_set
 from hvdtrain.types import DType
 
 
@@ -123,10 +128,30 @@ def an_exchange_goes_with_one_list_of_gradients() -> None:
         stepped(other, own)  # on other variables of the same shapes
 
 
+class Owner:
+    """What stands for a parameter, and holds its exchange."""
+
+    def __init__(self, exchange: OneBit) -> None:
+        self.exchange = exchange
+
+
+def an_exchange_is_released_with_its_last_user() -> None:
+    exchange = OneBit(hierarchical=False)
+    settings = GradientSettings(exchange=exchange)
+    fused.reduce_fused([np.ones(3, np.float32)], [Owner(exchange)], "released", settings)
+    kept = weakref.ref(exchange)
+    del exchange, settings
+    # Other plans take the place of the one that has used it.
+    fused._cache_of(global_process_set.channel()).plans.clear()
+    gc.collect()
+    assert kept() is None
+
+
 CASES = [
     half_types_by_name,
     compressed_gradients_by_name,
     residuals_are_not_in_units_of_the_loss_scale,
     an_exchange_of_gradients,
+    an_exchange_is_released_with_its_last_user,
     an_exchange_goes_with_one_list_of_gradients,
 ]

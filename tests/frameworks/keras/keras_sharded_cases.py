@@ -13,7 +13,7 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.errors import UnsupportedError
+from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.keras.sharding.state_variable import StateVariable
 
 Array = np.ndarray[Any, Any]
@@ -124,6 +124,41 @@ def missing_gradients_and_sample_weights() -> str:
     return digest(mine)
 
 
+def ranks_without_the_same_gradients() -> str:
+    shared = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sharded=True)
+    alone, mine, theirs = keras.optimizers.SGD(0.1), new_variables(), new_variables()
+    for step in range(2):
+        if hvd.size() > 1:
+            own: list[Array | None] = list(gradients(step, hvd.rank()))
+            own[hvd.rank()] = None
+            with raising(MismatchError, text="without gradients of variables 1, which have to be"):
+                step_on(shared, mine, own)
+        step_on(shared, mine, list(gradients(step, hvd.rank())))
+        step_on(alone, theirs, list(mean_gradients(step)))
+    assert_near(mine, theirs)
+    return digest(mine)
+
+
+def a_rank_without_a_part_and_gradients_of_another_type() -> str:
+    shapes, size = [(8, 1), (1,)], hvd.size()
+    shared = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5), sharded=True
+    )
+    alone = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5)
+    mine, theirs = ([keras.Variable(np.ones(s, np.float32)) for s in shapes] for _ in range(2))
+    for step in range(STEPS):
+        draws = [np.random.default_rng((step, rank)) for rank in range(size)]
+        every = [[d.normal(size=s).astype(np.float16) for s in shapes] for d in draws]
+        step_on(shared, mine, list(every[hvd.rank()]))
+        mean = [np.asarray(np.mean(g, 0, np.float32)) for g in zip(*every, strict=True)]
+        step_on(alone, theirs, list(mean))
+    if size > 1:
+        owned = shared.hvdtrain_reduction.shared._steps.state.owned
+        assert [bool(theirs) for theirs in allgather_object(owned, "owned")].count(True) == 1
+    assert_near(mine, theirs)
+    return digest(mine)
+
+
 def model_of(sharded: bool) -> Any:
     keras.utils.set_random_seed(4)
     model = keras.Sequential(
@@ -185,6 +220,40 @@ def what_rank_0_has_reaches_all() -> str:
     return digest([*variables, *shared.variables])
 
 
+def velocities_are_scaled_when_no_rank_reads_them() -> str:
+    """As by a callback that corrects them, while another rank is still saving the last step."""
+    shared = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), sharded=True)
+    alone, mine, theirs = keras.optimizers.SGD(0.1, momentum=0.9), new_variables(), new_variables()
+    for step in range(2):
+        step_on(shared, mine, list(gradients(step, hvd.rank())))
+        step_on(alone, theirs, list(mean_gradients(step)))
+        velocities = list(shared.momentums)
+        before = [np.array(velocity) for velocity in velocities]
+        for turn in range(hvd.size()):  # the last rank first
+            scaled = hvd.rank() >= hvd.size() - turn
+            for velocity, value in zip(velocities, before, strict=True):
+                np.testing.assert_array_equal(velocity, value * np.float32(0.5 if scaled else 1))
+            allgather_object(None, "all have read")
+            if hvd.rank() == hvd.size() - 1 - turn:
+                for velocity in velocities:
+                    scale(velocity)
+            allgather_object(None, "one has scaled")
+        for velocity in alone.momentums:
+            scale(velocity)
+    step_on(shared, mine, list(gradients(2, hvd.rank())))
+    step_on(alone, theirs, list(mean_gradients(2)))
+    assert_near(mine, theirs)
+    assert_near(shared.variables, alone.variables)
+    return digest([*mine, *shared.variables])
+
+
+def scale(velocity: Any) -> None:
+    if isinstance(velocity, StateVariable):
+        velocity.scale(0.5)
+    else:
+        velocity.assign(velocity * 0.5)
+
+
 def what_cannot_be_shared_is_refused() -> None:
     kinds = keras.optimizers
     refused: list[tuple[Any, dict[str, Any], str]] = [
@@ -192,13 +261,17 @@ def what_cannot_be_shared_is_refused() -> None:
         (kinds.SGD(clipnorm=1.0), {}, "SGD with clipnorm cannot be shared"),
         (kinds.Adam(use_ema=True), {}, "Adam with use_ema cannot be shared"),
         (kinds.Adam(), {"exchange": "half:type=bf16"}, "not exchange 'half"),
-        (kinds.LossScaleOptimizer(kinds.SGD()), {}, "got LossScaleOptimizer"),
+        (kinds.LossScaleOptimizer(kinds.SGD()), {}, "a LossScaleOptimizer, which compile"),
     ]
     for optimizer, options, text in refused:
         reason = "sharded=True: on Keras's backend jax" if ON_JAX else text
         with raising(UnsupportedError, text=reason):
             hvd.DistributedOptimizer(optimizer, sharded=True, **options)
     if not ON_JAX:
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        model.dtype_policy = keras.DTypePolicy("mixed_float16")
+        with raising(UnsupportedError, text="a LossScaleOptimizer, which compile"):
+            model.compile(hvd.DistributedOptimizer(kinds.SGD(), sharded=True), "mse")
         with raising(ValueError, text="backward_passes_per_step=1"):
             hvd.DistributedOptimizer(kinds.SGD(), sharded=True, backward_passes_per_step=2)
 
@@ -212,8 +285,11 @@ CASES = [
             shared_steps_are_those_of_one_rank,
             each_rank_keeps_its_part_of_the_state,
             missing_gradients_and_sample_weights,
+            ranks_without_the_same_gradients,
+            a_rank_without_a_part_and_gradients_of_another_type,
             one_rank_saves_and_all_go_on,
             what_rank_0_has_reaches_all,
+            velocities_are_scaled_when_no_rank_reads_them,
         ]
     ),
 ]

@@ -6,6 +6,7 @@ import sys
 import time
 
 import tensorflow as tf
+import tensorflow_allocator_cases
 import tensorflow_data_cases
 import tensorflow_elastic_cases
 import tensorflow_engine_cases
@@ -20,6 +21,7 @@ import hvdtrain.tensorflow as hvd
 from hvdtrain.core import context
 
 MODULES = (
+    tensorflow_allocator_cases,
     tensorflow_join_cases,
     tensorflow_ops_cases,
     tensorflow_training_cases,

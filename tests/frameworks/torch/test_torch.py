@@ -22,19 +22,16 @@ LAUNCHES = {
         1: TABLES,
         2: [
             *(*TABLES, "table of two", f"exchanges, ENGINE=gloo, {SMALL}"),
-            f"sharded, SHARED_MEMORY=0, {SMALL}",
+            *(f"sharded, SHARED_MEMORY=0, {SMALL}", f"gradients in place, {SMALL}"),
         ],
-        3: [
-            *(
-                *TABLES,
-                "table of three",
-                f"optimizers in place, {SMALL}",
-                "operations, ENGINE=gloo",
-            ),
-            f"sharded, ENGINE=gloo, {SMALL}",
-        ],
+        3: [*TABLES, "table of three"],
     }.items()
 }
+AT_THREE = [
+    *(f"optimizers in place, {SMALL}", "operations, ENGINE=gloo"),
+    f"sharded, ENGINE=gloo, {SMALL}",
+]
+MORE_AT_THREE = SharedLaunch(WORKER, 3, AT_THREE, warm="torch")
 # Only sums know four ranks as another case, a tree of two levels, which tests/engines has, too.
 AT_FOUR = [*TABLES, f"sharded, SHARED_MEMORY=0, {SMALL}"]
 ALL_AT_FOUR = SharedLaunch(WORKER, 4, AT_FOUR, warm="torch")
@@ -72,12 +69,20 @@ def table_of_page() -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("job", MORE_AT_THREE.cases)
+def test_three_ranks(job: str) -> None:
+    places = [result["place"] for result in MORE_AT_THREE.results(job)]
+    assert places == [[rank, 3, 0] for rank in range(3)]
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("job", ALL_AT_FOUR.cases)
 def test_four_ranks(job: str) -> None:
     places = [result["place"] for result in ALL_AT_FOUR.results(job)]
     assert places == [[rank, 4, 0] for rank in range(4)]
 
 
+@pytest.mark.soak
 def test_an_mpi_without_threads() -> None:
     env = {"MPI4PY_RC_THREAD_LEVEL": "single", "HVDTRAIN_BUCKET_BYTES": 600}
     results = SharedLaunch(WORKER, 2, ["optimizers"], env=env, warm="torch").results("optimizers")

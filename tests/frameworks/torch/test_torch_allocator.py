@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain.torch.allocator.arena import LEAST_BYTES, GradientArena, blocks_for
-from hvdtrain.torch.allocator.build import AllocatorError, build
+from hvdtrain.core.allocators.arena import LEAST_BYTES, GradientArena, blocks_for
+from hvdtrain.core.allocators.build import AllocatorError, build
+from hvdtrain.torch.allocator.recipe import recipe
 from hvdtrain.torch.allocator.trial import Allocator, find_allocator, why_no_allocator
 
 COUNT = LEAST_BYTES // 4
@@ -110,7 +111,7 @@ def test_gradients_of_one_memory_are_found(allocator: Allocator) -> None:
 
 def test_without_a_compiler(tmp_path: Path) -> None:
     with pytest.raises(AllocatorError, match=r"no C\+\+ compiler \(c\+\+, g\+\+, clang\+\+\)"):
-        build({"PATH": "", "HOME": str(tmp_path)})
+        build(recipe(), {"PATH": "", "HOME": str(tmp_path)})
     with pytest.raises(AllocatorError, match="does not compile it"):
-        build({**os.environ, "CXX": "false", "XDG_CACHE_HOME": str(tmp_path)})
+        build(recipe(), {**os.environ, "CXX": "false", "XDG_CACHE_HOME": str(tmp_path)})
     assert not list(tmp_path.rglob("*.so"))

@@ -25,6 +25,7 @@ def test_nothing_is_staged(np: int, cases: str) -> None:
     assert done.results == [[]] * np  # nor is there a refusal that was swallowed
 
 
+@pytest.mark.soak
 def test_exchanges_and_shared_steps_stage_nothing() -> None:
     # Many buckets, some of them with several parameters.
     env = {**ENGINE, "HVDTRAIN_BUCKET_BYTES": 600, "HVDTRAIN_FIRST_BUCKET_BYTES": 100}

@@ -27,6 +27,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.engines.slices import Slices
 from hvdtrain.errors import MismatchError
+from hvdtrain.torch.allocator.trial import find_allocator
 from hvdtrain.train.optimizers.lamb import Lamb
 from hvdtrain.train.optimizers.lars import Lars
 from hvdtrain.train.torch.forward import Precision
@@ -530,3 +531,77 @@ def the_loop_of_train_shares_its_steps() -> None:
         assert difference(model, other) < bound
         assert difference(averaged, expected) < bound
         assert all(abs(a - b) < 1e-5 for a, b in zip(norms[:2], theirs[:2], strict=True))
+
+
+@case
+def several_optimizers_share_their_steps() -> None:
+    """Their backward passes and steps take turns, as those of a generator and its critic."""
+    if hvd.size() != 2:
+        return
+    pairs = [pair(momentum), pair(MAKES["adam"])]
+    for group in zip(*pairs, strict=True):  # the shared ones, then the others
+        for step in range(3):
+            for number, (model, optimizer) in enumerate(group):
+                inputs, labels = map(own, batch(step + number))
+                optimizer.sample_weight = len(inputs)
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), labels).backward()
+            for _, optimizer in group[:: -1 if step % 2 else 1]:
+                optimizer.step()
+    for (model, _), (whole, _) in pairs:
+        assert difference(model, whole) < 1e-13
+        assert equal_on_all_ranks(model)
+
+
+class ComputedGradients(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that are gradients of the shape of a weight, which whoever loads them computes."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        weights = torch.nn.Parameter(torch.full(self._shape, 1.0 + index))
+        (weights * weights.detach()).sum().backward()
+        assert weights.grad is not None
+        return weights.grad
+
+
+def train_beside_workers(layer: torch.nn.Linear, sharded: bool) -> None:
+    """Take steps on gradients in shared memory, while workers that are forked compute others."""
+    loader = torch.utils.data.DataLoader(
+        ComputedGradients(tuple(layer.weight.shape)),
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context="fork",
+    )
+    sgd = torch.optim.SGD(layer.parameters(), lr=0.5, fused=True)
+    optimizer = hvd.DistributedOptimizer(sgd, sharded=sharded)
+    assert optimizer._exchanged.gradients is not None
+    for step in range(3):
+        optimizer.zero_grad()
+        inputs = drawn(10 * step + hvd.rank(), 4, layer.in_features)
+        layer(inputs.float()).square().mean().backward()
+        staying = optimizer._exchanged.gradients.buckets.staying
+        assert staying is not None
+        assert staying.arena.used
+        for index, sample in enumerate(loader):
+            assert bool((sample == 1.0 + index).all())
+        optimizer.step()
+
+
+@case
+def workers_of_a_loader_beside_gradients_in_shared_memory() -> None:
+    if hvd.size() != 2 or not on_host() or find_allocator() is None:
+        return
+    if not in_node_memory(wrapped(momentum, build())):
+        return
+    torch.manual_seed(5)
+    layers = [torch.nn.Linear(200, 100, bias=False) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    for layer, sharded in zip(layers, (True, False), strict=True):
+        train_beside_workers(layer, sharded)
+    assert torch.equal(layers[0].weight, layers[1].weight)
+    assert equal_on_all_ranks(layers[0])

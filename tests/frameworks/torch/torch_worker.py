@@ -16,7 +16,7 @@ import torch_auto_cases
 import torch_batch_norm_cases
 
 # Whose functions add themselves to the table of torch_training.
-import torch_compile_cases  # noqa: F401
+import torch_compile_cases
 import torch_compression_cases
 import torch_exchange_cases
 import torch_local_cases
@@ -30,6 +30,7 @@ import torch_post_local_cases
 import torch_repeated_cases
 import torch_sharded_bits_cases
 import torch_sharded_cases
+import torch_sharded_use_cases
 import torch_table_cases
 import torch_table_member_cases
 import torch_training
@@ -40,7 +41,7 @@ from torch_table_cases import FOUND, run_features
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.torch.allocator import arena
+from hvdtrain.core.allocators import arena
 from hvdtrain.torch.gradients import staying
 
 _OF_EXCHANGES = (
@@ -53,8 +54,18 @@ _OF_EXCHANGES = (
 )
 LEAST_BYTES = arena.LEAST_BYTES
 OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ in _OF_EXCHANGES]
-_SHARDED = (torch_sharded_cases.__name__, torch_sharded_bits_cases.__name__)
+_SHARDED = (
+    torch_sharded_cases.__name__,
+    torch_sharded_bits_cases.__name__,
+    torch_sharded_use_cases.__name__,
+)
 SHARDED = [c for c in torch_training.CASES if c.__module__ in _SHARDED]
+# What becomes of gradients: neither other exchanges nor compilers, which take seconds.
+GRADIENTS = [
+    c
+    for c in torch_training.CASES
+    if c.__module__ not in (*_OF_EXCHANGES, torch_compile_cases.__name__)
+]
 TABLES = {
     "sharded": SHARDED,
     "operations": [
@@ -64,6 +75,7 @@ TABLES = {
     "asynchronous": torch_async_cases.CASES,
     "batch norm": torch_batch_norm_cases.CASES,
     "optimizers": torch_training.CASES,
+    "gradients": GRADIENTS,
     "exchanges": OF_EXCHANGES,
     "table of two": [lambda: run_features(torch_table_cases.FEATURES)],
     "table of three": [lambda: run_features(torch_table_member_cases.member_features())],

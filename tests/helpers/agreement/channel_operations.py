@@ -21,7 +21,13 @@ from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.sharding.operations import GatherSlices, PutSegments, SpreadSlices, SumSlices
+from hvdtrain.core.sharding.operations import (
+    GatherSlices,
+    PutSegments,
+    SlicedBuckets,
+    SpreadSlices,
+    SumSlices,
+)
 from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.local import LocalCommunicator
@@ -167,22 +173,19 @@ def long(planned: Planned, rank: int, size: int, part: int) -> Array:
     return data(planned, rank, part, 64 * size - planned.counts[0])
 
 
+def _sliced(arrays: list[Array], slices: ScatteredSlices) -> SlicedBuckets:
+    return SlicedBuckets([Buffer.from_array(a) for a in arrays], [None] * len(arrays), slices)
+
+
 def _spread(planned: Planned, rank: int, size: int, name: str) -> Made:
     arrays = [long(planned, rank, size, part) for part in range(1 + _longer(planned, rank))]
-    operation = LateSlices(
-        lambda slices: SpreadSlices(
-            [Buffer.from_array(a) for a in arrays], [None] * len(arrays), slices, name
-        )
-    )
+    operation = LateSlices(lambda slices: SpreadSlices(_sliced(arrays, slices), name))
     return Made(operation, lambda _: [array.tolist() for array in arrays])
 
 
 def _sum(planned: Planned, rank: int, size: int, name: str) -> Made:
     arrays = [long(planned, rank, size, part) for part in range(1 + _longer(planned, rank))]
-    buffers = [Buffer.from_array(array) for array in arrays]
-    operation = LateSlices(
-        lambda slices: SumSlices(buffers, [None] * len(buffers), slices, (1.0, 2.0), name)
-    )
+    operation = LateSlices(lambda slices: SumSlices(_sliced(arrays, slices), (1.0, 2.0), name))
     return Made(operation, lambda _: [array.tolist() for array in arrays])
 
 

@@ -54,12 +54,13 @@ class Carried:
 
 def _max(calls: Sequence[Call]) -> None:
     values = [call.own[0] for call in calls]
-    alike = all(np.array_equal(own, values[0]) for own in values)
+    alike = all(np.array_equal(own[-2:], values[0][-2:]) for own in values)
     highest = np.maximum.reduce(values)
     for own in values:
         own[:] = highest
     if alike and all(len(call.own) == 2 for call in calls):
-        _reduce_carried([call.own[1] for call in calls])
+        for carried in zip(*(call.own[1] for call in calls), strict=True):
+            _reduce_carried(carried)
 
 
 def _reduce_carried(carried: Sequence[Carried]) -> None:

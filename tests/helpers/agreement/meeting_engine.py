@@ -16,7 +16,7 @@ from meeting_data import Call, Carried
 from meeting_group import Group, Meeting
 
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.engines.communicator import Communicator, Pending, Verdict, VotedReduction
+from hvdtrain.engines.communicator import Communicator, Pending, Pieces, Verdict, VotedReduction
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.engines.slices import Slices
 from hvdtrain.errors import ConnectionLostError
@@ -108,12 +108,31 @@ class MeetingCommunicator(Communicator):
     def vote(self, ballot: bytes, carried: Carried) -> Verdict:
         """Vote as the kernel does: members that only vote see the same numbers."""
         values = np.frombuffer(bytearray(ballot * 3), np.uint64)
-        own = (values, carried)
-        self._call(Call("start_max", (values.size,), own), [carried.source, carried.target])
-        if carried.done:
+        if self._vote(values, [carried]):
             return Verdict.DONE
         agreed = values.tobytes()[: len(ballot)] == ballot
         return Verdict.AGREED if agreed else Verdict.DIFFERENT
+
+    def vote_on_many(
+        self,
+        votes: npt.NDArray[np.uint64],
+        pieces: Pieces,
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> bool:
+        rows = zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True)
+        carried = [
+            Carried(Buffer(s, dtype, n), Buffer(t, dtype, n), (op, postscale), prescale)
+            for s, t, n in rows
+        ]
+        return self._vote(votes, carried)
+
+    def _vote(self, values: npt.NDArray[np.uint64], carried: list[Carried]) -> bool:
+        buffers = [buffer for one in carried for buffer in (one.source, one.target)]
+        self._call(Call("start_max", (values.size,), (values, carried)), buffers)
+        return all(one.done for one in carried)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         equal = (root_rank, buffer.dtype.value, buffer.count)
@@ -230,6 +249,7 @@ class MeetingSlices(Slices):
     """
 
     nodes = 1
+    adds_placed = False
 
     def __init__(self, communicator: MeetingCommunicator) -> None:
         self._communicator = communicator
@@ -240,6 +260,9 @@ class MeetingSlices(Slices):
 
     def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
         self._communicator.allreduce(buffer, ReduceOp.SUM, prescale, postscale)
+
+    def add_placed(self, *_: object, **__: object) -> None:
+        raise NotImplementedError
 
     def spread(self, buffer: Buffer) -> None:
         raise NotImplementedError

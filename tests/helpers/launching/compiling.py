@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
-__all__ = ["COMMON", "LEVELS", "ONCE", "gcc", "supports"]
+import hvdtrain.compiled
+
+__all__ = [
+    "COMMON",
+    "LEVELS",
+    "ONCE",
+    "compile_library",
+    "copy_kernel",
+    "gcc",
+    "run_watched",
+    "supports",
+]
 
 COMMON = (
     *("-std=c11", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing"),
 )
 # Else GCC compiles functions several times, and has them chosen before a sanitizer is at work.
 ONCE = "-DFAST=static"
+WATCHED = (
+    *("-g", "-O1", ONCE, "-fno-sanitize-recover=all"),
+    "-fsanitize=address,undefined,float-cast-overflow",
+)
 # As the clones in the kernels are.
 LEVELS = ("x86-64", "x86-64-v3", "x86-64-v4")
 # What each needs beside the ones before, as /proc/cpuinfo names it: pni is SSE3, abm has lzcnt.
@@ -42,3 +59,45 @@ def supports(level: str) -> bool:
         flags = next(line for line in file if line.startswith("flags")).split()
     needed = [flag for other in LEVELS[: LEVELS.index(level) + 1] for flag in FLAGS[other].split()]
     return set(needed) <= set(flags)
+
+
+def compile_library(source: Path, level: str, path: Path) -> None:
+    """Compile a kernel for one instruction set.
+
+    Args:
+        source: the kernel.
+        level: one of LEVELS.
+        path: file of the library.
+    """
+    flags = (*COMMON, "-O3", ONCE, f"-march={level}", "-shared", "-fPIC")
+    subprocess.run([gcc(), *flags, str(source), "-lm", "-o", str(path)], check=True, timeout=90)
+
+
+def copy_kernel(source: Path, folder: Path) -> Path:
+    """Copy a kernel and its headers, placed as in the package, for a test that changes them.
+
+    Returns:
+        The copy of the kernel.
+    """
+    package = Path(hvdtrain.compiled.__file__).parent
+    for file in (package / "compiled.h", source, *source.parent.glob("*/*.h")):
+        target = folder / file.relative_to(package)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    return folder / source.relative_to(package)
+
+
+def run_watched(driver: Path, source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Compile a driver, which includes a kernel, with sanitizers, and run it.
+
+    Args:
+        driver: C file with main().
+        source: the kernel.
+        folder: folder for the program.
+    """
+    program = folder / "driver"
+    command = [gcc(), *COMMON, *WATCHED, f"-I{source.parent}", str(driver), "-lm", "-o"]
+    subprocess.run([*command, str(program)], check=True, timeout=60)
+    # Linux may else scatter memory too widely for the sanitizers of GCC 12.
+    words = ["setarch", "-R", str(program)]
+    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)

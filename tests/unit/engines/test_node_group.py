@@ -25,7 +25,8 @@ from hvdtrain.core.collectives.ordered import tree_sum
 from hvdtrain.engines.shared_memory import kernel as node_kernel
 from hvdtrain.engines.shared_memory.kernel import load_kernel, open_kernel
 from hvdtrain.engines.shared_memory.memory import share_memory
-from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
+from hvdtrain.engines.shared_memory.node_group import NodeGroup
+from hvdtrain.engines.shared_memory.opening import open_node_group
 from hvdtrain.engines.shared_memory.system_errors import SystemFailure
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import DType, ReduceOp
@@ -283,11 +284,13 @@ def test_a_kernel_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     whole = Path(KERNEL._name if KERNEL else "").read_bytes()
     # As if compiled before a comment was changed: structures and sizes are the same.
     (tmp_path / "old.so").write_bytes(whole.replace(b"All-reduce among", b"All-Reduce among"))
+    (tmp_path / "header.so").write_bytes(whole.replace(b"What kernels need", b"What Kernels need"))
     for path, reason in (
         (None, "not compiled when hvdtrain was installed: install a C compiler"),
         (tmp_path / "text.so", r"text\.so does not load \(.*\): install hvdtrain again"),
         (Path(ctypes.util.find_library("c") or ""), "does not load .*hvd_source"),
         (tmp_path / "old.so", r"old\.so was not compiled from .*node_kernel\.c: install"),
+        (tmp_path / "header.so", r"header\.so was not compiled from .*node_kernel\.c: install"),
     ):
         with pytest.raises(KernelError, match=reason):
             open_kernel(path)
@@ -315,7 +318,7 @@ def test_many_open_files_do_not_matter() -> None:
         pytest.skip(f"this user may open but {hard} files")
 
     def work(team: NodeGroup, rank: int) -> None:
-        team.check_peers()
+        team.peers.check()
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (3000, hard))
     opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]

@@ -188,6 +188,15 @@ def test_bad_arguments_and_sparse_gradients_are_refused() -> None:
         Lars(embedding.parameters(), LR).step()
 
 
+def test_half_types_are_stepped_as_by_the_formula() -> None:
+    """In torch's fused form they are not, on the CPU."""
+    (weight,) = halves = [torch.nn.Parameter(torch.full((64,), 2.0).bfloat16())]
+    optimizer = torch_optimizer(Options("sgd", momentum=0.0), halves, 0.5)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert weight.tolist() == [1.5] * 64
+
+
 @dataclass(frozen=True)
 class Options:
     optimizer: str

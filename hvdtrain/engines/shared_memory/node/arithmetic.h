@@ -1,41 +1,14 @@
-/* Sums, minima, maxima and products of each element type, and the floating-point mode. */
+/* Sums, minima, maxima and products of each element type. */
 
 #ifndef HVD_NODE_ARITHMETIC_H
 #define HVD_NODE_ARITHMETIC_H
 
 #include <stdint.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
 
-#include "embed.h"
+#include "../../../compiled.h"
 
 EMBED_TEXT;
-
-/* A thread may flush subnormal numbers to zero or round differently, but all ranks must get the
- * same bits. Set the default mode and return the previous one. */
-static uint64_t enter_default_mode(void) {
-    uint64_t kept = 0;
-#if defined(__x86_64__)
-    kept = _mm_getcsr();
-    _mm_setcsr(0x1f80); /* all exceptions masked, no flags set */
-#elif defined(__aarch64__)
-    __asm__ volatile("mrs %0, fpcr" : "=r"(kept));
-    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
-#endif
-    return kept;
-}
-
-static void leave_default_mode(uint64_t kept) {
-#if defined(__x86_64__)
-    _mm_setcsr(kept);
-#elif defined(__aarch64__)
-    __asm__ volatile("msr fpcr, %0" : : "r"(kept) : "memory");
-#else
-    (void)kept;
-#endif
-}
 
 /* begin: sum = x * factor; fold: sum = sum op x * factor; end: x = sum * factor. */
 typedef void (*begin_t)(void *sum, const void *x, int64_t count, double factor);
@@ -54,15 +27,6 @@ typedef struct {
     pair_t pair; /* sums; 0 if there is no fast path */
     fold_t join; /* sum = sum + other sum */
 } type_t;
-
-/* Compiled for several processor generations if the compiler and loader support it; tests set it
- * on the command line. */
-#if defined(FAST)
-#elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
-#define FAST static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FAST static
-#endif
 
 #define SAME(x) (x)
 #define ADD(a, b) ((a) + (b))

@@ -3,7 +3,7 @@
 #ifndef HVD_NODE_CALLS_H
 #define HVD_NODE_CALLS_H
 
-#include "embed.h"
+#include "../../../compiled.h"
 #include "vote.h"
 
 EMBED_TEXT;
@@ -48,7 +48,7 @@ static PyObject *call_vote(PyObject *module, PyObject *const *args, Py_ssize_t c
     char *data = PyLong_AsVoidPtr(args[3]);
     int64_t timeout = PyLong_AsLongLong(args[4]);
     if (PyErr_Occurred()) return NULL;
-    memcpy(task->ballot, PyBytes_AS_STRING(args[1]), sizeof task->ballot);
+    for (int i = 0; i < 6; i += 2) memcpy(task->ballot + i, PyBytes_AS_STRING(args[1]), 16);
     task->whole.source = source, task->whole.data = data;
     task->stage = START, task->chunk = 0;
     cast_vote(task);

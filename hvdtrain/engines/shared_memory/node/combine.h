@@ -4,7 +4,7 @@
 #define HVD_NODE_COMBINE_H
 
 #include "arithmetic.h"
-#include "embed.h"
+#include "../../../compiled.h"
 
 EMBED_TEXT;
 
@@ -69,24 +69,10 @@ static void combine(int32_t type_number, int32_t op, sources_t sources, const do
     }
 }
 
-/* Copy with non-temporal stores: overwritten lines need not be read first, and another rank is the
- * next to read them. */
+/* Copy around the caches, because another rank is the next to read the target. */
 void hvd_copy(char *target, const char *source, int64_t bytes) {
-    if (bytes == 0) return; /* memcpy does not allow null pointers */
-#if defined(__x86_64__)
-    int64_t head = -(uintptr_t)target % 64;
-    if (bytes > head + 64) {
-        memcpy(target, source, head);
-        int64_t end = bytes - (bytes - head) % 64;
-        for (int64_t at = head; at < end; at += 64)
-            for (int64_t part = at; part < at + 64; part += 16)
-                _mm_stream_si128((__m128i *)(target + part),
-                                 _mm_loadu_si128((const __m128i *)(source + part)));
-        _mm_sfence();
-        target += end, source += end, bytes -= end;
-    }
-#endif
-    memcpy(target, source, bytes);
+    copy_around_caches(target, source, bytes);
+    fence_copies();
 }
 
 #endif

@@ -4,7 +4,7 @@
 #define HVD_NODE_PLACED_H
 
 #include "combine.h"
-#include "embed.h"
+#include "../../../compiled.h"
 
 EMBED_TEXT;
 

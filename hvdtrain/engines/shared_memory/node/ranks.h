@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "embed.h"
+#include "../../../compiled.h"
 
 EMBED_TEXT;
 

@@ -3,7 +3,7 @@
 #ifndef HVD_NODE_REDUCE_H
 #define HVD_NODE_REDUCE_H
 
-#include "embed.h"
+#include "../../../compiled.h"
 #include "private_data.h"
 #include "shared_data.h"
 

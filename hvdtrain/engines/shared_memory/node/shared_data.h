@@ -3,7 +3,7 @@
 #ifndef HVD_NODE_SHARED_DATA_H
 #define HVD_NODE_SHARED_DATA_H
 
-#include "embed.h"
+#include "../../../compiled.h"
 #include "task.h"
 
 EMBED_TEXT;

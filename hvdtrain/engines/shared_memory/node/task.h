@@ -4,7 +4,7 @@
 #define HVD_NODE_TASK_H
 
 #include "combine.h"
-#include "embed.h"
+#include "../../../compiled.h"
 #include "ranks.h"
 
 EMBED_TEXT;
@@ -27,7 +27,7 @@ typedef struct {
     int32_t owners;        /* number of ranks that own a slice */
     int32_t stage;         /* progress; initially 0, kept between calls */
     int64_t chunk;
-    uint64_t ballot[2];    /* of a vote */
+    uint64_t ballot[6];    /* of a vote; after one that has done nothing else, the maxima */
 } task_t;
 
 enum { START, STAGED_SMALL, OFFERED, ADDED, PIPELINE, VOTED };

@@ -3,19 +3,19 @@
 #ifndef HVD_NODE_VOTE_H
 #define HVD_NODE_VOTE_H
 
-#include "embed.h"
+#include "../../../compiled.h"
 #include "reduce.h"
 
 EMBED_TEXT;
 
-/* Vote on a task. If all ranks vote in this way for the same, it is run, too (DONE): few elements
- * lie beside the vote; with more, the vote takes the place of the offer that precedes a reduction.
- * Ranks that vote by a maximum of values see the ballot three times, as they send it; if they
- * agree, the task has yet to be run (AGREED). */
+/* Vote on a task. If all ranks vote in this way, and the last two numbers of their ballots are equal,
+ * it is run, too (DONE): few elements lie beside the vote; with more, the vote takes the place of the
+ * offer that precedes a reduction. Otherwise the vote is a maximum of values, as other ranks may see
+ * it; if the first two numbers are equal, the task has yet to be run (AGREED). */
 static void cast_vote(task_t *task) {
     team_t *team = task->team;
     slot_t *own = team->slots[team->rank];
-    for (int i = 0; i < 6; i++) own->offer[team->turn & 1].values[i] = task->ballot[i & 1];
+    memcpy(own->offer[team->turn & 1].values, task->ballot, sizeof task->ballot);
     own->offer[team->turn & 1].carries = 1;
     offer(task);
     if (is_small(task)) stage_small(task);
@@ -23,15 +23,22 @@ static void cast_vote(task_t *task) {
     arrive(team);
 }
 
-static int32_t count_votes(const task_t *task) {
+static int32_t count_votes(task_t *task) {
     const team_t *team = task->team;
-    int equal = 1, carried = 1;
+    int equal = 1, runs = 1;
+    uint64_t most[6] = {0};
     for (int32_t rank = 0; rank < team->size; rank++) {
         slot_t *theirs = team->slots[rank];
-        equal &= !memcmp(theirs->offer[team->turn & 1].values, task->ballot, sizeof task->ballot);
-        carried &= theirs->offer[team->turn & 1].carries == 1;
+        const uint64_t *values = theirs->offer[team->turn & 1].values;
+        equal &= !memcmp(values, task->ballot, 16);
+        runs &= !memcmp(values + 4, task->ballot + 4, 16);
+        runs &= theirs->offer[team->turn & 1].carries == 1;
+        for (int i = 0; i < 6; i++)
+            if (values[i] > most[i]) most[i] = values[i];
     }
-    return !equal ? DIFFERENT : carried ? DONE : AGREED;
+    if (runs) return DONE;
+    memcpy(task->ballot, most, sizeof most);
+    return equal ? AGREED : DIFFERENT;
 }
 
 static int32_t vote(task_t *task, int64_t timeout) {

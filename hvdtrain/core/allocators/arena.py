@@ -1,4 +1,4 @@
-"""Memory of the node in which autograd allocates gradients (all local)."""
+"""Memory of the node in which a framework allocates gradients (all local)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.torch.allocator.build import AllocatorError
-from hvdtrain.torch.allocator.library import Blocks, Library
+from hvdtrain.core.allocators.build import AllocatorError
+from hvdtrain.core.allocators.library import Blocks, Library
 
 __all__ = ["LEAST_BYTES", "GradientArena", "blocks_for"]
 
@@ -21,7 +21,7 @@ LEAST_BYTES = 64 << 10
 def blocks_for(sizes: Iterable[int]) -> Blocks | None:
     """Return the blocks that gradients need; None if all of them are small.
 
-    There is one more of each size than gradients, for what backward() adds to one that exists.
+    There is one more of each size than gradients, for what is added to one that exists.
 
     Args:
         sizes: bytes of each gradient.
@@ -31,7 +31,7 @@ def blocks_for(sizes: Iterable[int]) -> Blocks | None:
 
 
 class GradientArena:
-    """Memory that serves allocations of the size of gradients in backward passes.
+    """Memory that serves allocations of the size of gradients.
 
     It serves them while this object exists. What was allocated stays valid.
 
@@ -60,6 +60,15 @@ class GradientArena:
     def prefer(self) -> None:
         """Serve allocations before the arenas of other optimizers with gradients of equal size."""
         self._library.prefer(self._handle)
+
+    def miss(self, address: int) -> None:
+        """Say that a gradient lies elsewhere, so that the next ones may be served.
+
+        Args:
+            address: address of the gradient.
+        """
+        self._library.learn(address)
+        self.prefer()  # another arena with blocks of this size may have served it
 
     def offset(self, address: int) -> int | None:
         """Return the offset of an address in the memory; None if it is outside."""

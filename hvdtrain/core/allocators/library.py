@@ -8,7 +8,7 @@ from ctypes import POINTER, c_int32, c_uint64, c_void_p
 from operator import mul
 from pathlib import Path
 
-from hvdtrain.torch.allocator.build import AllocatorError
+from hvdtrain.core.allocators.build import AllocatorError
 
 __all__ = ["Blocks", "Library"]
 
@@ -85,6 +85,13 @@ class Library:
     def prefer(self, handle: int) -> None:
         """Let an arena serve allocations before all others."""
         self._calls.hvd_arena_prefer(handle)
+
+    def learn(self, address: int) -> None:
+        """Say that an allocation was a gradient, to find further ones by that.
+
+        Args:
+            address: address of a gradient that no arena has served.
+        """
 
     def close(self, handle: int) -> None:
         """Let an arena serve no more allocations; blocks in use stay valid."""

@@ -1,0 +1,131 @@
+"""Compilation of an allocator against the headers of the installed framework, once per version."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+__all__ = ["AllocatorError", "Recipe", "build"]
+
+_HEADER = Path(__file__).with_name("arena.h")
+_COMPILERS = ("c++", "g++", "clang++")
+_TIMEOUT_SECONDS = 120
+
+
+class AllocatorError(Exception):
+    """There is no usable allocator; the message says why."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an allocator is compiled.
+
+    Attributes:
+        source: file that includes arena.h.
+        name: framework and version.
+        build: what else decides about the result.
+        flags: standard, macros, and folders of headers and libraries.
+        libraries: libraries to link with.
+    """
+
+    source: Path
+    name: str
+    build: str
+    flags: Sequence[str]
+    libraries: Sequence[str]
+
+
+def build(recipe: Recipe, environ: Mapping[str, str]) -> Path:
+    """Return the library, compiled now unless the cache has it (local; seconds if compiled).
+
+    Args:
+        recipe: how it is compiled.
+        environ: environment variables.
+
+    Raises:
+        AllocatorError: it cannot be compiled, or not be kept.
+    """
+    library = _library(recipe, environ)
+    if library.is_file():
+        return library
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with _turn(library) as waited:
+            if not waited:
+                _make(recipe, library, environ)
+    except OSError as error:
+        raise AllocatorError(
+            f"it cannot be kept in {library.parent} ({error.strerror}): set XDG_CACHE_HOME to a "
+            "folder that you may write to"
+        ) from error
+    if not library.is_file():
+        raise AllocatorError("another process of this machine could not compile it")
+    return library
+
+
+@contextmanager
+def _turn(library: Path) -> Iterator[bool]:
+    """Let one process of the machine compile; yield whether this one has waited for another."""
+    with library.with_suffix(".lock").open("w") as lock:
+        waited = False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = True
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # this file system has no locks: each process compiles
+        yield waited
+
+
+def _make(recipe: Recipe, library: Path, environ: Mapping[str, str]) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        made = Path(folder, library.name)
+        _compile(recipe, _find_compiler(environ), made, environ)
+        os.replace(made, library)  # at once, for processes that look for it meanwhile
+
+
+def _library(recipe: Recipe, environ: Mapping[str, str]) -> Path:
+    """Return the file in the cache for this source and this framework."""
+    facts = (recipe.name, recipe.build, platform.machine())
+    text = recipe.source.read_bytes() + _HEADER.read_bytes() + repr(facts).encode()
+    digest = blake2b(text, digest_size=8).hexdigest()
+    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache"
+    return Path(base, "hvdtrain", "allocator", f"{recipe.name}-{digest}.so")
+
+
+def _find_compiler(environ: Mapping[str, str]) -> list[str]:
+    named = shlex.split(environ.get("CXX", ""))
+    for words in [named] if named else [[name] for name in _COMPILERS]:
+        if path := shutil.which(words[0], path=environ.get("PATH", "")):
+            return [path, *words[1:]]
+    raise AllocatorError(
+        f"no C++ compiler ({' '.join(named) or ', '.join(_COMPILERS)}): apt install g++, or load "
+        "your site's compiler module"
+    )
+
+
+def _compile(
+    recipe: Recipe, compiler: list[str], library: Path, environ: Mapping[str, str]
+) -> None:
+    flags = ["-O2", "-fPIC", "-shared", "-I", str(_HEADER.parent), *recipe.flags]
+    command = [*compiler, *flags, str(recipe.source), "-o", str(library), *recipe.libraries]
+    try:
+        done = subprocess.run(
+            command, env=dict(environ), capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise AllocatorError(f"{compiler[0]} takes more than {_TIMEOUT_SECONDS} s") from None
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+        raise AllocatorError(f"{compiler[0]} does not compile it: {lines[0]}")

@@ -1,0 +1,43 @@
+"""Element-wise maxima over the ranks of a node."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.engines.communicator import Pending
+from hvdtrain.engines.shared_memory.kernel import Team
+from hvdtrain.engines.shared_memory.peers import Peers
+
+__all__ = ["NodeMaximum"]
+
+
+class NodeMaximum(Pending):
+    """A maximum that all ranks start; see NodeGroup.start_max.
+
+    Args:
+        kernel: compiled kernel.
+        team: state of the node group.
+        values: at most 8 numbers, overwritten with the maxima.
+        peers: processes of the other ranks.
+    """
+
+    def __init__(
+        self, kernel: ctypes.CDLL, team: Team, values: npt.NDArray[np.uint64], peers: Peers
+    ) -> None:
+        self._kernel, self._team, self._peers = kernel, team, peers
+        self._numbers = (ctypes.c_uint64 * values.size).from_buffer(values.data)
+        kernel.hvd_start_max(team, self._numbers, values.size)
+
+    def test(self) -> bool:
+        return self._finish(0)
+
+    def wait(self) -> None:
+        while not self._finish(self._peers.check_nanoseconds):
+            self._peers.check()
+
+    def _finish(self, nanoseconds: int) -> bool:
+        numbers = self._numbers
+        return bool(self._kernel.hvd_finish_max(self._team, numbers, len(numbers), nanoseconds))

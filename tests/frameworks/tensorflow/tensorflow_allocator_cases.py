@@ -1,0 +1,133 @@
+"""Gradients that ranks read where TensorFlow has allocated them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvdtrain.tensorflow as hvd
+from hvdtrain.arrays import HostArray
+from hvdtrain.core.arrays.lending import Lending
+from hvdtrain.core.places.lent_bucket import LentBucket
+from hvdtrain.tensorflow.allocator.registration import why_no_allocator
+
+# Two are large enough to be served, and the small one is copied.
+SHAPES = [(160, 128), (130, 256), (8, 8)]
+STEPS, RATE, MOMENTUM = 6, 0.125, 0.5
+
+
+@contextmanager
+def noting() -> Iterator[list[bool]]:
+    """Note of each large gradient whether it was lent."""
+    noted: list[bool] = []
+    lend = Lending.lend
+
+    def note(self: Lending, bucket: LentBucket | None, index: int, array: HostArray) -> bool:
+        lent = lend(self, bucket, index, array)
+        if bucket is not None and array.nbytes >= 64 << 10:
+            noted.append(lent)
+        return lent
+
+    Lending.lend = note  # type: ignore[method-assign]
+    try:
+        yield noted
+    finally:
+        Lending.lend = lend  # type: ignore[method-assign]
+
+
+def factors(rank: int, step: int) -> list[Any]:
+    """Return two rows for each variable, small integers, whose product is its gradient."""
+    random = np.random.default_rng(100 * step + rank)
+    sizes = [size for shape in SHAPES for size in shape]
+    return [random.integers(-8, 9, size=(1, size)).astype(np.float32) for size in sizes]
+
+
+def local(rank: int, step: int) -> list[Any]:
+    """Return the gradients of a rank in a step."""
+    rows = factors(rank, step)
+    return [left.T @ right for left, right in zip(rows[::2], rows[1::2], strict=True)]
+
+
+def average(step: int, ranks: int | None = None) -> list[Any]:
+    """Return the average of the gradients of the first ranks; the others have zeros."""
+    size = hvd.size()
+    own = [local(rank, step) for rank in range(ranks or size)]
+    return [sum(each) / np.float32(size) for each in zip(*own, strict=True)]
+
+
+def reduced(variables: list[Any], rows: list[Any]) -> Any:
+    """Return the gradients of the sum of left @ variable @ right.T over all variables."""
+    triples = list(zip(rows[::2], variables, rows[1::2], strict=True))
+    with tf.GradientTape() as tape:
+        loss = sum(tf.reduce_sum((left @ v) * right) for left, v, right in triples)
+    return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+
+def large_gradients_are_not_copied() -> str:
+    assert not why_no_allocator(), why_no_allocator()
+    variables = [tf.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
+    optimizer = tf.keras.optimizers.SGD(RATE, momentum=MOMENTUM)
+    optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step(*rows: Any) -> None:
+        optimizer.apply(reduced(variables, list(rows)), variables)
+
+    want = [np.zeros(shape, np.float32) for shape in SHAPES]
+    velocities = [np.zeros(shape, np.float32) for shape in SHAPES]
+    with noting() as noted:
+        for number in range(STEPS):
+            step(*map(tf.constant, factors(hvd.rank(), number)))
+            for index, gradient in enumerate(average(number)):
+                velocities[index] = MOMENTUM * velocities[index] - RATE * gradient
+                want[index] = want[index] + velocities[index]
+    for variable, expected in zip(variables, want, strict=True):
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-4)
+    assert noted[-4:] == [True] * 4, noted
+    return b"".join(v.numpy().tobytes()[:8] for v in variables).hex()
+
+
+def lent_gradients_stay_what_they_are() -> None:
+    variables = [tf.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
+    optimizer.build(variables)
+    kept = []
+    with noting() as noted:
+        for number in range(STEPS):
+            own = [tf.constant(each) * 2.0 for each in local(hvd.rank(), number)]
+            optimizer.apply(own, variables)
+            kept.append((own, reduced(variables, factors(hvd.rank(), number))))
+    total = [np.zeros(shape, np.float32) for shape in SHAPES]
+    for number, (own, results) in enumerate(kept):
+        want = zip(own, local(hvd.rank(), number), results, average(number), strict=True)
+        for index, (mine, alone, result, mean) in enumerate(want):
+            np.testing.assert_array_equal(mine.numpy(), 2 * alone)
+            np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
+            total[index] -= 2 * mean
+    for variable, expected in zip(variables, total, strict=True):
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-4)
+    assert any(noted)
+
+
+def gradients_are_lent_while_a_rank_has_joined() -> None:
+    variables = [tf.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
+    for number in range(3):
+        reduced(variables, factors(hvd.rank(), number))
+    if hvd.rank() == 0:
+        results = reduced(variables, factors(0, 3))
+        for result, mean in zip(results, average(3, ranks=1), strict=True):
+            np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
+    hvd.join()
+    for result, mean in zip(reduced(variables, factors(hvd.rank(), 4)), average(4), strict=True):
+        np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
+
+
+CASES = [
+    large_gradients_are_not_copied,
+    lent_gradients_stay_what_they_are,
+    gradients_are_lent_while_a_rank_has_joined,
+]
