@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -112,6 +113,18 @@ class _Interrupted(ChannelObserver):
     def submitted(self, operation: Operation) -> None:
         raise KeyboardInterrupt
 
+    def proposed(self, operation: Operation) -> None:
+        pass
+
+    def agreed(self) -> None:
+        pass
+
+    def began(self, operation: Operation) -> None:
+        pass
+
+    def ended(self, operation: Operation, error: BaseException | None = None) -> None:
+        pass
+
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_an_operation_is_run_whose_submission_is_interrupted(ahead: int) -> None:
@@ -123,9 +136,8 @@ def test_an_operation_is_run_whose_submission_is_interrupted(ahead: int) -> None
     with pytest.raises(KeyboardInterrupt):
         first.submit(summed("x"))
     first.track = None
-    together(lambda: second.run(summed("x")))
-    for number in range(ahead):
-        together(lambda number=number: second.run(summed(f"ahead {number}")))
+    for name in ["x", *(f"ahead {number}" for number in range(ahead))]:
+        together(partial(second.run, summed(name)))
     close(channels)
     assert referee.faults == []
 
