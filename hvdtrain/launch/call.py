@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.called_rank import ADDRESS, KEY, Answer
+from hvdtrain.launch.called_rank import ADDRESS, KEY, STORE, Answer
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.mpirun import mpirun_command
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process
+from hvdtrain.ports import free_port
 from hvdtrain.world import promised_world
 
 __all__ = ["run"]
@@ -41,8 +42,9 @@ def run(
 ) -> list[Result]:
     """Call a function on every rank of a new job on this host, and return what each one returned.
 
-    The function calls init() itself. It may be defined in a notebook or inside another function.
-    What ranks print appears here.
+    The function calls init() itself, or torch.distributed.init_process_group(), whose variables
+    (RANK, WORLD_SIZE, MASTER_ADDR, ...) are set. It may be defined in a notebook or inside another
+    function. What ranks print appears here.
 
     Args:
         function: called on every rank; it, its arguments and its results are pickled.
@@ -69,6 +71,7 @@ def run(
         address = str(Path(session.folder) / "call")
         with _listen(address, np, key) as listener:
             variables = {SESSION: session.folder, ADDRESS: address, KEY: key.hex()}
+            variables[STORE] = f"127.0.0.1:{free_port()}"
             process = _start(np, variables, session.lifeline)
             with ThreadPoolExecutor(np) as pool:
                 talks = [pool.submit(_talk, listener, request, ranks, arrived) for _ in range(np)]

@@ -12,7 +12,7 @@ __all__ = ["faults"]
 
 _FOUNDATIONS = {
     *("", "arithmetic", "arrays", "buffer", "compiled", "config", "control_groups", "devices"),
-    *("errors", "memory", "polling", "streams", "topology", "types", "world"),
+    *("errors", "memory", "polling", "ports", "streams", "topology", "types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
 _BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}
@@ -42,7 +42,16 @@ _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
         *("process", "agreement", "collectives", "timeline", "stall", "places", "allocators"),
-        *("gradients", "compression", "prediction", "exchanges", "sharding", "", "arrays"),
+        *(
+            "gradients",
+            "compression",
+            "prediction",
+            "exchanges",
+            "sharding",
+            "membership",
+            "",
+            "arrays",
+        ),
     ],
     "torch": ["tensors", "operations", "allocator", "gradients", "sharding", "", "elastic"],
     "tensorflow": ["tensors", "allocator", "graph", "operations", "gradients", ""],
