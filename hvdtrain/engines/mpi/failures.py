@@ -233,7 +233,9 @@ def free_comm(comm: MPI.Comm) -> None:
 
 # mpi4py declares the results as communicators of any kind.
 def _shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
-    return cast("MPI.Intracomm", comm.Shrink())
+    made = cast("MPI.Intracomm", comm.Shrink())
+    _agree(comm, True)  # a rank that is still making what another one revokes would crash
+    return made
 
 
 def _split(comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:
