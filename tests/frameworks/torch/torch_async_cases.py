@@ -67,7 +67,7 @@ def sets_that_overlap() -> None:
     for _ in range(3):
         tensors = {number: torch.full((7,), float(number + rank)) for number in every}
 
-        def submit(number: int, tensors: dict[int, torch.Tensor] = tensors) -> hvd.Handle:
+        def submit(number: int, tensors: dict[int, torch.Tensor] = tensors) -> Any:
             return hvd.allreduce_async(tensors[number], name=f"overlap {number}", op=hvd.Sum)
 
         handles = {number: submit(number) for number in own}
