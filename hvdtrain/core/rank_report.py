@@ -11,7 +11,6 @@ import socket
 
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.ports import free_port
 
 __all__ = ["main"]
 
@@ -22,7 +21,7 @@ def main() -> None:
     topology = context.current().topology
     on_one_host = len(set(topology.hostnames)) == 1
     host = "127.0.0.1" if on_one_host else socket.gethostname()
-    address = f"{host}:{free_port()}"
+    address = f"{host}:{_free_port()}"
     report = {
         "rank": topology.rank,
         "size": topology.size,
@@ -33,6 +32,13 @@ def main() -> None:
     }
     context.shutdown()
     print(json.dumps(report), flush=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:  # which never listens
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 if __name__ == "__main__":

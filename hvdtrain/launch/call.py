@@ -23,7 +23,6 @@ from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.mpirun import mpirun_command
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process
-from hvdtrain.ports import free_port
 from hvdtrain.world import promised_world
 
 __all__ = ["run"]
@@ -71,7 +70,7 @@ def run(
         address = str(Path(session.folder) / "call")
         with _listen(address, np, key) as listener:
             variables = {SESSION: session.folder, ADDRESS: address, KEY: key.hex()}
-            variables[STORE] = f"127.0.0.1:{free_port()}"
+            variables[STORE] = _free_address()
             process = _start(np, variables, session.lifeline)
             with ThreadPoolExecutor(np) as pool:
                 talks = [pool.submit(_talk, listener, request, ranks, arrived) for _ in range(np)]
@@ -113,6 +112,13 @@ def _listen(address: str, np: int, key: bytes) -> Listener:
             f"run() cannot listen at {address} ({error}): set TMPDIR to a folder with a "
             "shorter path"
         ) from None
+
+
+def _free_address() -> str:
+    """Return an address of this host on which no process listens at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return "{}:{}".format(*probe.getsockname())
 
 
 def _start(np: int, variables: Mapping[str, str], lifeline: int) -> subprocess.Popen[str]:

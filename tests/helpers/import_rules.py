@@ -12,7 +12,7 @@ __all__ = ["faults"]
 
 _FOUNDATIONS = {
     *("", "arithmetic", "arrays", "buffer", "compiled", "config", "control_groups", "devices"),
-    *("errors", "memory", "polling", "ports", "streams", "topology", "types", "world"),
+    *("errors", "memory", "polling", "streams", "topology", "types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
 _BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}
@@ -28,7 +28,7 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     "launch": {"foundations"},
     "check": {"foundations", "launch"},
     # Programs: others start them and do not import them.
-    "probes": {"foundations", "engines", "torch"},
+    "probes": {"foundations", "engines", "torch", "tensorflow"},
     "horovod": _BELOW_TRAIN,
     "data": {"foundations", "core"},
     "train": _BELOW_TRAIN,

@@ -346,6 +346,7 @@ def gradients_whose_memory_the_program_moves() -> None:
                 model.share_memory()  # gradients, too
             sum(p.sum() for p in model if p is used or not late).mul(hvd.rank() + 1).backward()
             assert used.grad is not None
+            assert optimizer._exchanged.gradients is not None
             staying = optimizer._exchanged.gradients.buckets.staying
             stays = staying is not None and staying.arena.offset(used.grad.data_ptr()) is not None
             if late:  # the bucket is not reduced before step() flushes it
@@ -355,6 +356,8 @@ def gradients_whose_memory_the_program_moves() -> None:
                 assert "was moved to other memory between backward() and step()" in given
                 break
             optimizer.step()
-            for parameter in model if not late else [used]:
-                assert torch.equal(parameter.grad, torch.full_like(used, (hvd.size() + 1) / 2))
-                assert torch.equal(parameter.detach(), -parameter.grad * (step + 1))
+            mean = torch.full_like(used, (hvd.size() + 1) / 2)
+            for parameter in (used, used if late else other):
+                assert parameter.grad is not None
+                assert torch.equal(parameter.grad, mean)
+                assert torch.equal(parameter.detach(), -mean * (step + 1))
