@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "EXIT_CRASH",
     "EXIT_INTERRUPTED",
@@ -19,6 +21,7 @@ __all__ = [
     "OneRankError",
     "OneRankTrainingError",
     "PeerFailureError",
+    "RanksLostError",
     "RecipeError",
     "SystemLimitError",
     "TooManyPassesError",
@@ -66,6 +69,19 @@ class TrainingError(HvdtrainError):
 
 class PeerFailureError(HvdtrainError):
     """Another rank ended or failed while this one was waiting for it."""
+
+
+class RanksLostError(PeerFailureError):
+    """Ranks have ended, and the others can go on without them.
+
+    Args:
+        message: what has happened.
+        ranks: ranks that have ended, as far as this rank knows; others may know of more.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 class ConnectionLostError(PeerFailureError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.engines.capabilities import ANY_DEVICE, Capabilities
 from hvdtrain.engines.point_to_point import Pending, PointToPoint
 from hvdtrain.engines.slices import Slices
 from hvdtrain.engines.votes import Verdict, VotedReduction
@@ -24,72 +25,12 @@ __all__ = [
     "Capabilities",
     "Communicator",
     "EngineWorld",
+    "Failures",
     "Pending",
     "Pieces",
     "Verdict",
     "VotedReduction",
 ]
-
-
-class _AnyDevice(frozenset[str]):
-    """A set that contains every device type; listed as "any"."""
-
-    def __contains__(self, device: object) -> bool:
-        return True
-
-
-ANY_DEVICE = _AnyDevice({"any"})
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a communicator supports; the core refuses everything else and never casts.
-
-    Attributes:
-        reduces: element types that each reduction supports.
-        moves: element types that broadcast, allgather and alltoall support.
-        devices: supported device types of buffers ("cpu", "cuda"), or ANY_DEVICE.
-        concurrent: whether several communicators may be used at once, each by its own thread.
-        half_types: whether half types are reduced in place, and multiplied by factors in float32.
-        rounds_once: whether half types are then also added in float32 and rounded once, instead of
-            after each addition.
-        tree_sums: whether allreduce adds floating-point numbers along a binary tree over the ranks,
-            neighbors first and an odd one last, whatever their number and location.
-        point_to_point: whether there are messages between pairs of ranks.
-    """
-
-    reduces: Mapping[ReduceOp, frozenset[DType]]
-    moves: frozenset[DType]
-    devices: frozenset[str]
-    concurrent: bool
-    half_types: bool = False
-    rounds_once: bool = True
-    tree_sums: bool = False
-    point_to_point: bool = False
-
-    def unsupported(self, buffer: Buffer, op: ReduceOp | None = None) -> str | None:
-        """Return what about a buffer is not supported, or None if it can be moved or reduced.
-
-        Args:
-            buffer: buffer to move, or to reduce.
-            op: reduction; None for moving.
-        """
-        if (
-            buffer.device != "cpu"
-            and (reason := self.unsupported_device(buffer.device)) is not None
-        ):
-            return reason
-        if op is None:
-            return None if buffer.dtype in self.moves else f"moving {buffer.dtype.value}"
-        if buffer.dtype not in self.reduces.get(op, frozenset()):
-            return f"{op.value} of {buffer.dtype.value}"
-        return None
-
-    def unsupported_device(self, device: str) -> str | None:
-        """Return why memory on a device ("cuda:0") is not supported, or None if it is."""
-        if device.partition(":")[0] in self.devices:
-            return None
-        return f"memory on {device} (takes {', '.join(sorted(self.devices))})"
 
 
 # For each tensor the addresses of its elements and of the memory for the result, and the number of
@@ -342,6 +283,14 @@ class Communicator(ABC):
         """
         ctypes.memmove(buffer.pointer, source.pointer, source.nbytes)
 
+    def explained(self, error: BaseException) -> BaseException:
+        """Return what an error of this communicator means to the program (local).
+
+        Returns:
+            A RanksLostError if ranks have ended and the others can go on, otherwise the error.
+        """
+        return error
+
     @abstractmethod
     def close(self) -> None:
         """Free the communicator; further calls do nothing."""
@@ -349,6 +298,51 @@ class Communicator(ABC):
     @abstractmethod
     def abort(self, code: int) -> None:
         """End every rank of the job with this exit code, without waiting for any (local)."""
+
+
+class Failures(ABC):
+    """The ranks of a world that have ended, where the others can go on without them.
+
+    A rank that notices one calls `revoke`, so that all others notice it, whatever they wait for.
+    Each of them then calls `reopen`, and closes the communicators of this world.
+    """
+
+    @abstractmethod
+    def lost(self) -> tuple[int, ...]:
+        """Return the ranks that have ended, as far as this rank knows (local)."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Check that no rank has ended, and none has called `revoke` (local).
+
+        Raises:
+            RanksLostError: one has.
+        """
+
+    @abstractmethod
+    def revoke(self) -> None:
+        """Have all calls of all ranks on the communicators of this world fail (local).
+
+        They raise an error for which `Communicator.explained` returns a RanksLostError.
+        """
+
+    @abstractmethod
+    def agree(self, value: bool) -> bool:
+        """Return whether a value is true on all ranks, none of which has ended (collective).
+
+        The result is the same on all that are left, also after `revoke`. Before that, results of
+        other calls may differ between them.
+        """
+
+    @abstractmethod
+    def reopen(self) -> EngineWorld:
+        """Return a world of the ranks that are left, in the same order (collective over them).
+
+        Ranks may end meanwhile.
+
+        Raises:
+            SystemLimitError: a rank has reached a limit of the system (raised on all ranks).
+        """
 
 
 @dataclass(frozen=True)
@@ -361,6 +355,9 @@ class EngineWorld:
         communicator: communicator of all ranks.
         nodes: node number of each rank; ranks share memory if and only if theirs are equal.
         hostnames: host name of each rank.
+        failures: ranks that have ended; None if no rank can go on without another.
+        before: number of each rank in the world before this one, or else among the ranks that the
+            launcher has started; None if no rank can go on without another.
     """
 
     engine: str
@@ -368,3 +365,5 @@ class EngineWorld:
     communicator: Communicator
     nodes: tuple[int, ...]
     hostnames: tuple[str, ...]
+    failures: Failures | None = None
+    before: tuple[int, ...] | None = None

@@ -199,6 +199,9 @@ class OrderedCommunicator(Communicator):
     def put(self, source: Buffer, buffer: Buffer) -> None:
         self._inner.put(source, buffer)
 
+    def explained(self, error: BaseException) -> BaseException:
+        return self._inner.explained(error)
+
     def close(self) -> None:
         self._inner.close()
 

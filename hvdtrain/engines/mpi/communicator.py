@@ -17,6 +17,12 @@ from hvdtrain.engines.communicator import (
     Pieces,
     VotedReduction,
 )
+from hvdtrain.engines.mpi.failures import (
+    CHECK_SECONDS,
+    MpiFailures,
+    duplicate_comm,
+    split_comm,
+)
 from hvdtrain.engines.mpi.flat import FlatMpi
 from hvdtrain.engines.mpi.gpu import GpuMpi
 from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, open_hierarchy
@@ -55,6 +61,7 @@ class MpiCommunicator(Communicator):
         nodes: node number of each rank; None if ranks must not reduce in shared memory.
         kernel: result of load_kernel() if every rank has it; None on all ranks to use numpy.
         gpus: device types whose memory the library supports on every rank.
+        failures: failures of the world; None if they are not tolerated.
 
     Raises:
         SystemLimitError: a member has no file descriptors left (raised on all members); `comm` is
@@ -68,8 +75,9 @@ class MpiCommunicator(Communicator):
         nodes: Sequence[int] | None = None,
         kernel: ctypes.CDLL | None = None,
         gpus: frozenset[str] = frozenset(),
+        failures: MpiFailures | None = None,
     ) -> None:
-        self._comm = comm
+        self._comm, self._failures = comm, failures
         self._chunk_bytes = chunk_bytes
         self._host, self._gpu = FlatMpi(comm, chunk_bytes), GpuMpi(comm, chunk_bytes)
         self._gpus = gpus
@@ -98,14 +106,20 @@ class MpiCommunicator(Communicator):
         )
 
     def _share_memory(self) -> None:
-        comm, nodes, kernel = self._comm, self._nodes, self._kernel
+        comm, nodes, kernel, failures = self._comm, self._nodes, self._kernel, self._failures
         if nodes is None or len(nodes) == 1:
             return
         if len(set(nodes)) == 1 and kernel is not None:
-            # Any MPI call detects that mpirun has ended.
-            self._node_group = open_node_group(kernel, comm.Get_rank(), comm.allgather, comm.Iprobe)
+            rank, gather = comm.Get_rank(), comm.allgather
+            if failures is None:
+                # Any MPI call detects that mpirun has ended.
+                self._node_group = open_node_group(kernel, rank, gather, comm.Iprobe)
+            else:
+                self._node_group = open_node_group(
+                    kernel, rank, gather, failures.check, CHECK_SECONDS
+                )
         else:
-            self._hierarchy = open_hierarchy(comm, nodes, kernel)
+            self._hierarchy = open_hierarchy(comm, nodes, kernel, failures)
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         if self._node_group is not None:
@@ -237,15 +251,20 @@ class MpiCommunicator(Communicator):
     def split(self, ranks: Sequence[int]) -> MpiCommunicator | None:
         member = self.rank in ranks
         color = 0 if member else MPI.UNDEFINED
-        comm = self._comm.Split(color, list(ranks).index(self.rank) if member else 0)
+        key = list(ranks).index(self.rank) if member else 0
+        if self._failures is not None and list(ranks) == list(range(self.size)):
+            comm = self._failures.duplicate(self._comm)
+        else:
+            comm = split_comm(self._failures, self._comm, color, key)
         if not member:
             return None
         nodes = None if self._nodes is None else [self._nodes[rank] for rank in ranks]
-        comm = MPI.Intracomm(comm)
-        return MpiCommunicator(comm, self._chunk_bytes, nodes, self._kernel, self._gpus)
+        return MpiCommunicator(
+            comm, self._chunk_bytes, nodes, self._kernel, self._gpus, self._failures
+        )
 
     def point_to_point(self) -> MpiPointToPoint:
-        return MpiPointToPoint(self._comm.Dup(), self._chunk_bytes)
+        return MpiPointToPoint(duplicate_comm(self._failures, self._comm), self._chunk_bytes)
 
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
         self._require(device)
@@ -267,6 +286,9 @@ class MpiCommunicator(Communicator):
             super().put(source, buffer)
         else:
             self._kernel.hvd_copy(buffer.pointer, source.pointer, source.nbytes)
+
+    def explained(self, error: BaseException) -> BaseException:
+        return error if self._failures is None else self._failures.explained(error)
 
     def close(self) -> None:
         for shared in (self._node_group, self._hierarchy):

@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -30,6 +30,8 @@ from hvdtrain.world import promised_world
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from hvdtrain.engines.mpi.failures import MpiFailures
+
 __all__ = ["open_world"]
 
 
@@ -48,6 +50,7 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
     library = _library(MPI)
     _refuse_foreign_launcher(library, environ)
     if not MPI.Is_initialized():
+        _prepare_for_failures(os.environ)
         MPI.Init_thread(_thread_level(MPI))
         atexit.register(_finalize, MPI, os.getpid())
 
@@ -66,11 +69,32 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
 
 
 def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
+    from hvdtrain.engines.mpi.failures import open_among_survivors, tolerates_failures
+
+    def open_with(failures: MpiFailures) -> EngineWorld:
+        nonlocal config  # the next rank 0 has that of this one
+        world = failures.duplicate(failures.comm)
+        config = world.bcast(config)
+        return _open(MPI, world, library, config, failures)
+
+    if tolerates_failures():
+        return open_among_survivors(MPI.COMM_WORLD, open_with)
+    world = MPI.COMM_WORLD.Dup()
+    config = world.bcast(config)  # ranks on other hosts may lack rank 0's variables
+    return _open(MPI, world, library, config, None)
+
+
+def _open(
+    MPI: ModuleType,
+    world: MPI.Intracomm,
+    library: str,
+    config: Config,
+    failures: MpiFailures | None,
+) -> EngineWorld:
+    """Open the world of a communicator, which it takes over (collective)."""
     from hvdtrain.engines.mpi.communicator import MpiCommunicator
     from hvdtrain.engines.mpi.gpu import gpu_devices
 
-    world = MPI.COMM_WORLD.Dup()
-    config = world.bcast(config)  # ranks on other hosts may lack rank 0's variables
     nodes = detect_nodes(world.allgather)
     machines = world.allgather(machine_identity())
     shares = config.shared_memory != "0"
@@ -86,10 +110,23 @@ def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
     return EngineWorld(
         engine="mpi",
         library=library,
-        communicator=MpiCommunicator(world, config.chunk_bytes, shared, kernel, gpus),
+        communicator=MpiCommunicator(world, config.chunk_bytes, shared, kernel, gpus, failures),
         nodes=nodes,
         hostnames=tuple(name for _, name in machines),
+        failures=failures,
     )
+
+
+def _prepare_for_failures(environ: MutableMapping[str, str]) -> None:
+    """Complete what `mpirun --with-ft ulfm` sets, before MPI is initialized (local)."""
+    if environ.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
+        return
+    # Open MPI 5.0.11's collectives for several hosts crash after a failure.
+    coll = environ.get("OMPI_MCA_coll", "^hcoll,portals4")
+    if coll.startswith("^") and "han" not in coll[1:].split(","):
+        environ["OMPI_MCA_coll"] = f"{coll},han"
+    # A rank that tells others of a failure connects to them, which blocks if one has ended.
+    environ.setdefault("OMPI_MCA_mpi_preconnect_mpi", "1")
 
 
 def _thread_level(MPI: ModuleType) -> int:
@@ -101,7 +138,13 @@ def _thread_level(MPI: ModuleType) -> int:
 
 
 def _finalize(MPI: ModuleType, process_id: int) -> None:
-    if os.getpid() == process_id and not MPI.Is_finalized():
+    if os.getpid() != process_id or MPI.Is_finalized():
+        return
+    from hvdtrain.engines.mpi.failures import tolerates_failures
+
+    # MPI_Finalize waits for all ranks, at times for ever after one has ended. Where failures are
+    # tolerated, mpirun takes a rank that leaves it out for one that has ended well.
+    if not tolerates_failures():
         MPI.Finalize()
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.engines.mpi.failures import CHECK_SECONDS, MpiFailures, split_comm
 from hvdtrain.engines.mpi.slices import NodeSlices
 from hvdtrain.engines.mpi.types import MPI_OPS, typed
 from hvdtrain.engines.shared_memory.node_group import NodeGroup
@@ -39,7 +40,10 @@ _LEAST_BYTES_WITHIN = 256 << 10
 
 
 def open_hierarchy(
-    comm: MPI.Intracomm, nodes: Sequence[int], kernel: ctypes.CDLL | None
+    comm: MPI.Intracomm,
+    nodes: Sequence[int],
+    kernel: ctypes.CDLL | None,
+    failures: MpiFailures | None = None,
 ) -> NodeHierarchy | None:
     """Set up shared memory within each node (collective).
 
@@ -47,6 +51,7 @@ def open_hierarchy(
         comm: communicator of all ranks.
         nodes: node number of each rank.
         kernel: result of load_kernel() if every rank has it; None on all ranks to use numpy.
+        failures: failures of the world; None if they are not tolerated.
 
     Returns:
         The hierarchy; None on every rank if a node cannot share memory, or if no node has two
@@ -59,9 +64,9 @@ def open_hierarchy(
     if max(counts) == 1:
         return None
     rank = comm.Get_rank()
-    local = comm.Split(nodes[rank], rank)
+    local = split_comm(failures, comm, nodes[rank], rank)
     try:
-        group = _agree(comm, lambda: _open_node(local, kernel), _close)
+        group = _agree(comm, lambda: _open_node(local, kernel, failures), _close)
     except SystemLimitError:
         local.Free()
         raise
@@ -70,14 +75,20 @@ def open_hierarchy(
         return None
     owners = min(counts)
     index = local.Get_rank()
-    across = comm.Split(index if index < owners else MPI.UNDEFINED, rank)
+    color = index if index < owners else MPI.UNDEFINED
+    across = split_comm(failures, comm, color, rank)
     return NodeHierarchy(comm, local, across, group, owners, len(counts))
 
 
-def _open_node(local: MPI.Comm, kernel: ctypes.CDLL | None) -> _AnyNodeGroup | None:
+def _open_node(
+    local: MPI.Comm, kernel: ctypes.CDLL | None, failures: MpiFailures | None
+) -> _AnyNodeGroup | None:
     if kernel is None:
         return open_numpy_node_group(local)
-    return open_node_group(kernel, local.Get_rank(), local.allgather)
+    if failures is None:
+        return open_node_group(kernel, local.Get_rank(), local.allgather)
+    # The rank for which this one waits may itself wait for one of another node that has ended.
+    return open_node_group(kernel, local.Get_rank(), local.allgather, failures.check, CHECK_SECONDS)
 
 
 def _close(group: _AnyNodeGroup | None) -> None:

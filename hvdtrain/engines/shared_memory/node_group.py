@@ -14,7 +14,7 @@ from hvdtrain.engines.communicator import Pending, Pieces, Verdict
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
 from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory
 from hvdtrain.engines.shared_memory.node_maximum import NodeMaximum
-from hvdtrain.engines.shared_memory.peers import CHECK_NANOSECONDS, Peers
+from hvdtrain.engines.shared_memory.peers import Peers
 from hvdtrain.engines.shared_memory.voted_reduction import VERDICTS, NodeVotedReduction
 from hvdtrain.types import DType, ReduceOp
 
@@ -44,7 +44,7 @@ class NodeGroup:
         kernel: compiled kernel.
         rank: rank of this process on the node.
         memory: one slot and one staging area for each rank.
-        peers: processes of the other ranks, checked about once a second during use.
+        peers: processes of the other ranks, checked now and then during use.
         allgather: function that gathers one picklable value per rank, in rank order.
         spin_nanoseconds: time to spin on a flag before sleeping.
     """
@@ -230,7 +230,7 @@ class NodeGroup:
         self._describe(dtype, op, prescale, postscale)
 
     def _finish(self, call: Callable[[Task, int], int]) -> int:
-        while not (result := call(self._task, CHECK_NANOSECONDS)):
+        while not (result := call(self._task, self.peers.check_nanoseconds)):
             self.peers.check()
         return result
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from hvdtrain.engines.communicator import Pending
 from hvdtrain.engines.shared_memory.kernel import Team
-from hvdtrain.engines.shared_memory.peers import CHECK_NANOSECONDS, Peers
+from hvdtrain.engines.shared_memory.peers import Peers
 
 __all__ = ["NodeMaximum"]
 
@@ -35,7 +35,7 @@ class NodeMaximum(Pending):
         return self._finish(0)
 
     def wait(self) -> None:
-        while not self._finish(CHECK_NANOSECONDS):
+        while not self._finish(self._peers.check_nanoseconds):
             self._peers.check()
 
     def _finish(self, nanoseconds: int) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hvdtrain.engines.allgather import Allgather
 from hvdtrain.engines.shared_memory.memory import share_memory, warn_once
 from hvdtrain.engines.shared_memory.node_group import CHUNK_BYTES, SLOT_BYTES, NodeGroup
-from hvdtrain.engines.shared_memory.peers import Peers
+from hvdtrain.engines.shared_memory.peers import CHECK_SECONDS, Peers
 from hvdtrain.engines.shared_memory.processes import PeerWatch
 from hvdtrain.engines.shared_memory.system_errors import (
     SystemFailure,
@@ -29,6 +29,7 @@ def open_node_group(
     rank: int,
     allgather: Allgather,
     check_launcher: Callable[[], object] = bool,
+    check_seconds: float = CHECK_SECONDS,
 ) -> NodeGroup | None:
     """Set up shared memory among the ranks of one node (collective).
 
@@ -36,8 +37,9 @@ def open_node_group(
         kernel: result of load_kernel().
         rank: rank of this process on the node.
         allgather: function that gathers one picklable value per rank of the node, in rank order.
-        check_launcher: function called about once a second during use, to detect that the launcher
-            has ended.
+        check_launcher: function called now and then during use, to detect that the launcher has
+            ended.
+        check_seconds: how often it is called, and peers are checked.
 
     Returns:
         The group, or None on every rank if memory cannot be shared; one of them then logs why.
@@ -64,7 +66,7 @@ def open_node_group(
         return None
     cores = set[int]().union(*(cores for _, cores in processes))
     spin = _SPIN_NANOSECONDS if len(processes) <= len(cores) else 0
-    peers = Peers(watch, len(processes), check_launcher)
+    peers = Peers(watch, len(processes), check_launcher, check_seconds)
     return NodeGroup(kernel, rank, memory, peers, allgather, spin)
 
 

@@ -8,13 +8,10 @@ from collections.abc import Callable
 from hvdtrain.engines.shared_memory.processes import PeerWatch
 from hvdtrain.errors import PeerFailureError
 
-__all__ = ["CHECK_NANOSECONDS", "Peers"]
+__all__ = ["CHECK_SECONDS", "Peers"]
 
-# After this time in the kernel, signals are handled and peers are checked.
-CHECK_NANOSECONDS = 1_000_000_000
-
-# How often to check between short calls.
-_CHECK_SECONDS = 1.0
+# How often to handle signals, and to check peers.
+CHECK_SECONDS = 1.0
 
 
 class Peers:
@@ -24,15 +21,26 @@ class Peers:
         watch: watch on the processes.
         size: number of ranks of the node.
         check_launcher: function that detects that the launcher has ended.
+        check_seconds: how often to check.
+
+    Attributes:
+        check_nanoseconds: time in the kernel after which signals are handled and peers are checked.
     """
 
-    def __init__(self, watch: PeerWatch, size: int, check_launcher: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        watch: PeerWatch,
+        size: int,
+        check_launcher: Callable[[], object],
+        check_seconds: float = CHECK_SECONDS,
+    ) -> None:
         self._watch, self._size, self._check_launcher = watch, size, check_launcher
-        self._checked = time.monotonic()
+        self._check_seconds, self._checked = check_seconds, time.monotonic()
+        self.check_nanoseconds = int(check_seconds * 1e9)
 
     def check_now_and_then(self) -> None:
-        """Check as `check` does, about once a second."""
-        if time.monotonic() - self._checked > _CHECK_SECONDS:
+        """Check as `check` does, unless that was done a moment ago."""
+        if time.monotonic() - self._checked > self._check_seconds:
             self.check()
 
     def check(self) -> None:

@@ -6,7 +6,7 @@ import ctypes
 
 from hvdtrain.engines.shared_memory.kernel import KernelCalls, Task
 from hvdtrain.engines.shared_memory.memory import NodeArena
-from hvdtrain.engines.shared_memory.peers import CHECK_NANOSECONDS, Peers
+from hvdtrain.engines.shared_memory.peers import Peers
 from hvdtrain.engines.votes import Verdict, VotedReduction
 
 __all__ = ["VERDICTS", "NodeVotedReduction"]
@@ -23,7 +23,7 @@ class NodeVotedReduction(VotedReduction):
         task: reduction; source, data and ballot are set by calls.
         arena: memory in which ranks can access one another's data, if the elements may be in it;
             None for so few that they are carried beside the vote.
-        peers: processes of the other ranks, checked about once a second.
+        peers: processes of the other ranks, checked now and then.
     """
 
     def __init__(
@@ -40,10 +40,11 @@ class NodeVotedReduction(VotedReduction):
         self._peers.check_now_and_then()
         if self._arena is not None:
             self._locate(self._arena, source, target)
-        verdict = self._calls.vote(self._address, ballot, source, target, CHECK_NANOSECONDS)
+        nanoseconds = self._peers.check_nanoseconds
+        verdict = self._calls.vote(self._address, ballot, source, target, nanoseconds)
         while not verdict:
             self._peers.check()
-            verdict = self._calls.resume(self._address, CHECK_NANOSECONDS)
+            verdict = self._calls.resume(self._address, nanoseconds)
         return VERDICTS[verdict]
 
     def _locate(self, arena: NodeArena, source: int, target: int) -> None:

@@ -1,0 +1,221 @@
+"""Ranks that end while the others go on: Open MPI's user-level failure mitigation (ULFM)."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+from mpi4py import MPI
+
+from hvdtrain.engines.communicator import EngineWorld, Failures
+from hvdtrain.errors import PeerFailureError, RanksLostError, SystemLimitError
+from hvdtrain.polling import poll_until
+from hvdtrain.topology import format_ranks
+
+__all__ = [
+    "CHECK_SECONDS",
+    "MpiFailures",
+    "duplicate_comm",
+    "open_among_survivors",
+    "split_comm",
+    "tolerates_failures",
+]
+
+# How often a rank that waits in shared memory looks for failures.
+CHECK_SECONDS = 0.1
+
+# MPI_FT of Open MPI's mpi.h, a key that mpi4py does not name.
+_FAULT_TOLERANT = 12
+
+_LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+
+
+def tolerates_failures() -> bool:
+    """Return whether ranks can go on when another ends, as under mpirun --with-ft ulfm (local)."""
+    name, version = MPI.get_vendor()
+    if name != "Open MPI" or version < (5,):
+        return False
+    address = MPI.COMM_WORLD.Get_attr(_FAULT_TOLERANT)
+    return isinstance(address, int) and ctypes.c_int.from_address(address).value != 0
+
+
+def open_among_survivors(
+    comm: MPI.Intracomm, open_world: Callable[[MpiFailures], EngineWorld]
+) -> EngineWorld:
+    """Return a world of those ranks of a communicator that are left (collective over them).
+
+    Args:
+        comm: communicator, which may be revoked.
+        open_world: function that opens a world on all ranks of `MpiFailures.comm` (collective); it
+            is called again if one of them ends meanwhile.
+    """
+    while True:
+        failures = MpiFailures(_shrunk(comm), open_world)
+        world, reason = None, None
+        try:
+            world = open_world(failures)
+        except SystemLimitError:  # on every rank
+            raise
+        except Exception as error:  # what a call that was broken off returns may be anything
+            reason = error
+            failures.revoke()  # the others may wait for this rank
+        if failures.agree(world is not None):
+            assert world is not None
+            before = failures.comm.Get_group().Translate_ranks(None, comm.Get_group())
+            return replace(world, before=tuple(before))
+        failures.revoke()
+        if world is not None:
+            world.communicator.close()
+        # The ranks that have ended are known to all that have agreed.
+        if reason is not None and not isinstance(failures.explained(reason), RanksLostError):
+            raise reason
+
+
+class MpiFailures(Failures):
+    """The ranks of a world that have ended.
+
+    Args:
+        comm: communicator of all ranks, without other users.
+        open_world: see `open_among_survivors`.
+
+    Attributes:
+        comm: the communicator.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, open_world: Callable[[MpiFailures], EngineWorld]
+    ) -> None:
+        self.comm, self._open_world = comm, open_world
+        self._lock = threading.Lock()
+        self._derived: list[MPI.Comm] = []
+
+    def split(self, parent: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:
+        """Split a communicator, on all of its ranks or on none (collective).
+
+        Ranks that revoke all that they have then reach every rank that waits for them.
+
+        Args:
+            parent: communicator of all ranks that call this.
+            color, key: as for MPI_Comm_split.
+
+        Raises:
+            RanksLostError: on all ranks, one has ended.
+        """
+        made: MPI.Intracomm | None = None
+        try:
+            made = _split(parent, color, key)
+        except MPI.Exception as error:
+            if not isinstance(self.explained(error), RanksLostError):
+                raise
+            parent.Revoke()  # others may wait for this rank within MPI_Comm_split
+        if not _agree(parent, made is not None):
+            raise self._error()
+        assert made is not None
+        return self._added(made)
+
+    def duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        """Return another communicator of the same ranks (collective); see `split`."""
+        # If a rank ends within MPI_Comm_dup, others crash or wait for ever.
+        made = _shrunk(comm)
+        if made.size < comm.size:
+            raise self._error()
+        return self._added(made)
+
+    def _added(self, made: MPI.Intracomm) -> MPI.Intracomm:
+        with self._lock:
+            self._derived = [comm for comm in self._derived if comm != MPI.COMM_NULL]  # freed
+            self._derived.append(made)
+        return made
+
+    def lost(self) -> tuple[int, ...]:
+        failed = self.comm.Get_failed()
+        return tuple(sorted(failed.Translate_ranks(None, self.comm.Get_group())))
+
+    def check(self) -> None:
+        if self._notices():
+            raise self._error()
+
+    def revoke(self) -> None:
+        with self._lock:
+            for comm in (self.comm, *self._derived):
+                if comm != MPI.COMM_NULL and not comm.Is_revoked():
+                    comm.Revoke()
+
+    def agree(self, value: bool) -> bool:
+        return _agree(self.comm, value)
+
+    def reopen(self) -> EngineWorld:
+        self.revoke()
+        return open_among_survivors(self.comm, self._open_world)
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Return the RanksLostError that an error of MPI or of a wait means, if it means one."""
+        if isinstance(error, RanksLostError) or not isinstance(error, Exception):
+            return error
+        tells = isinstance(error, PeerFailureError) or (
+            isinstance(error, MPI.Exception) and error.Get_error_class() in _LOST
+        )
+        # Ranks that have ended also cause other errors, as of broken connections.
+        return self._error() if tells or self._notices() else error
+
+    def _notices(self) -> bool:
+        with suppress(MPI.Exception):
+            self.comm.Iprobe()  # MPI learns of ends, and of other ranks' revoke(), within calls
+        with self._lock:
+            comms = [comm for comm in (self.comm, *self._derived) if comm != MPI.COMM_NULL]
+        return any(comm.Is_revoked() for comm in comms) or bool(self.lost())
+
+    def _error(self) -> RanksLostError:
+        ranks = self.lost()
+        who = f"{format_ranks(ranks)} ended" if ranks else "a rank has ended"
+        title = f"[rank {self.comm.rank}/{self.comm.size}]"
+        return RanksLostError(f"{title} {who}: look for its own message", ranks)
+
+
+def split_comm(
+    failures: MpiFailures | None, comm: MPI.Intracomm, color: int, key: int
+) -> MPI.Intracomm:
+    """Split a communicator, in the way that suits the world (collective).
+
+    Args:
+        failures: failures of the world; None if they are not tolerated.
+        comm, color, key: as for MPI_Comm_split.
+    """
+    return _split(comm, color, key) if failures is None else failures.split(comm, color, key)
+
+
+def duplicate_comm(failures: MpiFailures | None, comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Duplicate a communicator, in the way that suits the world (collective).
+
+    Args:
+        failures: failures of the world; None if they are not tolerated.
+        comm: communicator.
+    """
+    return comm.Dup() if failures is None else failures.duplicate(comm)
+
+
+# mpi4py declares the results as communicators of any kind.
+def _shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
+    return cast("MPI.Intracomm", comm.Shrink())
+
+
+def _split(comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:
+    return cast("MPI.Intracomm", comm.Split(color, key))
+
+
+def _agree(comm: MPI.Comm, value: bool) -> bool:
+    """Return whether a value is true on all ranks, none of which has ended (collective).
+
+    The result is the same on all that are left, also if the communicator is revoked.
+    """
+    flag = np.array([value], np.int32)
+    try:
+        poll_until(comm.Iagree(flag).Test)
+    except MPI.Exception:  # raised on all, if one has ended
+        return False
+    return bool(flag[0])

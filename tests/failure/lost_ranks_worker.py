@@ -1,0 +1,133 @@
+"""Ranks of which some are killed, while the others go on without them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from ranks import report
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.config import Config
+from hvdtrain.engines.communicator import Communicator, EngineWorld
+from hvdtrain.engines.registry import open_world
+from hvdtrain.errors import RanksLostError
+from hvdtrain.types import ReduceOp
+
+# More than is staged at once, and enough for the slices of a hierarchy.
+COUNT = 400_000
+ENOUGH_SECONDS = 0.05
+
+
+class Survivor:
+    """A rank that goes on without those that are killed.
+
+    Attributes:
+        world: ranks that are left.
+        left: their numbers, as the launcher has started them.
+        own: number of this rank among these.
+    """
+
+    def __init__(self, world: EngineWorld) -> None:
+        self.world, self.own = world, world.communicator.rank
+        self.left = list(range(world.communicator.size))
+
+    def go_on_without(
+        self, lost: Sequence[int], call: Callable[[Communicator], object], then: int | None = None
+    ) -> None:
+        """Have ranks be killed in the middle of a call, and one more while the rest reopens."""
+        expected = [number for number in self.left if number not in (*lost, then)]
+        if self.own in lost:
+            threading.Timer(ENOUGH_SECONDS, _be_killed).start()
+        while self.left != expected:
+            try:
+                call(self.world.communicator)
+            except Exception as error:
+                explained = self.world.communicator.explained(error)
+                if not isinstance(explained, RanksLostError):
+                    raise
+                assert {self.left[rank] for rank in explained.ranks} <= {*lost, then}
+                if self.own == then:
+                    threading.Timer(0.002, _be_killed).start()
+                self._reopen()
+        self._check_world()
+
+    def _reopen(self) -> None:
+        assert self.world.failures is not None
+        before, self.world = self.world, self.world.failures.reopen()
+        before.communicator.close()
+        assert self.world.before is not None
+        self.left = [self.left[rank] for rank in self.world.before]
+
+    def _check_world(self) -> None:
+        """Sum, gather and send among those that are left, and agree with them."""
+        communicator, failures = self.world.communicator, self.world.failures
+        assert failures is not None
+        assert (communicator.size, self.left[communicator.rank]) == (len(self.left), self.own)
+        array = np.full(COUNT, self.own + 1, np.float32)
+        communicator.allreduce(Buffer.of(array), ReduceOp.SUM, postscale=2.0)
+        assert (array == 2 * sum(number + 1 for number in self.left)).all()
+        gathered = np.empty(len(self.left), np.int64)
+        own = Buffer.of(np.array([self.own]))
+        communicator.allgather(own, Buffer.of(gathered), [1] * len(self.left))
+        assert gathered.tolist() == self.left
+        sent = np.array([self.own])
+        communicator.broadcast(Buffer.of(sent), len(self.left) - 1)
+        assert sent.tolist() == self.left[-1:]
+        failures.check()
+        assert failures.agree(True)
+        assert not failures.agree(communicator.rank > 0)
+
+
+def _be_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reduce(communicator: Communicator) -> None:
+    communicator.allreduce(Buffer.of(np.ones(COUNT, np.float32)), ReduceOp.SUM)
+
+
+def vote(communicator: Communicator) -> None:
+    communicator.start_max(np.zeros(3, np.uint64)).wait()
+
+
+def split(communicator: Communicator) -> None:
+    """Make communicators all the time, and use each once."""
+    part = communicator.split(range(communicator.size))
+    assert part is not None
+    try:
+        vote(part)
+    except Exception as error:
+        raise part.explained(error) from error
+    part.close()
+
+
+def is_only_slow(survivor: Survivor, slow: int) -> None:
+    """Stop a rank for longer than it takes to notice a failure; nobody takes it for dead."""
+    communicator = survivor.world.communicator
+    processes = np.empty(communicator.size, np.int64)
+    own = Buffer.of(np.array([os.getpid()]))
+    communicator.allgather(own, Buffer.of(processes), [1] * communicator.size)
+    if survivor.own == 0:
+        process = int(processes[slow])
+        os.kill(process, signal.SIGSTOP)
+        threading.Timer(1.0, os.kill, [process, signal.SIGCONT]).start()
+    for _ in range(3):
+        reduce(communicator)
+        vote(communicator)
+
+
+def main() -> None:
+    survivor = Survivor(open_world("mpi", Config.from_environ(os.environ), os.environ))
+    is_only_slow(survivor, 1)
+    survivor.go_on_without([4], reduce)
+    survivor.go_on_without([0], vote)
+    survivor.go_on_without([5], split, then=3)
+    report(4, survivor.left)
+
+
+if __name__ == "__main__":
+    main()

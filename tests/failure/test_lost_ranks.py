@@ -1,0 +1,41 @@
+"""Ranks that are killed while the others go on, which Open MPI's ULFM makes possible."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from ranks import launch
+from segments import no_new_segments
+
+WORKER = Path(__file__).parent / "lost_ranks_worker.py"
+TOLERATE = ["--with-ft", "ulfm"]
+LEFT = [1, 2]  # of six
+
+
+def survive(env: Mapping[str, object], **how: Any) -> None:
+    """Run the worker, and check that those are left that nobody has killed."""
+    with no_new_segments(), launch(WORKER, 6, env=env, **how) as job:
+        done = job.wait(120)
+        if done.returncode != 0:
+            job.fail(f"exit code {done.returncode}")
+        job.assert_nothing_left()
+        results = {path.stem: path.read_text() for path in job.results_folder.glob("*.json")}
+    assert {rank: json.loads(text)["payload"] for rank, text in results.items()} == {
+        str(rank): LEFT for rank in LEFT
+    }
+
+
+@pytest.mark.parametrize("shared_memory", ["1", "0", pytest.param("numpy", marks=pytest.mark.soak)])
+def test_the_others_go_on(shared_memory: str) -> None:
+    survive({"HVDTRAIN_SHARED_MEMORY": shared_memory}, launcher_args=TOLERATE)
+
+
+def test_the_others_go_on_on_two_hosts(tmp_path: Path) -> None:
+    require_hosts()
+    hostfile = write_hostfile(tmp_path / "hosts", "openmpi", [3, 3])
+    survive({}, hostfile=hostfile, launcher_args=[*AGENT_ARGS["openmpi"], *TOLERATE])
