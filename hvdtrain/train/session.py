@@ -8,6 +8,7 @@ from typing import Any
 
 from hvdtrain.core import context
 from hvdtrain.core.context import Recovery
+from hvdtrain.core.elastic import tells_of_lost_ranks
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
@@ -22,7 +23,7 @@ from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import RecipeFactory, TrainingSetup, set_up
-from hvdtrain.train.survivors import Standing, agree, obstacle, tells_of_lost_ranks
+from hvdtrain.train.survivors import Standing, agree, obstacle
 from hvdtrain.train.terminal import Terminal, on_terminal
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers

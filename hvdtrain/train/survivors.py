@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.core import context
-from hvdtrain.core.context import Context
 from hvdtrain.core.objects import allgather_object, broadcast_object
-from hvdtrain.errors import RanksLostError
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState
 from hvdtrain.train.options import TrainOptions
@@ -18,7 +16,7 @@ from hvdtrain.train.progress import Progress
 from hvdtrain.train.records.results import drop_lines_after
 from hvdtrain.train.resume import RunStart, WorldSettings
 
-__all__ = ["MemoryLoader", "Standing", "agree", "obstacle", "tells_of_lost_ranks"]
+__all__ = ["MemoryLoader", "Standing", "agree", "obstacle"]
 
 
 @dataclass(frozen=True)
@@ -123,19 +121,3 @@ def obstacle(options: TrainOptions) -> str:
     if options.shard_optimizer:
         return "--shard-optimizer"
     return "--virtual-shards" if options.virtual_shards is not None else ""
-
-
-def tells_of_lost_ranks(error: Exception, world: Context) -> bool:
-    """Return whether an error means that ranks have ended, and the others can go on (local).
-
-    Args:
-        error: error of training; frameworks may have replaced the one that hvdtrain raised.
-        world: the ranks.
-    """
-    if world.failures is None:
-        return False
-    try:
-        world.failures.check()
-    except RanksLostError:
-        return True
-    return isinstance(error, RanksLostError)

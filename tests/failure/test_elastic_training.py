@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -33,7 +34,10 @@ def survive(folder: Path, ranks: int, kills: str, *more: object) -> dict[str, An
     """Train while ranks kill themselves, check the files, and return the summary."""
     out, ledger = folder / "out", folder / "ledger"
     env = {"KILLS": kills, "HVDTRAIN_LEDGER": ledger}
-    with no_new_segments(), launch(words(out, *more), ranks, env=env, launcher_args=TOLERATE) as job:
+    with (
+        no_new_segments(),
+        launch(words(out, *more), ranks, env=env, launcher_args=TOLERATE) as job,
+    ):
         done = job.wait(120)
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
@@ -94,8 +98,7 @@ KILLS = [
     "1:13:forward 2:13:forward",
     "0:4:forward 1:20:backward",
     "0:1:evaluation",
-    "1:2:evaluation",
-    "2:1:evaluation",
+    "0:3:evaluation",
 ]
 
 
@@ -104,6 +107,17 @@ KILLS = [
 def test_ranks_are_killed(kills: str, tmp_path: Path, alone: dict[str, Any]) -> None:
     """At other moments, two at once, and one after the other."""
     require_like(survive(tmp_path, 4, kills), alone)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10))
+def test_any_ranks_are_killed(seed: int, tmp_path: Path, alone: dict[str, Any]) -> None:
+    """At moments that a seed draws, also while rank 0 writes a checkpoint."""
+    draw = random.Random(seed)
+    lost = draw.sample(range(4), draw.randint(1, 3))
+    moments = ("forward", "backward", "update")
+    kills = " ".join(f"{rank}:{draw.randint(1, 20)}:{draw.choice(moments)}" for rank in lost)
+    require_like(survive(tmp_path, 4, kills, "--checkpoint-every", "1step"), alone)
 
 
 @pytest.mark.soak
