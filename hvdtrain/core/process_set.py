@@ -74,7 +74,8 @@ class ProcessSet:
         """Return the channel of the set (local).
 
         Raises:
-            ValueError: the set is not registered, or this rank does not belong to it.
+            ValueError: the set is not registered, this rank does not belong to it, or all of its
+                ranks have ended.
         """
         here = context.current()
         ranks = self._registered()
@@ -83,6 +84,12 @@ class ProcessSet:
                 f"{self} is not registered: pass it to init() or add_process_set() first"
             )
         channel = here.process_set_channels.get(self.process_set_id)
+        if channel is None and not ranks:
+            were = ", ".join(map(str, here.emptied.get(self.process_set_id or 0, ())))
+            raise ValueError(
+                f"{here.topology.title} process set {self.process_set_id} has no rank left "
+                f"(were {were}): remove it, or use another one"
+            )
         if channel is None:
             raise ValueError(
                 f"{here.topology.title} does not belong to the process set of ranks {ranks}"
@@ -190,6 +197,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     _refuse_different(here.process_sets[number])
     del here.process_sets[number]
+    here.emptied.pop(number, None)
     channel = here.process_set_channels.pop(number, None)
     if channel is not None:
         close_unused_plans(channel)

@@ -38,17 +38,17 @@ LAUNCHES = {
     for np, cases in {
         1: ["mpi", "gloo", "hidden", "mpi-hidden"],
         2: ["mpi", "mpi SHARED_MEMORY=0", *WITHOUT_KERNEL, "gloo", "hidden", "mpi-hidden"],
-        3: ["mpi", "mpi SHARED_MEMORY=0", *WITHOUT_KERNEL, "gloo", "hidden", "mpi-hidden"],
+        3: ["mpi", "gloo"],
         4: ["mpi"],  # only shared memory adds in another way where ranks are a power of two
     }.items()
 }
-OTHERS_AT_FOUR = SharedLaunch(
-    WORKER,
-    4,
-    ["mpi SHARED_MEMORY=0", "gloo", "hidden", "mpi-hidden"],
-    timeout_seconds=400,
-    warm="torch",
-)
+OTHERS = {
+    np: SharedLaunch(WORKER, np, cases, timeout_seconds=400, warm="torch")
+    for np, cases in {
+        3: ["mpi SHARED_MEMORY=0", *WITHOUT_KERNEL, "hidden", "mpi-hidden"],
+        4: ["mpi SHARED_MEMORY=0", "gloo", "hidden", "mpi-hidden"],
+    }.items()
+}
 
 
 def _check(results: list[dict[str, int]], engine: str) -> None:
@@ -75,9 +75,11 @@ def test_open_mpi_and_gloo(np: int, case: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("case", OTHERS_AT_FOUR.cases)
-def test_other_engines_at_four_ranks(case: str) -> None:
-    _check(OTHERS_AT_FOUR.results(case), _kind(case, 4))
+@pytest.mark.parametrize(
+    ("np", "case"), [(np, case) for np, launched in OTHERS.items() for case in launched.cases]
+)
+def test_other_engines(np: int, case: str) -> None:
+    _check(OTHERS[np].results(case), _kind(case, np))
 
 
 @pytest.mark.parametrize("np", [1, 2, 3, 4])

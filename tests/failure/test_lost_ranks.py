@@ -12,30 +12,39 @@ from hosts import AGENT_ARGS, require_hosts, write_hostfile
 from ranks import launch
 from segments import no_new_segments
 
-WORKER = Path(__file__).parent / "lost_ranks_worker.py"
+FOLDER = Path(__file__).parent
 TOLERATE = ["--with-ft", "ulfm"]
-LEFT = [1, 2]  # of six
 
 
-def survive(env: Mapping[str, object], **how: Any) -> None:
-    """Run the worker, and check that those are left that nobody has killed."""
-    with no_new_segments(), launch(WORKER, 6, env=env, **how) as job:
+def survive(worker: str, size: int, left: list[int], env: Mapping[str, object], **how: Any) -> None:
+    """Run a worker, and check that those are left that nobody has killed."""
+    with no_new_segments(), launch(FOLDER / worker, size, env=env, **how) as job:
         done = job.wait(120)
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()
         results = {path.stem: path.read_text() for path in job.results_folder.glob("*.json")}
     assert {rank: json.loads(text)["payload"] for rank, text in results.items()} == {
-        str(rank): LEFT for rank in LEFT
+        str(rank): left for rank in left
     }
 
 
 @pytest.mark.parametrize("shared_memory", ["1", "0", pytest.param("numpy", marks=pytest.mark.soak)])
 def test_the_others_go_on(shared_memory: str) -> None:
-    survive({"HVDTRAIN_SHARED_MEMORY": shared_memory}, launcher_args=TOLERATE)
+    env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}
+    survive("lost_ranks_worker.py", 6, [1, 2], env, launcher_args=TOLERATE)
 
 
 def test_the_others_go_on_on_two_hosts(tmp_path: Path) -> None:
     require_hosts()
     hostfile = write_hostfile(tmp_path / "hosts", "openmpi", [3, 3])
-    survive({}, hostfile=hostfile, launcher_args=[*AGENT_ARGS["openmpi"], *TOLERATE])
+    args = [*AGENT_ARGS["openmpi"], *TOLERATE]
+    survive("lost_ranks_worker.py", 6, [1, 2], {}, hostfile=hostfile, launcher_args=args)
+
+
+@pytest.mark.parametrize(
+    "shared_memory", ["1", *(pytest.param(how, marks=pytest.mark.soak) for how in ("0", "numpy"))]
+)
+def test_a_program_goes_on(shared_memory: str) -> None:
+    env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}
+    survive("recovery_worker.py", 5, [1, 2], env, launcher_args=TOLERATE)

@@ -42,7 +42,16 @@ _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
         *("process", "agreement", "collectives", "timeline", "stall", "places", "allocators"),
-        *("gradients", "compression", "prediction", "exchanges", "sharding", "", "arrays"),
+        *(
+            "gradients",
+            "compression",
+            "prediction",
+            "exchanges",
+            "sharding",
+            "membership",
+            "",
+            "arrays",
+        ),
     ],
     "torch": ["tensors", "operations", "allocator", "gradients", "sharding", "", "elastic"],
     "tensorflow": ["tensors", "allocator", "graph", "operations", "gradients", ""],

@@ -15,6 +15,7 @@ from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.queue import Queue, Waiting
 from hvdtrain.core.agreement.request import JOIN, LEAVE, UNNAMED, Request
 from hvdtrain.engines.communicator import Communicator
+from hvdtrain.errors import RanksLostError
 
 __all__ = ["Channel"]
 
@@ -35,6 +36,8 @@ class Channel:
         label: name in a timeline.
         failed: function that is called once, with a reason, when an engine call has failed: other
             members may be blocked in that call for ever, so this rank has to end.
+        lost: function that is called when an engine call has failed because members have ended,
+            and that has all calls of the others fail, too.
 
     Attributes:
         parent: channel with the same members from which this one was opened, if any.
@@ -51,6 +54,7 @@ class Channel:
         answer: Callable[[Request], Operation],
         label: str,
         failed: Callable[[str], None] | None = None,
+        lost: Callable[[], None] | None = None,
     ) -> None:
         self.communicator = communicator
         self.ranks = list(ranks)
@@ -65,7 +69,7 @@ class Channel:
         self._closers: list[Callable[[], None]] = []
         self._queue = Queue(communicator.size, title)
         driver = Driver(communicator, self._queue, ranks, title, answer, self._counts.clear)
-        self._driving = Driving(driver, self._queue, title, failed, self.has_thread)
+        self._driving = Driving(driver, self._queue, title, failed, lost, self.has_thread)
 
     @property
     def track(self) -> ChannelObserver | None:
@@ -214,9 +218,21 @@ class Channel:
         A running operation is completed first.
         """
         actions = self._queue.close()
+        self._end(lambda: self._queue.fail(actions))
+
+    def abandon(self, error: RanksLostError) -> None:
+        """Do the same as close() when members have ended and engine calls fail (local).
+
+        Args:
+            error: error of pending operations, and message of that of later ones.
+        """
+        self._queue.abandon(error)
+        self._end(lambda: self._queue.end_pending(error))
+
+    def _end(self, fail: Callable[[], None]) -> None:
         self._driving.end_thread()
         with self._driving.held():
-            self._queue.fail(actions)
+            fail()
             for release in self._closers:
                 release()
             self.communicator.close()

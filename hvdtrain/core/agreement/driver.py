@@ -94,6 +94,10 @@ class Driver:
         subjects = [operation.request.subject for operation in self._doing[:3]]
         return ", ".join(subjects) or "a vote"
 
+    def explained(self, error: BaseException) -> BaseException:
+        """Return what an error means to the program; see `Communicator.explained` (local)."""
+        return self._communicator.explained(error)
+
     def round(self) -> None:
         """Take part in one round and perform its actions (collective)."""
         self._own, actions = self._queue.begin_round()

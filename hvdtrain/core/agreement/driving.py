@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.core.agreement.driver import Driver
@@ -11,7 +12,7 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.engines.communicator import Verdict
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import HvdtrainError, RanksLostError
 
 __all__ = ["Driving"]
 
@@ -24,6 +25,7 @@ class Driving:
         queue: pending operations.
         title: prefix of messages, which names this rank.
         failed: function that is called once, with a reason, when an engine call has failed.
+        lost: function that is called when one has failed because members have ended.
         with_thread: whether the channel has a thread of its own, which starts now.
     """
 
@@ -33,10 +35,11 @@ class Driving:
         queue: Queue,
         title: str,
         failed: Callable[[str], None] | None,
+        lost: Callable[[], None] | None,
         with_thread: bool,
     ) -> None:
         self._driver, self._queue = driver, queue
-        self._title, self._failed = title, failed
+        self._title, self._failed, self._lost = title, failed, lost
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
         if with_thread:
@@ -60,8 +63,7 @@ class Driving:
             self._queue.replace(prepared, operation)
             self._follow(operation, verdict)
         except BaseException as error:
-            self._give_up(error)
-            raise
+            self._fail(error)
         finally:
             self._turn.release()
             self._queue.wake_drivers()
@@ -78,8 +80,7 @@ class Driving:
                     while not self._is_over(operation):
                         self._driver.round()
                 except BaseException as error:
-                    self._give_up(error)
-                    raise
+                    self._fail(error)
                 finally:
                     self._turn.release()
                     self._queue.wake_drivers()
@@ -115,15 +116,31 @@ class Driving:
                     self._give_up(error)
             self._queue.wake_drivers()
 
-    def _give_up(self, error: BaseException) -> None:
-        """Close the channel after an error: a rank cannot withdraw from a round."""
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Close the channel after an error, and raise what it means."""
+        explained = self._give_up(error)
+        if explained is error:
+            raise error
+        raise explained from error
+
+    def _give_up(self, error: BaseException) -> BaseException:
+        """Close the channel after an error: a rank cannot withdraw from a round.
+
+        Returns:
+            What the error means to the program.
+        """
         subject = self._driver.subject
-        if isinstance(error, Exception):
+        error = self._driver.explained(error)
+        if isinstance(error, RanksLostError):
+            if self._lost is not None:
+                self._lost()
+            self._queue.give_up(error)
+        elif isinstance(error, Exception):
             error.add_note(f"This happened in {subject}.")
             self._queue.give_up(error)
             if self._failed is not None:
                 self._failed(f"{subject}: {type(error).__name__}: {error}")
-            return
-        # A signal's handler raised, in the thread that waits.
-        reason = f"{self._title}: {type(error).__name__} in the middle of an operation"
-        self._queue.give_up(HvdtrainError(f"{reason}; end this rank"))
+        else:  # a signal's handler raised, in the thread that waits
+            reason = f"{self._title}: {type(error).__name__} in the middle of an operation"
+            self._queue.give_up(HvdtrainError(f"{reason}; end this rank"))
+        return error

@@ -52,12 +52,14 @@ class ChannelState:
         phase: phase of the lifecycle.
         reason: reason why the channel is closed.
         joined: members that had joined at the last exchange of reports.
+        lost: whether it is closed because members have ended, and the others can go on.
     """
 
     size: int
     phase: Phase = Phase.OPEN
     reason: str = "shut down"
     joined: frozenset[int] = frozenset()
+    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,15 @@ class Left:
 
 @dataclass(frozen=True)
 class Failed:
-    """An engine call failed or was interrupted: other members may be blocked in it for ever."""
+    """An engine call failed or was interrupted: other members may be blocked in it for ever.
+
+    Attributes:
+        reason: what has happened.
+        lost: whether members have ended, so that it fails on all others, too, which can go on.
+    """
 
     reason: str
+    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,9 +128,10 @@ Event = Submitted | RoundBegan | Voted | ReportsExchanged | Left | Failed | Clos
 
 @dataclass(frozen=True)
 class Refuse:
-    """Refuse the request that was submitted."""
+    """Refuse the request that was submitted; `lost` as in ChannelState."""
 
     reason: str
+    lost: bool = False
 
 
 @dataclass(frozen=True)

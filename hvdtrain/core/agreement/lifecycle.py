@@ -64,13 +64,14 @@ def transition(state: ChannelState, event: Event) -> tuple[ChannelState, tuple[A
         return _told(state, event)
     if isinstance(event, Left):
         return replace(state, phase=Phase.CLOSED), ()
-    reason = event.reason if isinstance(event, Failed) else state.reason
-    return replace(state, phase=Phase.CLOSED, reason=reason), (FailAll(reason),)
+    if isinstance(event, Failed):
+        state = replace(state, reason=event.reason, lost=event.lost)
+    return replace(state, phase=Phase.CLOSED), (FailAll(state.reason),)
 
 
 def _submitted(state: ChannelState, request: Request) -> tuple[ChannelState, tuple[Action, ...]]:
     if state.phase is Phase.LEAVING or state.phase is Phase.CLOSED:
-        return state, (Refuse(state.reason),)
+        return state, (Refuse(state.reason, state.lost),)
     if request is LEAVE:
         return replace(state, phase=Phase.LEAVING), ()
     if request is JOIN:

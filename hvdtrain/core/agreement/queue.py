@@ -25,7 +25,7 @@ from hvdtrain.core.agreement.observer import ChannelObserver
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.request import JOIN, LEAVE
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import HvdtrainError, RanksLostError
 
 __all__ = ["Queue", "Waiting"]
 
@@ -94,6 +94,7 @@ class Queue:
 
         Raises:
             HvdtrainError: the channel is closed or closing.
+            RanksLostError: it is closed because members have ended.
             ValueError: an operation of this name is pending.
         """
         request = operation.request
@@ -108,7 +109,8 @@ class Queue:
                 self._state, actions = transition(self._state, Submitted(request))
                 for action in actions:
                     assert isinstance(action, Refuse)
-                    raise HvdtrainError(f"{self._title} {request.subject}: {action.reason}")
+                    kind = RanksLostError if action.lost else HvdtrainError
+                    raise kind(f"{self._title} {request.subject}: {action.reason}")
             operation.submitted = time.perf_counter()
             self._operations[key] = operation
             if (track := self.track) is not None:
@@ -222,9 +224,20 @@ class Queue:
 
     def give_up(self, error: BaseException) -> None:
         """Close the queue and fail all operations: an engine call failed or was interrupted."""
-        self.apply(Failed(f"an earlier operation failed: {error}"))
+        lost = isinstance(error, RanksLostError)
+        self.apply(Failed(str(error) if lost else f"an earlier operation failed: {error}", lost))
+        self.end_pending(error)
+
+    def end_pending(self, error: BaseException) -> None:
+        """Fail all operations."""
         for operation in self.operations():
             self.end(operation, error)
+
+    def abandon(self, error: RanksLostError) -> None:
+        """Close the queue because members have ended, and let running operations end."""
+        self.apply(Failed(str(error), lost=True))
+        for operation in self.operations():
+            operation.abandon()
 
     def close(self) -> tuple[Action, ...]:
         """Close the queue and let running operations complete; return the actions for `fail`."""

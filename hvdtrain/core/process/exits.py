@@ -24,6 +24,7 @@ from hvdtrain.errors import (
     EXIT_TERMINATED,
     ConnectionLostError,
     HvdtrainError,
+    RanksLostError,
     UsageError,
 )
 from hvdtrain.topology import Topology
@@ -102,7 +103,7 @@ class ExitGuard:
             if self._topology.rank == 0:
                 self._say("interrupted")
             self._end(EXIT_INTERRUPTED)
-        elif isinstance(error, UsageError | ConnectionLostError):
+        elif isinstance(error, UsageError | ConnectionLostError | RanksLostError):
             # A traceback would not help: the line that raised it is not the cause.
             self._say(str(error))
             self._end(error.exit_code)

@@ -133,6 +133,7 @@ class StallWatch:
         self._warnings = warnings
         self._compared: dict[OperationId, int] = {}  # period of each wait at the last comparison
         self._stopping = threading.Event()
+        self._abandoned = False
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # Both from the beginning: ranks may also wait while Python exits and starts no threads.
         self._threads = [
@@ -150,13 +151,22 @@ class StallWatch:
         if self._communicator is not None:
             self._communicator.close()
 
+    def abandon(self) -> None:
+        """End the watch when ranks have ended and engine calls fail (local)."""
+        self._abandoned = True
+        self.stop()
+
     def _watch(self) -> None:
         pause_seconds = min(self._settings.period_seconds / 4, _LONGEST_PAUSE_SECONDS)
         try:
             while self._look():
                 self._rest(max(pause_seconds, _POLL_SECONDS))
-        except HvdtrainError:
-            pass  # the connection to a rank is lost, which operations with that rank report
+        except Exception as error:
+            # The connection to a rank is lost, which operations with that rank report.
+            communicator = self._communicator
+            explained = error if communicator is None else communicator.explained(error)
+            if not isinstance(explained, HvdtrainError):
+                raise
         self._calls.put(None)
 
     def _call(self) -> None:
@@ -222,6 +232,8 @@ class StallWatch:
         """Wait until `test` is true; report this rank's own stalls if that takes too long."""
         started = time.perf_counter()
         while not test():
+            if self._abandoned:
+                raise HvdtrainError("ranks have ended")
             self._rest(_POLL_SECONDS)
             silent_seconds = time.perf_counter() - started
             if silent_seconds >= self._settings.period_seconds:

@@ -21,6 +21,7 @@ from hvdtrain.engines.mpi.failures import (
     CHECK_SECONDS,
     MpiFailures,
     duplicate_comm,
+    free_comm,
     split_comm,
 )
 from hvdtrain.engines.mpi.flat import FlatMpi
@@ -296,7 +297,7 @@ class MpiCommunicator(Communicator):
                 shared.close()
         self._node_group = self._hierarchy = None
         if self._comm != MPI.COMM_NULL:
-            self._comm.Free()
+            free_comm(self._comm)
 
     def abort(self, code: int) -> None:
         MPI.COMM_WORLD.Abort(code)

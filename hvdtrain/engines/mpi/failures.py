@@ -21,6 +21,7 @@ __all__ = [
     "CHECK_SECONDS",
     "MpiFailures",
     "duplicate_comm",
+    "free_comm",
     "open_among_survivors",
     "split_comm",
     "tolerates_failures",
@@ -197,6 +198,13 @@ def duplicate_comm(failures: MpiFailures | None, comm: MPI.Intracomm) -> MPI.Int
         comm: communicator.
     """
     return comm.Dup() if failures is None else failures.duplicate(comm)
+
+
+def free_comm(comm: MPI.Comm) -> None:
+    """Free a communicator that is not null (collective; local if it was revoked)."""
+    # Late messages in a revoked one would be received in the next one that has its number.
+    if not (tolerates_failures() and comm.Is_revoked()):
+        comm.Free()
 
 
 # mpi4py declares the results as communicators of any kind.

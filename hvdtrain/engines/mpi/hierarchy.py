@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.mpi.failures import CHECK_SECONDS, MpiFailures, split_comm
+from hvdtrain.engines.mpi.failures import CHECK_SECONDS, MpiFailures, free_comm, split_comm
 from hvdtrain.engines.mpi.slices import NodeSlices
 from hvdtrain.engines.mpi.types import MPI_OPS, typed
 from hvdtrain.engines.shared_memory.node_group import NodeGroup
@@ -230,7 +230,7 @@ class NodeHierarchy:
         self._group.close()
         for comm in (self._local, self._across):
             if comm != MPI.COMM_NULL:
-                comm.Free()
+                free_comm(comm)
 
 
 @dataclass(frozen=True)

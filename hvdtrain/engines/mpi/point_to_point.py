@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.engines.mpi.failures import free_comm
 from hvdtrain.engines.mpi.types import memory
 from hvdtrain.engines.point_to_point import Pending, PointToPoint
 
@@ -40,7 +41,7 @@ class MpiPointToPoint(PointToPoint):
 
     def close(self) -> None:
         if self._comm != MPI.COMM_NULL:
-            self._comm.Free()
+            free_comm(self._comm)
 
 
 class _Requests(Pending):

@@ -18,7 +18,7 @@ from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.collectives.reducescatter import ReduceScatter
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange as Average
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.joined import answer_with_zeros
+from hvdtrain.core.membership.joined import answer_with_zeros
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.streams import Mark, Streams
 from hvdtrain.types import DType, ReduceOp

@@ -15,7 +15,7 @@ from hvdtrain.core.collectives.gathers import Barrier
 from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.joined import answer_with_zeros
+from hvdtrain.core.membership.joined import answer_with_zeros
 from hvdtrain.engines.local import LocalCommunicator, _Done
 from hvdtrain.types import ReduceOp
 

@@ -16,7 +16,7 @@ from hvdtrain.core.agreement.operation import Marker
 from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.core.agreement.request import LEAVE, Request
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.joined import answer_with_zeros
+from hvdtrain.core.membership.joined import answer_with_zeros
 from hvdtrain.types import ReduceOp
 
 # Nothing here takes long, but threads of other tests share the cores.

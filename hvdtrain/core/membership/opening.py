@@ -1,0 +1,62 @@
+"""Opening the world that an engine has joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hvdtrain.config import Config
+from hvdtrain.core.collectives.ordered import OrderedCommunicator
+from hvdtrain.core.membership.failure_watch import FailureWatch
+from hvdtrain.core.membership.world import Context, make_channel
+from hvdtrain.core.stall.watch import pending_on, watch_stalls
+from hvdtrain.engines.communicator import Communicator, EngineWorld
+from hvdtrain.topology import Topology
+
+__all__ = ["open_context", "start_watches"]
+
+
+def open_context(
+    config: Config,
+    world: EngineWorld,
+    ordered: bool,
+    failed: Callable[[str], None],
+) -> Context:
+    """Open the channel of a world (collective).
+
+    Args:
+        config: settings of this rank.
+        world: world that all ranks have joined.
+        ordered: whether this rank wants sums in a fixed order; one rank that does is enough.
+        failed: function that is called with a reason when an engine call has failed.
+    """
+    communicator, failures = world.communicator, world.failures
+    topology = Topology.from_nodes(communicator.rank, world.nodes, world.hostnames)
+    # Ranks on other hosts may not have the first one's environment.
+    flag = np.array([ordered], np.uint64)
+    communicator.start_max(flag).wait()
+    chosen = OrderedCommunicator(communicator) if flag[0] else communicator
+    channel = make_channel(chosen, range(topology.size), topology, "world", failed, failures)
+    return Context(
+        config, world.engine, world.library, topology, channel, failed, bool(flag[0]), failures
+    )
+
+
+def start_watches(here: Context, communicator: Communicator, abort: Callable[[int], None]) -> None:
+    """Start the watches of a world whose channel is not in use yet (collective).
+
+    Args:
+        here: context of the world.
+        communicator: its communicator.
+        abort: function that ends all ranks with an exit code, without waiting.
+    """
+    if here.failures is not None and here.topology.size > 1:
+        here.failure_watch = FailureWatch(here.failures)
+    here.watch = watch_stalls(
+        communicator,
+        here.config,
+        here.topology,
+        lambda: pending_on(here.channels(), here.blocked),
+        abort,
+    )

@@ -1,0 +1,114 @@
+"""Going on without ranks that have ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hvdtrain.core.membership.opening import open_context, start_watches
+from hvdtrain.core.membership.world import Context
+from hvdtrain.engines.communicator import EngineWorld, Failures
+from hvdtrain.errors import RanksLostError
+from hvdtrain.topology import format_ranks
+
+__all__ = ["Recovery", "open_without_lost"]
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """A recovery from the loss of ranks, the same on all ranks but for the time.
+
+    Attributes:
+        lost: ranks that were lost, as they were numbered before.
+        size_before: number of ranks before.
+        size: number of ranks that are left.
+        seconds: time that this rank took.
+    """
+
+    lost: tuple[int, ...]
+    size_before: int
+    size: int
+    seconds: float
+
+
+def open_without_lost(
+    before: Context, failures: Failures, abort: Callable[[int], None]
+) -> tuple[Context, Recovery]:
+    """Leave a world, and open one of the ranks that are left (collective over them).
+
+    Ranks may end meanwhile. Process sets keep their numbers and lose these ranks, too.
+
+    Args:
+        before: world of which ranks have ended.
+        failures: its ranks that have ended.
+        abort: function that ends all ranks with an exit code, without waiting.
+    """
+    began, size = time.perf_counter(), before.topology.size
+    before.abandon(_error(before.topology.title, failures))
+    left = tuple(range(size))
+    here: Context | None = None
+    while here is None:
+        world = failures.reopen()
+        assert world.failures is not None
+        assert world.before is not None
+        left = tuple(left[rank] for rank in world.before)
+        failures = world.failures
+        here = _open(before, world, failures, left, abort)
+    for number, ranks in before.process_sets.items():
+        if not any(rank in left for rank in ranks):
+            before.emptied.setdefault(number, list(ranks))
+        ranks[:] = _numbered(ranks, left)  # also that of the program's ProcessSet
+    here.process_sets, here.emptied = before.process_sets, before.emptied
+    here.blocked, here.switch_interval = before.blocked, before.switch_interval
+    here.record(before.recording)
+    lost = tuple(rank for rank in range(size) if rank not in left)
+    return here, Recovery(lost, size, len(left), time.perf_counter() - began)
+
+
+def _open(
+    before: Context,
+    world: EngineWorld,
+    failures: Failures,
+    left: tuple[int, ...],
+    abort: Callable[[int], None],
+) -> Context | None:
+    """Return the context of a world, or None if ranks have ended in it (collective)."""
+    here: Context | None = None
+    try:
+        here = open_context(before.config, world, before.ordered, before.failed)
+        start_watches(here, world.communicator, abort)
+        _open_process_sets(here, before, left)
+    except Exception as error:
+        if not isinstance(world.communicator.explained(error), RanksLostError):
+            raise
+        failures.revoke()  # others may wait for this rank
+        opened = False
+    else:
+        opened = True
+    if failures.agree(opened):
+        return here
+    if here is None:
+        world.communicator.close()
+    else:
+        here.abandon(_error(here.topology.title, failures))
+    return None
+
+
+def _open_process_sets(here: Context, before: Context, left: tuple[int, ...]) -> None:
+    """Open the channels of the process sets that have ranks left (collective)."""
+    for number, ranks in sorted(before.process_sets.items()):
+        if members := _numbered(ranks, left):
+            channel = here.open_channel(members, f"process set {number}")
+            if channel is not None:
+                here.process_set_channels[number] = channel
+
+
+def _numbered(ranks: list[int], left: tuple[int, ...]) -> list[int]:
+    return [left.index(rank) for rank in ranks if rank in left]
+
+
+def _error(title: str, failures: Failures) -> RanksLostError:
+    ranks = failures.lost()
+    who = f"{format_ranks(ranks)} ended" if ranks else "a rank has ended"
+    return RanksLostError(f"{title} {who}, and this is no longer the world", ranks)

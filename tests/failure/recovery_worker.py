@@ -1,0 +1,118 @@
+"""Ranks of which some are killed in the middle of a program, while the others go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from ranks import report
+
+import hvdtrain.torch as hvd
+from hvdtrain.core.context import recover
+from hvdtrain.errors import RanksLostError
+from hvdtrain.polling import poll_until
+
+ENOUGH_SECONDS = 0.05
+ELEMENTS = 100_000
+
+
+class Program:
+    """A rank that goes on without those that are killed.
+
+    Attributes:
+        own: number of this rank, as the launcher has started it.
+        left: numbers of the ranks that are left.
+    """
+
+    def __init__(self) -> None:
+        hvd.init()
+        self.own, self.left = hvd.rank(), list(range(hvd.size()))
+        self.sets = {ranks: hvd.add_process_set(list(ranks)) for ranks in ((0, 3), (1, 2, 3))}
+
+    def go_on_without(self, victim: int, call: Callable[[], object]) -> None:
+        """Have a rank be killed while the others call something again and again."""
+        if self.own == victim:
+            threading.Timer(ENOUGH_SECONDS, be_killed).start()
+        poll_until(lambda: ends_with_loss(call))
+        # Everything that comes later fails as well, and nothing hangs.
+        assert ends_with_loss(reduce)
+        for process_set in self.sets.values():
+            if process_set.included():
+                assert ends_with_loss(partial(hvd.barrier, process_set=process_set))
+        recovery = recover()
+        expected = (self.left.index(victim),), len(self.left), len(self.left) - 1
+        assert (recovery.lost, recovery.size_before, recovery.size) == expected
+        self.left.remove(victim)
+        self.check()
+
+    def check(self) -> None:
+        """Check operations of all ranks and of the process sets, by the new numbers."""
+        assert [hvd.rank(), hvd.size()] == [self.left.index(self.own), len(self.left)]
+        assert hvd.allgather_object(self.own) == self.left
+        summed = hvd.allreduce(torch.full([ELEMENTS], float(self.own)), op=hvd.Sum, name="sum")
+        assert (summed == sum(self.left)).all()
+        for ranks, process_set in self.sets.items():
+            members = [rank for rank in ranks if rank in self.left]
+            assert process_set.ranks == [self.left.index(rank) for rank in members]
+            if self.own in members:
+                assert process_set.rank() == members.index(self.own)
+                own = torch.tensor([float(self.own)])
+                assert hvd.allreduce(own, op=hvd.Sum, process_set=process_set) == sum(members)
+            elif not members:
+                with pytest.raises(ValueError, match="has no rank left"):
+                    hvd.barrier(process_set=process_set)
+
+
+def be_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ends_with_loss(call: Callable[[], object]) -> bool:
+    """Return whether a call ends because ranks are lost."""
+    try:
+        call()
+    except RanksLostError:
+        return True
+    return False
+
+
+def reduce() -> None:
+    """Sum what many ranks have."""
+    hvd.allreduce(torch.ones(ELEMENTS), name="broken off")
+
+
+def reduce_unevenly() -> None:
+    """Submit two operations in different orders, of which others wait for the second."""
+    names = ["one", "two"] if hvd.rank() % 2 else ["two", "one"]
+    handles = [hvd.allreduce_async(torch.ones(9), name=name) for name in names]
+    for handle in handles:
+        hvd.synchronize(handle)
+
+
+def rest() -> None:
+    """Do nothing for longer than it takes to notice, and then something."""
+    time.sleep(5 * ENOUGH_SECONDS)
+    reduce()
+
+
+def main() -> None:
+    program = Program()
+    program.check()
+    program.go_on_without(3, reduce)
+    program.go_on_without(0, rest)
+    program.go_on_without(4, reduce_unevenly)
+    hvd.shutdown()
+    hvd.init()  # with those that are left
+    program.sets.clear()
+    program.check()
+    report(5, program.left)
+
+
+if __name__ == "__main__":
+    main()
