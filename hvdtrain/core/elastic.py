@@ -98,7 +98,7 @@ def run(func: F) -> F:
     def going_on(state: ObjectState, *args: Any, **kwargs: Any) -> Any:
         synchronizes = True
         while True:
-            lost = False
+            failed: Exception | None = None
             try:
                 if synchronizes:
                     state.sync()
@@ -108,18 +108,20 @@ def run(func: F) -> F:
             except Exception as error:
                 if not tells_of_lost_ranks(error, context.current()):
                     raise
-                lost = synchronizes = True
-            if lost:
+                failed, synchronizes = error, True
+            if failed is not None:
                 state.restore()
-                _go_on_without_lost()
+                _go_on_without_lost(failed)
             state.on_reset()
 
     return cast("F", going_on)
 
 
-def _go_on_without_lost() -> None:
+def _go_on_without_lost(failed: Exception) -> None:
     """Recover, and exit if too few ranks are left (collective over them)."""
     recovery = context.recover()
+    if not recovery.lost:  # an object of an earlier world would fail again and again
+        raise failed
     here = context.current()
     left, least = here.topology.size, here.config.min_ranks
     ends = f", fewer than --min-np {least}: the job ends" if left < least else ""

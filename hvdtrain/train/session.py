@@ -10,7 +10,7 @@ from hvdtrain.core import context
 from hvdtrain.core.context import Recovery
 from hvdtrain.core.elastic import tells_of_lost_ranks
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.errors import TrainingError, UsageError
+from hvdtrain.errors import HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.heartbeat.signals import StopSignals
@@ -103,7 +103,10 @@ class _Session:
 
     def _go_on(self, standing: Standing) -> Summary | None:
         """Train with the ranks that are left (collective over them)."""
-        self._recoveries.append(context.recover())
+        recovery = context.recover()
+        if not recovery.lost:
+            raise HvdtrainError("training failed as if a rank had ended, and none has")
+        self._recoveries.append(recovery)
         loader = agree(standing)
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
         setup = set_up(self._options, self._make_recipe, loader, ranks)

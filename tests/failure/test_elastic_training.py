@@ -116,7 +116,7 @@ def test_any_ranks_are_killed(seed: int, tmp_path: Path, alone: dict[str, Any]) 
     draw = random.Random(seed)
     lost = draw.sample(range(4), draw.randint(1, 3))
     moments = ("forward", "backward", "update")
-    kills = " ".join(f"{rank}:{draw.randint(1, 20)}:{draw.choice(moments)}" for rank in lost)
+    kills = " ".join(f"{rank}:{draw.randint(1, 8)}:{draw.choice(moments)}" for rank in lost)
     require_like(survive(tmp_path, 4, kills, "--checkpoint-every", "1step"), alone)
 
 
