@@ -13,6 +13,7 @@ import click
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.cluster_environment import (
     ClusterRank,
+    jax_variables,
     parse_roles,
     tensorflow_config,
     torch_variables,
@@ -25,27 +26,30 @@ __all__ = ["command"]
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--roles", help="Of the ranks, for TF_CONFIG: chief:1,worker:2 (default: workers).")
 @click.option("--print", "only_print", is_flag=True, help="Print the variables and leave.")
-@click.argument("script", required=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("-m", "module", help="Run a module by its name, as `python -m` does.")
+@click.argument("arguments", metavar="[SCRIPT] [ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 def command(
-    roles: str | None, only_print: bool, script: str | None, arguments: tuple[str, ...]
+    roles: str | None, only_print: bool, module: str | None, arguments: tuple[str, ...]
 ) -> None:
     """Give a script the world that it expects: mpirun -np 4 ... exec train.py --lr 0.1.
 
     RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and more are for torch.distributed,
-    Accelerate and Lightning, TF_CONFIG for tf.distribute.
+    Accelerate and Lightning, TF_CONFIG for tf.distribute, and JAX_COORDINATOR_ADDRESS and
+    KERAS_DISTRIBUTION_* for JAX and Keras.
     """
-    if script is None and not only_print:
-        raise UsageError("which script? Name one, or pass --print")
-    if script is not None and not os.path.isfile(script):
-        raise UsageError(f"there is no file {script}: name an existing script")
+    if module is None and not arguments and not only_print:
+        raise UsageError("which script? Name one, or a module with -m, or pass --print")
+    if module is None and arguments and not os.path.isfile(arguments[0]):
+        raise UsageError(f"there is no file {arguments[0]}: name an existing script")
     place = _report_rank()
     names = parse_roles(roles or f"worker:{place.size}", place.size)
     variables = torch_variables(place) | {"TF_CONFIG": tensorflow_config(place, names)}
+    variables |= jax_variables(place)
     if only_print:
         click.echo("".join(f"{name}={value}\n" for name, value in variables.items()), nl=False)
     else:
-        _become([sys.executable, str(script), *arguments], variables)
+        program = [] if module is None else ["-m", module]
+        _become([sys.executable, *program, *arguments], variables)
 
 
 def _report_rank() -> ClusterRank:

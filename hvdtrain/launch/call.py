@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.called_rank import ADDRESS, KEY, Answer
+from hvdtrain.launch.called_rank import ADDRESS, KEY, STORE, Answer
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.mpirun import mpirun_command
@@ -41,8 +41,9 @@ def run(
 ) -> list[Result]:
     """Call a function on every rank of a new job on this host, and return what each one returned.
 
-    The function calls init() itself. It may be defined in a notebook or inside another function.
-    What ranks print appears here.
+    The function calls init() itself, or torch.distributed.init_process_group(), whose variables
+    (RANK, WORLD_SIZE, MASTER_ADDR, ...) are set. It may be defined in a notebook or inside another
+    function. What ranks print appears here.
 
     Args:
         function: called on every rank; it, its arguments and its results are pickled.
@@ -69,6 +70,7 @@ def run(
         address = str(Path(session.folder) / "call")
         with _listen(address, np, key) as listener:
             variables = {SESSION: session.folder, ADDRESS: address, KEY: key.hex()}
+            variables[STORE] = _free_address()
             process = _start(np, variables, session.lifeline)
             with ThreadPoolExecutor(np) as pool:
                 talks = [pool.submit(_talk, listener, request, ranks, arrived) for _ in range(np)]
@@ -110,6 +112,13 @@ def _listen(address: str, np: int, key: bytes) -> Listener:
             f"run() cannot listen at {address} ({error}): set TMPDIR to a folder with a "
             "shorter path"
         ) from None
+
+
+def _free_address() -> str:
+    """Return an address of this host on which no process listens at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return "{}:{}".format(*probe.getsockname())
 
 
 def _start(np: int, variables: Mapping[str, str], lifeline: int) -> subprocess.Popen[str]:

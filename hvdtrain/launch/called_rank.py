@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 
 from hvdtrain.errors import EXIT_CRASH
+from hvdtrain.launch.cluster_environment import ClusterRank, torch_variables
 from hvdtrain.world import promised_world
 
-__all__ = ["ADDRESS", "KEY", "Answer", "main"]
+__all__ = ["ADDRESS", "KEY", "STORE", "Answer", "main"]
 
-# Environment variables: where the caller listens, and the secret that both share.
-ADDRESS, KEY = "HVDTRAIN_CALL_ADDRESS", "HVDTRAIN_CALL_KEY"
+# Environment variables: where the caller listens, the secret that both share, and a free address
+# for a store of torch.distributed.
+ADDRESS, KEY, STORE = "HVDTRAIN_CALL_ADDRESS", "HVDTRAIN_CALL_KEY", "HVDTRAIN_CALL_STORE"
 
 # Time for the launcher to end this rank: Open MPI 5's may hang if ranks end before it ends them.
 _GRACE_SECONDS = 2.0
@@ -43,7 +45,10 @@ def main() -> None:
     """Receive the call, run it and send the answer (local)."""
     key = bytes.fromhex(os.environ.pop(KEY))
     world = promised_world(os.environ)
-    rank = 0 if world is None else world.rank
+    rank, size = (0, 1) if world is None else (world.rank, world.size)
+    # All ranks are on the caller's host.
+    place = ClusterRank(rank, size, rank, size, 0, (os.environ.pop(STORE),))
+    os.environ.update(torch_variables(place))
     # Open until this process ends; the caller's end closes when the caller ends.
     caller = Client(os.environ.pop(ADDRESS), "AF_UNIX", authkey=key)
     name = "hvdtrain-caller"

@@ -1,4 +1,4 @@
-"""The environment variables in which torch.distributed and TensorFlow find their ranks. Pure."""
+"""The environment variables in which frameworks find their ranks. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import TypedDict
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["ClusterRank", "RankFacts", "parse_roles", "tensorflow_config", "torch_variables"]
+__all__ = [
+    "ClusterRank",
+    "RankFacts",
+    "jax_variables",
+    "parse_roles",
+    "tensorflow_config",
+    "torch_variables",
+]
 
 _COUNT = re.compile("[0-9]{1,7}")
 _ROLES = ("chief", "worker", "ps", "evaluator")
@@ -74,6 +81,17 @@ def torch_variables(place: ClusterRank) -> dict[str, str]:
     return {name: str(number) for name, number in numbers.items()} | {
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
+    }
+
+
+def jax_variables(place: ClusterRank) -> dict[str, str]:
+    """Return the variables of `jax.distributed.initialize` and `keras.distribution.initialize`."""
+    coordinator = place.addresses[0]
+    return {
+        "JAX_COORDINATOR_ADDRESS": coordinator,
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": coordinator,
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": str(place.size),
+        "KERAS_DISTRIBUTION_PROCESS_ID": str(place.rank),
     }
 
 

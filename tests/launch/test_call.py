@@ -54,6 +54,21 @@ def test_a_function_of_the_moment_and_large_results(monkeypatch: pytest.MonkeyPa
     assert "HVDTRAIN_CALL_KEY" not in os.environ
 
 
+def test_a_function_that_trains_as_under_torchrun() -> None:
+    def reduced() -> tuple[str, float]:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = torch.tensor(dist.get_rank() + 1.0)
+        dist.all_reduce(total)
+        dist.barrier()
+        dist.destroy_process_group()
+        return os.environ["LOCAL_RANK"], float(total)
+
+    assert hvdtrain.run(reduced, np=2) == [("0", 3.0), ("1", 3.0)]
+
+
 def test_the_exception_of_the_rank_that_failed() -> None:
     def fails() -> None:
         import hvdtrain.torch as hvd

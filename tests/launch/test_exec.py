@@ -16,6 +16,7 @@ from tensorflow_environment import keras_variables, tensorflow_python
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.cluster_environment import (
     ClusterRank,
+    jax_variables,
     parse_roles,
     tensorflow_config,
     torch_variables,
@@ -64,6 +65,16 @@ for _ in range(3):
 print(f"{resolver.task_type} {resolver.task_id} of {strategy.num_replicas_in_sync}: "
       f"{total.numpy()}", flush=True)
 """
+# Keras' own initialization seeds with a sum over all ranks; the sum of both ranks is seen too.
+KERAS_ON_JAX = """
+import jax
+import keras
+
+keras.distribution.initialize()
+total = jax.pmap(lambda x: jax.lax.psum(x, "all"), axis_name="all")
+mine = jax.numpy.asarray([jax.process_index() + 1.0])
+print(f"rank {jax.process_index()} of {jax.process_count()}: {total(mine).item(0)}", flush=True)
+"""
 
 
 def place(rank: int) -> ClusterRank:
@@ -82,6 +93,15 @@ def test_the_variables_of_torch() -> None:
         "GROUP_RANK": "0",
         "MASTER_ADDR": "a",
         "MASTER_PORT": "1",
+    }
+
+
+def test_the_variables_of_jax_and_keras() -> None:
+    assert jax_variables(place(2)) == {
+        "JAX_COORDINATOR_ADDRESS": "a:1",
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": "a:1",
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": "3",
+        "KERAS_DISTRIBUTION_PROCESS_ID": "2",
     }
 
 
@@ -137,6 +157,19 @@ def test_a_script_of_a_strategy(tmp_path: Path) -> None:
         timeout_seconds=300,
     )
     assert {"worker 0 of 2: 9.0", "worker 1 of 2: 9.0"} <= set(done.stdout.splitlines())
+
+
+@pytest.mark.soak
+def test_a_module_of_keras_on_jax(tmp_path: Path) -> None:
+    (tmp_path / "keras_on_jax.py").write_text(KERAS_ON_JAX)
+    done = run_ranks(
+        [*EXEC, "-m", "keras_on_jax"],
+        2,
+        python=tensorflow_python(),
+        env=keras_variables("jax") | {"PYTHONPATH": str(tmp_path)},
+        timeout_seconds=300,
+    )
+    assert {"rank 0 of 2: 3.0", "rank 1 of 2: 3.0"} <= set(done.stdout.splitlines())
 
 
 @pytest.mark.mpich

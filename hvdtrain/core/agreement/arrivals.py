@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from hvdtrain.core.agreement.alarm import NEVER, NOW, Alarm, after
+
 __all__ = ["Arrivals"]
 
 # Operations that no thread waits for are collected, to be run as a batch, as long as more are
 # submitted within the first of these times, and then within the others. A thread that submits many
 # is slower while another one works, and will probably wait for them itself.
-_GATHER_SECONDS = (300e-6, 1.2e-3, 1.5e-3)
+_SOON = after(500e-6)
+_GATHER_SECONDS = (1.2e-3, 1.5e-3)
 
 # How long to wait after an exchange of reports in which no request was common to all members.
 _FIRST_BACK_OFF_SECONDS = 200e-6
@@ -26,7 +29,9 @@ class Arrivals:
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed
+        self._alarm = Alarm()  # for the channel's thread; not set if another one drives
         self._count = 0
+        self._count_when_set = 0
         self._seen = 0  # number of submissions before the last round
         self._backing_off = False
         self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
@@ -38,9 +43,24 @@ class Arrivals:
         if self._backing_off:
             self._changed.notify_all()
 
+    def expect(self) -> None:
+        """Let the channel's thread begin a round soon, unless another thread does."""
+        self._count_when_set = self._count
+        self._alarm.set(NOW if self._hurry else _SOON)
+
+    def interrupt(self) -> None:
+        """Let the channel's thread look at the queue now."""
+        self._alarm.set(NOW)
+        self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until the alarm goes off, without the lock (the channel's thread)."""
+        self._alarm.wait()
+
     def note_round(self) -> None:
         """Note that a round begins, with all submissions so far."""
-        self._seen = self._count
+        self._seen, self._hurry = self._count, False
+        self._alarm.set(NEVER)
 
     def note_run(self) -> None:
         """Begin with short waits again, because operations could be run."""
@@ -49,13 +69,16 @@ class Arrivals:
     def hurry(self) -> None:
         """Let the next round begin at once."""
         self._hurry = True
+        self.interrupt()
 
     def gather(self, closed: Callable[[], bool]) -> None:
-        """Wait as long as more is submitted, unless there is a hurry."""
+        """Wait as long as more was submitted since the alarm was set, unless there is a hurry."""
+        before = self._count_when_set
         for seconds in _GATHER_SECONDS:
+            if self._count == before:
+                break
             before = self._count
-            hurried = self._changed.wait_for(lambda: self._hurry or closed(), seconds)
-            if hurried or self._count == before:
+            if self._changed.wait_for(lambda: self._hurry or closed(), seconds):
                 break
         self._hurry = False
 

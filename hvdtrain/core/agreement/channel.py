@@ -96,18 +96,22 @@ class Channel:
             ValueError: an operation of this name is pending.
             HvdtrainError: the channel is closed or closing.
         """
-        alone = self._queue.add(operation)
+        self._queue.add(operation)
         if self.has_thread:
-            if at_once or alone:
-                self._queue.wake(at_once)
+            if at_once:
+                self._queue.hurry()
         elif self.communicator.size == 1:
             self.wait(operation)
 
     def run(self, operation: Operation) -> Any:
         """Submit an operation and return its result (collective, blocking)."""
         operation.waiters = 1
-        self._queue.add(operation)
-        self._driving.wait(operation)
+        try:
+            self._queue.add(operation)
+            self._driving.wait(operation)
+        except BaseException:
+            self._queue.wake_drivers()  # a signal's handler may raise before this thread drives
+            raise
         return operation.outcome()
 
     def run_prepared(self, prepared: Prepared, data: object) -> bool:
@@ -140,7 +144,7 @@ class Channel:
             self.wait(operation)
         elif not operation.done:
             operation.note_poll()
-            self._queue.wake(hurry=True)
+            self._queue.hurry()
         return operation.done
 
     def listen(self, listener: Callable[[], None]) -> None:

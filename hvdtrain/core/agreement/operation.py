@@ -76,7 +76,7 @@ class Operation(ABC):
     _error: BaseException | None = None
     _buffers: Sequence[Buffer] = ()
 
-    def end(self, result: object, error: BaseException | None) -> None:
+    def end(self, result: object = None, error: BaseException | None = None) -> None:
         """Set the outcome.
 
         Args:

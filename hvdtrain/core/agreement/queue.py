@@ -89,8 +89,8 @@ class Queue:
         """Whether there is a reason to take part in rounds."""
         return not self.closed and bool(self._operations or self.listeners)
 
-    def add(self, operation: Operation) -> bool:
-        """Add an operation; return whether it is the only pending one.
+    def add(self, operation: Operation) -> None:
+        """Add an operation, which the channel's thread begins soon if no other one does.
 
         Raises:
             HvdtrainError: the channel is closed or closing.
@@ -112,11 +112,14 @@ class Queue:
                     kind = RanksLostError if action.lost else HvdtrainError
                     raise kind(f"{self._title} {request.subject}: {action.reason}")
             operation.submitted = time.perf_counter()
+            self._arrivals.note()
+            # Before the operation is added: a signal's handler may raise between any two lines. A
+            # thread that waits from the beginning drives itself.
+            if not self._operations and not operation.waiters:
+                self._arrivals.expect()
             self._operations[key] = operation
             if (track := self.track) is not None:
                 track.submitted(operation)
-            self._arrivals.note()
-            return len(self._operations) == 1
 
     def admit(self, prepared: Prepared) -> bool:
         """Begin a round with a prepared operation alone (driver); return whether that is possible.
@@ -149,7 +152,7 @@ class Queue:
         with self._lock:
             self._state, actions = transition(self._state, event)
             if self.closed:
-                self._changed.notify_all()
+                self._arrivals.interrupt()
         return actions
 
     def operations(self) -> list[Operation]:
@@ -160,18 +163,22 @@ class Queue:
     def begin_round(self) -> tuple[dict[str, Operation], tuple[Action, ...]]:
         """Begin a round (driver); return the pending operations and the actions to perform."""
         with self._lock:
-            self._arrivals.note_round()
+            self._note_round()
             pending = self._operations.copy()
             requests = tuple([operation.request for operation in pending.values()])
             event = RoundBegan(requests, bool(self.listeners))
             self._state, actions = transition(self._state, event)
         return pending, actions
 
+    def _note_round(self) -> None:
+        if not self.closed:  # otherwise the channel's thread must see that
+            self._arrivals.note_round()
+
     def report(self) -> tuple[list[Operation], Report]:
         """Return the pending operations, and the report of them for other members (driver)."""
         now = time.perf_counter()
         with self._lock:
-            self._arrivals.note_round()
+            self._note_round()
             operations = list(self._operations.values())
             joined = self._operations.get(JOIN.key)
             # With the lock: a program that waits after it has left must not seem not to have left.
@@ -212,7 +219,7 @@ class Queue:
                 key = operation.request.key
                 if pending.get(key) is operation:
                     del pending[key]
-                operation.done = True
+                operation.end()
             self.progressed = time.perf_counter()
             self._ended.notify_all()
 
@@ -266,9 +273,9 @@ class Queue:
 
     def wake_drivers(self) -> None:
         """Wake the threads that may drive the channel now (local)."""
-        if self._operations:
+        if self._operations or self.listeners:
             with self._lock:
-                self._changed.notify_all()
+                self._arrivals.expect()
                 self._ended.notify_all()
 
     def waiting(self, operation: Operation) -> Waiting:
@@ -279,7 +286,7 @@ class Queue:
         """Add a function to call while another member is blocked."""
         with self._lock:
             self.listeners.append(listener)
-            self._changed.notify_all()
+            self._arrivals.interrupt()
 
     def unlisten(self, listener: Callable[[], None]) -> None:
         """Remove a listener."""
@@ -287,22 +294,21 @@ class Queue:
             if listener in self.listeners:
                 self.listeners.remove(listener)
 
-    def wake(self, hurry: bool = False) -> None:
-        """Wake the channel's thread; in a hurry it does not wait for more operations."""
+    def hurry(self) -> None:
+        """Let the channel's thread begin a round without waiting for more operations."""
         with self._lock:
-            if hurry:
-                self._arrivals.hurry()
-            self._changed.notify_all()
+            self._arrivals.hurry()
 
     def wait_for_work(self) -> bool:
         """Block until operations are pending; return False if the channel is closed."""
-        with self._lock:
-            while not self.closed:
-                self._changed.wait_for(lambda: self.closed or self.busy)
-                self._arrivals.gather(lambda: self.closed)
+        while not self.closed:
+            self._arrivals.wait()
+            with self._lock:
+                if self.busy:
+                    self._arrivals.gather(lambda: self.closed)
                 if self.busy:
                     return True
-            return False
+        return False
 
     def back_off(self) -> None:
         """Wait for a submission on this rank, or on another rank in the meantime (driver)."""

@@ -214,7 +214,7 @@ class GradientStep(Operation):
         if needed:
             self._exchange.end(info)
 
-    def end(self, result: object, error: BaseException | None) -> None:
+    def end(self, result: object = None, error: BaseException | None = None) -> None:
         super().end(result, error)
         # Only now, because a thread that waits for these may submit the next step at once.
         if error is None:

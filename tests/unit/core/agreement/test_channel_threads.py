@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from meeting_group import Group, Referee
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.operation import Marker
+from hvdtrain.core.agreement.observer import ChannelObserver
+from hvdtrain.core.agreement.operation import Marker, Operation
 from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.core.agreement.request import LEAVE, Request
 from hvdtrain.core.collectives.allreduce import Allreduce
@@ -103,6 +105,41 @@ def test_what_is_submitted_while_a_rank_joins_is_not_lost(count: int) -> None:
         close(channels)
         assert all(operation.done for operation in late)
         assert referee.faults == []
+
+
+class _Interrupted(ChannelObserver):
+    """Stands for the handler of a signal that raises when an operation has been added."""
+
+    def submitted(self, operation: Operation) -> None:
+        raise KeyboardInterrupt
+
+    def proposed(self, operation: Operation) -> None:
+        pass
+
+    def agreed(self) -> None:
+        pass
+
+    def began(self, operation: Operation) -> None:
+        pass
+
+    def ended(self, operation: Operation, error: BaseException | None = None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_an_operation_is_run_whose_submission_is_interrupted(ahead: int) -> None:
+    referee, channels = two_ranks()
+    first, second = channels
+    for number in range(ahead):
+        first.submit(summed(f"ahead {number}"))
+    first.track = _Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        first.submit(summed("x"))
+    first.track = None
+    for name in ["x", *(f"ahead {number}" for number in range(ahead))]:
+        together(partial(second.run, summed(name)))
+    close(channels)
+    assert referee.faults == []
 
 
 def test_each_of_two_listeners_is_called() -> None:
