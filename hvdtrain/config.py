@@ -33,8 +33,7 @@ class Config:
             for no, "1" for yes, "numpy" for yes without the compiled kernel.
         torch_allocator: HVDTRAIN_TORCH_ALLOCATOR, whether gradients of PyTorch are allocated in
             memory that the ranks of a node share, where that can be done; 0 on one rank is enough.
-        tensorflow_allocator: HVDTRAIN_TENSORFLOW_ALLOCATOR, the same for gradients of TensorFlow;
-            off unless it is 1 on all ranks.
+        tensorflow_allocator: HVDTRAIN_TENSORFLOW_ALLOCATOR, the same for gradients of TensorFlow.
         halves_in_float32: HVDTRAIN_HALVES_IN_FLOAT32, whether engine nccl adds half types in
             float32, which is slower and rounds once; setting it on one rank is enough.
         deterministic: HVDTRAIN_DETERMINISTIC, whether sums are computed in a fixed order.
@@ -59,7 +58,7 @@ class Config:
     chunk_bytes: int = 1 << 30
     shared_memory: str = "1"
     torch_allocator: bool = True
-    tensorflow_allocator: bool = False
+    tensorflow_allocator: bool = True
     halves_in_float32: bool = False
     deterministic: bool = False
     timeline: str = "DYNAMIC"

@@ -23,6 +23,7 @@ __all__ = [
 _SHM = "/dev/shm"
 _TRIAL_BYTES = 1 << 20
 _LITTLE_SHM_BYTES = 64 << 20
+_ALLOCATORS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,10 @@ def check_memory() -> Section:
         f"compiled kernel: {kernel or 'ready'}",
     ]
     found: dict[str, object] = {**facts, "shm": asdict(shared), "kernel": kernel}
-    if importlib.util.find_spec("torch") is not None:
-        found["allocator"] = allocator = _ask_allocator()
-        lines.append(f"allocator of PyTorch's gradients: {allocator or 'ready'}")
+    for module, framework in _ALLOCATORS.items():
+        if importlib.util.find_spec(module) is not None:
+            found[f"{module}_allocator"] = allocator = _ask_allocator(module)
+            lines.append(f"allocator of {framework}'s gradients: {allocator or 'ready'}")
     return Section("memory", found, tuple(lines))
 
 
@@ -150,10 +152,10 @@ def _ask_kernel() -> str:
     return objection and f"{objection}; until then ranks of a node add with numpy"
 
 
-def _ask_allocator() -> str:
-    """Return the reason why gradients of PyTorch are copied into buckets, or ""."""
+def _ask_allocator(module: str) -> str:
+    """Return the reason why gradients of a framework are copied into buckets, or ""."""
     try:
-        objection: str = ask_python("-m", "hvdtrain.probes.torch_allocator")["objection"]
+        objection: str = ask_python("-m", f"hvdtrain.probes.{module}_allocator")["objection"]
     except ProbeError as error:
         return f"it does not load ({error}), so gradients are copied into buckets"
     return objection and f"{objection}; until then gradients are copied into buckets"

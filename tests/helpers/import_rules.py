@@ -28,7 +28,7 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     "launch": {"foundations"},
     "check": {"foundations", "launch"},
     # Programs: others start them and do not import them.
-    "probes": {"foundations", "engines", "torch"},
+    "probes": {"foundations", "engines", "torch", "tensorflow"},
     "horovod": _BELOW_TRAIN,
     "data": {"foundations", "core"},
     "train": _BELOW_TRAIN,

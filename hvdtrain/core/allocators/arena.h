@@ -84,23 +84,32 @@ void remove_unused(size_t number) {
     delete arena;
 }
 
+/* Whether a block may be of an arena; if not, no mutex is needed. */
+bool is_near(const char *block) {
+    return block >= lowest.load(std::memory_order_relaxed) &&
+           block < highest.load(std::memory_order_relaxed);
+}
+
+/* With the mutex held: return the pool of a block and set the number of its arena; 0 if the block
+ * is of none. */
+Pool *find_pool(const char *block, size_t &number) {
+    for (number = 0; number < arenas.size(); number++)
+        for (Pool &pool : arenas[number]->pools)
+            if (block >= pool.begin && block < pool.end) return &pool;
+    return nullptr;
+}
+
 /* Return a block to its arena; whether it was from one. */
 bool give_back(char *block) {
-    if (block < lowest.load(std::memory_order_relaxed) ||
-        block >= highest.load(std::memory_order_relaxed))
-        return false;
+    if (!is_near(block)) return false;
     std::lock_guard<std::mutex> guard(mutex);
-    for (size_t number = 0; number < arenas.size(); number++) {
-        Arena *arena = arenas[number];
-        for (Pool &pool : arena->pools) {
-            if (block < pool.begin || block >= pool.end) continue;
-            pool.free.push_back(block);
-            arena->used--;
-            remove_unused(number);
-            return true;
-        }
-    }
-    return false;
+    size_t number;
+    Pool *pool = find_pool(block, number);
+    if (!pool) return false;
+    pool->free.push_back(block);
+    arenas[number]->used--;
+    remove_unused(number);
+    return true;
 }
 
 /* A forked child may use memory while another thread of its parent holds the mutex. */

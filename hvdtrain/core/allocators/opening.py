@@ -17,13 +17,25 @@ from hvdtrain.core.collectives.memory import AllocateIfWanted
 from hvdtrain.core.places.places import GradientPlaces
 from hvdtrain.engines.slices import Slices
 
-__all__ = ["FindLibrary", "open_places", "suitable_slices"]
+__all__ = ["FindLibrary", "open_places", "placing_slices", "suitable_slices"]
 
 _logger = logging.getLogger("hvdtrain")
 
 # Returns the calls of an allocator, compiled on the first call; None if there is none, or the user
 # has decided against it.
 FindLibrary = Callable[[], Library | None]
+
+
+def placing_slices(channel: Channel) -> Slices | None:
+    """Return slices of memory that is shared later, as suitable_slices() would (local).
+
+    Args:
+        channel: channel of the ranks.
+    """
+    slices = channel.communicator.slices()
+    if slices is None or slices.owners == 1 or not slices.adds_placed:
+        return None
+    return slices
 
 
 def suitable_slices(channel: Channel, memory: Elements) -> Slices | None:
@@ -33,10 +45,8 @@ def suitable_slices(channel: Channel, memory: Elements) -> Slices | None:
         channel: channel of the ranks.
         memory: memory of buckets.
     """
-    slices = channel.communicator.slices()
-    if slices is None or slices.owners == 1 or not slices.adds_placed:
-        return None
-    return slices if slices.copies(memory) is not None else None
+    slices = placing_slices(channel)
+    return slices if slices is not None and slices.copies(memory) is not None else None
 
 
 def open_places(

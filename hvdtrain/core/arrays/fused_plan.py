@@ -11,7 +11,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.allocators.opening import FindLibrary
+from hvdtrain.core.allocators.opening import FindLibrary, placing_slices
 from hvdtrain.core.arrays.lending import Lending, open_lending
 from hvdtrain.core.arrays.memory import ALIGNMENT_BYTES, MemoryPool, empty
 from hvdtrain.core.collectives.memory import AllocateIfWanted
@@ -121,7 +121,8 @@ class FusedPlan:
         def allocate() -> _Memory | None:
             stride = -(-self._nbytes // _STRIDE) * _STRIDE
             name, room, memory = f"for {self._memory_key}", wanted(), None
-            if allocator is not None and self._exchange.in_place:
+            in_place = self._exchange.in_place and placing_slices(channel) is not None
+            if allocator is not None and in_place:
                 lends, nbytes = room and allocator() is not None, _LENDING_BLOCKS * stride
                 memory = channel.run(AllocateIfWanted(nbytes, f"{name}, lent", lends))
             lending = None

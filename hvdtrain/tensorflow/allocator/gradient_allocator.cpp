@@ -68,6 +68,15 @@ class Makers {
 
 Makers &makers = *new Makers;
 
+/* Return the size of a block of an arena; 0 for others. */
+size_t size_of(const char *block) {
+    if (!is_near(block)) return 0;
+    std::lock_guard<std::mutex> guard(mutex);
+    size_t number;
+    const Pool *pool = find_pool(block, number);
+    return pool ? pool->bytes : 0;
+}
+
 struct GradientAllocator final : tsl::AllocatorWrapper {
     using tsl::AllocatorWrapper::AllocatorWrapper;
 
@@ -85,9 +94,12 @@ struct GradientAllocator final : tsl::AllocatorWrapper {
         if (!give_back(static_cast<char *>(block))) wrapped()->DeallocateRaw(block);
     }
 
-    /* The other allocator does not know the blocks of arenas. */
+    /* The other allocator does not know the blocks of arenas. Profiles ask for the second. */
     bool TracksAllocationSizes() const override { return false; }
-    size_t AllocatedSizeSlow(const void *) const override { return 0; }
+    size_t AllocatedSizeSlow(const void *block) const override {
+        size_t bytes = size_of(static_cast<const char *>(block));
+        return bytes ? bytes : wrapped()->AllocatedSizeSlow(block);
+    }
 
     std::optional<tsl::AllocatorStats> GetStats() override { return wrapped()->GetStats(); }
     bool ClearStats() override { return wrapped()->ClearStats(); }

@@ -77,7 +77,8 @@ def register_allocator() -> None:
     world = promised_world(os.environ)
     if world is None or world.size == 1:
         return
-    if Config.from_environ(os.environ).tensorflow_allocator:
+    config = Config.from_environ(os.environ)
+    if config.tensorflow_allocator and config.shared_memory == "1":
         _registered()
 
 
@@ -100,6 +101,8 @@ def why_no_allocator() -> str:
 
 @cache
 def _registered() -> tuple[TensorFlowLibrary | None, str]:
+    if tf.config.get_visible_devices("GPU"):
+        return None, "TensorFlow makes gradients on a GPU"
     try:
         return TensorFlowLibrary(build(recipe(), os.environ)), ""
     except AllocatorError as error:

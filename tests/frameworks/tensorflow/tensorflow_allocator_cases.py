@@ -126,8 +126,30 @@ def gradients_are_lent_while_a_rank_has_joined() -> None:
         np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
 
 
+def other_tensors_may_take_all_memory_for_gradients() -> None:
+    variables = [tf.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
+    kept = []
+
+    @tf.function(jit_compile=True, autograph=False)
+    def gradients(*rows: Any) -> list[Any]:
+        return [tf.transpose(a) @ b for a, b in zip(rows[::2], rows[1::2], strict=True)]
+
+    for number in range(STEPS):
+        own = gradients(*map(tf.constant, factors(hvd.rank(), number)))
+        kept.append(own)
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
+        before = [variable.numpy() for variable in variables]
+        optimizer.apply(own, variables)
+        for variable, was, mean in zip(variables, before, average(number), strict=True):
+            np.testing.assert_allclose(variable.numpy(), was - mean, rtol=1e-5, atol=1e-4)
+    for number, own in enumerate(kept):
+        for mine, alone in zip(own, local(hvd.rank(), number), strict=True):
+            np.testing.assert_array_equal(mine.numpy(), alone)
+
+
 CASES = [
     large_gradients_are_not_copied,
     lent_gradients_stay_what_they_are,
     gradients_are_lent_while_a_rank_has_joined,
+    other_tensors_may_take_all_memory_for_gradients,
 ]

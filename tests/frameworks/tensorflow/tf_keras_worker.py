@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_allocator_cases as allocator_cases
 from raising import raising
 from ranks import report
 
 import hvdtrain.tensorflow as hvd
 from hvdtrain.tensorflow import elastic
+from hvdtrain.world import promised_world
 
 keras = tf.keras
 RATE = 0.25
@@ -155,7 +157,20 @@ def what_is_for_keras_3_refuses() -> None:
         hvdtrain.keras.DistributedOptimizer(keras.optimizers.SGD())
 
 
+def all_copy_what_one_rank_has_to_copy() -> None:
+    variables = [tf.Variable(tf.zeros(shape)) for shape in allocator_cases.SHAPES]
+    with allocator_cases.noting() as noted:
+        for number in range(3):
+            results = allocator_cases.reduced(
+                variables, allocator_cases.factors(hvd.rank(), number)
+            )
+            for result, mean in zip(results, allocator_cases.average(number), strict=True):
+                np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
+    assert not noted
+
+
 CASES = [
+    all_copy_what_one_rank_has_to_copy,
     every_way_to_step_reduces,
     fit_gives_what_one_rank_gives,
     loss_scales_look_at_reduced_gradients,
@@ -168,6 +183,9 @@ CASES = [
 
 
 def main() -> None:
+    world = promised_world(os.environ)
+    if world is not None and world.rank == 1:
+        tf.zeros([])  # before init(), so that this rank has no allocator
     hvd.init()
     for case in CASES:
         case()
