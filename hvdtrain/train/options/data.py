@@ -49,8 +49,8 @@ class DataOptions(OptionGroup):
     )
     elastic_batch: str = option(
         "keep",
-        "When ranks are killed and the others go on: keep the samples of all ranks per step and the "
-        "learning rate, or rescale both to the ranks that are left.",
+        "When ranks are killed and the others go on: keep the samples of all ranks per step and "
+        "the learning rate, or rescale both to the ranks that are left.",
         metavar="[keep|rescale]",
         check=one_of(("keep", "rescale")),
     )
