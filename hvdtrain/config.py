@@ -49,6 +49,7 @@ class Config:
         stall_stacks: HVDTRAIN_STALL_STACKS, whether warnings show the stacks of all ranks.
         abort_on_thread_exception: HVDTRAIN_ABORT_ON_THREAD_EXCEPTION, whether an uncaught exception
             in any Python thread ends the job, not only in the main thread or hvdtrain's.
+        min_ranks: HVDTRAIN_MIN_RANKS, the least number of ranks to go on with when some are killed.
     """
 
     engine: str = "auto"
@@ -66,6 +67,7 @@ class Config:
     stall_shutdown_seconds: float = 0
     stall_stacks: bool = False
     abort_on_thread_exception: bool = False
+    min_ranks: int = 1
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
@@ -104,6 +106,7 @@ class Config:
             abort_on_thread_exception=_switch(
                 environ, "HVDTRAIN_ABORT_ON_THREAD_EXCEPTION", cls.abort_on_thread_exception
             ),
+            min_ranks=_positive(environ, "HVDTRAIN_MIN_RANKS", cls.min_ranks, what="integer"),
         )
 
 
@@ -111,12 +114,18 @@ def _either(environ: Mapping[str, str], name: str, default: str) -> str:
     return environ.get(f"HVDTRAIN_{name}") or environ.get(f"HOROVOD_{name}") or default
 
 
-def _positive(environ: Mapping[str, str], name: str, default: int, most: int | None = None) -> int:
+def _positive(
+    environ: Mapping[str, str],
+    name: str,
+    default: int,
+    most: int | None = None,
+    what: str = "integer, in bytes",
+) -> int:
     text = environ.get(name)
     if text is None:
         return default
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"{name}={text!r} must be a positive integer, in bytes")
+        raise UsageError(f"{name}={text!r} must be a positive {what}")
     if most is not None and int(text) > most:
         raise UsageError(f"{name}={text!r} must be at most {most} bytes")
     return int(text)

@@ -8,6 +8,7 @@ __all__ = [
     "EXIT_CRASH",
     "EXIT_INTERRUPTED",
     "EXIT_MISMATCH",
+    "EXIT_REQUEUE",
     "EXIT_TERMINATED",
     "EXIT_USAGE",
     "ConnectionLostError",
@@ -24,6 +25,7 @@ __all__ = [
     "RanksLostError",
     "RecipeError",
     "SystemLimitError",
+    "TooFewRanksError",
     "TooManyPassesError",
     "TrainingError",
     "UnsupportedError",
@@ -33,6 +35,8 @@ __all__ = [
 EXIT_CRASH = 1
 EXIT_USAGE = 2
 EXIT_MISMATCH = 3
+# Schedulers that requeue jobs by their exit code take this one, EX_TEMPFAIL of sysexits.h.
+EXIT_REQUEUE = 75
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
@@ -65,6 +69,12 @@ class MismatchError(HvdtrainError):
 
 class TrainingError(HvdtrainError):
     """Training cannot continue, as detected by all ranks together; no traceback is needed."""
+
+
+class TooFewRanksError(TrainingError):
+    """Fewer ranks are left than --min-np asks for; the state is saved, to start again with more."""
+
+    exit_code = EXIT_REQUEUE
 
 
 class PeerFailureError(HvdtrainError):

@@ -10,6 +10,7 @@ import click
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.launchers.choice import LAUNCHERS, choose_launcher
+from hvdtrain.launch.launchers.elastic import min_ranks_variable, require_tolerance
 from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import (
     check_interface,
@@ -41,6 +42,8 @@ __all__ = ["command"]
 @click.option("--timestamps", is_flag=True, help="Lines of output begin with a time.")
 @click.option("launcher_name", "--launcher", type=click.Choice(LAUNCHERS), help="Default: by MPI.")
 @click.option("--as-horovod", is_flag=True, help="hvdtrain answers also for an installed Horovod.")
+@click.option("--elastic", is_flag=True, help="The others go on when ranks are killed.")
+@click.option("--min-np", type=click.IntRange(1), help="With --elastic: end if fewer are left.")
 @click.option("--dry-run", is_flag=True, help="Print the command and leave.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -56,6 +59,8 @@ def command(
     timestamps: bool,
     launcher_name: str | None,
     as_horovod: bool,
+    elastic: bool,
+    min_np: int | None,
     dry_run: bool,
     arguments: tuple[str, ...],
 ) -> int:
@@ -71,12 +76,16 @@ def command(
         hosts=parse_hosts(named),
         hostfile=hostfile,
         per_node=per_node,
-        exports=parse_exports(exports, os.environ),
+        exports={
+            **parse_exports(exports, os.environ),
+            **min_ranks_variable(min_np, ranks, elastic),
+        },
         interface=interface,
         bind=bind,
         log_folder=parse_folder(output_dir),
         prefix=prefix,
         timestamps=timestamps,
+        elastic=elastic,
     )
     _require_sense(request)
     require_program(arguments)
@@ -86,6 +95,8 @@ def command(
         raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
     library = loaded_library()
     launcher = choose_launcher(launcher_name, library, os.environ, missing_ok=dry_run)
+    if elastic:
+        require_tolerance(library, launcher.name)
     site = Site(launcher.path, library.vendor, os.environ, os.geteuid() == 0)
     line = launcher.build(with_hosts(request, launcher, library.vendor, os.environ), site)
     if dry_run:

@@ -1,16 +1,22 @@
-"""Horovod's elastic interface in a world of fixed size, where a rank that fails ends the job.
+"""Horovod's elastic interface: the state of all ranks is synchronized, committed and restored.
 
-It synchronizes the state of all ranks with rank 0's, and can commit and restore it.
+Where the engine can go on without ranks that were killed, `run` does; elsewhere they end the job.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
-__all__ = ["ObjectState", "run"]
+from hvdtrain.core import context
+from hvdtrain.core.membership.world import Context
+from hvdtrain.errors import EXIT_REQUEUE, HostsUpdatedInterrupt, RanksLostError
+from hvdtrain.topology import format_ranks
+
+__all__ = ["ObjectState", "run", "tells_of_lost_ranks"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,6 +35,7 @@ class ObjectState:
     ) -> None:
         self._bcast_object = bcast_object
         self._names = list(kwargs)
+        self._reset_callbacks: list[Callable[[], None]] = []
         self._set(kwargs)
         self.save()
 
@@ -51,10 +58,24 @@ class ObjectState:
         self.save()
 
     def check_host_updates(self) -> None:
-        """Return at once (local): the hosts of a job never change."""
+        """Return at once (local): no hosts are added to a job."""
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Ignore the callbacks (local): the world is never reset."""
+        """Have functions be called each time that `run` goes on with the ranks that are left.
+
+        Args:
+            callbacks: functions; they may use the new size, for a learning rate for example.
+        """
+        self._reset_callbacks += callbacks
+
+    def on_reset(self) -> None:
+        """Call reset() and the callbacks; `run` does, before it synchronizes the state."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def reset(self) -> None:
+        """Do nothing; a subclass may change what depends on the number of ranks."""
 
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._names}
@@ -65,15 +86,67 @@ class ObjectState:
 
 
 def run(func: F) -> F:
-    """Decorate `func(state, ...)` to start from rank 0's state on every rank (collective).
+    """Decorate `func(state, ...)` to start from rank 0's state, and to go on when ranks are killed.
 
-    The function runs once, on the ranks that the launcher started. Where Horovod would continue
-    with other ranks after a failure, the job ends: write checkpoints and start it again.
+    All ranks call it. If ranks are killed, those that are left restore the last commit, are
+    numbered anew, call the reset callbacks, synchronize the state, and call the function again.
+    That takes Open MPI 5, with `python -m hvdtrain run --elastic` or `mpirun --with-ft ulfm`;
+    elsewhere the job ends. If fewer than HVDTRAIN_MIN_RANKS (--min-np) are left, they exit with 75.
     """
 
     @functools.wraps(func)
-    def synchronized(state: ObjectState, *args: Any, **kwargs: Any) -> Any:
-        state.sync()
-        return func(state, *args, **kwargs)
+    def going_on(state: ObjectState, *args: Any, **kwargs: Any) -> Any:
+        synchronizes = True
+        while True:
+            failed: Exception | None = None
+            try:
+                if synchronizes:
+                    state.sync()
+                return func(state, *args, **kwargs)
+            except HostsUpdatedInterrupt as interrupt:
+                synchronizes = not interrupt.skip_sync
+            except Exception as error:
+                if not tells_of_lost_ranks(error, context.current()):
+                    raise
+                failed, synchronizes = error, True
+            if failed is not None:
+                state.restore()
+                _go_on_without_lost(failed)
+            state.on_reset()
 
-    return cast("F", synchronized)
+    return cast("F", going_on)
+
+
+def _go_on_without_lost(failed: Exception) -> None:
+    """Recover, and exit if too few ranks are left (collective over them)."""
+    recovery = context.recover()
+    if not recovery.lost:  # an object of an earlier world would fail again and again
+        raise failed
+    here = context.current()
+    left, least = here.topology.size, here.config.min_ranks
+    ends = f", fewer than --min-np {least}: the job ends" if left < least else ""
+    if here.topology.rank == 0:
+        print(
+            f"hvdtrain: {format_ranks(recovery.lost)} of {recovery.size_before} ended; "
+            f"{left} left after {recovery.seconds:.2f} s{ends}",
+            file=sys.stderr,
+            flush=True,
+        )
+    if ends:
+        sys.exit(EXIT_REQUEUE)
+
+
+def tells_of_lost_ranks(error: Exception, world: Context) -> bool:
+    """Return whether an error means that ranks have ended, and the others can go on (local).
+
+    Args:
+        error: error that was raised; frameworks may have replaced that of hvdtrain.
+        world: the ranks.
+    """
+    if world.failures is None:
+        return False
+    try:
+        world.failures.check()
+    except RanksLostError:
+        return True
+    return isinstance(error, RanksLostError)

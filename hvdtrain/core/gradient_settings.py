@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hvdtrain.core import context
 from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.core.arguments import Groups, check_groups, check_predivide
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.core.process_set import ProcessSet, global_process_set, require_process_set
+from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import ReduceOp
 
-__all__ = ["GradientSettings"]
+__all__ = ["GradientSettings", "check_sharding"]
 
 
 @dataclass(frozen=True)
@@ -79,3 +81,18 @@ class GradientSettings:
     def weights(self) -> bool:
         """Whether ranks exchange weights after steps on their own gradients."""
         return self.exchange is not None and self.exchange.kind is Kind.WEIGHTS
+
+
+def check_sharding() -> None:
+    """Check that ranks may share the optimizer's work and its state (local).
+
+    Raises:
+        UnsupportedError: ranks may end while the others go on, which would lose their part.
+    """
+    here = context.current() if context.is_initialized() else None
+    if here is not None and here.failures is not None:
+        raise UnsupportedError(
+            f"{here.topology.title} sharded=True: with mpirun --with-ft ulfm the job goes on "
+            "without ranks that end, but not without their part of the optimizer's state: use "
+            "sharded=False, or leave out --with-ft"
+        )

@@ -283,6 +283,16 @@ class Communicator(ABC):
         """
         ctypes.memmove(buffer.pointer, source.pointer, source.nbytes)
 
+    def confirm(self) -> None:  # noqa: B027  # most engines cannot go on without a rank
+        """Check that all members have got this far, with right results (collective).
+
+        Where others can go on without a rank that ends, calls in which it ends may succeed with
+        wrong results.
+
+        Raises:
+            RanksLostError: a member has ended.
+        """
+
     def explained(self, error: BaseException) -> BaseException:
         """Return what an error of this communicator means to the program (local).
 

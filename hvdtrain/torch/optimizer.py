@@ -16,6 +16,7 @@ from hvdtrain.core.arguments import (
     choose_groups,
     choose_op,
 )
+from hvdtrain.core.gradient_settings import check_sharding
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.exchanging_optimizer import ExchangingOptimizer
@@ -65,8 +66,8 @@ class DistributedOptimizer(ExchangingOptimizer):
             `clip_grad_norm_`, or call synchronize() before using them. step() removes gradients.
 
     Raises:
-        UnsupportedError: `sharded` with an optimizer that needs whole parameters, or with
-            parameters whose memory cannot be shared.
+        UnsupportedError: `sharded` with an optimizer that needs whole parameters, with parameters
+            whose memory cannot be shared, or where the job goes on without ranks that end.
         TypeError: `optimizer` is not an optimizer, or `exchange` neither an exchange nor
             text.
         ValueError: names are missing or used twice, or arguments contradict each other.
@@ -104,6 +105,8 @@ class DistributedOptimizer(ExchangingOptimizer):
                 "sharded=True works with op=Average and op=Sum only: leave out sharded, or "
                 "exchange, compression and Adasum"
             )
+        if sharded:
+            check_sharding()
         settings = ParameterSettings(
             op,
             process_set,

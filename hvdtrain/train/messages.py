@@ -11,7 +11,7 @@ from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
-from hvdtrain.train.records.results import MetricsRecord, Summary
+from hvdtrain.train.records.results import MetricsRecord, RanksLost, Summary
 from hvdtrain.train.setup import TrainingSetup
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "device_text",
     "epoch_lines",
     "header_lines",
+    "lost_line",
     "stop_lines",
     "values_text",
 ]
@@ -117,6 +118,20 @@ def epoch_lines(lines: Sequence[MetricsRecord], epochs: int) -> list[str]:
         f"epoch {epoch:>{width}}/{epochs}  {measured}  lr {first.lr:.4g}  "
         f"{first.samples_per_second:.0f} samples/s"
     ]
+
+
+def lost_line(failure: RanksLost) -> str:
+    """Return the line about ranks that ended while the others went on.
+
+    Args:
+        failure: these ranks.
+    """
+    lost, left = format_ranks(failure.lost), counted(failure.ranks, "rank")
+    return (
+        f"{lost} ended after step {failure.step}: training goes on with {left} after "
+        f"{failure.seconds:.2f} s, {counted(failure.global_batch_size, 'sample')} of all ranks per "
+        f"step, learning rate {failure.scaled_lr:.4g}"
+    )
 
 
 def values_text(values: Values) -> str:

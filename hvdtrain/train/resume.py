@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from hvdtrain.core import context
 from hvdtrain.core.context import Context
@@ -32,6 +32,7 @@ __all__ = [
     "CheckpointLoader",
     "LoadedCheckpoint",
     "RunStart",
+    "StateLoader",
     "WorldSettings",
     "begin_run",
     "find_checkpoint",
@@ -112,6 +113,33 @@ def world_settings(
     }
 
 
+class StateLoader(Protocol):
+    """Brings back the state that a run goes on from, in two steps."""
+
+    def find(self, library: TensorLibrary) -> WorldSettings:
+        """Find the state, before the model is built (rank 0 only).
+
+        Args:
+            library: library that tensors are read as.
+        """
+
+    def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
+        """Load the state, and prepare the directory (rank 0 only).
+
+        Args:
+            epoch_samples: number of training samples in an epoch.
+            state: state of the new model.
+        """
+
+    def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
+        """Restore the state of the exchange (collective).
+
+        Args:
+            loop: model in training, with the weights that were loaded.
+            start: result of begin_run() on rank 0.
+        """
+
+
 class CheckpointLoader:
     """Finds and loads the checkpoint of a run on rank 0, in two steps.
 
@@ -182,12 +210,14 @@ class RunStart:
         progress: progress restored from a checkpoint.
         origin: description of the checkpoint; empty if the run was not asked to resume.
         resumed: whether a checkpoint was loaded.
+        pauses: whether what is due after the last step, such as an evaluation, is still to be done.
     """
 
     directory: Path
     progress: Progress
     origin: str = ""
     resumed: bool = False
+    pauses: bool = False
 
 
 def find_checkpoint(options: TrainOptions, library: TensorLibrary) -> LoadedCheckpoint:

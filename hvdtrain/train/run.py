@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.errors import TrainingError
+from hvdtrain.errors import TooFewRanksError, TrainingError
+from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.loop.collective_errors import on_this_rank
 from hvdtrain.train.loop.replica_check import replica_difference, require_finite
@@ -15,10 +17,11 @@ from hvdtrain.train.metrics.improvement import improved, require_number
 from hvdtrain.train.metrics.totals import Totals, Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import BestEvaluation, RunClock
-from hvdtrain.train.records.results import MetricsRecord, Summary
+from hvdtrain.train.records.results import MetricsRecord, RanksLost, Summary
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup
 from hvdtrain.train.summary import make_summary
+from hvdtrain.train.survivors import Standing
 from hvdtrain.train.terminal import Terminal
 from hvdtrain.train.triggers import EVALUATE, SAVE, Triggers
 
@@ -34,6 +37,7 @@ class Run:
         terminal: terminal that rank 0 prints on.
         heartbeat: exchange between the ranks.
         run_log: files and trackers that rank 0 writes to; None on the other ranks.
+        failures: ranks that ended before, while the others went on.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Run:
         terminal: Terminal,
         heartbeat: Heartbeat,
         run_log: RunLog | None,
+        failures: Sequence[RanksLost] = (),
     ) -> None:
         self._options, self._test_samples = options, setup.test_samples
         self._world, self._step_plan, self._loop = setup.world, setup.step_plan, setup.loop
@@ -51,9 +56,13 @@ class Run:
         self._triggers = Triggers.of(options)
         self._clock = RunClock(setup.world, self._progress)
         self._taken, self._reserved, self._watch_due = 0, False, False
+        self._pause_due = False  # after the steps taken
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
         self._evaluated: MetricsRecord | None = None
         self._saved_step, self._first_step = -1, self._progress.step
+        self._failures, self._directory = failures, setup.start.directory
+        # Where a pause that is under way began. Survivors take it anew if one of them was in it.
+        self._pausing = self._progress if setup.start.pauses else None
 
     def run(self) -> Summary | None:
         """Train the epochs that are left and write the results (collective).
@@ -82,6 +91,9 @@ class Run:
     def _train_epoch(self) -> None:
         """Train until the epoch ends or the ranks are to stop."""
         steps, done = self._step_plan.steps_per_epoch, self._progress.done
+        if self._pausing is not None and done < self._step_plan.samples:
+            self._pause(False, 0.0)
+            self._pausing = None
         title = f"epoch {self._progress.epoch + 1}/{self._options.epochs}"
         later = (self._options.epochs - self._progress.epoch - 1) * steps
         self._terminal.begin(title, steps, done // self._step_plan.global_batch_size, later)
@@ -99,9 +111,44 @@ class Run:
             self._progress = self._clock.read(self._progress.after(learned, self._taken))
             if self._options.non_finite == "stop":
                 require_finite(learned, self._taken, self._progress.step)
-            self._taken = 0
+            self._taken, self._pause_due, self._pausing = 0, False, self._progress
             whole = self._progress.done == self._step_plan.samples
             self._pause(whole, (self._progress.samples - samples) / seconds)
+            self._pausing = None
+
+    @property
+    def standing(self) -> Standing:
+        """How far this rank has got, for the survivors of others (local)."""
+        plan, reached = self._step_plan, self._progress
+        if self._taken:
+            done = min(reached.done + self._taken * plan.global_batch_size, plan.samples)
+            reached = replace(
+                reached,
+                done=done,
+                step=reached.step + self._taken,
+                samples=reached.samples + done - reached.done,
+            )
+        paused = self._pausing is None and not self._pause_due
+        before = self._pausing or reached
+        return Standing(reached, before, paused, self._loop.state, self._directory)
+
+    def end_for_want_of_ranks(self, least: int) -> None:
+        """Save and end the run, because too few ranks are left (collective).
+
+        Args:
+            least: the least number of ranks.
+
+        Raises:
+            TooFewRanksError: on every rank.
+        """
+        self._save(False)
+        run_log, left = self._run_log, counted(self._world.topology.size, "rank")
+        text = f"{left} left, fewer than --min-np {least}"
+        call_on_root(lambda: run_log.stopped(text) if run_log is not None else None)
+        directory = call_on_root(lambda: str(run_log.directory) if run_log is not None else "")
+        raise TooFewRanksError(
+            f"{text}: {self._progress.text} are saved, go on with --out {directory} --resume auto"
+        )
 
     def _after_step(self) -> bool:
         """Return whether to continue without a pause (collective)."""
@@ -117,7 +164,8 @@ class Run:
             self._run_log.note(self._heartbeat.report, step, self._clock.total_seconds)
             self._terminal.show_slowest(*self._run_log.slowest)
         stopping = self._heartbeat.stop_rank is not None
-        return not (stopping or self._heartbeat.due or self._triggers.pauses(step))
+        self._pause_due = bool(stopping or self._heartbeat.due or self._triggers.pauses(step))
+        return not self._pause_due
 
     def _pause(self, whole: bool, speed: float) -> None:
         """Do what is due between two steps (collective)."""
@@ -126,8 +174,9 @@ class Run:
             self._log()
         lines: list[MetricsRecord] = []
         if whole:
-            values = progress.part.values(self._loop.metrics)
-            lines.append(self._metrics("train", values, speed))
+            if progress.part.samples:  # else ranks ended before the sums were collected
+                values = progress.part.values(self._loop.metrics)
+                lines.append(self._metrics("train", values, speed))
             self._progress = progress.next_epoch()
         better = False
         if self._evaluates(whole):
@@ -162,6 +211,8 @@ class Run:
 
     def _log(self) -> None:
         """Write the means over the steps since the last such line."""
+        if not self._unlogged.samples:
+            return
         speed = self._unlogged.samples / self._unlogged_seconds
         line = self._metrics("step", self._unlogged.values(self._loop.metrics), speed)
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
@@ -260,7 +311,8 @@ class Run:
         if self._progress.step != self._saved_step:
             self._save(False)
         self._progress = self._clock.read(self._progress)
-        summary = make_summary(self._options, self._world, self._progress, final, self._loop)
+        summary = make_summary(self._step_plan, self._world, self._progress, final, self._loop)
+        summary = replace(summary, failures=self._failures)
         run_log = self._run_log
         files = call_on_root(lambda: run_log.ended(summary) if run_log is not None else [])
         directory = str(run_log.directory) if run_log is not None else ""

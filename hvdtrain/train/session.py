@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import Any
 
+from hvdtrain.core import context
+from hvdtrain.core.context import Recovery
+from hvdtrain.core.elastic import tells_of_lost_ranks
 from hvdtrain.core.objects import call_on_root
+from hvdtrain.errors import HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.heartbeat.signals import StopSignals
-from hvdtrain.train.messages import header_lines
+from hvdtrain.train.messages import header_lines, lost_line
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records.environment import write_environment
 from hvdtrain.train.records.files import usage_errors
-from hvdtrain.train.records.results import Summary
+from hvdtrain.train.records.results import RanksLost, Summary
 from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import RecipeFactory, TrainingSetup, set_up
+from hvdtrain.train.survivors import Standing, agree, obstacle
 from hvdtrain.train.terminal import Terminal, on_terminal
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
@@ -44,24 +50,92 @@ def train(options: TrainOptions, make_recipe: RecipeFactory | None = None) -> Su
         TrainingError: weights differ between ranks, or a loss or gradient is not finite.
     """
     with StopSignals() as signals:
-        return _train(options, make_recipe, signals)
+        return _Session(options, make_recipe, signals).train()
 
 
-def _train(
-    options: TrainOptions, make_recipe: RecipeFactory | None, signals: StopSignals
-) -> Summary | None:
-    setup = set_up(options, make_recipe, CheckpointLoader(options))
-    topology = setup.world.topology
-    prints = topology.rank == 0 and not options.quiet
-    with Terminal(prints, bar=prints and on_terminal()) as terminal:
-        terminal.print(header_lines(options, setup))
-        run_log = _open_run_log(options, setup)
-        heartbeat = Heartbeat(setup.world, signals, Triggers.of(options).timers)
-        try:
-            return Run(options, setup, terminal, heartbeat, run_log).run()
-        finally:
-            if run_log is not None:
-                run_log.close()
+class _Session:
+    """Trains, and goes on with the ranks that are left where the engine can.
+
+    Args:
+        options: options of the run.
+        make_recipe: returns the recipe; None: the options name it.
+        signals: signals to this rank.
+    """
+
+    def __init__(
+        self, options: TrainOptions, make_recipe: RecipeFactory | None, signals: StopSignals
+    ) -> None:
+        self._options, self._make_recipe, self._signals = options, make_recipe, signals
+        self._ranks = 0  # at the start
+        self._run: Run | None = None
+        self._standing: Standing | None = None
+        self._noticed = 0.0
+        self._recoveries: list[Recovery] = []
+        self._failures: list[RanksLost] = []
+
+    def train(self) -> Summary | None:
+        """Train until the end of the run (collective)."""
+        while True:
+            try:
+                return self._begin() if self._standing is None else self._go_on(self._standing)
+            except Exception as error:
+                if not self._survives(error):
+                    raise
+
+    def _begin(self) -> Summary | None:
+        setup = set_up(self._options, self._make_recipe, CheckpointLoader(self._options))
+        self._ranks = setup.world.topology.size
+        lines = header_lines(self._options, setup)
+        needed = obstacle(self._options)
+        if needed and setup.world.failures is not None:
+            lines.append(f"the run ends with the first rank that is killed, because of {needed}")
+        return self._train(setup, lines)
+
+    def _survives(self, error: Exception) -> bool:
+        """Return whether the run goes on after an error, and note how far this rank has got."""
+        if self._run is not None:
+            self._noticed = time.perf_counter()
+            self._standing, self._run = self._run.standing, None
+        refused = isinstance(error, UsageError | TrainingError) or obstacle(self._options)
+        if self._standing is None or refused:
+            return False
+        return tells_of_lost_ranks(error, context.current())
+
+    def _go_on(self, standing: Standing) -> Summary | None:
+        """Train with the ranks that are left (collective over them)."""
+        recovery = context.recover()
+        if not recovery.lost:
+            raise HvdtrainError("training failed as if a rank had ended, and none has")
+        self._recoveries.append(recovery)
+        loader = agree(standing)
+        ranks = self._ranks if self._options.elastic_batch == "keep" else None
+        setup = set_up(self._options, self._make_recipe, loader, ranks)
+        plan, step = setup.step_plan, setup.start.progress.step
+        seconds = time.perf_counter() - self._noticed
+        failures = [
+            RanksLost(step, one.lost, one.size, seconds, plan.global_batch_size, plan.target_lr)
+            for one in self._recoveries
+        ]
+        self._recoveries = []
+        self._failures += failures
+        return self._train(setup, [lost_line(failure) for failure in failures])
+
+    def _train(self, setup: TrainingSetup, lines: list[str]) -> Summary | None:
+        options, world = self._options, setup.world
+        prints = world.topology.rank == 0 and not options.quiet
+        with Terminal(prints, bar=prints and on_terminal()) as terminal:
+            terminal.print(lines)
+            run_log = _open_run_log(options, setup)
+            heartbeat = Heartbeat(world, self._signals, Triggers.of(options).timers)
+            try:
+                self._run = Run(options, setup, terminal, heartbeat, run_log, self._failures)
+                self._standing = None
+                if self._failures and world.topology.size < world.config.min_ranks:
+                    self._run.end_for_want_of_ranks(world.config.min_ranks)
+                return self._run.run()
+            finally:
+                if run_log is not None:
+                    run_log.close()
 
 
 def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -24,7 +24,7 @@ from hvdtrain.train.metrics.improvement import require_known
 from hvdtrain.train.options import BACKENDS, TrainOptions
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.resume import CheckpointLoader, RunStart
+from hvdtrain.train.resume import RunStart, StateLoader
 
 __all__ = ["RecipeFactory", "TrainingSetup", "choose_framework", "set_up"]
 
@@ -62,7 +62,10 @@ class TrainingSetup:
 
 
 def set_up(
-    options: TrainOptions, make_recipe: RecipeFactory | None, loader: CheckpointLoader
+    options: TrainOptions,
+    make_recipe: RecipeFactory | None,
+    loader: StateLoader,
+    ranks: int | None = None,
 ) -> TrainingSetup:
     """Initialize the ranks, build the recipe, and load the checkpoint (collective).
 
@@ -70,6 +73,7 @@ def set_up(
         options: options of the run, the same on every rank.
         make_recipe: returns the recipe; None: the options name it.
         loader: loads the checkpoint and prepares the directory for results.
+        ranks: number of ranks that batch and learning rate are for; None: those of the world.
 
     Raises:
         UsageError: on every rank, the options differ between ranks, or do not fit the number of
@@ -83,7 +87,7 @@ def set_up(
     _require_servers_fit(options, world)
     _require_usable_lr(options, world.topology.size)
     recipe, devices, threads = _prepare(options, make_recipe, framework, world)
-    step_plan = _plan_steps(options, recipe, world)
+    step_plan = replace(_plan_steps(options, recipe, world), ranks=ranks)
     settings = call_on_root(partial(loader.find, framework.tensor_library))
     settings.prepare(world, framework)
     loop = framework.make_loop(recipe, step_plan)

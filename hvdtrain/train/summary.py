@@ -13,6 +13,7 @@ import numpy.typing as npt
 from hvdtrain.core.context import Context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.train.loop.protocol import TrainingLoop
+from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.parameter_server.statistics import Pushes
@@ -23,18 +24,18 @@ __all__ = ["make_summary", "weights_digest"]
 
 
 def make_summary(
-    options: TrainOptions, world: Context, progress: Progress, final: Values, loop: TrainingLoop
+    step_plan: StepPlan, world: Context, progress: Progress, final: Values, loop: TrainingLoop
 ) -> Summary:
     """Return the summary of a run that has ended (collective).
 
     Args:
-        options: options of the run.
+        step_plan: steps of the run.
         world: the ranks.
         progress: progress at the end of the run.
         final: values of the last evaluation.
         loop: model in training.
     """
-    topology, best = world.topology, progress.best
+    options, topology, best = step_plan.options, world.topology, progress.best
     total, communicate = progress.total_seconds, progress.communicate_seconds
     return Summary(
         world_size=topology.size,
@@ -43,9 +44,9 @@ def make_summary(
         engine=world.engine_name,
         framework=options.framework,
         exchange=options.exchange,
-        global_batch_size=options.samples_per_step(topology.size),
+        global_batch_size=step_plan.global_batch_size,
         base_lr=options.base_lr,
-        scaled_lr=options.scaled_lr(topology.size),
+        scaled_lr=step_plan.target_lr,
         epochs=progress.epoch,
         final=final,
         samples=progress.samples,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from hvdtrain.core.agreement.alarm import NEVER, NOW, Alarm, after
+from hvdtrain.core.process.alarm import NEVER, NOW, Alarm, after
 
 __all__ = ["Arrivals"]
 

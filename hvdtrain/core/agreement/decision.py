@@ -125,7 +125,7 @@ class _View:
 
     def is_everywhere(self, request: Request) -> bool:
         """Return whether all members have submitted an equal request, the usual case."""
-        # Equal texts are unpacked to the same object.
+        # A report has the same object for equal requests.
         return all(theirs.get(request.key) is request for theirs in self._by_key)
 
     def counterparts(self, request: Request, owner: int) -> dict[int, Request] | None:

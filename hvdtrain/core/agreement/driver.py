@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.events import (
     Action,
     BackOff,
@@ -28,8 +27,9 @@ from hvdtrain.core.agreement.events import (
 from hvdtrain.core.agreement.operation import AgreedError, Operation
 from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.queue import Queue
-from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, unpacked
-from hvdtrain.core.agreement.votes import exchange, unanimous, vote_on_batch
+from hvdtrain.core.agreement.reports import ReportExchange
+from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
+from hvdtrain.core.agreement.votes import unanimous, vote_on_batch
 from hvdtrain.engines.communicator import Communicator, Verdict
 from hvdtrain.errors import (
     HvdtrainError,
@@ -72,6 +72,7 @@ class Driver:
         self._communicator, self._queue = communicator, queue
         self._ranks, self._title = tuple(ranks), title
         self._answer, self._joined = answer, joined
+        self._reports = ReportExchange(communicator)
         self._own: dict[str, Operation] = {}  # those that this rank has reported to the others
         self._doing: Sequence[Operation] = ()
         self._run_by_vote: Sequence[Operation] = ()  # and not ended yet
@@ -163,15 +164,10 @@ class Driver:
     def _exchange(self, _: ExchangeReports) -> ReportsExchanged:
         operations, own = self._queue.report()
         self._own = {operation.request.key: operation for operation in operations}
-        packed = tuple(request.packed for request in own.requests)
-        gathered = exchange(self._communicator, [(packed, own.awaited, own.joined_seconds)])
+        reports = self._reports(own)
         if (track := self._queue.track) is not None:
             track.agreed()
-        reports = [
-            Report(tuple(map(unpacked, requests)), awaited, joined_seconds)
-            for ((requests, awaited, joined_seconds),) in gathered
-        ]
-        return ReportsExchanged(tuple(reports), self._ranks, own)
+        return ReportsExchanged(reports, self._ranks, own)
 
     def _fail(self, reasons: Mapping[str, str], error: type[HvdtrainError]) -> None:
         self._queue.reset_back_off()
@@ -248,5 +244,5 @@ class Driver:
 
 def _is_batch(operations: Sequence[Operation]) -> bool:
     """Return whether these operations, in host memory, can run as one."""
-    key = operations[0].batch_key() if len(operations) > 1 else None
+    key = operations[0].batch_key() if operations else None
     return key is not None and all(o.batch_key() == key and o.streams is HOST for o in operations)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from struct import Struct
 from typing import TypeVar
 
 import numpy as np
@@ -19,12 +22,16 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, ballot
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["agree_on_one", "exchange", "unanimous", "vote_on_batch"]
+__all__ = ["agree_on_one", "exchange", "gather_bytes", "unanimous", "vote_on_batch"]
 
 T = TypeVar("T")
 
 # The hashes of a vote; for a single request they are equal.
 _HASHES = 3
+
+# What `gather_bytes` sends first, and the number of bytes in it.
+_BLOCK_BYTES = 512
+_SIZE = Struct("=q")
 
 
 def unanimous(communicator: Communicator, requests: Sequence[Request]) -> list[int]:
@@ -67,7 +74,12 @@ def vote_on_batch(
 
 def _hashed(requests: Sequence[Request]) -> tuple[bytes, list[int]]:
     """Return the vote on requests, and their order sorted by ballots."""
-    ballots = [request.ballot for request in requests]
+    return _vote_on(tuple([request.ballot for request in requests]))
+
+
+# A training loop submits the same requests again and again.
+@lru_cache(maxsize=64)
+def _vote_on(ballots: tuple[bytes, ...]) -> tuple[bytes, list[int]]:
     order = sorted(range(len(ballots)), key=ballots.__getitem__)
     in_order = ballot([ballots[position] for position in order])
     return ballots[0] + ballot(ballots) + in_order, order
@@ -105,11 +117,32 @@ def exchange(communicator: Communicator, items: Sequence[T]) -> list[list[T]]:
         communicator: communicator of the members, all of which call this now.
         items: picklable objects of this member.
     """
-    own = np.frombuffer(pickle.dumps(list(items)), np.uint8).copy()
-    sizes = np.empty(communicator.size, np.int64)
-    size = np.array([own.size])
-    communicator.allgather(Buffer.from_array(size), Buffer.from_array(sizes), [1] * len(sizes))
-    texts = np.empty(int(sizes.sum()), np.uint8)
-    communicator.allgather(Buffer.from_array(own), Buffer.from_array(texts), sizes.tolist())
-    parts = np.split(texts, np.cumsum(sizes)[:-1])
-    return [pickle.loads(part.tobytes()) for part in parts]
+    return [pickle.loads(text) for text in gather_bytes(communicator, pickle.dumps(list(items)))]
+
+
+def gather_bytes(communicator: Communicator, own: bytes) -> list[bytes]:
+    """Return the bytes of every member, by rank (collective, blocking).
+
+    Few bytes need one call of the engine: they follow their number in blocks of equal size.
+
+    Args:
+        communicator: communicator of the members, all of which call this now.
+        own: bytes of this member, of any number.
+    """
+    room = _BLOCK_BYTES - _SIZE.size
+    block = (_SIZE.pack(len(own)) + own[:room]).ljust(_BLOCK_BYTES, b"\0")
+    blocks = _gather(communicator, block, [_BLOCK_BYTES] * communicator.size)
+    sizes = [_SIZE.unpack_from(theirs)[0] for theirs in blocks]
+    firsts = [b[_SIZE.size : _SIZE.size + n] for b, n in zip(blocks, sizes, strict=True)]
+    if max(sizes) <= room:
+        return firsts
+    rests = _gather(communicator, own[room:], [max(size - room, 0) for size in sizes])
+    return [first + rest for first, rest in zip(firsts, rests, strict=True)]
+
+
+def _gather(communicator: Communicator, own: bytes, counts: list[int]) -> list[bytes]:
+    texts = np.empty(sum(counts), np.uint8)
+    send = np.array(bytearray(own), np.uint8)  # which may be empty
+    communicator.allgather(Buffer.from_array(send), Buffer.from_array(texts), counts)
+    whole, ends = texts.tobytes(), list(accumulate(counts))
+    return [whole[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -199,6 +199,9 @@ class OrderedCommunicator(Communicator):
     def put(self, source: Buffer, buffer: Buffer) -> None:
         self._inner.put(source, buffer)
 
+    def confirm(self) -> None:
+        self._inner.confirm()
+
     def explained(self, error: BaseException) -> BaseException:
         return self._inner.explained(error)
 

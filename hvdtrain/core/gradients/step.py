@@ -209,6 +209,7 @@ class GradientStep(Operation):
             self._note_reduced(number, reduced)
         finite = not self._exchange.checks_finite or self._agree_on_finite(communicator)
         communicator.allreduce(self._numbers, ReduceOp.SUM)
+        communicator.confirm()
         if self._exchange.checks_finite:
             info = replace(info, finite=finite, unused=self.unused())
         if needed:

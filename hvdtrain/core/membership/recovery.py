@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from hvdtrain.core.membership.followers import Key, Taken
 from hvdtrain.core.membership.opening import open_context, start_watches
 from hvdtrain.core.membership.world import Context
 from hvdtrain.engines.communicator import EngineWorld, Failures
@@ -47,23 +48,32 @@ def open_without_lost(
     began, size = time.perf_counter(), before.topology.size
     before.abandon(_error(before.topology.title, failures))
     left = tuple(range(size))
-    here: Context | None = None
-    while here is None:
+    opened: _Opened | None = None
+    while opened is None:
         world = failures.reopen()
         assert world.failures is not None
         assert world.before is not None
         left = tuple(left[rank] for rank in world.before)
         failures = world.failures
-        here = _open(before, world, failures, left, abort)
+        opened = _open(before, world, failures, left, abort)
+    here = opened.here
     for number, ranks in before.process_sets.items():
         if not any(rank in left for rank in ranks):
             before.emptied.setdefault(number, list(ranks))
         ranks[:] = _numbered(ranks, left)  # also that of the program's ProcessSet
     here.process_sets, here.emptied = before.process_sets, before.emptied
     here.blocked, here.switch_interval = before.blocked, before.switch_interval
+    here.followers = before.followers
+    here.followers.catch_up(opened.states)
     here.record(before.recording)
     lost = tuple(rank for rank in range(size) if rank not in left)
     return here, Recovery(lost, size, len(left), time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    here: Context
+    states: Mapping[Key, Taken]  # of followers that are behind on this rank
 
 
 def _open(
@@ -72,22 +82,24 @@ def _open(
     failures: Failures,
     left: tuple[int, ...],
     abort: Callable[[int], None],
-) -> Context | None:
+) -> _Opened | None:
     """Return the context of a world, or None if ranks have ended in it (collective)."""
     here: Context | None = None
+    states: Mapping[Key, Taken] | None = None
     try:
         here = open_context(before.config, world, before.ordered, before.failed)
         start_watches(here, world.communicator, abort)
+        states = before.followers.compare(world.communicator)
         _open_process_sets(here, before, left)
     except Exception as error:
         if not isinstance(world.communicator.explained(error), RanksLostError):
             raise
         failures.revoke()  # others may wait for this rank
-        opened = False
-    else:
-        opened = True
-    if failures.agree(opened):
-        return here
+        states = None
+    if failures.agree(states is not None):
+        assert here is not None
+        assert states is not None
+        return _Opened(here, states)
     if here is None:
         world.communicator.close()
     else:

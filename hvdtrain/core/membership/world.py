@@ -16,6 +16,7 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.membership.failure_watch import FailureWatch
+from hvdtrain.core.membership.followers import Followers
 from hvdtrain.core.membership.joined import answer_with_zeros
 from hvdtrain.core.process.switching import restore_switch_interval, shorten_switch_interval
 from hvdtrain.core.stall.watch import StallWatch
@@ -56,6 +57,7 @@ class Context:
         buckets: description of the last bucket plan, for users.
         kept: objects that adapters keep for the lifetime of a channel, by keys of their own.
         plans: operations that adapters have prepared, by keys of their own.
+        followers: optimizers that go on in the next world when ranks are lost.
         switch_interval: Python's thread switch interval before init().
     """
 
@@ -80,6 +82,7 @@ class Context:
     buckets: str = ""
     kept: WeakKeyDictionary[Channel, dict[object, Any]] = field(default_factory=WeakKeyDictionary)
     plans: dict[Hashable, Any] = field(default_factory=dict)
+    followers: Followers = field(default_factory=Followers)
     switch_interval: float = field(default_factory=shorten_switch_interval)
     _channels: list[Channel] = field(default_factory=list)
     _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -189,6 +192,7 @@ class Context:
         for channel in self.channels():
             channel.abandon(error)
         self.plans.clear()
+        self.followers.interrupt()
 
 
 def make_channel(

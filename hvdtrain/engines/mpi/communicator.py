@@ -288,6 +288,11 @@ class MpiCommunicator(Communicator):
         else:
             self._kernel.hvd_copy(buffer.pointer, source.pointer, source.nbytes)
 
+    def confirm(self) -> None:
+        # What is summed in the memory of one node is complete or fails.
+        if self._failures is not None and self._node_group is None:
+            self._failures.confirm(self._comm)
+
     def explained(self, error: BaseException) -> BaseException:
         return error if self._failures is None else self._failures.explained(error)
 

@@ -70,6 +70,7 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
 
 def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
     from hvdtrain.engines.mpi.failures import open_among_survivors, tolerates_failures
+    from hvdtrain.engines.mpi.segment_files import remove_segment_names
 
     def open_with(failures: MpiFailures) -> EngineWorld:
         nonlocal config  # the next rank 0 has that of this one
@@ -78,7 +79,9 @@ def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
         return _open(MPI, world, library, config, failures)
 
     if tolerates_failures():
-        return open_among_survivors(MPI.COMM_WORLD, open_with)
+        opened = open_among_survivors(MPI.COMM_WORLD, open_with)
+        remove_segment_names()  # all ranks have met
+        return opened
     world = MPI.COMM_WORLD.Dup()
     config = world.bcast(config)  # ranks on other hosts may lack rank 0's variables
     return _open(MPI, world, library, config, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -94,6 +95,7 @@ class MpiFailures(Failures):
         self.comm, self._open_world = comm, open_world
         self._lock = threading.Lock()
         self._derived: list[MPI.Comm] = []
+        self._unfinished: object = None
 
     def split(self, parent: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:
         """Split a communicator, on all of its ranks or on none (collective).
@@ -149,6 +151,28 @@ class MpiFailures(Failures):
 
     def agree(self, value: bool) -> bool:
         return _agree(self.comm, value)
+
+    def confirm(self, comm: MPI.Comm) -> None:
+        """Check that all ranks of a communicator call this, and none has ended (collective).
+
+        Raises:
+            RanksLostError: one has, or another one has noticed it elsewhere and does not call this.
+        """
+        flag = np.array([True], np.int32)
+        request = comm.Iagree(flag)
+        checked = time.monotonic()
+
+        def agreed() -> bool:
+            nonlocal checked
+            if request.Test():
+                return True
+            if time.monotonic() - checked > CHECK_SECONDS:
+                checked = time.monotonic()
+                self._unfinished = request, flag  # MPI may still write into it
+                self.check()
+            return False
+
+        poll_until(agreed)
 
     def reopen(self) -> EngineWorld:
         self.revoke()
@@ -209,7 +233,9 @@ def free_comm(comm: MPI.Comm) -> None:
 
 # mpi4py declares the results as communicators of any kind.
 def _shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
-    return cast("MPI.Intracomm", comm.Shrink())
+    made = cast("MPI.Intracomm", comm.Shrink())
+    _agree(comm, True)  # a rank that is still making what another one revokes would crash
+    return made
 
 
 def _split(comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from hvdtrain.core.arrays.update_rules import AdamRule, SgdRule, UpdateRule
-from hvdtrain.core.gradient_settings import GradientSettings
+from hvdtrain.core.gradient_settings import GradientSettings, check_sharding
 from hvdtrain.errors import UnsupportedError
 
 __all__ = ["check_shared", "rule_of"]
@@ -27,6 +27,7 @@ def check_shared(optimizer: keras.optimizers.Optimizer, settings: GradientSettin
     Raises:
         UnsupportedError: the backend, the optimizer or a setting does not go with it.
     """
+    check_sharding()
     name, backend = type(optimizer).__name__, keras.backend.backend()
     if backend == "jax":
         raise UnsupportedError(

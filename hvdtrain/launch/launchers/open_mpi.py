@@ -78,6 +78,7 @@ def open_mpi_5(request: LaunchRequest, site: Site) -> LaunchCommand:
 def _mpirun(request: LaunchRequest, site: Site, dialect: _Dialect) -> LaunchCommand:
     here = not request.names_hosts and not has_allocation(site.environ)
     flags = [
+        *(["--with-ft", "ulfm"] if request.elastic else []),
         *_binding(request.bind, here, dialect),
         *_placement(request, here),
         *_interface(request.interface, here, dialect),

@@ -46,6 +46,7 @@ class LaunchRequest:
         log_folder: directory in which each rank writes rank.N.log; None for the launcher's output.
         prefix: whether each line of output begins with its rank.
         timestamps: whether each line of output begins with a time.
+        elastic: whether the other ranks go on when one is killed.
     """
 
     program: tuple[str, ...]
@@ -59,6 +60,7 @@ class LaunchRequest:
     log_folder: str | None = None
     prefix: bool = False
     timestamps: bool = False
+    elastic: bool = False
 
     @property
     def names_hosts(self) -> bool:

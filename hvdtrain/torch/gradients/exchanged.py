@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import torch
 
+from hvdtrain.core import context
 from hvdtrain.core.exchanges.saved import (
     SAMPLES_PER_STEP,
     SavedExchange,
@@ -15,6 +17,7 @@ from hvdtrain.core.exchanges.saved import (
     save_exchange,
 )
 from hvdtrain.core.gradients.exchange import Kind, LocalSteps
+from hvdtrain.core.membership.followers import Follower
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.loss_scale import LossScale
 from hvdtrain.torch.gradients.settings import ParameterSettings
@@ -25,7 +28,7 @@ from hvdtrain.torch.tensors.parameters import parameters_of, rate_of
 __all__ = ["Exchanged"]
 
 
-class Exchanged:
+class Exchanged(Follower):
     """Exchanges the gradients of an optimizer, or its weights after local steps.
 
     An exchange of weights may begin with averages of gradients, as post-local SGD: at its switch
@@ -57,6 +60,8 @@ class Exchanged:
         self.gradients: Gradients | None = None
         self.weights: Weights | None = None
         self._plan()
+        if self.gradients is not None:
+            context.current().followers.add(self, settings.process_set.channel().ranks)
 
     def _plan(self) -> None:
         """Plan the exchange of gradients or weights on the ranks that take part (collective)."""
@@ -82,6 +87,21 @@ class Exchanged:
         """Whether the exchange wants weights at present, instead of gradients."""
         exchange = self.settings.exchange
         return exchange is not None and exchange.kind is Kind.WEIGHTS and exchange.first is None
+
+    def interrupt(self) -> None:
+        if self.gradients is not None:
+            self.gradients.interrupt()
+
+    def state(self) -> object:
+        weights = [p.detach().cpu() for p in parameters_of(self._optimizer)]
+        return weights, self._optimizer.state_dict()
+
+    def take(self, state: object) -> None:
+        weights, optimizer_state = cast("tuple[list[torch.Tensor], dict[str, Any]]", state)
+        with torch.no_grad():
+            for parameter, weight in zip(parameters_of(self._optimizer), weights, strict=True):
+                parameter.copy_(weight)
+        self._optimizer.load_state_dict(optimizer_state)
 
     @property
     def passes(self) -> int:

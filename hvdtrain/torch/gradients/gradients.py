@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.core import context
 from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
@@ -72,6 +73,7 @@ class Gradients:
 
     def _make_plan(self) -> None:
         """Agree on a plan for the current parameters (collective)."""
+        self._world = context.current()
         self._buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
         self._reducer.rate, self._reducer.scale = self._rate, self._scale
@@ -306,6 +308,16 @@ class Gradients:
             self._reducer.forget()
             self._changes.forget()
 
+    def interrupt(self) -> None:
+        """Discard the gradients of a step that ended because ranks were lost (local)."""
+        self._held.clear()
+        self._hooks.forget()
+        self._reducer.forget()
+        self._changes.forget()
+        self.whole = True
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def _end_step(self) -> None:
         self._hooks.forget()
         with self._lock:
@@ -367,8 +379,11 @@ class Gradients:
         self._buckets.refuse_capture()
 
     def _begin(self) -> None:
-        """Make a new plan if dtypes of parameters have changed (collective, before a step)."""
+        """Make a new plan if dtypes of parameters or the world have changed (collective)."""
         self.refuse_capture()
+        if context.is_initialized() and context.current() is not self._world:
+            self._remake_plan()
+            return
         change = describe_dtype_change(self._named, self._buckets.dtypes)
         if change:
             agree_on_change(self._buckets.channel, self._reducer.name, change)

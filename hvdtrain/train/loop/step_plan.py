@@ -45,17 +45,19 @@ class StepPlan:
         topology: ranks and hosts of the job.
         samples: number of training samples.
         shuffled: whether each epoch has an order of its own; not for streams.
+        ranks: number of ranks that batch and learning rate are for, if others are left.
     """
 
     options: TrainOptions
     topology: Topology
     samples: int
     shuffled: bool = True
+    ranks: int | None = None
 
     @property
     def global_batch_size(self) -> int:
         """Samples of all ranks per step; the last step of an epoch may have fewer."""
-        return self.options.samples_per_step(self.topology.size)
+        return self.options.samples_per_step(self.ranks or self.topology.size)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -65,7 +67,7 @@ class StepPlan:
     @property
     def target_lr(self) -> float:
         """Learning rate after the warm-up."""
-        return self.options.scaled_lr(self.topology.size)
+        return self.options.scaled_lr(self.ranks or self.topology.size)
 
     @cached_property
     def schedule(self) -> ScheduleSettings:

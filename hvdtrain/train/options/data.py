@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options.checks import at_least
+from hvdtrain.train.options.checks import at_least, one_of
 from hvdtrain.train.options.declare import OptionGroup, option
 
 __all__ = ["DEFAULT_BATCH_SIZE", "DataOptions"]
@@ -46,6 +46,13 @@ class DataOptions(OptionGroup):
         None,
         "Parts of each batch, for the same bits on 1, 2, 4 ... ranks, see docs/numerics.md.",
         check=at_least(1),
+    )
+    elastic_batch: str = option(
+        "keep",
+        "When ranks are killed and the others go on: keep the samples of all ranks per step and "
+        "the learning rate, or rescale both to the ranks that are left.",
+        metavar="[keep|rescale]",
+        check=one_of(("keep", "rescale")),
     )
     workers: int = option(
         0, "Processes per rank that load samples; 0: the rank loads them itself.", check=at_least(0)

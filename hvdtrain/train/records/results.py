@@ -6,7 +6,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ __all__ = [
     "STEPS",
     "SUMMARY",
     "MetricsRecord",
+    "RanksLost",
     "Seconds",
     "Summary",
     "append_lines",
@@ -82,6 +83,27 @@ class Seconds:
 
 
 @dataclass(frozen=True)
+class RanksLost:
+    """Ranks that ended while the others went on.
+
+    Attributes:
+        step: steps done before the interrupted one.
+        lost: numbers of the ranks that ended, as they were then.
+        ranks: number of ranks that are left.
+        seconds: time from the notice until the others were ready for the next step.
+        global_batch_size: samples of all ranks per step since then.
+        scaled_lr: learning rate after the warm-up since then.
+    """
+
+    step: int
+    lost: Sequence[int]
+    ranks: int
+    seconds: float
+    global_batch_size: int
+    scaled_lr: float
+
+
+@dataclass(frozen=True)
 class Summary:
     """The content of summary.json.
 
@@ -107,6 +129,7 @@ class Summary:
         parameter_server: settings of the parameter server (the bound of the staleness is
             "max_staleness"), and the gradients that it has received
             in this start, as Pushes.record(); None without one.
+        failures: ranks that ended while the others went on, in this start.
     """
 
     world_size: int
@@ -128,6 +151,7 @@ class Summary:
     best: dict[str, Any] | None
     ended: str
     parameter_server: dict[str, Any] | None = None
+    failures: Sequence[RanksLost] = ()
 
 
 def append_lines(

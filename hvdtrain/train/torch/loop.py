@@ -12,6 +12,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.data.sampling.seeds import seed_generators, step_seed
 from hvdtrain.train.loop.exchange_record import ExchangeRecord, exchange_record, restore_exchange
 from hvdtrain.train.loop.gather import predict_on_all_ranks
+from hvdtrain.train.loop.ledger import note_samples
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.exact import Gathered
@@ -133,6 +134,7 @@ class TorchLoop:
             self._feed = self._train.batches(steps, epoch)
         for step, batches in self._feed:
             self._set_rate(self._optimizer, step.number)
+            note_samples(epoch, done, step.own)
             self._step(step, batches)
             done += len(step.samples)
             self._position = (epoch, done)

@@ -21,6 +21,7 @@ from hvdtrain.train.loop.step_plan import Microbatch
 __all__ = ["Batch", "Move", "Source", "Step", "make_source"]
 
 Move = Callable[[Any], Any]
+_NONE = np.empty(0, np.int64)
 Augment = Callable[[Any, np.random.Generator], Any]
 
 
@@ -37,6 +38,11 @@ class Step:
     number: int
     samples: npt.NDArray[np.int64]
     microbatches: list[Microbatch]
+
+    @property
+    def own(self) -> npt.NDArray[np.int64]:
+        """The numbers of the samples of this rank, [m]."""
+        return np.concatenate([microbatch.samples for microbatch in self.microbatches] or [_NONE])
 
 
 @dataclass(frozen=True)

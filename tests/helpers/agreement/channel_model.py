@@ -80,11 +80,12 @@ Transition = Callable[[ChannelState, Event], tuple[ChannelState, tuple[Action, .
 
 
 class World(NamedTuple):
-    """All ranks, and whether something has happened that ends the job."""
+    """All ranks, whether something has happened that ends the job, and whether one is lost."""
 
     ranks: tuple[Rank, ...]
     faults_left: int
     job_ends: bool = False
+    lost: bool = False
 
 
 class ChannelModel:
@@ -95,6 +96,7 @@ class ChannelModel:
         threads: whether channels have a thread; else only a rank that waits takes part in rounds.
         failing: the rank of which any one engine call may fail.
         dying: the rank that may die at any time.
+        survives: whether the others then go on, in whose engine calls errors say so.
         deserts: whether a rank may find that others leave while it waits.
         rules: instead of `transition`, to see that a wrong one is found.
     """
@@ -105,12 +107,13 @@ class ChannelModel:
         threads: bool = True,
         failing: int | None = None,
         dying: int | None = None,
+        survives: bool = False,
         deserts: bool = False,
         rules: Transition = transition,
     ) -> None:
         self._programs = [program.split() for program in programs]
         self._threads, self._failing, self._dying = threads, failing, dying
-        self._deserts, self._rules = deserts, rules
+        self._survives, self._deserts, self._rules = survives, deserts, rules
         self._numbers = tuple(range(len(programs)))
         # What one rank submits after it has joined may be another operation than the others'.
         self._late = {
@@ -129,11 +132,12 @@ class ChannelModel:
     def is_end(self, world: World) -> bool:
         """Return whether every process has ended; see that nothing is left."""
         if not all(rank.over for rank in world.ranks):
-            return not world.job_ends and self._is_stalled(world)
+            return not (world.job_ends or world.lost) and self._is_stalled(world)
         for number, rank in enumerate(world.ranks):
-            if rank.pending and not world.job_ends:
+            dead = world.lost and number == self._dying
+            if rank.pending and not (world.job_ends or dead):
                 raise Fault(f"rank {number} ends with {names_of(rank.pending)} pending")
-        if not world.job_ends:
+        if not (world.job_ends or world.lost):
             self._compare_ends(world)
         return True
 
@@ -181,6 +185,10 @@ class ChannelModel:
                 yield f"{number}: {move}", self._put(world, number, after)
             if world.faults_left:
                 yield from self._misfortunes(world, number, rank)
+            if world.lost and _is_inside(rank):
+                after = self._fail(number, rank, Failed("a rank has ended", lost=True))
+                self._see_that_it_tells(after)
+                yield f"{number}: notices", self._put(world, number, after)
         yield from self._meetings(world)
 
     def _put(self, world: World, number: int, rank: Rank) -> World:
@@ -331,17 +339,34 @@ class ChannelModel:
     # What can go wrong.
 
     def _misfortunes(self, world: World, number: int, rank: Rank) -> Iterator[tuple[str, World]]:
-        inside = bool(rank.actions) and isinstance(rank.actions[0], Vote | Report | Request)
-        if number == self._failing and inside:
-            failed = self._follow(rank._replace(actions=()), Failed("the engine"))
-            while failed.actions:
-                failed = self._act(failed._replace(actions=failed.actions[1:]), failed.actions[0])
-            if failed.pending:
-                raise Fault(f"{names_of(failed.pending)} is pending after a failed engine call")
-            if list(self._driver(number, failed)):
-                raise Fault("a driver goes on after a failed engine call")
-            after = self._put(world, number, failed)
+        if number == self._failing and _is_inside(rank):
+            after = self._put(world, number, self._fail(number, rank, Failed("the engine")))
             yield f"{number}: engine fails", after._replace(faults_left=0, job_ends=True)
         if number == self._dying:
             dead = self._put(world, number, rank._replace(over=True, actions=()))
-            yield f"{number}: dies", dead._replace(faults_left=0, job_ends=True)
+            yield (
+                f"{number}: dies",
+                dead._replace(faults_left=0, job_ends=not self._survives, lost=self._survives),
+            )
+
+    def _fail(self, number: int, rank: Rank, event: Failed) -> Rank:
+        """Have an engine call fail, which ends everything on this rank."""
+        failed = self._follow(rank._replace(actions=()), event)
+        while failed.actions:
+            failed = self._act(failed._replace(actions=failed.actions[1:]), failed.actions[0])
+        if failed.pending:
+            raise Fault(f"{names_of(failed.pending)} is pending after a failed engine call")
+        if list(self._driver(number, failed)):
+            raise Fault("a driver goes on after a failed engine call")
+        return failed
+
+    def _see_that_it_tells(self, rank: Rank) -> None:
+        """See that later operations fail because ranks are lost, so that the program recovers."""
+        _, actions = self._rules(rank.life, Submitted(request_of("later")))
+        if not any(isinstance(action, Refuse) and action.lost for action in actions):
+            raise Fault("a later operation is not told that ranks are lost")
+
+
+def _is_inside(rank: Rank) -> bool:
+    """Return whether a rank is in an engine call."""
+    return bool(rank.actions) and isinstance(rank.actions[0], Vote | Report | Request)

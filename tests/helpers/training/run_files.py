@@ -28,6 +28,7 @@ SUMMARY_FIELDS = [
     "best",
     "ended",
     "parameter_server",
+    "failures",
 ]
 
 

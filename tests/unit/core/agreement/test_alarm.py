@@ -3,7 +3,7 @@
 import threading
 import time
 
-from hvdtrain.core.agreement.alarm import NEVER, NOW, Alarm, after
+from hvdtrain.core.process.alarm import NEVER, NOW, Alarm, after
 
 
 def test_only_the_last_time_counts() -> None:

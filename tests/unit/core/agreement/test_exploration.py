@@ -121,6 +121,7 @@ def test_longer_programs(ranks: tuple[str, ...]) -> None:
     seen = [explored(*ranks), explored(*ranks, threads=False)]
     for member in range(len(ranks)):
         seen += [explored(*ranks, failing=member), explored(*ranks, dying=member)]
+        seen.append(explored(*ranks, dying=member, survives=True))
     print(sum(one.states for one in seen), "states")
 
 
@@ -205,7 +206,15 @@ def reopens_after_join(
     return (replace(after, phase=Phase.OPEN) if joined else after), actions
 
 
+def forgets_that_ranks_are_lost(
+    state: ChannelState, event: Event
+) -> tuple[ChannelState, tuple[Action, ...]]:
+    """Close as after any other failure."""
+    return transition(state, replace(event, lost=False) if isinstance(event, Failed) else event)
+
+
 MUTATIONS = [
+    forgets_that_ranks_are_lost,
     deserts_whoever_waits,
     joins_by_vote,
     reopens_after_join,
@@ -226,5 +235,7 @@ def test_a_wrong_rule_is_found(rules: Transition) -> None:
             deserts = may_desert(ranks)
             yield explore(ChannelModel(*ranks, deserts=deserts, rules=rules)).fault
             yield explore(ChannelModel(*ranks, deserts=deserts, failing=0, rules=rules)).fault
+            how = {"dying": 0, "survives": True, "deserts": deserts}
+            yield explore(ChannelModel(*ranks, rules=rules, **how)).fault  # type: ignore[arg-type]
 
     assert any(faults())

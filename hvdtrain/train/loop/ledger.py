@@ -1,0 +1,34 @@
+"""A ledger of the samples of each step, to check that each is used once when ranks are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from hvdtrain.core import context
+from hvdtrain.data.sampling.sharding import Indices
+
+__all__ = ["note_samples"]
+
+# Name of a file; that of each process ends with its number.
+_VARIABLE = "HVDTRAIN_LEDGER"
+
+
+def note_samples(epoch: int, done: int, own: Indices) -> None:
+    """Append a line about the next step, if HVDTRAIN_LEDGER asks for it (local).
+
+    A step counts if the ranks go on from a later point: lines are written before it, because a rank
+    that is killed after it has no time to.
+
+    Args:
+        epoch: epoch, counted from 0.
+        done: number of its samples that were used before, by all ranks.
+        own: numbers of the samples of this rank, int64 [n].
+    """
+    path = os.environ.get(_VARIABLE)
+    if path is None:
+        return
+    size = context.current().topology.size
+    line = {"epoch": epoch, "done": done, "ranks": size, "samples": own.tolist()}
+    with open(f"{path}.{os.getpid()}", "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")

@@ -1,0 +1,68 @@
+"""A recipe whose ranks kill themselves, at moments that a variable names."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hvdtrain.data.dataset import Samples
+from hvdtrain.train.metrics import Accuracy
+from hvdtrain.train.recipes.recipe import Recipe
+
+
+class Killed:
+    """Counts moments of this process, and kills it: KILLS="RANK:NUMBER:MOMENT ..."."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        own = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
+        kills = [kill.split(":") for kill in os.environ.get("KILLS", "").split()]
+        self.kills = [(int(number), moment) for rank, number, moment in kills if rank == own]
+
+    def at(self, moment: str) -> None:
+        self.counts[moment] = self.counts.get(moment, 0) + 1
+        if (self.counts[moment], moment) in self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+KILLED = Killed()
+
+
+class Model(nn.Sequential):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        KILLED.at("forward" if self.training else "evaluation")
+        outputs: torch.Tensor = super().forward(inputs)
+        if outputs.requires_grad:
+            outputs.register_hook(lambda gradient: KILLED.at("backward"))
+        return outputs
+
+
+class Adam(torch.optim.Adam):
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        KILLED.at("update")
+        return result
+
+
+def samples(rng: np.random.Generator, count: int) -> Samples:
+    inputs = rng.standard_normal((count, 16), dtype=np.float32)
+    return Samples(inputs, (inputs[:, :5].sum(1) > 0).astype(np.int64))
+
+
+def recipe() -> Recipe:
+    rng = np.random.default_rng(7)
+    model = Model(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    return Recipe(
+        model=model,
+        train=samples(rng, 100),
+        test=samples(rng, 40),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda parameters, lr: Adam(parameters, lr=lr),
+        metrics={"accuracy": Accuracy()},
+        most_threads=1,
+    )

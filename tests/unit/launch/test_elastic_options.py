@@ -1,0 +1,43 @@
+"""The options of run for jobs that go on when ranks are killed."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.launchers.elastic import min_ranks_variable, require_tolerance
+from hvdtrain.launch.launchers.mpi_library import MpiLibrary
+from hvdtrain.launch.launchers.open_mpi import open_mpi_5
+from hvdtrain.launch.launchers.request import LaunchRequest, Site
+
+
+def test_mpirun_is_told_to_tolerate_failures() -> None:
+    site = Site("mpirun", "openmpi", {})
+    words = open_mpi_5(LaunchRequest(("program",), ranks=3, elastic=True), site).argv
+    assert words[1:3] == ("--with-ft", "ulfm")
+    assert "--with-ft" not in open_mpi_5(LaunchRequest(("program",), ranks=3), site).argv
+
+
+@pytest.mark.parametrize(
+    ("vendor", "version", "launcher", "message"),
+    [
+        ("mpich", "4.3.2", "mpirun", "has ULFM, and this is MPICH 4.3.2"),
+        ("openmpi", "4.1.4", "mpirun", "needs Open MPI 5, which has ULFM"),
+        ("openmpi", "5.0.11", "srun", "srun ends the job with the first rank that is killed"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(
+    vendor: str, version: str, launcher: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        require_tolerance(MpiLibrary(vendor, version, None), launcher)
+    require_tolerance(MpiLibrary("openmpi", "5.0.11", None), "mpirun")
+
+
+def test_the_least_number_of_ranks() -> None:
+    assert min_ranks_variable(None, 4, False) == {}
+    assert min_ranks_variable(2, None, True) == {"HVDTRAIN_MIN_RANKS": "2"}
+    with pytest.raises(UsageError, match="--min-np 2 goes with --elastic"):
+        min_ranks_variable(2, 4, False)
+    with pytest.raises(UsageError, match="--min-np 5 is more than -np 4"):
+        min_ranks_variable(5, 4, True)
