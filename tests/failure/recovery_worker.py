@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -35,21 +35,32 @@ class Program:
         self.own, self.left = hvd.rank(), list(range(hvd.size()))
         self.sets = {ranks: hvd.add_process_set(list(ranks)) for ranks in ((0, 3), (1, 2, 3))}
 
-    def go_on_without(self, victim: int, call: Callable[[], object]) -> None:
-        """Have a rank be killed while the others call something again and again."""
-        if self.own == victim:
+    def go_on_without(
+        self, victims: Sequence[int], call: Callable[[], object], then: int | None = None
+    ) -> None:
+        """Have ranks be killed while the others call something, and one more during recover()."""
+        expected = [rank for rank in self.left if rank not in (*victims, then)]
+        if self.own in victims:
             threading.Timer(ENOUGH_SECONDS, be_killed).start()
-        poll_until(lambda: ends_with_loss(call))
-        # Everything that comes later fails as well, and nothing hangs.
+        while self.left != expected:
+            poll_until(lambda: ends_with_loss(call))
+            self._see_that_all_fails()
+            if self.own == then:
+                threading.Timer(0.005, be_killed).start()
+            recovery = recover()
+            lost = [self.left[rank] for rank in recovery.lost]
+            assert lost
+            assert set(lost) <= {*victims, then}
+            assert recovery.size_before - len(lost) == recovery.size
+            self.left = [rank for rank in self.left if rank not in lost]
+        self.check()
+
+    def _see_that_all_fails(self) -> None:
+        """See that everything that comes later fails as well, and nothing hangs."""
         assert ends_with_loss(reduce)
         for process_set in self.sets.values():
             if process_set.included():
                 assert ends_with_loss(partial(hvd.barrier, process_set=process_set))
-        recovery = recover()
-        expected = (self.left.index(victim),), len(self.left), len(self.left) - 1
-        assert (recovery.lost, recovery.size_before, recovery.size) == expected
-        self.left.remove(victim)
-        self.check()
 
     def check(self) -> None:
         """Check operations of all ranks and of the process sets, by the new numbers."""
@@ -104,9 +115,9 @@ def rest() -> None:
 def main() -> None:
     program = Program()
     program.check()
-    program.go_on_without(3, reduce)
-    program.go_on_without(0, rest)
-    program.go_on_without(4, reduce_unevenly)
+    program.go_on_without([3], reduce)
+    program.go_on_without([0, 5], rest)
+    program.go_on_without([4], reduce_unevenly, then=6)
     hvd.shutdown()
     hvd.init()  # with those that are left
     program.sets.clear()

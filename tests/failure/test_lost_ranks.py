@@ -47,7 +47,7 @@ def test_the_others_go_on_on_two_hosts(tmp_path: Path) -> None:
 )
 def test_a_program_goes_on(shared_memory: str) -> None:
     env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}
-    survive("recovery_worker.py", 5, [1, 2], env, launcher_args=TOLERATE)
+    survive("recovery_worker.py", 7, [1, 2], env, launcher_args=TOLERATE)
 
 
 @pytest.mark.parametrize(

@@ -244,5 +244,5 @@ class Driver:
 
 def _is_batch(operations: Sequence[Operation]) -> bool:
     """Return whether these operations, in host memory, can run as one."""
-    key = operations[0].batch_key() if len(operations) > 1 else None
+    key = operations[0].batch_key() if operations else None
     return key is not None and all(o.batch_key() == key and o.streams is HOST for o in operations)

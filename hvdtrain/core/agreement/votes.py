@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from struct import Struct
 from typing import TypeVar
@@ -73,7 +74,12 @@ def vote_on_batch(
 
 def _hashed(requests: Sequence[Request]) -> tuple[bytes, list[int]]:
     """Return the vote on requests, and their order sorted by ballots."""
-    ballots = [request.ballot for request in requests]
+    return _vote_on(tuple([request.ballot for request in requests]))
+
+
+# A training loop submits the same requests again and again.
+@lru_cache(maxsize=64)
+def _vote_on(ballots: tuple[bytes, ...]) -> tuple[bytes, list[int]]:
     order = sorted(range(len(ballots)), key=ballots.__getitem__)
     in_order = ballot([ballots[position] for position in order])
     return ballots[0] + ballot(ballots) + in_order, order

@@ -100,8 +100,19 @@ def _library(recipe: Recipe, environ: Mapping[str, str]) -> Path:
     facts = (recipe.name, recipe.build, platform.machine())
     text = recipe.source.read_bytes() + _HEADER.read_bytes() + repr(facts).encode()
     digest = blake2b(text, digest_size=8).hexdigest()
-    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache"
-    return Path(base, "hvdtrain", "allocator", f"{recipe.name}-{digest}.so")
+    return _cache(environ) / f"{recipe.name}-{digest}.so"
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    named = environ.get("XDG_CACHE_HOME")
+    try:
+        base = named or Path(environ.get("HOME", "~")).expanduser() / ".cache"
+    except RuntimeError as error:  # as in containers whose user has no name
+        raise AllocatorError(
+            "there is no home directory to keep it in: set XDG_CACHE_HOME to a folder that you "
+            "may write to"
+        ) from error
+    return Path(base, "hvdtrain", "allocator")
 
 
 def _find_compiler(environ: Mapping[str, str]) -> list[str]:
@@ -126,6 +137,8 @@ def _compile(
         )
     except subprocess.TimeoutExpired:
         raise AllocatorError(f"{compiler[0]} takes more than {_TIMEOUT_SECONDS} s") from None
+    except OSError as error:
+        raise AllocatorError(f"{compiler[0]} does not run ({error.strerror})") from error
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
         raise AllocatorError(f"{compiler[0]} does not compile it: {lines[0]}")

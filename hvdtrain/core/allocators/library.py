@@ -37,7 +37,7 @@ class Blocks:
 
 
 class Library:
-    """The calls of gradient_allocator.cpp.
+    """The calls of arena.h, in the allocator of a framework.
 
     Args:
         path: compiled library.

@@ -13,7 +13,7 @@ from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.allocators.opening import FindLibrary, placing_slices
 from hvdtrain.core.arrays.lending import Lending, open_lending
-from hvdtrain.core.arrays.memory import ALIGNMENT_BYTES, MemoryPool, empty
+from hvdtrain.core.arrays.memory import MemoryPool, aligned_order, empty
 from hvdtrain.core.collectives.memory import AllocateIfWanted
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
@@ -85,10 +85,7 @@ class FusedPlan:
         bucket_bytes: int,
         communicators: Communicators | None = None,
     ) -> None:
-        # A plan is in reverse order. Gradients of odd lengths come last in it, so that all others
-        # are aligned and become tensors of TensorFlow without a copy.
-        aligned = [spec.nbytes % ALIGNMENT_BYTES == 0 for spec in specs]
-        order = sorted(range(len(specs)), key=aligned.__getitem__)[::-1]
+        order = aligned_order([spec.nbytes for spec in specs])
         self._plan = make_plan(specs, bucket_bytes, bucket_bytes, groups, order)
         self._exchange, self._communicators = exchange, communicators
         self._exchange.prepare(self._plan)

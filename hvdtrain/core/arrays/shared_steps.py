@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
@@ -12,65 +11,29 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core import context
-from hvdtrain.core.arrays.memory import MemoryPool, empty
+from hvdtrain.core.arrays.lending import Lending, open_lending
+from hvdtrain.core.arrays.memory import aligned_order
+from hvdtrain.core.arrays.shared_weights import NewWeights, places_of
 from hvdtrain.core.arrays.state_memory import StateMemory
-from hvdtrain.core.arrays.update_rules import Block, UpdateRule, cast
+from hvdtrain.core.arrays.step_values import SegmentUpdate, StepValues
+from hvdtrain.core.arrays.update_rules import UpdateRule
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.memory import bucket_memory, cut
-from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.process_set import ProcessSet
+from hvdtrain.core.places.lent_bucket import LentBucket
 from hvdtrain.core.sharding.exchange import ShardedExchange
-from hvdtrain.core.sharding.operations import PutSegments, SlicedBuckets, SpreadSlices
-from hvdtrain.core.sharding.segments import Segment
+from hvdtrain.core.sharding.operations import PutSegments
 from hvdtrain.engines.slices import Slices
 from hvdtrain.types import ReduceOp
 
-__all__ = ["SharedSteps", "StepValues", "node_slices"]
+__all__ = ["SharedSteps"]
 
-# Elements that stay in the caches while all operations of a step are applied to them.
-_BLOCK_ELEMENTS = 16 << 10
 # Variables without a gradient that a message names.
 _MOST_NAMED = 8
-
-
-@dataclass(frozen=True)
-class StepValues:
-    """What an optimizer's settings say about a step, equal on all ranks.
-
-    Attributes:
-        rate: learning rate.
-        steps: number of steps before.
-        decay: by which the weights are multiplied, times the rate, and reduced before the step.
-        decayed: whether each variable decays.
-        clip_norm: maximum of the norm of all gradients together; None for no limit.
-        clip_value: maximum of the absolute value of each element; None for no limit.
-    """
-
-    rate: float
-    steps: int
-    decay: float | None
-    decayed: Sequence[bool]
-    clip_norm: float | None = None
-    clip_value: float | None = None
-
-
-def node_slices(process_set: ProcessSet) -> Slices | None:
-    """Return the slices of memory that the ranks of a node share (local).
-
-    Args:
-        process_set: ranks that take part.
-
-    Returns:
-        The slices; None, on all ranks of the set, if they cannot share their work.
-    """
-    if not process_set.included() or process_set.size() == 1:
-        return None
-    slices = process_set.channel().communicator.slices()
-    return slices if slices is not None and slices.owners > 1 else None
 
 
 class SharedSteps:
@@ -120,44 +83,74 @@ class SharedSteps:
             samples: weight of this rank in the average; None for 1.
 
         Returns:
-            The new values of these variables by number. Their memory is reused when nothing refers
-            to it any more.
+            The new values of these variables by number, in memory of the node. It is reused when
+            nothing refers to it any more.
 
         Raises:
             RuntimeError: the ranks of a node cannot share memory for gradients or state.
         """
         reducer = self._reducer or self._open()
-        self._reduce(reducer, gradients, samples)
+        step = reducer.steps
+        block, free = self._new.take(step)
+        direct = self._reduce(reducer, gradients, samples, free)
+        places = self._new.places(step) if direct else self._gradients
         self.state.apply_factors()  # all ranks are in this step
-        own = [segment for segment in self.state.owned if segment.parameter in gradients]
-        parts = [reducer.buffers[s.bucket].slice(s.start, s.count).array() for s in own]
-        self._clip(parts, values)
-        for segment, part in zip(own, parts, strict=True):
-            self._update(segment, weights[segment.parameter].reshape(-1), part, values)
-        name = f"weights of {self._name}"
-        buckets = SlicedBuckets(reducer.buffers, reducer.placed, self._slices)
-        self._channel.run(SpreadSlices(buckets, name))
-        return self._results(reducer, gradients)
+        numbers = [n for n, s in enumerate(self.state.owned) if s.parameter in gradients]
+        parts = {n: self._gradients[n][self._slices.number] for n in numbers}
+        self._clip(list(parts.values()), values)
+        for number, part in parts.items():
+            segment = self.state.owned[number]
+            own = weights[segment.parameter].reshape(-1)
+            update = SegmentUpdate(self._rule, segment, values)
+            update.write(own, part, self.state.of(segment), places[number])
+        # All have written their slices of the new weights.
+        self._channel.run(PutSegments([], None, f"weights of {self._name}"))
+        return self._results(reducer, gradients, block, copied=not direct)
 
     def _open(self) -> Reducer:
         """Allocate memory for gradients, weights and state (collective)."""
         size = agree_on_bucket_size(self._channel).nbytes
-        plan = make_plan(self._specs, size, size)
-        memory = bucket_memory(self._channel, plan, self._name, {"cpu": "cpu"})
-        self._require_shared(memory["cpu"])
-        nbytes = self.state.plan(plan, self._slices.owners)
-        kept = self._channel.run(AllocateMemory(nbytes, f"of the optimizer of {self._name}"))
-        self.state.use(self._require_shared(kept))
+        order = aligned_order([spec.nbytes for spec in self._specs])
+        plan = make_plan(self._specs, size, size, order=order)
+        memory = bucket_memory(self._channel, plan, self._name, {"cpu": "cpu"})["cpu"]
+        nbytes = Buffer.of(memory).nbytes
+        own = self.state.plan(plan, self._slices.owners)
+        self.state.use(self._share(own, "of the optimizer"))
+        owned, number = self.state.owned, self._slices.number
+        self._gradients = places_of(plan.buckets, self._require_shared(memory), owned)
+        weights = self._share(NewWeights.memory_bytes(nbytes), "of the weights")
+        self._new = NewWeights(plan.buckets, weights, number, owned, nbytes)
+        self._open_lending(plan, memory)
         # All have written what they had.
         self._channel.run(PutSegments([], None, f"state of {self._name}"))
         exchange = ShardedExchange(self._slices, self._settings.op, self._settings.predivide)
         exchange.whole = False
-        buffers = cut(plan.buckets, memory)
-        self._pool = MemoryPool(empty([Buffer.of(memory["cpu"]).nbytes], np.uint8))
         self._reducer = Reducer(
-            context.current(), self._channel, plan, buffers, exchange, self._name
+            context.current(),
+            self._channel,
+            plan,
+            self._buffers,
+            exchange,
+            self._name,
+            numbers=1,
+            placed=self._lent,
         )
         return self._reducer
+
+    def _open_lending(self, plan: BucketPlan, memory: Elements) -> None:
+        """Let the framework allocate gradients in memory of the node, if it can (collective)."""
+        self._buffers, find = cut(plan.buckets, {"cpu": memory}), self._settings.allocator
+        self._lending: Lending | None = None
+        if find is not None:
+            self._lending = open_lending(self._channel, plan, memory, find, self._name)
+        self._lent: list[LentBucket | None] = [None] * len(plan.buckets)
+        if self._lending is not None:
+            self._lent = self._lending.buckets(self._buffers)
+
+    def _share(self, nbytes: int, purpose: str) -> list[HostArray]:
+        """Allocate memory on each rank; return that of all ranks of the node (collective)."""
+        name = f"{purpose} of {self._name}"
+        return self._require_shared(self._channel.run(AllocateMemory(nbytes, name)))
 
     def _require_shared(self, memory: Elements) -> list[HostArray]:
         copies = self._slices.copies(memory)
@@ -169,30 +162,43 @@ class SharedSteps:
         return copies
 
     def _reduce(
-        self, reducer: Reducer, gradients: Mapping[int, HostArray], samples: float | None
-    ) -> None:
-        """Bring the sums or averages of gradients to their owners (collective)."""
+        self,
+        reducer: Reducer,
+        gradients: Mapping[int, HostArray],
+        samples: float | None,
+        free: bool,
+    ) -> bool:
+        """Bring sums or averages to their owners; return whether all are free (collective)."""
         missing = [str(i) for i in range(len(self._specs)) if i not in gradients]
         reducer.variant = _without(missing) if missing else ""
         reducer.weight = samples
+        reducer.numbers[0] = not free
         try:
-            for bucket, buffer in zip(reducer.plan.buckets, reducer.buffers, strict=True):
-                for index, start in zip(bucket.parameters, bucket.starts, strict=True):
-                    place = buffer.slice(start, self._specs[index].count)
-                    if index in gradients:
-                        whole = np.ascontiguousarray(gradients[index])
-                        reducer.put(Buffer.from_array(whole), place)
-                    else:
-                        place.zero()
-                    reducer.ready(index)
-                reducer.launch()
-            reducer.finish()
+            self._fill(reducer, gradients)
+            (occupied,) = reducer.finish()
         except BaseException:  # Ctrl-C, for example
             reducer.step.abandon()  # else the channel's thread would wait for it
             raise
         finally:
             reducer.forget()
         reducer.steps += 1
+        return not occupied
+
+    def _fill(self, reducer: Reducer, gradients: Mapping[int, HostArray]) -> None:
+        """Copy or lend the gradients to the buckets."""
+        rows = zip(reducer.plan.buckets, reducer.buffers, self._lent, strict=True)
+        for bucket, buffer, lent in rows:
+            if lent is not None:
+                lent.clear()
+            for index, start in zip(bucket.parameters, bucket.starts, strict=True):
+                place = buffer.slice(start, self._specs[index].count)
+                if index not in gradients:
+                    place.zero()
+                elif self._lending is None or not self._lending.lend(lent, index, gradients[index]):
+                    whole = np.ascontiguousarray(gradients[index])
+                    reducer.put(Buffer.from_array(whole), place)
+                reducer.ready(index)
+            reducer.launch()
 
     def _clip(self, parts: Sequence[HostArray], values: StepValues) -> None:
         """Clip the gradients that this rank owns (collective if by their norm)."""
@@ -211,34 +217,23 @@ class SharedSteps:
         for part in parts:
             part *= part.dtype.type(factor)
 
-    def _update(
-        self, segment: Segment, weights: HostArray, part: HostArray, values: StepValues
-    ) -> None:
-        """Replace the gradient of a segment by its new weights (local)."""
-        own = weights[segment.first : segment.first + segment.count]
-        state = self.state.of(segment)
-        decay = values.decay if values.decayed[segment.parameter] else None
-        for start in range(0, segment.count, _BLOCK_ELEMENTS):
-            block = slice(start, start + _BLOCK_ELEMENTS)
-            updated = own[block].copy()
-            if decay is not None:
-                updated -= updated * cast(decay, own.dtype) * own.dtype.type(values.rate)
-            kept = [quantity[block] for quantity in state]
-            self._rule.update(Block(updated, part[block], kept, values.rate, values.steps))
-            part[block] = updated
-
     def _results(
-        self, reducer: Reducer, gradients: Mapping[int, HostArray]
+        self,
+        reducer: Reducer,
+        gradients: Mapping[int, HostArray],
+        block: HostArray,
+        copied: bool,
     ) -> dict[int, HostArray]:
-        """Copy the new weights, because the framework keeps them and the memory is shared."""
+        """Return the new weights, copied if owners could not write them where they stay."""
         results = {}
-        copies = cut(reducer.plan.buckets, {"cpu": self._pool.allocate()})
-        for bucket, buffer, copy in zip(reducer.plan.buckets, reducer.buffers, copies, strict=True):
-            reducer.put(buffer, copy)
+        parts = cut(reducer.plan.buckets, {"cpu": block})
+        for bucket, buffer, part in zip(reducer.plan.buckets, reducer.buffers, parts, strict=True):
+            if copied:
+                reducer.put(buffer, part)
             for index, start in zip(bucket.parameters, bucket.starts, strict=True):
                 spec = self._specs[index]
                 if index in gradients:
-                    results[index] = copy.slice(start, spec.count).array().reshape(spec.shape)
+                    results[index] = part.slice(start, spec.count).array().reshape(spec.shape)
         return results
 
 

@@ -79,6 +79,9 @@ class Allreduce(Operation):
 
     def execute(self, communicator: Communicator) -> None:
         terms = self.terms
+        grouped = len(self._buffers) > 1 and terms.batch_key is not None
+        if grouped and self._reduce_all((self,), communicator.size, communicator.allreduce_many):
+            return
         for source, buffer in self.pairs():
             if terms.op is ReduceOp.ADASUM:
                 if source is not buffer:

@@ -90,7 +90,7 @@ class JaxBackend:
         results: Sequence[Tensor],
         name: str,
     ) -> list[Tensor]:
-        raise NotImplementedError  # a shared step is refused on this backend
+        raise NotImplementedError(f"{name}: the backend jax has no shared steps: use sharded=False")
 
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float

@@ -10,7 +10,9 @@ import keras
 import numpy as np
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.arrays.shared_steps import SharedSteps, StepValues, node_slices
+from hvdtrain.core.arrays.shared_steps import SharedSteps
+from hvdtrain.core.arrays.shared_weights import node_slices
+from hvdtrain.core.arrays.step_values import StepValues
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.errors import UnsupportedError

@@ -75,6 +75,17 @@ class BucketViews:
                 self._parts[index] = memory.as_strided(spec.shape, spec.strides, first)
         # Where gradients lie in this step: in their parts of the buckets, or elsewhere.
         self._views = dict(self._parts)
+        self._addresses = {index: part.data_ptr() for index, part in self._parts.items()}
+
+    def _follow(self, index: int) -> None:
+        """Make the views anew if the program has moved their memory, as share_memory_() does.
+
+        That replaces the memory of all tensors of a storage, but not that of the reducer.
+        """
+        if self._parts[index].data_ptr() != self._addresses[index]:
+            elsewhere = self.elsewhere()
+            self.cut()
+            self._views.update(elsewhere)
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -135,7 +146,7 @@ class BucketViews:
             return False
         lent, at = self._lent.get(index, (None, 0))
         if lent is None:
-            return not self.holds(index)
+            return not self.holds(index) or self._has_left(index)
         return gradient is not lent or lent._version != at
 
     def elsewhere(self) -> dict[int, torch.Tensor]:
@@ -143,14 +154,21 @@ class BucketViews:
         pairs = self._views.items()
         return {index: view for index, view in pairs if view is not self._parts[index]}
 
+    def _has_left(self, index: int) -> bool:
+        """Return whether a gradient that other ranks use outside the buckets was moved."""
+        view = self._views[index]
+        if self._staying is None or view is self._parts[index]:
+            return False
+        return self._staying.arena.offset(view.data_ptr()) is None
+
     def holds(self, index: int) -> bool:
         """Return whether a parameter's gradient is its view of the bucket."""
         return self._holds(index, self._views[index])
 
     def drop(self) -> None:
-        """Remove the gradients that are views of the buckets."""
-        for index, view in self._views.items():
-            if self._holds(index, view):
+        """Remove the gradients that were taken."""
+        for index in self._views:
+            if self.is_taken(index):
                 self._parameters[index].grad = None
 
     def stays(self, index: int, incoming: torch.Tensor | None) -> bool:
@@ -190,6 +208,7 @@ class BucketViews:
             index: index of the parameter.
             gradient: gradient of the parameter's shape; None for zeros.
         """
+        self._follow(index)
         view = self._views[index] = self._parts[index]
         if self._staying is not None:
             self._staying.dismiss(index)
@@ -241,8 +260,19 @@ class BucketViews:
         Args:
             buckets: buckets that have been reduced.
             sparse: indices of parameters whose gradients are sparse and stay as they are.
+
+        Raises:
+            RuntimeError: the program has moved a gradient that was reduced where it was.
         """
         for index in (index for bucket in buckets for index in bucket.parameters):
+            self._follow(index)
+            if self._has_left(index):
+                raise RuntimeError(
+                    f"the gradient of {self._reducer.plan.specs[index].name!r} was moved to other "
+                    "memory between backward() and step(), as share_memory() does, before it was "
+                    "reduced: call optimizer.synchronize() before, and step() within `with "
+                    "optimizer.skip_synchronize():`"
+                )
             parameter, view = self._parameters[index], self._views[index]
             gradient = parameter.grad
             lent = self._lent.pop(index, None)

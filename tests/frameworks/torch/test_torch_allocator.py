@@ -114,4 +114,10 @@ def test_without_a_compiler(tmp_path: Path) -> None:
         build(recipe(), {"PATH": "", "HOME": str(tmp_path)})
     with pytest.raises(AllocatorError, match="does not compile it"):
         build(recipe(), {**os.environ, "CXX": "false", "XDG_CACHE_HOME": str(tmp_path)})
+    (tmp_path / "c++").write_text("not a program")
+    (tmp_path / "c++").chmod(0o755)
+    with pytest.raises(AllocatorError, match=r"c\+\+ does not run \(Exec format error\)"):
+        build(recipe(), {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)})
+    with pytest.raises(AllocatorError, match=r"no home directory .*: set XDG_CACHE_HOME"):
+        build(recipe(), {**os.environ, "XDG_CACHE_HOME": "", "HOME": "~nobody-of-this-name"})
     assert not list(tmp_path.rglob("*.so"))

@@ -60,6 +60,26 @@ def different_orders() -> None:
 
 
 @case
+def sets_that_overlap() -> None:
+    """Each rank submits operations that others lack: those in common run first, and twice alike."""
+    size, rank = hvd.size(), hvd.rank()
+    own, every = range(rank, rank + 20), range(size + 19)
+    for _ in range(3):
+        tensors = {number: torch.full((7,), float(number + rank)) for number in every}
+
+        def submit(number: int, tensors: dict[int, torch.Tensor] = tensors) -> Any:
+            return hvd.allreduce_async(tensors[number], name=f"overlap {number}", op=hvd.Sum)
+
+        handles = {number: submit(number) for number in own}
+        sums = {n: torch.full((7,), float(size * n + size * (size - 1) // 2)) for n in every}
+        for number in range(size - 1, 20):
+            assert torch.equal(hvd.synchronize(handles[number]), sums[number])
+        handles |= {number: submit(number) for number in every if number not in own}
+        for number, handle in handles.items():
+            assert torch.equal(hvd.synchronize(handle), sums[number])
+
+
+@case
 def waiting_in_different_orders() -> None:
     first, second = ("a", "b") if hvd.rank() % 2 else ("b", "a")
     one = hvd.allreduce_async(torch.ones(2), name=first, op=hvd.Sum)

@@ -330,3 +330,34 @@ def sparse_gradients_for_an_optimizer_that_takes_no_others() -> None:
             reference.step()
         assert difference(ours, alone) < 1e-14
         assert torch.equal(ours.weight[4], table().weight[4])
+
+
+@case
+def gradients_whose_memory_the_program_moves() -> None:
+    for late in (False, True):
+        used, other = (torch.nn.Parameter(torch.zeros(8, dtype=torch.float64)) for _ in range(2))
+        model = torch.nn.ParameterList([used, other])
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters()
+        )
+        for step in range(4):
+            optimizer.zero_grad(set_to_none=False)
+            if not late:
+                model.share_memory()  # gradients, too
+            sum(p.sum() for p in model if p is used or not late).mul(hvd.rank() + 1).backward()
+            assert used.grad is not None
+            assert optimizer._exchanged.gradients is not None
+            staying = optimizer._exchanged.gradients.buckets.staying
+            stays = staying is not None and staying.arena.offset(used.grad.data_ptr()) is not None
+            if late:  # the bucket is not reduced before step() flushes it
+                model.share_memory()
+            if late and stays:
+                given = refused(RuntimeError, optimizer.step)
+                assert "was moved to other memory between backward() and step()" in given
+                break
+            optimizer.step()
+            mean = torch.full_like(used, (hvd.size() + 1) / 2)
+            for parameter in (used, used if late else other):
+                assert parameter.grad is not None
+                assert torch.equal(parameter.grad, mean)
+                assert torch.equal(parameter.detach(), -mean * (step + 1))

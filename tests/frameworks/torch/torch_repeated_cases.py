@@ -47,6 +47,27 @@ def repeated_sums_of_all_sizes() -> None:
 
 
 @case
+def plans_beside_single_operations_and_groups() -> None:
+    """Some ranks vote by a plan, others with an operation, as autograd must record it."""
+    for count in (0, 1, 3000, 32_768, 32_769):
+        positions = torch.arange(count) % 1000
+        for round in range(5):
+            tensor = (positions + hvd.rank() + round).float()
+            if round > 1 and round % hvd.size() == hvd.rank():
+                tensor.requires_grad_()
+            result = hvd.allreduce(tensor, name=f"mixed {count}", op=hvd.Sum)
+            assert torch.equal(result.detach(), total(positions + round).float()), (count, round)
+        group = [positions + hvd.rank(), torch.full((3, 2), hvd.rank()), torch.zeros(0).long()]
+        for dtype in (torch.float32, torch.int64):
+            tensors = [tensor.to(dtype) for tensor in group]
+            for _ in range(2):
+                sums = hvd.grouped_allreduce(tensors, name=f"group {count}", op=hvd.Sum)
+                assert torch.equal(sums[0], total(positions).to(dtype))
+                assert torch.equal(sums[1], total(torch.zeros(3, 2)).to(dtype))
+                assert sums[2].shape == (0,)
+
+
+@case
 def repeated_sums_in_memory_of_the_engine() -> None:
     """In place and not, at equal places on all ranks, and at others."""
     memory = context.current().world.communicator.empty(1 << 20)
