@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from ranks import report
@@ -30,7 +31,7 @@ def main(victims: list[int]) -> None:
     resets, used = [], []
 
     @hvd.elastic.run
-    def train(state: hvd.elastic.TorchState) -> None:
+    def train(state: Any) -> None:
         while state.epoch < EPOCHS:
             own = list(state.sampler)
             for batch, first in enumerate(range(0, len(own), BATCH)):
