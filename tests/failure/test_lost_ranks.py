@@ -56,3 +56,15 @@ def test_a_program_goes_on(shared_memory: str) -> None:
 def test_optimizers_go_on(shared_memory: str) -> None:
     env = {"HVDTRAIN_SHARED_MEMORY": shared_memory, "HVDTRAIN_BUCKET_BYTES": 20_000}
     survive("lost_training_worker.py", 5, [1, 2], env, launcher_args=TOLERATE)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["exits", "is killed"])
+def test_a_rank_ends_before_all_have_started(how: str, tmp_path: Path) -> None:
+    """The job ends, although mpirun leaves it to the ranks, which wait in MPI_Init."""
+    worker = FOLDER / "lost_at_start_worker.py"
+    with launch([worker, how, tmp_path], 3, launcher_args=TOLERATE) as job:
+        done = job.wait(120)
+        assert done.returncode != 0
+        job.assert_nothing_left()
+    assert done.stderr.count("ended before all had started: the job ends") == 1, done.stderr

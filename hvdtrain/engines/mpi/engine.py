@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
+from hvdtrain.engines.mpi.start_watch import end_job_if_a_rank_ends
 from hvdtrain.engines.shared_memory.kernel import agree_on_kernel
 from hvdtrain.engines.shared_memory.memory import warn_once
 from hvdtrain.engines.shared_memory.node_detection import (
@@ -50,8 +51,7 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
     library = _library(MPI)
     _refuse_foreign_launcher(library, environ)
     if not MPI.Is_initialized():
-        _prepare_for_failures(os.environ)
-        MPI.Init_thread(_thread_level(MPI))
+        _initialize(MPI, os.environ)
         atexit.register(_finalize, MPI, os.getpid())
 
     try:
@@ -120,10 +120,19 @@ def _open(
     )
 
 
+def _initialize(MPI: ModuleType, environ: MutableMapping[str, str]) -> None:
+    """Initialize MPI (collective)."""
+    level = _thread_level(MPI)
+    if environ.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
+        MPI.Init_thread(level)
+        return
+    _prepare_for_failures(environ)
+    with end_job_if_a_rank_ends(environ):
+        MPI.Init_thread(level)
+
+
 def _prepare_for_failures(environ: MutableMapping[str, str]) -> None:
     """Complete what `mpirun --with-ft ulfm` sets, before MPI is initialized (local)."""
-    if environ.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
-        return
     # Open MPI 5.0.11's collectives for several hosts crash after a failure.
     coll = environ.get("OMPI_MCA_coll", "^hcoll,portals4")
     if coll.startswith("^") and "han" not in coll[1:].split(","):

@@ -1,0 +1,89 @@
+"""Ranks that end before MPI has started on all: the others would wait in MPI_Init for ever.
+
+mpirun ends a job when a rank ends, but not with --with-ft, and MPI itself knows of no rank before
+it has started. A process beside each rank looks at the others of its host meanwhile; a thread
+could not, because mpi4py holds the interpreter's lock during MPI_Init.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["end_job_if_a_rank_ends"]
+
+_PERIOD_SECONDS = 0.2
+# mpirun's daemon starts the ranks of a host one right after the other.
+_UNSEEN_SECONDS = 10.0
+
+
+@contextmanager
+def end_job_if_a_rank_ends(environ: Mapping[str, str]) -> Iterator[None]:
+    """End the job if a rank of this host ends within the context (local).
+
+    Nothing is watched if the parent of this process is not the daemon of Open MPI's mpirun, as
+    under `mpirun bash -c ...`.
+
+    Args:
+        environ: environment variables of this rank.
+    """
+    job, daemon = environ.get("PMIX_NAMESPACE", ""), os.getppid()
+    count = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
+    if not job or count == "1" or _name(daemon) not in ("prterun", "prted"):
+        yield
+        return
+    title = f"[rank {environ.get('OMPI_COMM_WORLD_RANK', '?')}]"
+    words = [sys.executable, "-I", "-S", __file__, str(daemon), job, count, title]
+    with subprocess.Popen(words, stdin=subprocess.PIPE):
+        yield
+
+
+def main() -> None:
+    """Watch the ranks of a host until this one closes its end of standard input, or ends."""
+    daemon, job, count, title = sys.argv[1:]
+    seen: set[int] = set()
+    began = time.monotonic()
+    while not select.select([sys.stdin], [], [], _PERIOD_SECONDS)[0]:
+        alive = _ranks(int(daemon), job)
+        seen |= alive
+        late = len(seen) < int(count) and time.monotonic() - began > _UNSEEN_SECONDS
+        if alive and (seen - alive or late):
+            if os.getppid() == min(alive):  # one of those that are left ends the job
+                text = f"{title} init: a rank of this host ended before all had started"
+                print(f"{text}: the job ends", file=sys.stderr, flush=True)
+                os.kill(int(daemon), signal.SIGTERM)
+            return
+
+
+def _ranks(daemon: int, job: str) -> set[int]:
+    """Return the process IDs of the job's ranks that the daemon has started and that live."""
+    mark = f"PMIX_NAMESPACE={job}".encode()
+    found = set()
+    for path in Path(f"/proc/{daemon}/task").glob("*/children"):
+        for child in _read(path).split():
+            if mark in _read(Path("/proc", child.decode(), "environ")).split(b"\0"):
+                found.add(int(child))
+    return found
+
+
+def _name(process: int) -> str:
+    return _read(Path(f"/proc/{process}/comm")).decode().strip()
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a file; nothing if its process has ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+if __name__ == "__main__":
+    main()
