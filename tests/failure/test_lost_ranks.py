@@ -63,7 +63,7 @@ def test_optimizers_go_on(shared_memory: str) -> None:
 def test_a_rank_ends_before_all_have_started(how: str, tmp_path: Path) -> None:
     """The job ends, although mpirun leaves it to the ranks, which wait in MPI_Init."""
     worker = FOLDER / "lost_at_start_worker.py"
-    with launch([worker, how, tmp_path], 3, launcher_args=TOLERATE) as job:
+    with launch(worker, 3, args=[how, tmp_path], launcher_args=TOLERATE) as job:
         done = job.wait(120)
         assert done.returncode != 0
         job.assert_nothing_left()
