@@ -170,20 +170,26 @@ class Gradients:
 
     def _check_begin(self, index: int) -> None:
         """Check that a gradient is no result of which this rank has its slice alone."""
+        if isinstance(self._buckets.exchange, ShardedExchange):
+            self._check_superseded()
         name = self._named[index][0]
-        if isinstance(self._buckets.exchange, ShardedExchange) and self._hooks.has_successor(index):
-            self._hooks.forget()
-            raise RuntimeError(
-                f"parameter {name!r} was given to another DistributedOptimizer later, but with "
-                "sharded=True only one can reduce its gradient: delete this one and all that "
-                "refers to it, such as its learning rate schedulers"
-            )
         if not self.whole and self._buckets.views.holds(index):
             self._hooks.forget()
             raise RuntimeError(
                 f"backward() has added to the gradient of {name!r} that clip_grad_norm_() has "
                 "reduced, of which with sharded=True each rank has a part: call optimizer.step() "
                 "or optimizer.zero_grad() in between"
+            )
+
+    def _check_superseded(self) -> None:
+        superseded = self._hooks.superseded()
+        if superseded is not None:
+            self._hooks.forget()
+            raise RuntimeError(
+                f"parameter {self._named[superseded][0]!r} was given to another "
+                "DistributedOptimizer later, but with sharded=True only one can reduce its "
+                "gradient: delete this one and all that refers to it, such as its learning rate "
+                "schedulers"
             )
 
     def _accept(self, index: int, incoming: torch.Tensor | None) -> None:

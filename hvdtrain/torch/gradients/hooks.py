@@ -78,9 +78,12 @@ class GradientHooks:
             self._hook_node(index)
             _LAST[id(parameter)] = self
 
-    def has_successor(self, index: int) -> bool:
-        """Return whether other hooks, which still exist, were put on a parameter later."""
-        return _LAST.get(id(self._parameters[index]), self) is not self
+    def superseded(self) -> int | None:
+        """Return the first parameter that has got other hooks later, which still exist."""
+        for index, parameter in enumerate(self._parameters):
+            if _LAST.get(id(parameter), self) is not self:
+                return index
+        return None
 
     def forget(self) -> None:
         """Discard the state that a failed backward pass has left."""

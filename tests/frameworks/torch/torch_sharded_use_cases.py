@@ -182,7 +182,11 @@ def an_optimizer_that_another_one_replaces() -> None:
     second = wrapped(momentum, model)
     given = refused(RuntimeError, partial(backward, model, 1))
     assert "was given to another DistributedOptimizer later" in given
-    del first
+    del first  # the second one is superseded in its last parameter only
+    third = hvd.DistributedOptimizer(momentum([list(model.parameters())[-1]]), sharded=True)
+    given = refused(RuntimeError, partial(backward, model, 2))
+    assert "was given to another DistributedOptimizer later" in given
+    del third
     second.zero_grad()
     backward(model, 1)
     second.step()
