@@ -172,7 +172,8 @@ def main() -> None:
     for way in ("1", "numpy"):
         os.environ["HVDTRAIN_SHARED_MEMORY"] = way
         files = len(os.listdir("/proc/self/fd"))
-        said[f"init {way}"] = [refusal(hvd.init, left, rank == 1) for left in range(3)]
+        # With two or three, init() fails after the world is known, and ends the job.
+        said[f"init {way}"] = [refusal(hvd.init, left, rank == 1) for left in (0, 1, 4)]
         hvd.init()
         said[f"train {way}"] = [refusal(train, left, rank == 1) for left in range(2)]
         train()

@@ -57,6 +57,10 @@ class Arrivals:
         """Wait until the alarm goes off, without the lock (the channel's thread)."""
         self._alarm.wait()
 
+    def release(self) -> None:
+        """Release the alarm, after the end of the channel's thread."""
+        self._alarm.close()
+
     def note_round(self) -> None:
         """Note that a round begins, with all submissions so far."""
         self._seen, self._hurry = self._count, False

@@ -235,6 +235,7 @@ class Channel:
 
     def _end(self, fail: Callable[[], None]) -> None:
         self._driving.end_thread()
+        self._queue.release()
         with self._driving.held():
             fail()
             for release in self._closers:

@@ -299,6 +299,11 @@ class Queue:
         with self._lock:
             self._arrivals.hurry()
 
+    def release(self) -> None:
+        """Release what `wait_for_work` needs, after the end of the channel's thread."""
+        with self._lock:
+            self._arrivals.release()
+
     def wait_for_work(self) -> bool:
         """Block until operations are pending; return False if the channel is closed."""
         while not self.closed:

@@ -1,5 +1,7 @@
 """The alarm of a channel's thread."""
 
+import os
+import resource
 import threading
 import time
 
@@ -22,6 +24,29 @@ def test_an_alarm_before_the_wait_is_not_lost() -> None:
     alarm.set(NOW)
     time.sleep(0.01)
     alarm.wait()
+
+
+def test_a_closed_alarm_leaves_no_file_open() -> None:
+    before = os.listdir("/proc/self/fd")
+    alarm = Alarm()
+    alarm.close()
+    alarm.set(NOW)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_without_files_each_time_is_at_once() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        alarm = Alarm()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    thread = threading.Thread(target=alarm.wait)
+    thread.start()
+    alarm.set(NEVER)
+    alarm.set(after(3600.0))
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_a_thread_that_waits_is_woken() -> None:
