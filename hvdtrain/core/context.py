@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from typing import NoReturn
 
 from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.config import Config
@@ -12,6 +13,7 @@ from hvdtrain.core.membership.recovery import Recovery, open_without_lost
 from hvdtrain.core.membership.world import Context
 from hvdtrain.core.process.exits import ExitGuard, install_plain_excepthook
 from hvdtrain.core.process.malloc import keep_freed_memory
+from hvdtrain.core.process.output import flush_output
 from hvdtrain.core.startup_checks import (
     check_world_size,
     delay_startup_error,
@@ -25,7 +27,16 @@ from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import HvdtrainError, NotInitializedError, UnsupportedError
 from hvdtrain.topology import Topology
 
-__all__ = ["Context", "Recovery", "current", "init", "is_initialized", "recover", "shutdown"]
+__all__ = [
+    "Context",
+    "Recovery",
+    "current",
+    "end_alone",
+    "init",
+    "is_initialized",
+    "recover",
+    "shutdown",
+]
 
 
 def _end_soon(reason: str) -> None:
@@ -149,6 +160,19 @@ def _abort(communicator: Communicator, code: int) -> None:
             _context.recording.save()
     finally:
         communicator.abort(code)
+
+
+def end_alone() -> NoReturn:
+    """End this process with exit code 0, while the others go on as if it had been killed (local).
+
+    MPI is not finalized: that would wait for the others.
+    """
+    try:
+        if _context is not None and _context.recording is not None:
+            _context.recording.save()
+    finally:
+        flush_output()
+        os._exit(0)
 
 
 def shutdown() -> None:

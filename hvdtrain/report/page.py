@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from hvdtrain import __version__
 from hvdtrain.errors import UsageError
 from hvdtrain.report.curves import Curve, Matrix
+from hvdtrain.report.failures import COLUMNS
 from hvdtrain.report.ranks import TimeBreakdown
 from hvdtrain.report.run import RunFiles, distinct_names
 from hvdtrain.report.tables import facts, final_split, side_by_side
@@ -82,6 +83,7 @@ def render(runs: Sequence[RunFiles]) -> str:
         facts=facts(runs),
         result=final_split(runs[0]),
         verdicts=[verdict(run.ranks, run.hosts) if run.ranks else None for run in runs],
+        loss_columns=COLUMNS,
         confusions=[[confusions(matrix) for matrix in run.measured.matrices] for run in runs],
         tables={
             "Configuration": side_by_side([run.config for run in runs]),
@@ -127,6 +129,10 @@ def _data(name: str, run: RunFiles) -> dict[str, object]:
     return {
         "name": name,
         "curves": [_curve(curve) for curve in run.measured.curves],
+        "losses": {
+            axis: _nulls([getattr(failure, axis) for failure in run.failures])
+            for axis in ("step", "epoch", "seconds")
+        },
         "ranks": _ranks(run.ranks) if run.ranks else None,
         "matrices": [_matrix(matrix) for matrix in run.measured.matrices],
     }

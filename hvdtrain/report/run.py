@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain.report.curves import Measured, read_curves
+from hvdtrain.report.failures import Failure, read_failures
 from hvdtrain.report.lines import JsonObject, read_object
 from hvdtrain.report.ranks import TimeBreakdown, read_ranks
 
@@ -34,6 +35,7 @@ class RunFiles:
         config: its options; None without that file.
         environment: versions and hosts; None without that file.
         summary: its results; None without that file.
+        failures: ranks that it has lost.
     """
 
     path: Path
@@ -43,6 +45,7 @@ class RunFiles:
     environment: JsonObject | None
     summary: JsonObject | None
     notes: list[str]
+    failures: list[Failure]
 
     @property
     def hosts(self) -> list[str]:
@@ -83,7 +86,8 @@ def read_run(path: Path) -> RunFiles:
         notes.append(f"{_RANKS} has no line yet: the page cannot say where the time went.")
         ranks = None
     notes += measured.notes + (ranks.notes if ranks else [])
-    return RunFiles(path, measured, ranks, config, environment, summary, notes)
+    failures = read_failures(summary)
+    return RunFiles(path, measured, ranks, config, environment, summary, notes, failures)
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

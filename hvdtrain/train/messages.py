@@ -19,6 +19,7 @@ __all__ = [
     "decay_text",
     "device_text",
     "epoch_lines",
+    "failure_tags",
     "header_lines",
     "lost_line",
     "stop_lines",
@@ -127,11 +128,28 @@ def lost_line(failure: RanksLost) -> str:
         failure: these ranks.
     """
     lost, left = format_ranks(failure.lost), counted(failure.ranks, "rank")
+    step = f"step {failure.step}"
+    what = f"left after {step} (SIGUSR2)" if failure.left else f"ended after {step}"
     return (
-        f"{lost} ended after step {failure.step}: training goes on with {left} after "
+        f"{lost} {what}: training goes on with {left} after "
         f"{failure.seconds:.2f} s, {counted(failure.global_batch_size, 'sample')} of all ranks per "
         f"step, learning rate {failure.scaled_lr:.4g}"
     )
+
+
+def failure_tags(failures: Sequence[RanksLost]) -> dict[str, str]:
+    """Return tags for trackers: "lost_at_step_12" is "rank 1 ended, 2 ranks left".
+
+    Args:
+        failures: ranks that ended while the others went on.
+    """
+    tags: dict[str, str] = {}
+    for one in failures:
+        what = "left" if one.left else "ended"
+        text = f"{format_ranks(one.lost)} {what}, {counted(one.ranks, 'rank')} left"
+        name = f"lost_at_step_{one.step}"
+        tags[name] = f"{tags[name]}; {text}" if name in tags else text
+    return tags
 
 
 def values_text(values: Values) -> str:

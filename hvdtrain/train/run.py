@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.errors import TooFewRanksError, TrainingError
+from hvdtrain.errors import RanksLostError, TooFewRanksError, TrainingError
+from hvdtrain.topology import format_ranks
 from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.loop.collective_errors import on_this_rank
@@ -38,6 +39,9 @@ class Run:
         heartbeat: exchange between the ranks.
         run_log: files and trackers that rank 0 writes to; None on the other ranks.
         failures: ranks that ended before, while the others went on.
+
+    Attributes:
+        left: ranks that have left because they were asked to, in which case run() has raised.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Run:
         self._evaluated: MetricsRecord | None = None
         self._saved_step, self._first_step = -1, self._progress.step
         self._failures, self._directory = failures, setup.start.directory
+        self.left: tuple[int, ...] = ()
         # Where a pause that is under way began. Survivors take it anew if one of them was in it.
         self._pausing = self._progress if setup.start.pauses else None
 
@@ -74,11 +79,14 @@ class Run:
             UsageError: on every rank, results could not be written, or an evaluation lacks the
                 value that decides.
             TrainingError: on every rank, weights differ between ranks, or a loss is not finite.
+            RanksLostError: ranks have left, on these as well, or have ended.
         """
         while self._progress.epoch < self._options.epochs and not self._is_stale:
             if self._heartbeat.stop_rank is not None:
                 self._stop()
                 return None
+            if self._heartbeat.leaving:
+                self._let_leave(self._heartbeat.leaving)
             self._train_epoch()
         return self._finish()
 
@@ -98,7 +106,7 @@ class Run:
         later = (self._options.epochs - self._progress.epoch - 1) * steps
         self._terminal.begin(title, steps, done // self._step_plan.global_batch_size, later)
         whole, samples, seconds = False, self._progress.samples, 0.0
-        while not (whole or self._is_stale or self._heartbeat.stop_rank is not None):
+        while not (whole or self._is_stale or self._heartbeat.interrupts):
             epoch, done, began = self._progress.epoch, self._progress.done, time.perf_counter()
             with on_this_rank():
                 learned = self._loop.train(epoch, done, self._after_step)
@@ -130,25 +138,50 @@ class Run:
             )
         paused = self._pausing is None and not self._pause_due
         before = self._pausing or reached
-        return Standing(reached, before, paused, self._loop.state, self._directory)
+        read = self._clock.read
+        return Standing(read(reached), read(before), paused, self._loop.state, self._directory)
 
-    def end_for_want_of_ranks(self, least: int) -> None:
-        """Save and end the run, because too few ranks are left (collective).
+    def require_ranks(self, left: int) -> None:
+        """Save and end the run if too few ranks are left (collective).
 
         Args:
-            least: the least number of ranks.
+            left: number of ranks that are left.
 
         Raises:
             TooFewRanksError: on every rank.
         """
-        self._save(False)
-        run_log, left = self._run_log, counted(self._world.topology.size, "rank")
-        text = f"{left} left, fewer than --min-np {least}"
+        least = self._world.config.min_ranks
+        if left >= least:
+            return
+        if self._progress.step != self._saved_step:
+            self._save(False)
+        run_log = self._run_log
+        text = f"{counted(left, 'rank')} left, fewer than --min-np {least}"
         call_on_root(lambda: run_log.stopped(text) if run_log is not None else None)
         directory = call_on_root(lambda: str(run_log.directory) if run_log is not None else "")
         raise TooFewRanksError(
             f"{text}: {self._progress.text} are saved, go on with --out {directory} --resume auto"
         )
+
+    def _let_leave(self, leaving: tuple[int, ...]) -> None:
+        """Part from ranks that were asked to leave, when all that was due is done (collective).
+
+        Args:
+            leaving: these ranks.
+
+        Raises:
+            RanksLostError: on every rank: they have left, or a rank has ended before.
+            TooFewRanksError: on every rank, too few would be left.
+        """
+        topology, failures = self._world.topology, self._world.failures
+        assert failures is not None  # else no rank is asked
+        self.require_ranks(topology.size - len(leaving))
+        if self._run_log is not None and topology.rank in leaving:
+            self._run_log.close("stopped")
+        # No rank may miss others that are through already, or a checkpoint that is not written yet.
+        if failures.agree(True):
+            self.left = leaving
+        raise RanksLostError(f"{topology.title} {format_ranks(leaving)} left", leaving)
 
     def _after_step(self) -> bool:
         """Return whether to continue without a pause (collective)."""
@@ -163,8 +196,8 @@ class Run:
         if self._heartbeat.after_step() and self._run_log is not None:
             self._run_log.note(self._heartbeat.report, step, self._clock.total_seconds)
             self._terminal.show_slowest(*self._run_log.slowest)
-        stopping = self._heartbeat.stop_rank is not None
-        self._pause_due = bool(stopping or self._heartbeat.due or self._triggers.pauses(step))
+        heartbeat = self._heartbeat
+        self._pause_due = heartbeat.interrupts or bool(heartbeat.due) or self._triggers.pauses(step)
         return not self._pause_due
 
     def _pause(self, whole: bool, speed: float) -> None:

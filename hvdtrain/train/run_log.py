@@ -30,6 +30,7 @@ from hvdtrain.train.records.results import (
     write_summary,
 )
 from hvdtrain.train.resume import world_settings
+from hvdtrain.train.tracking.tracker import Status
 from hvdtrain.train.tracking.trackers import Trackers
 from hvdtrain.train.tracking.values import metric_values, rank_values
 
@@ -140,10 +141,14 @@ class RunLog:
         for problem in self._saver.problems():
             print(f"hvdtrain: {problem}; training goes on", file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        """Wait for the checkpoint; report a run that has not ended as failed."""
+    def close(self, status: Status = "failed") -> None:
+        """Wait for the checkpoint, and end the trackers unless they have been ended.
+
+        Args:
+            status: how the run has ended here.
+        """
         with self._saver:
-            self._trackers.end("failed")
+            self._trackers.end(status)
 
     def stopped(self, text: str) -> None:
         """Write the `requeue` file of a run that is to be resumed, after its checkpoint.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,7 @@ from hvdtrain.errors import HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.heartbeat.signals import StopSignals
-from hvdtrain.train.messages import header_lines, lost_line
+from hvdtrain.train.messages import failure_tags, header_lines, lost_line
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records.environment import write_environment
 from hvdtrain.train.records.files import usage_errors
@@ -23,7 +24,7 @@ from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import RecipeFactory, TrainingSetup, set_up
-from hvdtrain.train.survivors import Standing, agree, obstacle
+from hvdtrain.train.survivors import Standing, agree, losses, obstacle
 from hvdtrain.train.terminal import Terminal, on_terminal
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
@@ -42,7 +43,8 @@ def train(options: TrainOptions, make_recipe: RecipeFactory | None = None) -> Su
     Returns:
         The summary, on every rank with the rank's own times; rank 0's is in summary.json. None if a
         signal to any rank (SIGUSR1, or SIGTERM if there is time) stopped the run before its end:
-        there is then a checkpoint to resume from and a file `requeue`.
+        there is then a checkpoint to resume from and a file `requeue`. The process of a rank that
+        SIGUSR2 has asked to leave ends, where the others can go on.
 
     Raises:
         UsageError: the options differ between ranks, or do not fit the number of ranks, the data,
@@ -70,7 +72,8 @@ class _Session:
         self._run: Run | None = None
         self._standing: Standing | None = None
         self._noticed = 0.0
-        self._recoveries: list[Recovery] = []
+        self._left: tuple[int, ...] = ()  # since the last recovery
+        self._recoveries: list[tuple[Recovery, tuple[int, ...]]] = []
         self._failures: list[RanksLost] = []
 
     def train(self) -> Summary | None:
@@ -81,6 +84,8 @@ class _Session:
             except Exception as error:
                 if not self._survives(error):
                     raise
+                if context.current().topology.rank in self._left:
+                    context.end_alone()
 
     def _begin(self) -> Summary | None:
         setup = set_up(self._options, self._make_recipe, CheckpointLoader(self._options))
@@ -95,6 +100,7 @@ class _Session:
         """Return whether the run goes on after an error, and note how far this rank has got."""
         if self._run is not None:
             self._noticed = time.perf_counter()
+            self._left = self._run.left
             self._standing, self._run = self._run.standing, None
         refused = isinstance(error, UsageError | TrainingError) or obstacle(self._options)
         if self._standing is None or refused:
@@ -106,15 +112,26 @@ class _Session:
         recovery = context.recover()
         if not recovery.lost:
             raise HvdtrainError("training failed as if a rank had ended, and none has")
-        self._recoveries.append(recovery)
+        self._recoveries.append((recovery, self._left))
+        self._left = ()
         loader = agree(standing)
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
         setup = set_up(self._options, self._make_recipe, loader, ranks)
-        plan, step = setup.step_plan, setup.start.progress.step
-        seconds = time.perf_counter() - self._noticed
+        plan, progress = setup.step_plan, setup.start.progress
         failures = [
-            RanksLost(step, one.lost, one.size, seconds, plan.global_batch_size, plan.target_lr)
-            for one in self._recoveries
+            RanksLost(
+                step=progress.step,
+                epoch=progress.epoch + progress.done / plan.samples,
+                trained_seconds=progress.total_seconds,
+                lost=lost,
+                ranks=ranks,
+                seconds=time.perf_counter() - self._noticed,
+                global_batch_size=plan.global_batch_size,
+                scaled_lr=plan.target_lr,
+                left=by_request,
+            )
+            for one, leaving in self._recoveries
+            for lost, ranks, by_request in losses(one, leaving)
         ]
         self._recoveries = []
         self._failures += failures
@@ -122,23 +139,27 @@ class _Session:
 
     def _train(self, setup: TrainingSetup, lines: list[str]) -> Summary | None:
         options, world = self._options, setup.world
+        if world.failures is not None and not obstacle(options):
+            self._signals.accept_leave()
         prints = world.topology.rank == 0 and not options.quiet
         with Terminal(prints, bar=prints and on_terminal()) as terminal:
             terminal.print(lines)
-            run_log = _open_run_log(options, setup)
+            run_log = _open_run_log(options, setup, self._failures)
             heartbeat = Heartbeat(world, self._signals, Triggers.of(options).timers)
             try:
                 self._run = Run(options, setup, terminal, heartbeat, run_log, self._failures)
                 self._standing = None
-                if self._failures and world.topology.size < world.config.min_ranks:
-                    self._run.end_for_want_of_ranks(world.config.min_ranks)
+                if self._failures:
+                    self._run.require_ranks(world.topology.size)
                 return self._run.run()
             finally:
                 if run_log is not None:
                     run_log.close()
 
 
-def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
+def _open_run_log(
+    options: TrainOptions, setup: TrainingSetup, failures: Sequence[RanksLost]
+) -> RunLog | None:
     """Open the files and trackers of rank 0; return None on the other ranks (collective).
 
     Raises:
@@ -154,6 +175,7 @@ def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
             start.directory,
             {**_parameters(options), "ranks": topology.size, "engine": setup.world.engine_name},
             start.progress.step if start.resumed else None,
+            failure_tags(failures),
         )
         trackers = open_trackers(
             options.track, info, options.tracking_uri, options.experiment, options.run_name

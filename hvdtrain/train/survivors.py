@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.core import context
+from hvdtrain.core.context import Recovery
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState
@@ -16,7 +17,7 @@ from hvdtrain.train.progress import Progress
 from hvdtrain.train.records.results import drop_lines_after
 from hvdtrain.train.resume import RunStart, WorldSettings
 
-__all__ = ["MemoryLoader", "Standing", "agree", "obstacle"]
+__all__ = ["MemoryLoader", "Standing", "agree", "losses", "obstacle"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,23 @@ def agree(standing: Standing) -> MemoryLoader:
     if leader:
         content = broadcast_object(content, leader, "state")
     return MemoryLoader(progress, not paused, standing.directory, content)
+
+
+def losses(
+    recovery: Recovery, leaving: Collection[int]
+) -> Iterator[tuple[tuple[int, ...], int, bool]]:
+    """Yield ranks that were lost, how many were left then, and whether these had left by request.
+
+    Args:
+        recovery: recovery from the loss.
+        leaving: ranks that left by request.
+    """
+    left = tuple(rank for rank in recovery.lost if rank in leaving)
+    ended = tuple(rank for rank in recovery.lost if rank not in leaving)
+    if left:
+        yield left, recovery.size_before - len(left), True
+    if ended:
+        yield ended, recovery.size, False
 
 
 def obstacle(options: TrainOptions) -> str:

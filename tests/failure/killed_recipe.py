@@ -1,4 +1,4 @@
-"""A recipe whose ranks kill themselves, at moments that a variable names."""
+"""A recipe whose ranks kill themselves, or ask to leave, at moments that a variable names."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ from hvdtrain.train.recipes.recipe import Recipe
 
 
 class Killed:
-    """Counts moments of this process, and kills it: KILLS="RANK:NUMBER:MOMENT ..."."""
+    """Counts moments of this process, and kills it: KILLS="RANK:NUMBER:MOMENT[:leave] ..."."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         own = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
         kills = [kill.split(":") for kill in os.environ.get("KILLS", "").split()]
-        self.kills = [(int(number), moment) for rank, number, moment in kills if rank == own]
+        self.signals = {
+            (int(number), moment): signal.SIGUSR2 if leaves else signal.SIGKILL
+            for rank, number, moment, *leaves in kills
+            if rank == own
+        }
 
     def at(self, moment: str) -> None:
         self.counts[moment] = self.counts.get(moment, 0) + 1
-        if (self.counts[moment], moment) in self.kills:
-            os.kill(os.getpid(), signal.SIGKILL)
+        number = self.signals.get((self.counts[moment], moment))
+        if number is not None:
+            os.kill(os.getpid(), number)
 
 
 KILLED = Killed()

@@ -29,7 +29,7 @@ def browser() -> Iterator[Browser]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs, of which the third lacks files, and the reports of the first and of all."""
     folder = tmp_path_factory.mktemp("runs")
-    make_run(folder / "one", not_finite_from=1150)
+    make_run(folder / "one", not_finite_from=1150, losses=((300, (1, 3)), (900, (0,))))
     make_run(folder / "two", lr=0.05, seed=1, slow_rank=None)
     make_run(folder / "three", ranks=8, epochs=8, seed=2, options=(("optimizer", "adamw"),))
     (folder / "three" / "ranks.jsonl").unlink()
@@ -89,6 +89,46 @@ def test_a_value_read_from_a_curve_is_the_one_in_the_file(browser: Browser, runs
             assert not plot.locator(".reading").is_visible()
         assert "not finite at 6 of its points, first at step 1150" in page.inner_text("#charts")
         assert (opened.faults, opened.requests) == ([], [])
+
+
+# The share of the pixels of an upright line in the colour of marks; `share` is its place.
+MARKED = """([over, share]) => {
+  const canvas = over.closest('.uplot').querySelector('canvas');
+  const own = canvas.getBoundingClientRect(), box = over.getBoundingClientRect();
+  const ratio = canvas.width / own.width;
+  const left = Math.round((box.left - own.left + share * box.width) * ratio);
+  const height = Math.round(box.height * ratio);
+  const copy = Object.assign(document.createElement('canvas'), {width: 5, height});
+  const pen = copy.getContext('2d', {willReadFrequently: true});
+  pen.drawImage(canvas, left - 2, 0, 5, height, 0, 0, 5, height);
+  const {data} = pen.getImageData(0, 0, 5, height);
+  const ink = getComputedStyle(document.documentElement).getPropertyValue('--edge').trim();
+  const wanted = [1, 3, 5].map((at) => parseInt(ink.slice(at, at + 2), 16));
+  let found = 0;
+  for (let at = 0; at < data.length; at += 4) {
+    if (wanted.every((each, n) => Math.abs(each - data[at + n]) < 3)) found += 1;
+  }
+  return found / height;
+}"""
+
+
+def test_ranks_that_were_lost_are_marked(browser: Browser, runs: Path) -> None:
+    with open_page(browser, runs / "one.html") as opened:
+        page = opened.page
+        rows = [row.inner_text().split("\t") for row in page.locator("#losses tbody tr").all()]
+        assert rows == [
+            ["300", "1, 3", "ended", "2", "0.25 s", "128", "0.4"],
+            ["900", "0", "asked to leave", "3", "0.25 s", "128", "0.4"],
+        ]
+        for axis in ("step", "epoch", "time"):
+            page.get_by_label(axis, exact=True).check(force=True)
+            over = chart(page, "lr").locator(".u-over").element_handle()
+            marked = [page.evaluate(MARKED, [over, share]) for share in (0.25, 0.5, 0.75)]
+            assert [share > 0.3 for share in marked] == [True, False, True], (axis, marked)
+        assert opened.faults == []
+    with open_page(browser, runs / "all.html") as opened:
+        assert opened.page.locator("#losses table").count() == 1
+        assert opened.page.inner_text("#losses h3") == "one"
 
 
 def test_keys_and_fingers_read_values_too(browser: Browser, runs: Path) -> None:

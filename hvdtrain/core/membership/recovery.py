@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hvdtrain.core.membership.followers import Key, Taken
 from hvdtrain.core.membership.opening import open_context, start_watches
 from hvdtrain.core.membership.world import Context
+from hvdtrain.core.timeline.times import RecoveryTimes
 from hvdtrain.engines.communicator import EngineWorld, Failures
 from hvdtrain.errors import RanksLostError
 from hvdtrain.topology import format_ranks
@@ -66,8 +67,10 @@ def open_without_lost(
     here.followers = before.followers
     here.followers.catch_up(opened.states)
     here.record(before.recording)
-    lost = tuple(rank for rank in range(size) if rank not in left)
-    return here, Recovery(lost, size, len(left), time.perf_counter() - began)
+    lost, ended = tuple(rank for rank in range(size) if rank not in left), time.perf_counter()
+    if here.recording is not None:
+        here.recording.recovered(RecoveryTimes(began, ended, lost, size))
+    return here, Recovery(lost, size, len(left), ended - began)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from hvdtrain.core.timeline.clock import root_clock
 from hvdtrain.core.timeline.items import Item
-from hvdtrain.core.timeline.times import RankRecords
+from hvdtrain.core.timeline.times import RankRecords, RecoveryTimes
+from hvdtrain.topology import format_ranks
 
 __all__ = ["Event", "Events"]
 
@@ -80,6 +81,17 @@ class Events:
             seconds: time of the mark, on this rank's clock.
         """
         return self._instant(text, "p", seconds, 1)
+
+    def recovery(self, times: RecoveryTimes) -> Event:
+        """Return the mark of a recovery from the loss of ranks, for the whole rank.
+
+        Args:
+            times: times of the recovery.
+        """
+        text = f"{format_ranks(times.lost)} of {times.size_before} lost"
+        args = {"lost": list(times.lost), "ranks before": times.size_before}
+        seconds = round(times.ended - times.began, 6)
+        return {**self.note(text, times.began), "args": {**args, "seconds": seconds}}
 
     def _instant(self, name: str, scope: str, seconds: float, thread: int) -> Event:
         at = {"ts": self._nanoseconds(seconds) / 1000, "pid": self._rank, "tid": thread}

@@ -17,6 +17,7 @@ from hvdtrain.core.timeline.times import (
     OperationTimes,
     RankRecords,
     Records,
+    RecoveryTimes,
 )
 
 __all__ = ["Recorded", "Recording", "Track"]
@@ -175,6 +176,10 @@ class Recording:
         self.times.channels.append(times)
         self._tracks.append(Track(times, self._marks_rounds))
         return self._tracks[-1]
+
+    def recovered(self, times: RecoveryTimes) -> None:
+        """Record a recovery from the loss of ranks."""
+        self.times.recoveries.append(times)
 
     def finish(self) -> None:
         """End the recording, including operations that have not ended."""

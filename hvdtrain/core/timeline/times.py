@@ -10,7 +10,14 @@ from typing import Generic, NamedTuple, TypeVar
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.timeline.clock import Reading
 
-__all__ = ["BucketTimes", "ChannelTimes", "OperationTimes", "RankRecords", "Records"]
+__all__ = [
+    "BucketTimes",
+    "ChannelTimes",
+    "OperationTimes",
+    "RankRecords",
+    "Records",
+    "RecoveryTimes",
+]
 
 T = TypeVar("T")
 
@@ -69,6 +76,18 @@ class OperationTimes(NamedTuple):
     error: str
 
 
+class RecoveryTimes(NamedTuple):
+    """A recovery from the loss of ranks, in seconds of this rank's clock.
+
+    `lost` are the ranks, as they were numbered before, and `size_before` was their number.
+    """
+
+    began: float
+    ended: float
+    lost: tuple[int, ...]
+    size_before: int
+
+
 @dataclass
 class ChannelTimes:
     """Records of a channel of a process set; `rounds` are the starts of rounds of agreement."""
@@ -100,6 +119,7 @@ class RankRecords:
         zero_seconds: time at which the first rank started, on rank 0's clock.
         channels: records of all channels, including closed ones.
         blocked: intervals in which the program was blocked on communication.
+        recoveries: recoveries from the loss of ranks.
     """
 
     start: Reading
@@ -107,11 +127,19 @@ class RankRecords:
     zero_seconds: float
     channels: list[ChannelTimes] = field(default_factory=list)
     blocked: Records[tuple[float, float]] = field(default_factory=Records)
+    recoveries: Records[RecoveryTimes] = field(default_factory=Records)
 
     def take(self) -> RankRecords:
         """Return the records since the last call."""
         channels = [channel.take() for channel in list(self.channels)]
-        return RankRecords(self.start, self.stop, self.zero_seconds, channels, self.blocked.take())
+        return RankRecords(
+            self.start,
+            self.stop,
+            self.zero_seconds,
+            channels,
+            self.blocked.take(),
+            self.recoveries.take(),
+        )
 
     @property
     def dropped(self) -> int:

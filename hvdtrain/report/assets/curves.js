@@ -97,6 +97,26 @@ function drawNames(u, shown, nameOf) {
   ctx.restore();
 }
 
+// Where ranks were lost: broken lines across the plot.
+function drawLosses(u) {
+  const { ctx, bbox } = u, ratio = devicePixelRatio, { min, max } = u.scales.x;
+  ctx.save();
+  ctx.strokeStyle = colour("edge");
+  ctx.lineWidth = ratio;
+  ctx.setLineDash([4 * ratio, 3 * ratio]);
+  for (const run of runs.filter((each, at) => !view.hiddenRuns.has(at))) {
+    for (const x of run.losses[view.axis]) {
+      if (x === null || x < min || x > max) continue;
+      const left = Math.round(u.valToPos(x, "x", true)) + ratio / 2;
+      ctx.beginPath();
+      ctx.moveTo(left, bbox.top);
+      ctx.lineTo(left, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+  }
+  ctx.restore();
+}
+
 function naming(plot, shown) {
   if (single) return { room: 40, nameOf: (curve) => (shown.length > 1 ? curve.split.slice(0, 5) : "") };
   if (runs.length > 4 || plot.width < NARROW) return { room: 20, nameOf: () => "" };
@@ -131,6 +151,7 @@ function buildCurves(plot, curves, isLog) {
       points: { size: 5, fill: colour(curve.variable), ...(curve.step.length > 100 ? { show: false } : {}) },
     }))],
     hooks: {
+      drawAxes: [drawLosses],
       draw: [(u) => drawNames(u, shown, nameOf)],
       setSelect: [(u) => {
         const { left, width } = u.select;

@@ -22,8 +22,9 @@ __all__ = ["RESOURCE_FIELDS", "Heartbeat", "HeartbeatReport"]
 _EVERY_SECONDS = 0.5
 
 RESOURCE_FIELDS = tuple(field.name for field in fields(ResourceUsage))
-# Columns of a row: steps to the next exchange, stop requested, seconds waited for communication.
-_STEPS, _STOP, _BLOCKED = range(3)
+# Columns of a row: steps to the next exchange, stop requested, leave requested, seconds waited for
+# communication.
+_STEPS, _STOP, _LEAVE, _BLOCKED = _COLUMNS = range(4)
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,14 @@ class Heartbeat:
 
     Attributes:
         stop_rank: first rank that was asked to stop; None as long as no rank was.
+        leaving: ranks that were asked to leave, while the others go on.
         due: timers that have expired, the same on all ranks, until done() is called.
         report: result of the last exchange; None before the first.
     """
 
     def __init__(self, world: Context, signals: StopSignals, timers: Mapping[str, float]) -> None:
         self.stop_rank: int | None = None
+        self.leaving: tuple[int, ...] = ()
         self.due: set[str] = set()
         self.report: HeartbeatReport | None = None
         self._world, self._signals = world, signals
@@ -77,6 +80,11 @@ class Heartbeat:
         self._exchange()
         return True
 
+    @property
+    def interrupts(self) -> bool:
+        """Whether training is to be interrupted after this step, the same on all ranks."""
+        return self.stop_rank is not None or bool(self.leaving)
+
     def done(self, timer: str) -> None:
         """Restart a timer (local)."""
         self.due.discard(timer)
@@ -86,17 +94,20 @@ class Heartbeat:
     def _exchange(self) -> None:
         topology = self._world.topology
         seconds = max(time.perf_counter() - self._since, 1e-6)
-        rows = np.zeros((topology.size, 3 + len(self._timers) + len(RESOURCE_FIELDS)))
+        rows = np.zeros((topology.size, len(_COLUMNS) + len(self._timers) + len(RESOURCE_FIELDS)))
         rows[topology.rank] = self._row(seconds)
         operations.allreduce(
             self._world.world, [Buffer.from_array(rows)], [rows.shape], ReduceOp.SUM, "heartbeat"
         ).run()
-        first = 3 + len(self._timers)
+        first = len(_COLUMNS) + len(self._timers)
         self.report = HeartbeatReport(seconds, self._steps, rows[:, _BLOCKED], rows[:, first:])
         stopping = np.flatnonzero(rows[:, _STOP])
         self.stop_rank = int(stopping[0]) if len(stopping) else None
+        self.leaving = tuple(np.flatnonzero(rows[:, _LEAVE]).tolist())
         self.due |= {
-            name for name, flag in zip(self._timers, rows[0, 3:first], strict=True) if flag
+            name
+            for name, flag in zip(self._timers, rows[0, len(_COLUMNS) : first], strict=True)
+            if flag
         }
         self._steps = self._left = int(rows[:, _STEPS].min())
         self._since = time.perf_counter()
@@ -111,4 +122,5 @@ class Heartbeat:
         values = [getattr(usage, name) for name in RESOURCE_FIELDS]
         resources = [float("nan") if value is None else float(value) for value in values]
         blocked = self._world.blocked.seconds - self._blocked
-        return [steps, float(self._signals.asked), blocked, *flags, *resources]
+        asked, leaves = float(self._signals.asked), float(self._signals.leaves)
+        return [steps, asked, leaves, blocked, *flags, *resources]

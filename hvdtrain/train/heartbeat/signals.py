@@ -1,4 +1,4 @@
-"""Signals that ask a rank to stop early."""
+"""Signals that ask the ranks to stop early, or one of them to leave."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ def stop_signals(environ: Mapping[str, str]) -> tuple[signal.Signals, ...]:
 
 
 class StopSignals:
-    """Records stop signals to this process during a `with` block; does nothing in other threads.
+    """Records signals to this process during a `with` block; does nothing in other threads.
 
     Attributes:
-        asked: whether a signal has arrived.
+        asked: whether a stop signal has arrived.
+        leaves: whether this rank was asked to leave, while the others go on.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = self.leaves = False
         self._before: dict[int, _Handler] = {}
 
     def __enter__(self) -> Self:
@@ -57,6 +58,15 @@ class StopSignals:
     ) -> None:
         for number in list(self._before):
             self._restore(number)
+
+    def accept_leave(self) -> None:
+        """Take SIGUSR2 for a request that this rank leaves (local)."""
+        if threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGUSR2, self._note_leave)
+            self._before.setdefault(signal.SIGUSR2, before)
+
+    def _note_leave(self, number: int, frame: FrameType | None) -> None:
+        self.leaves = True
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True

@@ -87,20 +87,26 @@ class RanksLost:
     """Ranks that ended while the others went on.
 
     Attributes:
-        step: steps done before the interrupted one.
+        step: steps done by then.
+        epoch: epochs done by then, fractions included.
+        trained_seconds: seconds of training by then, since the very first start.
         lost: numbers of the ranks that ended, as they were then.
         ranks: number of ranks that are left.
         seconds: time from the notice until the others were ready for the next step.
         global_batch_size: samples of all ranks per step since then.
         scaled_lr: learning rate after the warm-up since then.
+        left: whether they left because they were asked to, by SIGUSR2.
     """
 
     step: int
+    epoch: float
+    trained_seconds: float
     lost: Sequence[int]
     ranks: int
     seconds: float
     global_batch_size: int
     scaled_lr: float
+    left: bool = False
 
 
 @dataclass(frozen=True)

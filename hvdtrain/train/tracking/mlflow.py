@@ -67,6 +67,8 @@ class Mlflow:
                 self._store, info, experiment, run_name or info.name
             )
             _log_parameters(self._store, self._run_id, info)
+            for key, text in info.tags.items():
+                self._store.client.set_tag(self._run_id, f"hvdtrain.{_name(key)}", _text(text))
         except MlflowException as error:
             self._store.close()
             raise UsageError(f"--track mlflow: {self._store.uri}: {one_line(error)}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,12 +21,14 @@ class RunInfo:
         directory: directory of the run; trackers save there what a resume needs.
         parameters: options and properties of the job, flat.
         resumed_step: steps done in the checkpoint that the run is resumed from; None: a new run.
+        tags: what has happened to the run, by name; those of earlier starts remain.
     """
 
     name: str
     directory: Path
     parameters: Mapping[str, Any]
     resumed_step: int | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 class Tracker(Protocol):

@@ -25,6 +25,7 @@ class MadeRun:
         slow_rank: computes half as long again as the others; None: all are alike.
         not_finite_from: from this step on the loss is null.
         options: more of config.yaml.
+        losses: step and ranks of each loss, after which the others went on; the last ones left.
     """
 
     epochs: int = 6
@@ -36,6 +37,7 @@ class MadeRun:
     seed: int = 0
     not_finite_from: int | None = None
     options: tuple[tuple[str, str], ...] = ()
+    losses: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 def make_run(directory: Path, run: MadeRun = MadeRun(), **changes: Any) -> Path:
@@ -146,6 +148,22 @@ def _summary(run: MadeRun, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         "samples_per_second": 32 * run.ranks / 0.05,
         "seconds": {"total": seconds, "compute": 0.7 * seconds, "communicate": 0.3 * seconds},
         "ended": "epochs",
+        "failures": [_loss(run, at, left=at == run.losses[-1]) for at in run.losses],
+    }
+
+
+def _loss(run: MadeRun, at: tuple[int, tuple[int, ...]], left: bool) -> dict[str, Any]:
+    step, ranks = at
+    return {
+        "step": step,
+        "epoch": step / run.steps,
+        "trained_seconds": step * 0.05,
+        "lost": list(ranks),
+        "ranks": run.ranks - len(ranks),
+        "seconds": 0.25,
+        "global_batch_size": 32 * run.ranks,
+        "scaled_lr": run.lr * run.ranks,
+        "left": left,
     }
 
 

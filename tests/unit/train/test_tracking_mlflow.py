@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def train_twice(uri: str, directory: Path, experiment: str) -> None:
     first.artifact(directory / "summary.json")
     first.end("stopped")
     assert only_run(uri, experiment).info.status == "KILLED"
-    told = facts(directory, 1400, epochs=4)
+    told = replace(facts(directory, 1400, epochs=4), tags={"lost_at_step_1400": "rank 1 ended"})
     second = open_trackers("mlflow", told, uri, experiment, warn=said.append)
     assert only_run(uri, experiment).info.status == "RUNNING"
     second.log({"train/loss": 7.0}, 1501, 151.0)
@@ -104,6 +105,7 @@ def check_run(uri: str, directory: Path, experiment: str) -> None:
     assert run.data.params["text"] == "x" * 6000
     assert run.data.params["option_149"] == "149"
     assert json.loads(run.data.tags["hvdtrain.changed_at_step_1400"]) == {"epochs": "4"}
+    assert run.data.tags["hvdtrain.lost_at_step_1400"] == "rank 1 ended"
     expected = [*((step, step / 3) for step in range(1500)), (1501, 7.0)]
     assert history(uri, run, "train/loss") == expected
     ((step, value),) = history(uri, run, "test/top_5")

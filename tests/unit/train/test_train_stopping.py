@@ -52,6 +52,23 @@ def test_the_first_signal_is_noted_and_a_second_sigterm_is_not_held_up(
             signal.signal(number, handler)
 
 
+def test_a_request_to_leave_is_noted_where_ranks_can() -> None:
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _: received.append(number))
+    try:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert (signals.leaves, len(received)) == (False, 1)
+            for _ in range(2):  # as often as ranks are lost
+                signals.accept_leave()
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert (signals.leaves, signals.asked, len(received)) == (True, False, 1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert len(received) == 2
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
 def step_plan(ranks: int) -> StepPlan:
     topology = Topology.from_nodes(0, [0] * ranks, ["a"] * ranks)
     return StepPlan(TrainOptions(batch_size=7), topology, 100)
