@@ -1,30 +1,34 @@
-"""Ranks that ended, or left, while the others went on: marks in the plots, and a table."""
+"""Ranks that ended, left or joined while the others went on: marks in the plots, and tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hvdtrain.report.lines import JsonObject, number
 
-__all__ = ["COLUMNS", "Failure", "read_failures"]
+__all__ = ["COLUMNS", "JOIN_COLUMNS", "Change", "read_failures", "read_joins"]
 
 COLUMNS = (
     *("step", "ranks lost", "reason", "ranks left", "went on after"),
     *("samples per step", "learning rate"),
 )
+JOIN_COLUMNS = (
+    *("step", "ranks joined", "ranks then", "started in", "others waited"),
+    *("samples per step", "learning rate"),
+)
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Ranks that ended while the others went on; what is unknown is NaN.
+class Change:
+    """Ranks that ended or joined while the others went on; what is unknown is NaN.
 
     Attributes:
         step: steps done by then.
         epoch: epochs done by then.
         seconds: seconds of training by then.
-        texts: text for each of COLUMNS.
+        texts: text for each of COLUMNS, or of JOIN_COLUMNS.
     """
 
     step: float
@@ -33,33 +37,62 @@ class Failure:
     texts: tuple[str, ...]
 
 
-def read_failures(summary: JsonObject | None) -> list[Failure]:
+def read_failures(summary: JsonObject | None) -> list[Change]:
     """Return the failures that a summary lists; runs of earlier versions have none.
 
     Args:
         summary: content of summary.json; None without that file.
     """
-    found = (summary or {}).get("failures")
-    entries = found if isinstance(found, list) else []
-    return [_failure(entry) for entry in entries if isinstance(entry, Mapping)]
+    return _changes(summary, "failures", _failure)
 
 
-def _failure(entry: Mapping[str, object]) -> Failure:
-    lost = entry.get("lost")
-    seconds = _text(entry, "seconds", ".2f")
-    return Failure(
-        _number(entry, "step"),
-        _number(entry, "epoch"),
-        _number(entry, "trained_seconds"),
-        (
-            _text(entry, "step", ".0f"),
-            ", ".join(map(str, lost)) if isinstance(lost, list) else "",
-            "asked to leave" if entry.get("left") is True else "ended",
-            _text(entry, "ranks", ".0f"),
-            f"{seconds} s" if seconds else "",
-            _text(entry, "global_batch_size", ".0f"),
-            _text(entry, "scaled_lr", ".4g"),
-        ),
+def read_joins(summary: JsonObject | None) -> list[Change]:
+    """Return the joins that a summary lists; runs of earlier versions have none.
+
+    Args:
+        summary: content of summary.json; None without that file.
+    """
+    return _changes(summary, "joins", _join)
+
+
+def _changes(
+    summary: JsonObject | None,
+    name: str,
+    texts: Callable[[Mapping[str, object]], tuple[str, ...]],
+) -> list[Change]:
+    found = (summary or {}).get(name)
+    return [
+        Change(
+            _number(entry, "step"),
+            _number(entry, "epoch"),
+            _number(entry, "trained_seconds"),
+            (
+                _text(entry, "step", ".0f"),
+                *texts(entry),
+                _text(entry, "global_batch_size", ".0f"),
+                _text(entry, "scaled_lr", ".4g"),
+            ),
+        )
+        for entry in (found if isinstance(found, list) else [])
+        if isinstance(entry, Mapping)
+    ]
+
+
+def _failure(entry: Mapping[str, object]) -> tuple[str, ...]:
+    return (
+        _ranks(entry, "lost"),
+        "asked to leave" if entry.get("left") is True else "ended",
+        _text(entry, "ranks", ".0f"),
+        _seconds(entry, "seconds"),
+    )
+
+
+def _join(entry: Mapping[str, object]) -> tuple[str, ...]:
+    return (
+        _ranks(entry, "joined"),
+        _text(entry, "ranks", ".0f"),
+        _seconds(entry, "start_seconds"),
+        _seconds(entry, "seconds"),
     )
 
 
@@ -71,3 +104,13 @@ def _number(entry: Mapping[str, object], name: str) -> float:
 def _text(entry: Mapping[str, object], name: str, form: str) -> str:
     value = _number(entry, name)
     return format(value, form) if math.isfinite(value) else ""
+
+
+def _seconds(entry: Mapping[str, object], name: str) -> str:
+    text = _text(entry, name, ".2f")
+    return f"{text} s" if text else ""
+
+
+def _ranks(entry: Mapping[str, object], name: str) -> str:
+    found = entry.get(name)
+    return ", ".join(map(str, found)) if isinstance(found, list) else ""

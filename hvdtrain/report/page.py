@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hvdtrain import __version__
 from hvdtrain.errors import UsageError
 from hvdtrain.report.curves import Curve, Matrix
-from hvdtrain.report.failures import COLUMNS
+from hvdtrain.report.failures import COLUMNS, JOIN_COLUMNS, Change
 from hvdtrain.report.ranks import TimeBreakdown
 from hvdtrain.report.run import RunFiles, distinct_names
 from hvdtrain.report.tables import facts, final_split, side_by_side
@@ -31,6 +31,14 @@ _STYLES = ("uplot.min.css", "page.css")
 _SCRIPTS = (
     *("format.js", "theme.js", "reading.js", "plot.js", "curves.js", "controls.js", "ranks.js"),
     *("system.js", "matrix.js"),
+)
+_LOST = (
+    "Training went on with the ranks that were left. Ranks have the numbers that they had then. "
+    "Broken lines in the curves show when it was."
+)
+_JOINED = (
+    "Training went on with more ranks, which have the numbers that they had then. "
+    "Dotted lines in the curves show when it was."
 )
 # JSON escapes of characters that could end the element with the data.
 _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
@@ -83,7 +91,10 @@ def render(runs: Sequence[RunFiles]) -> str:
         facts=facts(runs),
         result=final_split(runs[0]),
         verdicts=[verdict(run.ranks, run.hosts) if run.ranks else None for run in runs],
-        loss_columns=COLUMNS,
+        changes=(
+            ("losses", "Ranks lost", _LOST, COLUMNS, [run.failures for run in runs]),
+            ("joins", "Ranks joined", _JOINED, JOIN_COLUMNS, [run.joins for run in runs]),
+        ),
         confusions=[[confusions(matrix) for matrix in run.measured.matrices] for run in runs],
         tables={
             "Configuration": side_by_side([run.config for run in runs]),
@@ -129,12 +140,17 @@ def _data(name: str, run: RunFiles) -> dict[str, object]:
     return {
         "name": name,
         "curves": [_curve(curve) for curve in run.measured.curves],
-        "losses": {
-            axis: _nulls([getattr(failure, axis) for failure in run.failures])
-            for axis in ("step", "epoch", "seconds")
-        },
+        "losses": _places(run.failures),
+        "joins": _places(run.joins),
         "ranks": _ranks(run.ranks) if run.ranks else None,
         "matrices": [_matrix(matrix) for matrix in run.measured.matrices],
+    }
+
+
+def _places(changes: Sequence[Change]) -> dict[str, list[float | None]]:
+    return {
+        axis: _nulls([getattr(change, axis) for change in changes])
+        for axis in ("step", "epoch", "seconds")
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain.report.curves import Measured, read_curves
-from hvdtrain.report.failures import Failure, read_failures
+from hvdtrain.report.failures import Change, read_failures, read_joins
 from hvdtrain.report.lines import JsonObject, read_object
 from hvdtrain.report.ranks import TimeBreakdown, read_ranks
 
@@ -36,6 +36,7 @@ class RunFiles:
         environment: versions and hosts; None without that file.
         summary: its results; None without that file.
         failures: ranks that it has lost.
+        joins: ranks that joined it.
     """
 
     path: Path
@@ -45,7 +46,8 @@ class RunFiles:
     environment: JsonObject | None
     summary: JsonObject | None
     notes: list[str]
-    failures: list[Failure]
+    failures: list[Change]
+    joins: list[Change]
 
     @property
     def hosts(self) -> list[str]:
@@ -86,8 +88,8 @@ def read_run(path: Path) -> RunFiles:
         notes.append(f"{_RANKS} has no line yet: the page cannot say where the time went.")
         ranks = None
     notes += measured.notes + (ranks.notes if ranks else [])
-    failures = read_failures(summary)
-    return RunFiles(path, measured, ranks, config, environment, summary, notes, failures)
+    changes = read_failures(summary), read_joins(summary)
+    return RunFiles(path, measured, ranks, config, environment, summary, notes, *changes)
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

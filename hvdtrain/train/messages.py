@@ -11,7 +11,7 @@ from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
-from hvdtrain.train.records.results import MetricsRecord, RanksLost, Summary
+from hvdtrain.train.records.results import MetricsRecord, RanksJoined, RanksLost, Summary
 from hvdtrain.train.setup import TrainingSetup
 
 __all__ = [
@@ -137,19 +137,24 @@ def lost_line(failure: RanksLost) -> str:
     )
 
 
-def failure_tags(failures: Sequence[RanksLost]) -> dict[str, str]:
+def failure_tags(
+    failures: Sequence[RanksLost], joins: Sequence[RanksJoined] = ()
+) -> dict[str, str]:
     """Return tags for trackers: "lost_at_step_12" is "rank 1 ended, 2 ranks left".
 
     Args:
         failures: ranks that ended while the others went on.
+        joins: ranks that joined: "joined_at_step_20" is "rank 2, 3 ranks then".
     """
-    tags: dict[str, str] = {}
+    tags: dict[str, list[str]] = {}
     for one in failures:
         what = "left" if one.left else "ended"
         text = f"{format_ranks(one.lost)} {what}, {counted(one.ranks, 'rank')} left"
-        name = f"lost_at_step_{one.step}"
-        tags[name] = f"{tags[name]}; {text}" if name in tags else text
-    return tags
+        tags.setdefault(f"lost_at_step_{one.step}", []).append(text)
+    for join in joins:
+        text = f"{format_ranks(join.joined)}, {counted(join.ranks, 'rank')} then"
+        tags.setdefault(f"joined_at_step_{join.step}", []).append(text)
+    return {name: "; ".join(texts) for name, texts in tags.items()}
 
 
 def values_text(values: Values) -> str:

@@ -29,7 +29,12 @@ def browser() -> Iterator[Browser]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs, of which the third lacks files, and the reports of the first and of all."""
     folder = tmp_path_factory.mktemp("runs")
-    make_run(folder / "one", not_finite_from=1150, losses=((300, (1, 3)), (900, (0,))))
+    make_run(
+        folder / "one",
+        not_finite_from=1150,
+        losses=((300, (1, 3)), (900, (0,))),
+        joins=((600, (2, 3)),),
+    )
     make_run(folder / "two", lr=0.05, seed=1, slow_rank=None)
     make_run(folder / "three", ranks=8, epochs=8, seed=2, options=(("optimizer", "adamw"),))
     (folder / "three" / "ranks.jsonl").unlink()
@@ -112,7 +117,7 @@ MARKED = """([over, share]) => {
 }"""
 
 
-def test_ranks_that_were_lost_are_marked(browser: Browser, runs: Path) -> None:
+def test_ranks_that_were_lost_or_joined_are_marked(browser: Browser, runs: Path) -> None:
     with open_page(browser, runs / "one.html") as opened:
         page = opened.page
         rows = [row.inner_text().split("\t") for row in page.locator("#losses tbody tr").all()]
@@ -120,11 +125,13 @@ def test_ranks_that_were_lost_are_marked(browser: Browser, runs: Path) -> None:
             ["300", "1, 3", "ended", "2", "0.25 s", "128", "0.4"],
             ["900", "0", "asked to leave", "3", "0.25 s", "128", "0.4"],
         ]
+        rows = [row.inner_text().split("\t") for row in page.locator("#joins tbody tr").all()]
+        assert rows == [["600", "2, 3", "4", "2.50 s", "0.75 s", "128", "0.4"]]
         for axis in ("step", "epoch", "time"):
             page.get_by_label(axis, exact=True).check(force=True)
             over = chart(page, "lr").locator(".u-over").element_handle()
-            marked = [page.evaluate(MARKED, [over, share]) for share in (0.25, 0.5, 0.75)]
-            assert [share > 0.3 for share in marked] == [True, False, True], (axis, marked)
+            marked = [page.evaluate(MARKED, [over, share]) for share in (0.25, 0.4, 0.5, 0.75)]
+            assert [share > 0.3 for share in marked] == [True, False, True, True], (axis, marked)
         assert opened.faults == []
     with open_page(browser, runs / "all.html") as opened:
         assert opened.page.locator("#losses table").count() == 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hvdtrain.core.timeline.clock import root_clock
 from hvdtrain.core.timeline.items import Item
-from hvdtrain.core.timeline.times import RankRecords, RecoveryTimes
+from hvdtrain.core.timeline.times import JoinTimes, RankRecords, RecoveryTimes
 from hvdtrain.topology import format_ranks
 
 __all__ = ["Event", "Events"]
@@ -82,14 +82,23 @@ class Events:
         """
         return self._instant(text, "p", seconds, 1)
 
-    def recovery(self, times: RecoveryTimes) -> Event:
-        """Return the mark of a recovery from the loss of ranks, for the whole rank.
+    def changes(self, times: RankRecords) -> Iterator[Event]:
+        """Yield the marks of losses and joinings of ranks, for the whole rank.
 
         Args:
-            times: times of the recovery.
+            times: records with these.
         """
-        text = f"{format_ranks(times.lost)} of {times.size_before} lost"
-        args = {"lost": list(times.lost), "ranks before": times.size_before}
+        for loss in times.recoveries.kept:
+            text = f"{format_ranks(loss.lost)} of {loss.size_before} lost"
+            args = {"lost": list(loss.lost), "ranks before": loss.size_before}
+            yield self._change(text, args, loss)
+        for join in times.joins.kept:
+            args = {"joined": list(join.joined), "ranks": join.size}
+            yield self._change(f"{format_ranks(join.joined)} joined", args, join)
+
+    def _change(
+        self, text: str, args: dict[str, object], times: RecoveryTimes | JoinTimes
+    ) -> Event:
         seconds = round(times.ended - times.began, 6)
         return {**self.note(text, times.began), "args": {**args, "seconds": seconds}}
 

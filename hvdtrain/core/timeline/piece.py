@@ -109,8 +109,7 @@ class _PieceEvents:
         for row in rows_of(times):
             ends = self._ends.setdefault(row.label, [])
             yield from self._row(row, ends)
-        for recovery in times.recoveries.kept:
-            yield self._events.recovery(recovery)
+        yield from self._events.changes(times)
 
     def passing(self, times: RankRecords) -> Iterator[Event]:
         """Yield the events of records that later ones replace, and the metadata of all rows."""

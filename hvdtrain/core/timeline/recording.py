@@ -14,6 +14,7 @@ from hvdtrain.core.timeline.piece import PieceWriter
 from hvdtrain.core.timeline.stopwatch import Stopwatch
 from hvdtrain.core.timeline.times import (
     ChannelTimes,
+    JoinTimes,
     OperationTimes,
     RankRecords,
     Records,
@@ -180,6 +181,10 @@ class Recording:
     def recovered(self, times: RecoveryTimes) -> None:
         """Record a recovery from the loss of ranks."""
         self.times.recoveries.append(times)
+
+    def joined(self, times: JoinTimes) -> None:
+        """Record that ranks have joined."""
+        self.times.joins.append(times)
 
     def finish(self) -> None:
         """End the recording, including operations that have not ended."""

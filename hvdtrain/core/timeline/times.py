@@ -13,6 +13,7 @@ from hvdtrain.core.timeline.clock import Reading
 __all__ = [
     "BucketTimes",
     "ChannelTimes",
+    "JoinTimes",
     "OperationTimes",
     "RankRecords",
     "Records",
@@ -88,6 +89,18 @@ class RecoveryTimes(NamedTuple):
     size_before: int
 
 
+class JoinTimes(NamedTuple):
+    """The joining of ranks, in seconds of this rank's clock.
+
+    `joined` are these ranks, and `size` is the number of ranks since then.
+    """
+
+    began: float
+    ended: float
+    joined: tuple[int, ...]
+    size: int
+
+
 @dataclass
 class ChannelTimes:
     """Records of a channel of a process set; `rounds` are the starts of rounds of agreement."""
@@ -120,6 +133,7 @@ class RankRecords:
         channels: records of all channels, including closed ones.
         blocked: intervals in which the program was blocked on communication.
         recoveries: recoveries from the loss of ranks.
+        joins: joinings of ranks.
     """
 
     start: Reading
@@ -128,6 +142,7 @@ class RankRecords:
     channels: list[ChannelTimes] = field(default_factory=list)
     blocked: Records[tuple[float, float]] = field(default_factory=Records)
     recoveries: Records[RecoveryTimes] = field(default_factory=Records)
+    joins: Records[JoinTimes] = field(default_factory=Records)
 
     def take(self) -> RankRecords:
         """Return the records since the last call."""
@@ -139,6 +154,7 @@ class RankRecords:
             channels,
             self.blocked.take(),
             self.recoveries.take(),
+            self.joins.take(),
         )
 
     @property

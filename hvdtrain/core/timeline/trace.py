@@ -32,8 +32,7 @@ def trace_events(times: RankRecords, rank: int, host: str) -> Iterator[Event]:
                     yield events.round(moment, thread)
             for item in lane:
                 yield from events.slices(item, thread)
-    for recovery in times.recoveries.kept:
-        yield events.recovery(recovery)
+    yield from events.changes(times)
     if times.dropped:
         text = f"{times.dropped} records dropped: record a shorter time"
         yield events.note(text, times.stop.at_seconds)

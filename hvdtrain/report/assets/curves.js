@@ -97,15 +97,16 @@ function drawNames(u, shown, nameOf) {
   ctx.restore();
 }
 
-// Where ranks were lost: broken lines across the plot.
-function drawLosses(u) {
+// Where ranks were lost, or joined: broken or dotted lines across the plot.
+function drawChanges(u) {
   const { ctx, bbox } = u, ratio = devicePixelRatio, { min, max } = u.scales.x;
   ctx.save();
   ctx.strokeStyle = colour("edge");
   ctx.lineWidth = ratio;
-  ctx.setLineDash([4 * ratio, 3 * ratio]);
-  for (const run of runs.filter((each, at) => !view.hiddenRuns.has(at))) {
-    for (const x of run.losses[view.axis]) {
+  const kinds = [["losses", [4, 3]], ["joins", [1, 1]]];
+  for (const [run, [kind, dash]] of runs.filter((each, at) => !view.hiddenRuns.has(at)).flatMap((run) => kinds.map((each) => [run, each]))) {
+    ctx.setLineDash(dash.map((length) => length * ratio));
+    for (const x of run[kind][view.axis]) {
       if (x === null || x < min || x > max) continue;
       const left = Math.round(u.valToPos(x, "x", true)) + ratio / 2;
       ctx.beginPath();
@@ -151,7 +152,7 @@ function buildCurves(plot, curves, isLog) {
       points: { size: 5, fill: colour(curve.variable), ...(curve.step.length > 100 ? { show: false } : {}) },
     }))],
     hooks: {
-      drawAxes: [drawLosses],
+      drawAxes: [drawChanges],
       draw: [(u) => drawNames(u, shown, nameOf)],
       setSelect: [(u) => {
         const { left, width } = u.select;

@@ -21,6 +21,7 @@ __all__ = [
     "STEPS",
     "SUMMARY",
     "MetricsRecord",
+    "RanksJoined",
     "RanksLost",
     "Seconds",
     "Summary",
@@ -110,6 +111,33 @@ class RanksLost:
 
 
 @dataclass(frozen=True)
+class RanksJoined:
+    """Ranks that joined while the others trained.
+
+    Attributes:
+        step: steps done by then.
+        epoch: epochs done by then, fractions included.
+        trained_seconds: seconds of training by then, since the very first start.
+        joined: numbers of the ranks that joined.
+        ranks: number of ranks since then.
+        seconds: time that the ranks that were there waited until the next step.
+        start_seconds: time that the processes took to start, while the others trained.
+        global_batch_size: samples of all ranks per step since then.
+        scaled_lr: learning rate after the warm-up since then.
+    """
+
+    step: int
+    epoch: float
+    trained_seconds: float
+    joined: Sequence[int]
+    ranks: int
+    seconds: float
+    start_seconds: float
+    global_batch_size: int
+    scaled_lr: float
+
+
+@dataclass(frozen=True)
 class Summary:
     """The content of summary.json.
 
@@ -136,6 +164,7 @@ class Summary:
             "max_staleness"), and the gradients that it has received
             in this start, as Pushes.record(); None without one.
         failures: ranks that ended while the others went on, in this start.
+        joins: ranks that joined while the others trained, in this start.
     """
 
     world_size: int
@@ -158,6 +187,7 @@ class Summary:
     ended: str
     parameter_server: dict[str, Any] | None = None
     failures: Sequence[RanksLost] = ()
+    joins: Sequence[RanksJoined] = ()
 
 
 def append_lines(

@@ -25,6 +25,7 @@ class MadeRun:
         slow_rank: computes half as long again as the others; None: all are alike.
         not_finite_from: from this step on the loss is null.
         options: more of config.yaml.
+        joins: step and ranks of each joining.
         losses: step and ranks of each loss, after which the others went on; the last ones left.
     """
 
@@ -37,6 +38,7 @@ class MadeRun:
     seed: int = 0
     not_finite_from: int | None = None
     options: tuple[tuple[str, str], ...] = ()
+    joins: tuple[tuple[int, tuple[int, ...]], ...] = ()
     losses: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
@@ -149,6 +151,7 @@ def _summary(run: MadeRun, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds": {"total": seconds, "compute": 0.7 * seconds, "communicate": 0.3 * seconds},
         "ended": "epochs",
         "failures": [_loss(run, at, left=at == run.losses[-1]) for at in run.losses],
+        "joins": [_join(run, *at) for at in run.joins],
     }
 
 
@@ -164,6 +167,20 @@ def _loss(run: MadeRun, at: tuple[int, tuple[int, ...]], left: bool) -> dict[str
         "global_batch_size": 32 * run.ranks,
         "scaled_lr": run.lr * run.ranks,
         "left": left,
+    }
+
+
+def _join(run: MadeRun, step: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "step": step,
+        "epoch": step / run.steps,
+        "trained_seconds": step * 0.05,
+        "joined": list(ranks),
+        "ranks": run.ranks,
+        "seconds": 0.75,
+        "start_seconds": 2.5,
+        "global_batch_size": 32 * run.ranks,
+        "scaled_lr": run.lr * run.ranks,
     }
 
 

@@ -29,6 +29,7 @@ SUMMARY_FIELDS = [
     "ended",
     "parameter_server",
     "failures",
+    "joins",
 ]
 
 

@@ -18,9 +18,11 @@ from hvdtrain.core.timeline.recording import Recording
 from hvdtrain.core.timeline.start_stop import write_timeline_or_warn
 from hvdtrain.core.timeline.times import (
     ChannelTimes,
+    JoinTimes,
     OperationTimes,
     RankRecords,
     Records,
+    RecoveryTimes,
 )
 from hvdtrain.engines.local import LocalCommunicator
 
@@ -170,3 +172,14 @@ def test_variables() -> None:
     for text, marks in (("1", True), ("0", False), ("", False)):
         config = Config.from_environ({"HOROVOD_TIMELINE_MARK_CYCLES": text})
         assert config.timeline_mark_cycles is marks
+
+
+def test_losses_and_joinings_of_ranks_are_marked(tmp_path: Path) -> None:
+    recording = Recording("", False, CLOCK, CLOCK.at_seconds)
+    recording.recovered(RecoveryTimes(101.0, 101.5, (1, 2), 4))
+    recording.joined(JoinTimes(103.0, 103.25, (2,), 3))
+    events = written(tmp_path / "it.json", recording.times.take(), times_of(Records()))
+    assert [(e["name"], e["pid"], e["ts"], e["args"]) for e in events if e["ph"] == "i"] == [
+        ("ranks 1, 2 of 4 lost", 0, 1e6, {"lost": [1, 2], "ranks before": 4, "seconds": 0.5}),
+        ("rank 2 joined", 0, 3e6, {"joined": [2], "ranks": 3, "seconds": 0.25}),
+    ]

@@ -225,16 +225,24 @@ def test_settings_are_laid_side_by_side() -> None:
     ]
 
 
-def test_losses_of_ranks_are_read_as_far_as_they_are_known(tmp_path: Path) -> None:
+def test_losses_and_joins_of_ranks_are_read_as_far_as_they_are_known(tmp_path: Path) -> None:
     run_ = make_run(tmp_path / "run")
     summary = json.loads((run_ / "summary.json").read_text())
     assert read_run(run_).failures == []
     for odd in (None, 3, [4], [{"lost": 5, "step": "x", "seconds": []}]):
-        (run_ / "summary.json").write_text(json.dumps(summary | {"failures": odd}))
+        changed = summary | {"failures": odd, "joins": odd}
+        (run_ / "summary.json").write_text(json.dumps(changed))
         for failure in read_run(run_).failures:
             assert failure.texts == ("", "", "ended", "", "", "", "")
             assert math.isnan(failure.step)
+        for join in read_run(run_).joins:
+            assert join.texts == ("",) * 7
+        assert len(read_run(run_).joins) == len(read_run(run_).failures)
         assert run(run_) == 0
+    for name in ("failures", "joins"):  # of earlier versions
+        del summary[name]
+    (run_ / "summary.json").write_text(json.dumps(summary))
+    assert (read_run(run_).failures, read_run(run_).joins) == ([], [])
 
 
 def test_staleness_of_a_parameter_server_is_shown(tmp_path: Path) -> None:

@@ -12,9 +12,16 @@ from typing import Any
 
 import pytest
 
-from hvdtrain.train.messages import closing_lines, decay_text, device_text, epoch_lines, values_text
+from hvdtrain.train.messages import (
+    closing_lines,
+    decay_text,
+    device_text,
+    epoch_lines,
+    failure_tags,
+    values_text,
+)
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.records.results import MetricsRecord, Seconds, Summary
+from hvdtrain.train.records.results import MetricsRecord, RanksJoined, RanksLost, Seconds, Summary
 from hvdtrain.train.terminal import Terminal, on_terminal
 
 TRAIN = MetricsRecord(3, 135, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 9.0)
@@ -153,3 +160,12 @@ def test_below_a_launcher_its_output_decides(
             monkeypatch.setattr(os, "readlink", lambda path, shown=shown: shown)
             assert on_terminal() is expected
     os.close(ours)
+
+
+def test_losses_and_joins_of_ranks_are_tags() -> None:
+    lost = RanksLost(12, 0.5, 3.0, [1], 2, 0.2, 64, 0.1)
+    joined = RanksJoined(20, 0.8, 5.0, [2], 3, 0.7, 2.5, 64, 0.1)
+    assert failure_tags([lost, replace(lost, lost=[0], ranks=1, left=True)], [joined]) == {
+        "lost_at_step_12": "rank 1 ended, 2 ranks left; rank 0 left, 1 rank left",
+        "joined_at_step_20": "rank 2, 3 ranks then",
+    }
