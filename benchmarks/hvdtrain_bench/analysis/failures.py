@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import pairwise
 from statistics import median
 
-from hvdtrain_bench.elastic.notes import BEGIN, END, WORLD, Note
+from hvdtrain_bench.harness.notes import BEGIN, END, WORLD, Note
 
 __all__ = ["Failure", "UnfinishedJobError", "failure_of"]
 
@@ -148,7 +148,7 @@ def _stages(
 ) -> dict[str, float]:
     """Return the time of each stage: it ends when the last rank is through with it."""
     ends = [
-        max((line["at"] for lines in notes.values() for line in lines if line["event"] == event))
+        max(line["at"] for lines in notes.values() for line in lines if line["event"] == event)
         for event in list(stages)[:-1]
         if any(line["event"] == event for lines in notes.values() for line in lines)
     ]

@@ -1,1 +1,1 @@
-"""What a killed rank costs: jobs of which one process is killed, and the steps of an elastic job."""
+"""What killed ranks cost: jobs of which one process is killed, and steps of elastic jobs."""

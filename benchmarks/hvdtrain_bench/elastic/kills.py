@@ -6,15 +6,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 from hvdtrain.errors import HvdtrainError
 from hvdtrain_bench.analysis.failures import Failure, UnfinishedJobError, failure_of
 from hvdtrain_bench.elastic.contenders import Contender
-from hvdtrain_bench.elastic.notes import END, read_notes
 from hvdtrain_bench.elastic.work import RANKS, SAMPLES
+from hvdtrain_bench.harness.notes import END, Note, read_notes
 
 __all__ = ["STAGES", "kill_one"]
 
@@ -28,7 +28,7 @@ STAGES = {
 # Steps of the victim before its end, and most seconds after the last of them.
 _FIRST_STEP, _LAST_STEP, _MOST_SECONDS = 10, 70, 0.05
 _LIMIT_SECONDS, _GRACE_SECONDS, _POLL_SECONDS = 240.0, 10.0, 0.005
-_LAST_LINES = 90
+_LAST_LINES = 20
 
 
 def kill_one(contender: Contender, folder: Path, seed: int) -> Failure:
@@ -85,7 +85,7 @@ def _kill(process: subprocess.Popen[bytes], folder: Path, random: Random) -> flo
     return killed
 
 
-def _steps_of(lines: list[Mapping[str, object]]) -> int:
+def _steps_of(lines: Sequence[Note]) -> int:
     return sum(line["event"] == END for line in lines)
 
 

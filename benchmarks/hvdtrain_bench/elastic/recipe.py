@@ -1,4 +1,4 @@
-"""The job as a recipe of `hvdtrain train`; the variable BENCH_NOTES names the folder of its notes."""
+"""The job as a recipe of `hvdtrain train`; BENCH_NOTES names the folder of its notes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hvdtrain.data.dataset import Samples
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain_bench.elastic.notes import Notes
-from hvdtrain_bench.elastic.worlds import begin_world
 from hvdtrain_bench.elastic.work import SAMPLES, build_model, make_samples
+from hvdtrain_bench.elastic.worlds import begin_world
+from hvdtrain_bench.harness.notes import Notes
 
 __all__ = ["recipe"]
 
@@ -40,7 +40,7 @@ class _Optimizer(torch.optim.SGD):
 
     notes: Notes
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step."""
         found = super().step(closure)
         self.notes.end()

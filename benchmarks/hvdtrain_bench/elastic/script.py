@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hvdtrain_bench.elastic.notes import Notes
 from hvdtrain_bench.elastic.work import BATCH, SAMPLES, build_model, make_optimizer, make_samples
+from hvdtrain_bench.harness.notes import Notes
 
 __all__ = ["main"]
 
@@ -33,7 +33,6 @@ def main(library: str, folder: str) -> None:
     inputs, targets = make_samples()
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES), shuffle=False)
 
-    @hvd.elastic.run
     def train(state: Any) -> None:
         notes.world(state.resets.count, state.done)
         own = list(state.sampler)
@@ -53,7 +52,7 @@ def main(library: str, folder: str) -> None:
     state.resets = resets
     state.register_reset_callbacks([resets.add])
     with _stages(library, notes):
-        train(state)
+        hvd.elastic.run(train)(state)
     hvd.shutdown()
 
 

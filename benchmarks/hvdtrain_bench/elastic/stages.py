@@ -10,7 +10,7 @@ from hvdtrain.core import context
 from hvdtrain.core.context import Recovery
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.mpi.failures import MpiFailures
-from hvdtrain_bench.elastic.notes import Notes
+from hvdtrain_bench.harness.notes import Notes
 
 __all__ = ["AGREED", "NOTICED", "REBUILT", "noted_stages"]
 

@@ -10,8 +10,8 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
-from hvdtrain_bench.elastic.notes import Notes
 from hvdtrain_bench.elastic.stages import noted_stages
+from hvdtrain_bench.harness.notes import Notes
 
 __all__ = ["begin_world"]
 
