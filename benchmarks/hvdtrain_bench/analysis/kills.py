@@ -14,6 +14,7 @@ from hvdtrain_bench.harness.results import Case, Result
 __all__ = [
     "ELASTIC",
     "ELASTIC_STEPS",
+    "FIGURES_OF_ELASTIC",
     "KILLS",
     "NEW_STEP",
     "NEXT_STEP",
@@ -96,6 +97,10 @@ def figures_of_elastic_steps(result: Result) -> Iterator[Figure]:
         for name, target in ((NOT_ELASTIC_AGAIN, None), (ELASTIC, _RATIO)):
             ratios = paired_ratios(base, case.values[name])
             yield figure_of(f"{case.name}: {name} / {NOT_ELASTIC}", ratios, "x", target)
+
+
+# By the kind of the result.
+FIGURES_OF_ELASTIC = {KILLS: figures_of_kills, ELASTIC_STEPS: figures_of_elastic_steps}
 
 
 def _spread(values: Sequence[float]) -> TimeSpread:

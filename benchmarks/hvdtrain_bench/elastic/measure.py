@@ -27,7 +27,7 @@ def measure_kills(settings: Settings, say: Callable[[str], None]) -> Result:
 
     Args:
         settings: number of kills.
-        say: prints what is measured now.
+        say: prints what was measured.
     """
     skipped: dict[str, str] = {}
     kills: dict[str, int] = {}
@@ -44,12 +44,14 @@ def measure_kills(settings: Settings, say: Callable[[str], None]) -> Result:
         for contender in Random(seed).sample(chosen, len(chosen)):
             if seed >= kills[contender.name]:
                 continue
-            say(f"  {KILLS}: {contender.name}, {seed + 1} of {kills[contender.name]}")
+            title = f"  {KILLS}: {contender.name}, {seed + 1} of {kills[contender.name]}"
             try:
                 with tempfile.TemporaryDirectory() as folder:
-                    found[contender.name].append(kill_one(contender, Path(folder), seed))
+                    failure = kill_one(contender, Path(folder), seed)
+                found[contender.name].append(failure)
+                say(f"{title}: {failure.seconds:.2f} s")
             except HvdtrainError as error:
-                say(str(error))
+                say(f"{title}: {error}")
                 failed[contender.name].append(str(error))
     for name in [name for name, failures in found.items() if not failures]:
         skipped[name] = f"no job of {len(failed[name])} went on: {failed[name][0]}"
