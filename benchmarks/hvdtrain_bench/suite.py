@@ -19,6 +19,8 @@ from hvdtrain_bench.analysis.scaling import (
     scaling_document,
     works_of,
 )
+from hvdtrain_bench.elastic.measure import measure_kills
+from hvdtrain_bench.elastic.steps import measure_elastic_steps
 from hvdtrain_bench.harness.jobs import RankLauncher, run_job
 from hvdtrain_bench.harness.results import Result, write_json
 from hvdtrain_bench.harness.settings import Settings, estimated_seconds
@@ -120,6 +122,19 @@ class Suite:
         """Compare the built-in loop with a handwritten one, on one rank and on all."""
         for ranks in (1, self.ranks):
             self._run("loop", ranks, self.settings)
+
+    def kills(self) -> None:
+        """Measure what a killed process costs, with each library."""
+        result = measure_kills(self.settings, self.report.line)
+        self._results.append(result)
+        self.report.kills(result)
+
+    def elastic_steps(self) -> None:
+        """Compare steps of elastic jobs with those of others."""
+        self._launcher = self._launcher or self.find_launcher()
+        result = measure_elastic_steps(self._launcher, self.ranks, self.settings, self.report.line)
+        self._results.append(result)
+        self.report.result(result)
 
     def idle(self) -> None:
         """Measure the CPU usage of ranks that wait."""

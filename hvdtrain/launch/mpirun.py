@@ -20,6 +20,7 @@ def mpirun_command(
     hostfile: str | None,
     environ: Mapping[str, str],
     root: bool,
+    elastic: bool = False,
 ) -> LaunchCommand:
     """Return the command line that runs `program` on every rank.
 
@@ -31,7 +32,8 @@ def mpirun_command(
         hostfile: file with hosts in the launcher's own format; None for this host.
         environ: environment variables of the launcher.
         root: whether the user is root, which Open MPI refuses unless told otherwise.
+        elastic: whether the other ranks go on when one is killed.
     """
     build = open_mpi_5 if vendor == "openmpi" else mpich
-    request = LaunchRequest(tuple(program), ranks=ranks, hostfile=hostfile)
+    request = LaunchRequest(tuple(program), ranks=ranks, hostfile=hostfile, elastic=elastic)
     return build(request, Site(mpirun, vendor, environ, root))

@@ -74,7 +74,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("heartbeat", "loop", "recipes.builtin", "torch.shards", "torch", "keras.shards"),
         *("keras", ""),
     ],
-    "hvdtrain_bench": ["harness", "analysis", "cases", "exchanges", ""],
+    "hvdtrain_bench": ["harness", "analysis", "cases", "exchanges", "elastic", ""],
     "cli": ["bench", ""],
 }
 _MOST_FILES = 15

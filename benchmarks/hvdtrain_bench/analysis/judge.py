@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from hvdtrain_bench.analysis.figure import Figure, figure_of
+from hvdtrain_bench.analysis.kills import FIGURES_OF_ELASTIC
 from hvdtrain_bench.analysis.losses import compare_losses
 from hvdtrain_bench.analysis.statistics import Comparison, compare, paired_ratios
 from hvdtrain_bench.harness.results import Case, Result
@@ -124,6 +125,7 @@ def figures(result: Result) -> list[Figure]:
         "exchange": _of_exchanges,
         "exchange-loss": _of_losses,
         "loop": _of_loop,
+        **FIGURES_OF_ELASTIC,
     }
     return list(kinds[result.kind](result)) if result.kind in kinds else []
 

@@ -17,6 +17,7 @@ from hvdtrain_bench.analysis.judge import (
     is_trustworthy,
     rows,
 )
+from hvdtrain_bench.analysis.kill_report import kill_tables
 from hvdtrain_bench.analysis.link import Link
 from hvdtrain_bench.analysis.paper import Prediction, Work
 from hvdtrain_bench.analysis.scaling import Check
@@ -61,6 +62,15 @@ class ConsoleReport:
         for case in result.cases:
             if case.base:
                 self._case(case, result.ranks)
+        self._figures(figures(result))
+
+    def kills(self, result: Result) -> None:
+        """Print what killed processes cost, and the figures."""
+        for table in kill_tables(result):
+            self._console.print(table)
+        for case in result.cases:
+            self.line(f"{case.name} needs {case.about['needs']}")
+        self._skipped(result)
         self._figures(figures(result))
 
     def scaling(
@@ -130,6 +140,9 @@ class ConsoleReport:
         for facts, names in alike.items():
             table.add_row("\n".join(names), *facts, end_section=True)
         self._console.print(table)
+        self._skipped(result)
+
+    def _skipped(self, result: Result) -> None:
         for name, reason in result.skipped.items():
             self.line(f"without {name}: {reason}")
 

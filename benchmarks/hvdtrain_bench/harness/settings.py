@@ -59,6 +59,9 @@ class Settings:
         exchanges: exchanges to compare, as text; see `hvdtrain exchanges`.
         tasks: tasks of exchanges/tasks.py.
         points: number of times that a training is interrupted to test what it has learned.
+        kills: number of processes that are killed in jobs of hvdtrain, one in each.
+        peer_kills: the same in jobs of each other library.
+        job_starts: number of times that jobs which take turns are started.
     """
 
     repeats: int
@@ -73,6 +76,9 @@ class Settings:
     exchanges: tuple[str, ...] = EXCHANGES
     tasks: tuple[str, ...] = TASKS
     points: int = 10
+    kills: int = 20
+    peer_kills: int = 5
+    job_starts: int = 3
 
     def to_json(self) -> str:
         """Return the settings as one line of JSON."""
@@ -107,6 +113,9 @@ QUICK = replace(
     tasks=("digits",),
     steps_per_turn=1,
     idle_seconds=2.0,
+    kills=1,
+    peer_kills=1,
+    job_starts=1,
 )
 
 

@@ -16,6 +16,7 @@ from hvdtrain.train.options import BACKENDS
 
 __all__ = ["command"]
 
+_PARTS = ("kills", "steps")
 _LOSS_HELP = "Instead of timing steps, train this task in ten turns, once for each repeat, as seed."
 
 
@@ -140,6 +141,36 @@ def _exchange(
         return run_suite(Suite.exchange_losses, options, tasks=tasks, **changes)
     chosen = models or (() if options.quick else ("transformer",))
     return run_suite(Suite.exchange, options, models=chosen, **changes)
+
+
+@command.command("elastic")
+@benchmark_options
+@click.option("--kills", type=click.IntRange(1), help="Kills of hvdtrain.  [default: 20]")
+@click.option(
+    "--peer-kills",
+    type=click.IntRange(0),
+    help="Kills of Horovod and of torchrun, each of which takes a minute or less.  [default: 5]",
+)
+@click.option("parts", "--part", multiple=True, type=click.Choice(_PARTS), help=MODELS_HELP)
+@click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=MODELS_HELP)
+def _elastic(
+    options: BenchOptions,
+    kills: int | None,
+    peer_kills: int | None,
+    parts: tuple[str, ...],
+    models: tuple[str, ...],
+) -> int:
+    """Measure what a killed rank costs, and steps of a job that survives one.
+
+    A process is killed in each of many jobs of three ranks, of hvdtrain, Horovod and torchrun.
+    """
+    chosen = models or (() if options.quick else ("mlp",))
+
+    def run(suite: Suite) -> None:
+        for part in parts or _PARTS:
+            {"kills": suite.kills, "steps": suite.elastic_steps}[part]()
+
+    return run_suite(run, options, models=chosen, kills=kills, peer_kills=peer_kills)
 
 
 @command.command("loop")

@@ -77,14 +77,14 @@ def benchmark_options(function: Callable[..., int]) -> Callable[..., int]:
 def run_suite(
     benchmark: Callable[[Suite], None],
     options: BenchOptions,
-    **changes: int | Sequence[int | str],
+    **changes: int | Sequence[int | str] | None,
 ) -> int:
     """Run a benchmark and return the exit code.
 
     Args:
         benchmark: runs a part of the suite that it is given.
         options: options of the command line.
-        changes: settings that replace those of the suite, by name, unless they are empty.
+        changes: settings that replace those of the suite, by name, unless they are empty or None.
 
     Raises:
         UsageError: the options are invalid, or the ranks cannot be started.
@@ -93,7 +93,9 @@ def run_suite(
     settings = QUICK if options.quick else DEFAULT
     if options.repeats is not None:
         settings = replace(settings, repeats=options.repeats)
-    given: dict[str, Any] = {name: value for name, value in changes.items() if value}
+    given: dict[str, Any] = {
+        name: value for name, value in changes.items() if value is not None and value != ()
+    }
     settings = replace(settings, **given)
     out = options.out
     if out is None:

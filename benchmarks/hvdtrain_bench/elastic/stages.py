@@ -1,0 +1,44 @@
+"""Times within hvdtrain's recovery from the loss of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from hvdtrain.core import context
+from hvdtrain.core.context import Recovery
+from hvdtrain.engines.communicator import EngineWorld
+from hvdtrain.engines.mpi.failures import MpiFailures
+from hvdtrain_bench.harness.notes import Notes
+
+__all__ = ["AGREED", "NOTICED", "REBUILT", "noted_stages"]
+
+NOTICED, AGREED, REBUILT = "noticed", "agreed", "rebuilt"
+
+
+@contextmanager
+def noted_stages(notes: Notes) -> Iterator[None]:
+    """Note when this rank notices that others have ended, and when it is through with what follows.
+
+    Args:
+        notes: notes of this process.
+    """
+    recover, reopen = context.recover, MpiFailures.reopen
+
+    def noted_recover() -> Recovery:
+        notes.add(NOTICED)
+        recovery = recover()
+        notes.add(REBUILT)
+        return recovery
+
+    def noted_reopen(failures: MpiFailures) -> EngineWorld:
+        world = reopen(failures)
+        notes.add(AGREED)
+        return world
+
+    with (
+        patch.object(context, "recover", noted_recover),
+        patch.object(MpiFailures, "reopen", noted_reopen),
+    ):
+        yield

@@ -1,0 +1,35 @@
+"""The work of a job: the same model, samples and number of steps for every library."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["BATCH", "RANKS", "SAMPLES", "STEPS", "build_model", "make_optimizer", "make_samples"]
+
+RANKS = 3
+BATCH = 32  # samples of each rank
+STEPS = 120  # of three ranks, in one epoch
+SAMPLES = RANKS * BATCH * STEPS
+_INPUTS, _WIDTH, _CLASSES = 784, 1024, 10
+
+
+def build_model() -> nn.Sequential:
+    """Return a model of 2.9 million parameters, the same on every rank."""
+    torch.manual_seed(1)
+    hidden = [layer for _ in range(2) for layer in (nn.Linear(_WIDTH, _WIDTH), nn.ReLU())]
+    return nn.Sequential(
+        nn.Linear(_INPUTS, _WIDTH), nn.ReLU(), *hidden, nn.Linear(_WIDTH, _CLASSES)
+    )
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.SGD:
+    """Return SGD with momentum, so that there is a state beside the weights."""
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def make_samples() -> tuple[Tensor, Tensor]:
+    """Return inputs [SAMPLES, 784] and classes [SAMPLES], the same on every rank."""
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(SAMPLES, _INPUTS, generator=generator)
+    return inputs, torch.randint(_CLASSES, (SAMPLES,), generator=generator)
