@@ -19,7 +19,7 @@ from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.interval import Interval
 
-__all__ = ["SNAPSHOT", "Found", "Snapshots", "needs_snapshots"]
+__all__ = ["SNAPSHOT", "Found", "Snapshots", "needs_snapshots", "second_holder"]
 
 # Name of the timer that runs on rank 0's clock.
 SNAPSHOT = "snapshot"
@@ -129,7 +129,7 @@ class Snapshots:
             payload = np.frombuffer(pickle.dumps(content(), protocol=5), np.uint8)
             # Kept before it is sent: the other rank holds the one before until it has this one.
             self._step, self._payload = step, payload
-        second = _second(topology, leaving)
+        second = second_holder(topology, leaving)
         self._send(payload, 0, second, step)
         if not leaving and topology.rank not in (0, second):  # held one in a larger world
             self._step, self._payload = -1, np.empty(0, np.uint8)
@@ -150,7 +150,7 @@ class Snapshots:
         source, self._waits = steps.index(newest), False
         if newest >= 0:
             payload = self._payload if topology.rank == source else np.empty(0, np.uint8)
-            for receiver in (0, _second(topology, ())):
+            for receiver in (0, second_holder(topology, ())):
                 if receiver != source:
                     self._send(payload, source, receiver, newest)
         return Found(newest, furthest, self._payload if topology.rank == 0 else None)
@@ -168,8 +168,13 @@ class Snapshots:
             self._step, self._payload = step, np.array(received.array())
 
 
-def _second(topology: Topology, leaving: Collection[int]) -> int:
-    """Return the rank that holds snapshots besides rank 0, which is 0 if there is no other."""
+def second_holder(topology: Topology, leaving: Collection[int]) -> int:
+    """Return the rank that holds snapshots besides rank 0; 0 if there is no other.
+
+    Args:
+        topology: ranks and hosts of the job.
+        leaving: ranks that leave.
+    """
     others = [rank for rank in range(1, topology.size) if rank not in leaving]
     hosts = topology.hostnames
     elsewhere = [rank for rank in others if hosts[rank] != hosts[0]]

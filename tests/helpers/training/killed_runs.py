@@ -82,6 +82,7 @@ def survive(
     assert len(set(summary["weights_sha256"])) == 1
     assert sum(len(failure["lost"]) for failure in summary["failures"]) == len(kills.split())
     assert done.stdout.count("training goes on with") == len(summary["failures"]), done.stdout
+    assert ("memory, taken every 4 steps" in done.stdout) == ("--elastic-snapshot" in more)
     require_each_once(ledger, ranks, summary["failures"])
     lines = [(line["split"], line["step"]) for line in metrics_of(out)]
     assert len(set(lines)) == len(lines)
