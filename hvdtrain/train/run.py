@@ -14,6 +14,7 @@ from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.loop.collective_errors import on_this_rank
 from hvdtrain.train.loop.replica_check import replica_difference, require_finite
+from hvdtrain.train.loop.snapshots import SNAPSHOT, Snapshots
 from hvdtrain.train.messages import closing_lines, epoch_lines, stop_lines
 from hvdtrain.train.metrics.improvement import improved, require_number
 from hvdtrain.train.metrics.totals import Totals, Values
@@ -22,7 +23,6 @@ from hvdtrain.train.progress import BestEvaluation, RunClock
 from hvdtrain.train.records.results import MetricsRecord, RanksLost, Summary
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup
-from hvdtrain.train.snapshots import SNAPSHOT, Snapshots
 from hvdtrain.train.summary import make_summary
 from hvdtrain.train.survivors import Standing
 from hvdtrain.train.terminal import Terminal

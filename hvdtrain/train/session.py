@@ -15,6 +15,7 @@ from hvdtrain.errors import HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.heartbeat.signals import StopSignals
+from hvdtrain.train.loop.snapshots import Snapshots, needs_snapshots
 from hvdtrain.train.messages import failure_tags, header_lines, lost_line
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records.environment import write_environment
@@ -24,7 +25,6 @@ from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import RecipeFactory, TrainingSetup, set_up
-from hvdtrain.train.snapshots import Snapshots, needs_snapshots
 from hvdtrain.train.survivors import MemoryLoader, SnapshotLoader, Standing, agree, losses
 from hvdtrain.train.terminal import Terminal, on_terminal
 from hvdtrain.train.tracking.tracker import RunInfo

@@ -15,12 +15,12 @@ from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.exchange_record import ExchangeRecord
 from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState
+from hvdtrain.train.loop.snapshots import Found
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress, restore_progress
 from hvdtrain.train.records.files import usage_errors
 from hvdtrain.train.records.results import drop_lines_after
 from hvdtrain.train.resume import RunStart, WorldSettings, restore_or_warn
-from hvdtrain.train.snapshots import Found
 
 __all__ = ["MemoryLoader", "SnapshotLoader", "Standing", "agree", "losses"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hvdtrain.topology import Topology
+from hvdtrain.train.loop.snapshots import SNAPSHOT, Snapshots, second_holder
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.snapshots import SNAPSHOT, Snapshots, second_holder
 
 
 def test_one_waits_until_it_is_taken() -> None:
