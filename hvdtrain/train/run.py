@@ -222,7 +222,8 @@ class Run:
 
     def _take_snapshot(self, leaving: tuple[int, ...] = ()) -> None:
         """Keep the state of all ranks in memory (collective)."""
-        run_log, loop, snapshots = self._run_log, self._loop, self._snapshots
+        began, run_log, loop = time.perf_counter(), self._run_log, self._loop
+        snapshots = self._snapshots
         assert snapshots is not None
         exchange = loop.exchange_record()
         loop.gather_state()
@@ -232,7 +233,9 @@ class Run:
             progress = self._clock.read(self._progress)
             return run_log.content(progress, self._step_plan.samples, loop, exchange)
 
-        self._heartbeat.done(SNAPSHOT, snapshots.take(self._progress.step, content, leaving))
+        snapshots.take(self._progress.step, content, leaving)
+        seconds = snapshots.seconds_to_next(time.perf_counter() - began)
+        self._heartbeat.done(SNAPSHOT, seconds)
 
     def _pause(self, whole: bool, speed: float) -> None:
         """Do what is due between two steps (collective)."""

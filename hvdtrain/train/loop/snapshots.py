@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -57,7 +56,7 @@ class Found:
     def content(self) -> dict[str, Any]:
         """Return the content, as that of a checkpoint (rank 0 only)."""
         assert self._payload is not None
-        content: dict[str, Any] = pickle.loads(self._payload.tobytes())
+        content: dict[str, Any] = pickle.loads(self._payload)
         return content
 
 
@@ -111,31 +110,35 @@ class Snapshots:
 
     def take(
         self, step: int, content: Callable[[], Mapping[str, Any]], leaving: Collection[int] = ()
-    ) -> float:
+    ) -> None:
         """Take a snapshot (collective).
 
         Args:
             step: number of steps done.
             content: returns the content; called on rank 0 only.
             leaving: ranks that leave, and do not hold it.
-
-        Returns:
-            Seconds until the next one is due.
         """
-        began, topology = time.perf_counter(), context.current().topology
+        topology = context.current().topology
         self._waits = False
         payload = np.empty(0, np.uint8)
         if topology.rank == 0:
-            payload = np.frombuffer(pickle.dumps(content(), protocol=5), np.uint8)
+            payload = np.frombuffer(bytearray(pickle.dumps(content(), protocol=5)), np.uint8)
             # Kept before it is sent: the other rank holds the one before until it has this one.
             self._step, self._payload = step, payload
         second = second_holder(topology, leaving)
         self._send(payload, 0, second, step)
         if not leaving and topology.rank not in (0, second):  # held one in a larger world
             self._step, self._payload = -1, np.empty(0, np.uint8)
+
+    def seconds_to_next(self, taken: float) -> float:
+        """Return the seconds from one snapshot to the next, for those that go by the clock (local).
+
+        Args:
+            taken: seconds that the one took.
+        """
         if self._every is not None and self._every.seconds is not None:
             return self._every.seconds
-        return max(_LEAST_SECONDS, (time.perf_counter() - began) / _SHARE)
+        return max(_LEAST_SECONDS, taken / _SHARE)
 
     def find(self, reached: int) -> Found:
         """Return the newest snapshot, and hold it twice again (collective over the ranks left).
@@ -162,7 +165,7 @@ class Snapshots:
         if source == receiver:
             return
         splits = [len(payload) if member == receiver else 0 for member in range(size)]
-        send = Buffer.from_array(payload.copy() if rank == source else payload)
+        send = Buffer.from_array(payload)
         received, _ = operations.alltoall(here.world, send, payload.shape, splits, "snapshot").run()
         if rank == receiver:
             self._step, self._payload = step, np.array(received.array())

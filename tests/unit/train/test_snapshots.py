@@ -43,6 +43,13 @@ def test_the_first_is_due_at_once_by_the_clock(every: str | None, text: str) -> 
     assert snapshots.text.endswith(text)
 
 
+def test_they_take_a_hundredth_of_the_time() -> None:
+    snapshots = Snapshots.of(TrainOptions())
+    assert snapshots.seconds_to_next(0.5) == pytest.approx(50)
+    assert snapshots.seconds_to_next(0.001) == 5
+    assert Snapshots.of(TrainOptions(elastic_snapshot="1 hour")).seconds_to_next(90) == 3600
+
+
 @pytest.mark.parametrize(
     ("hosts", "leaving", "holder"),
     [
