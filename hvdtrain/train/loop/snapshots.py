@@ -56,7 +56,7 @@ class Found:
     def content(self) -> dict[str, Any]:
         """Return the content, as that of a checkpoint (rank 0 only)."""
         assert self._payload is not None
-        content: dict[str, Any] = pickle.loads(self._payload)
+        content: dict[str, Any] = pickle.loads(self._payload.data)
         return content
 
 
