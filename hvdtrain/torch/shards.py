@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from hvdtrain.core import context
+from hvdtrain.core.collectives.ordered import branch
 from hvdtrain.errors import UsageError
 
 __all__ = ["backward_by_shards", "own_shards"]
@@ -17,11 +18,16 @@ Gradients = list[torch.Tensor | None]
 def own_shards(shards: int) -> range:
     """Return the numbers of this rank's shards (local).
 
+    Where ranks were killed and the others go on, those beyond the largest power of two have none.
+
     Raises:
         UsageError: `shards` or the number of ranks is not a power of two, or there are more ranks
             than shards.
     """
-    topology = context.current().topology
+    here = context.current()
+    topology = here.topology
+    if here.shrunk:
+        return branch(shards, topology.rank, topology.size)
     if shards < 1 or shards & (shards - 1) or topology.size & (topology.size - 1):
         raise UsageError(
             f"{shards} virtual shards on {topology.size} ranks: both must be powers of two"
@@ -31,8 +37,7 @@ def own_shards(shards: int) -> range:
             f"{shards} virtual shards are too few for {topology.size} ranks: use at "
             "least as many shards as ranks"
         )
-    each = shards // topology.size
-    return range(topology.rank * each, (topology.rank + 1) * each)
+    return branch(shards, topology.rank, topology.size)
 
 
 def backward_by_shards(
@@ -70,7 +75,8 @@ def backward_by_shards(
             gradients = [_add(a, b) for a, b in zip(earlier, gradients, strict=True)]
             count *= 2
         waiting.append((count, gradients))
-    [(_, total)] = waiting
+    nothing: Gradients = [None] * len(trainable)
+    total = waiting[0][1] if waiting else nothing  # step() takes None for zeros
     for parameter, gradient in zip(trainable, total, strict=True):
         parameter.grad = gradient
 

@@ -128,10 +128,11 @@ def lost_line(failure: RanksLost) -> str:
         failure: these ranks.
     """
     lost, left = format_ranks(failure.lost), counted(failure.ranks, "rank")
-    step = f"step {failure.step}"
+    step = f"step {failure.step + failure.again}"
+    back = f" from step {failure.step}" if failure.again else ""
     what = f"left after {step} (SIGUSR2)" if failure.left else f"ended after {step}"
     return (
-        f"{lost} {what}: training goes on with {left} after "
+        f"{lost} {what}: training goes on with {left}{back} after "
         f"{failure.seconds:.2f} s, {counted(failure.global_batch_size, 'sample')} of all ranks per "
         f"step, learning rate {failure.scaled_lr:.4g}"
     )

@@ -36,6 +36,7 @@ __all__ = [
     "WorldSettings",
     "begin_run",
     "find_checkpoint",
+    "restore_or_warn",
     "world_settings",
 ]
 
@@ -193,12 +194,21 @@ class CheckpointLoader:
             loop: model in training, with the weights of the checkpoint.
             start: result of begin_run() on rank 0.
         """
-        if not start.resumed:
-            return
-        lost = loop.restore_exchange(self._exchange)
+        restore_or_warn(loop, start, self._exchange)
         self._exchange = None
-        if lost and context.current().topology.rank == 0:
-            print(f"hvdtrain: {lost}", file=sys.stderr, flush=True)
+
+
+def restore_or_warn(loop: TrainingLoop, start: RunStart, record: ExchangeRecord | None) -> None:
+    """Restore the state of the exchange of a resumed run; warn about what is lost (collective).
+
+    Args:
+        loop: model in training, with the weights of the checkpoint.
+        start: starting point of the run.
+        record: state of the exchange in the checkpoint, on rank 0; None if it holds none.
+    """
+    lost = loop.restore_exchange(record) if start.resumed else ""
+    if lost and context.current().topology.rank == 0:
+        print(f"hvdtrain: {lost}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.errors import RanksLostError, TooFewRanksError, TrainingError
@@ -13,6 +14,7 @@ from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.loop.collective_errors import on_this_rank
 from hvdtrain.train.loop.replica_check import replica_difference, require_finite
+from hvdtrain.train.loop.snapshots import SNAPSHOT, Snapshots
 from hvdtrain.train.messages import closing_lines, epoch_lines, stop_lines
 from hvdtrain.train.metrics.improvement import improved, require_number
 from hvdtrain.train.metrics.totals import Totals, Values
@@ -39,6 +41,7 @@ class Run:
         heartbeat: exchange between the ranks.
         run_log: files and trackers that rank 0 writes to; None on the other ranks.
         failures: ranks that ended before, while the others went on.
+        snapshots: snapshots to go back to without some of the ranks; None if none are needed.
 
     Attributes:
         left: ranks that have left because they were asked to, in which case run() has raised.
@@ -52,6 +55,7 @@ class Run:
         heartbeat: Heartbeat,
         run_log: RunLog | None,
         failures: Sequence[RanksLost] = (),
+        snapshots: Snapshots | None = None,
     ) -> None:
         self._options, self._test_samples = options, setup.test_samples
         self._world, self._step_plan, self._loop = setup.world, setup.step_plan, setup.loop
@@ -65,6 +69,7 @@ class Run:
         self._evaluated: MetricsRecord | None = None
         self._saved_step, self._first_step = -1, self._progress.step
         self._failures, self._directory = failures, setup.start.directory
+        self._snapshots = snapshots
         self.left: tuple[int, ...] = ()
         # Where a pause that is under way began. Survivors take it anew if one of them was in it.
         self._pausing = self._progress if setup.start.pauses else None
@@ -176,6 +181,9 @@ class Run:
         topology, failures = self._world.topology, self._world.failures
         assert failures is not None  # else no rank is asked
         self.require_ranks(topology.size - len(leaving))
+        if self._snapshots is not None:
+            self._loop.synchronize()
+            self._take_snapshot(leaving)
         if self._run_log is not None and topology.rank in leaving:
             self._run_log.close("stopped")
         # No rank may miss others that are through already, or a checkpoint that is not written yet.
@@ -197,8 +205,37 @@ class Run:
             self._run_log.note(self._heartbeat.report, step, self._clock.total_seconds)
             self._terminal.show_slowest(*self._run_log.slowest)
         heartbeat = self._heartbeat
-        self._pause_due = heartbeat.interrupts or bool(heartbeat.due) or self._triggers.pauses(step)
+        due = heartbeat.interrupts or bool(heartbeat.due - {SNAPSHOT})
+        self._pause_due = due or self._triggers.pauses(step) or self._snapshot_is_due(step, None)
         return not self._pause_due
+
+    def _snapshot_is_due(self, step: int, epoch: int | None) -> bool:
+        """Return whether to take a snapshot after a step, which may end an epoch (collective)."""
+        due, size = self._heartbeat.due, self._world.topology.size
+        snapshots = self._snapshots
+        # It must not change the weights, so it waits until they are equal anyway.
+        return (
+            snapshots is not None
+            and snapshots.due(step, epoch, due, size)
+            and self._loop.synchronized
+        )
+
+    def _take_snapshot(self, leaving: tuple[int, ...] = ()) -> None:
+        """Keep the state of all ranks in memory (collective)."""
+        began, run_log, loop = time.perf_counter(), self._run_log, self._loop
+        snapshots = self._snapshots
+        assert snapshots is not None
+        exchange = loop.exchange_record()
+        loop.gather_state()
+
+        def content() -> dict[str, Any]:
+            assert run_log is not None  # on rank 0
+            progress = self._clock.read(self._progress)
+            return run_log.content(progress, self._step_plan.samples, loop, exchange)
+
+        snapshots.take(self._progress.step, content, leaving)
+        seconds = snapshots.seconds_to_next(time.perf_counter() - began)
+        self._heartbeat.done(SNAPSHOT, seconds)
 
     def _pause(self, whole: bool, speed: float) -> None:
         """Do what is due between two steps (collective)."""
@@ -224,6 +261,8 @@ class Run:
             self._compare_ranks()
         if better or self._saves(whole):
             self._save(better)
+        if self._snapshot_is_due(step, self._progress.epoch if whole else None):
+            self._take_snapshot()
 
     def _evaluates(self, whole: bool) -> bool:
         every, progress = self._triggers.evaluate, self._progress

@@ -130,12 +130,41 @@ class RunLog:
             exchange: state of the exchange on all ranks.
             best: whether its evaluation is the best so far.
         """
+        about = self._about(progress, epoch_samples, loop, exchange)
+        self._saver.save(progress.epoch, progress.done, loop.state, about, best)
+        self._warn()
+
+    def content(
+        self,
+        progress: Progress,
+        epoch_samples: int,
+        loop: TrainingLoop,
+        exchange: ExchangeRecord | None,
+    ) -> dict[str, Any]:
+        """Return what save() would write; it lasts until the next snapshot of the state.
+
+        Args:
+            progress: progress of the run.
+            epoch_samples: number of training samples in an epoch.
+            loop: model in training.
+            exchange: state of the exchange on all ranks.
+        """
+        self._saver.wait()  # for a checkpoint that is being written: snapshots share memory
+        about = self._about(progress, epoch_samples, loop, exchange)
+        return {**about, **loop.state.snapshot().content()}
+
+    def _about(
+        self,
+        progress: Progress,
+        epoch_samples: int,
+        loop: TrainingLoop,
+        exchange: ExchangeRecord | None,
+    ) -> dict[str, Any]:
         about = checkpoint_content(progress, self._options, epoch_samples)
         about["world"] = world_settings(self._world, loop, self._threads)
         if exchange is not None:
             about["exchange"] = exchange
-        self._saver.save(progress.epoch, progress.done, loop.state, about, best)
-        self._warn()
+        return about
 
     def _warn(self) -> None:
         for problem in self._saver.problems():

@@ -15,6 +15,7 @@ from hvdtrain.errors import HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.heartbeat.signals import StopSignals
+from hvdtrain.train.loop.snapshots import Snapshots, needs_snapshots
 from hvdtrain.train.messages import failure_tags, header_lines, lost_line
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records.environment import write_environment
@@ -24,7 +25,7 @@ from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import RecipeFactory, TrainingSetup, set_up
-from hvdtrain.train.survivors import Standing, agree, losses, obstacle
+from hvdtrain.train.survivors import MemoryLoader, SnapshotLoader, Standing, agree, losses
 from hvdtrain.train.terminal import Terminal, on_terminal
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
@@ -73,6 +74,7 @@ class _Session:
         self._standing: Standing | None = None
         self._noticed = 0.0
         self._left: tuple[int, ...] = ()  # since the last recovery
+        self._snapshots: Snapshots | None = None
         self._recoveries: list[tuple[Recovery, tuple[int, ...]]] = []
         self._failures: list[RanksLost] = []
 
@@ -91,9 +93,9 @@ class _Session:
         setup = set_up(self._options, self._make_recipe, CheckpointLoader(self._options))
         self._ranks = setup.world.topology.size
         lines = header_lines(self._options, setup)
-        needed = obstacle(self._options)
-        if needed and setup.world.failures is not None:
-            lines.append(f"the run ends with the first rank that is killed, because of {needed}")
+        if setup.world.failures is not None and needs_snapshots(self._options, setup.loop):
+            self._snapshots = Snapshots.of(self._options)
+            lines.append(f"  elastic  {self._snapshots.text}")
         return self._train(setup, lines)
 
     def _survives(self, error: Exception) -> bool:
@@ -102,19 +104,27 @@ class _Session:
             self._noticed = time.perf_counter()
             self._left = self._run.left
             self._standing, self._run = self._run.standing, None
-        refused = isinstance(error, UsageError | TrainingError) or obstacle(self._options)
+        refused = isinstance(error, UsageError | TrainingError)
         if self._standing is None or refused:
             return False
         return tells_of_lost_ranks(error, context.current())
 
     def _go_on(self, standing: Standing) -> Summary | None:
         """Train with the ranks that are left (collective over them)."""
+        if self._snapshots is not None:
+            context.current().followers.clear()
         recovery = context.recover()
         if not recovery.lost:
             raise HvdtrainError("training failed as if a rank had ended, and none has")
         self._recoveries.append((recovery, self._left))
         self._left = ()
-        loader = agree(standing)
+        loader: MemoryLoader | SnapshotLoader
+        reached: int | None = None
+        if self._snapshots is None:
+            loader = agree(standing)
+        else:
+            found = self._snapshots.find(standing.reached.step)
+            loader, reached = SnapshotLoader(self._options, standing, found), found.reached
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
         setup = set_up(self._options, self._make_recipe, loader, ranks)
         plan, progress = setup.step_plan, setup.start.progress
@@ -129,6 +139,7 @@ class _Session:
                 global_batch_size=plan.global_batch_size,
                 scaled_lr=plan.target_lr,
                 left=by_request,
+                again=0 if reached is None else max(reached - progress.step, 0),
             )
             for one, leaving in self._recoveries
             for lost, ranks, by_request in losses(one, leaving)
@@ -139,15 +150,18 @@ class _Session:
 
     def _train(self, setup: TrainingSetup, lines: list[str]) -> Summary | None:
         options, world = self._options, setup.world
-        if world.failures is not None and not obstacle(options):
+        if world.failures is not None:
             self._signals.accept_leave()
         prints = world.topology.rank == 0 and not options.quiet
         with Terminal(prints, bar=prints and on_terminal()) as terminal:
             terminal.print(lines)
             run_log = _open_run_log(options, setup, self._failures)
-            heartbeat = Heartbeat(world, self._signals, Triggers.of(options).timers)
+            timers = {} if self._snapshots is None else self._snapshots.timers
+            heartbeat = Heartbeat(world, self._signals, {**Triggers.of(options).timers, **timers})
             try:
-                self._run = Run(options, setup, terminal, heartbeat, run_log, self._failures)
+                self._run = Run(
+                    options, setup, terminal, heartbeat, run_log, self._failures, self._snapshots
+                )
                 self._standing = None
                 if self._failures:
                     self._run.require_ranks(world.topology.size)

@@ -83,6 +83,7 @@ def set_up(
     engine = None if options.engine == "auto" else options.engine
     context.init(engine, deterministic=options.virtual_shards is not None)
     world = context.current()
+    world.keeps_states = True  # see snapshots
     require_same_options(options)
     _require_servers_fit(options, world)
     _require_usable_lr(options, world.topology.size)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.core import context
 from hvdtrain.core.context import Recovery
 from hvdtrain.core.objects import allgather_object, broadcast_object
+from hvdtrain.train.checkpoint.directory import LoadedCheckpoint, newest_good
+from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.loop.exchange_record import ExchangeRecord
 from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState
+from hvdtrain.train.loop.snapshots import Found
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.progress import Progress
+from hvdtrain.train.progress import Progress, restore_progress
+from hvdtrain.train.records.files import usage_errors
 from hvdtrain.train.records.results import drop_lines_after
-from hvdtrain.train.resume import RunStart, WorldSettings
+from hvdtrain.train.resume import RunStart, WorldSettings, restore_or_warn
 
-__all__ = ["MemoryLoader", "Standing", "agree", "losses", "obstacle"]
+__all__ = ["MemoryLoader", "SnapshotLoader", "Standing", "agree", "losses"]
 
 
 @dataclass(frozen=True)
@@ -78,12 +83,74 @@ class MemoryLoader:
         return RunStart(self._directory, self.progress, origin, True, self._pauses)
 
     def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
-        """Do nothing: see obstacle().
+        """Do nothing: there is none, see needs_snapshots().
 
         Args:
             loop: unused.
             start: unused.
         """
+
+
+class SnapshotLoader:
+    """Goes back to the last snapshot in memory, or else to the newest checkpoint of the run.
+
+    Args:
+        options: options of the run.
+        standing: how far this rank had got.
+        found: what is left of snapshots.
+    """
+
+    def __init__(self, options: TrainOptions, standing: Standing, found: Found) -> None:
+        self._options, self._standing, self._snapshot = options, standing, found
+        self._found = LoadedCheckpoint()
+        self._exchange: ExchangeRecord | None = None
+
+    def find(self, library: TensorLibrary) -> WorldSettings:
+        """Find what to go back to, and return no settings: there are other ranks (rank 0 only).
+
+        Args:
+            library: library that tensors are read as.
+        """
+        directory, resumed = self._standing.directory, self._options.resume
+        if self._snapshot.step >= 0:
+            found = LoadedCheckpoint(Path("snapshot in memory"), self._snapshot.content())
+        else:
+            with usage_errors(directory):
+                found = newest_good(directory, library)
+            if found.path is None and resumed not in ("auto", "never"):
+                found = LoadedCheckpoint(Path(resumed), load_checkpoint(Path(resumed), library))
+        self._found = found
+        return WorldSettings()
+
+    def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
+        """Load the state, and remove lines about steps that are taken again (rank 0 only).
+
+        Args:
+            epoch_samples: number of training samples in an epoch.
+            state: state of the new model.
+        """
+        path, content = self._found.path, self._found.content
+        directory, before = self._standing.directory, self._standing.reached
+        progress, origin = Progress(), "the start: there is no snapshot and no checkpoint"
+        if path is not None:
+            progress = restore_progress(path, content, self._options, epoch_samples, state)
+            origin = f"{path}, {progress.text} done"
+        self._exchange = content.get("exchange")
+        self._found = LoadedCheckpoint()  # as large as the model
+        drop_lines_after(directory, progress.step)
+        seconds = before.total_seconds, before.communicate_seconds
+        progress = replace(progress, total_seconds=seconds[0], communicate_seconds=seconds[1])
+        return RunStart(directory, progress, origin, path is not None)
+
+    def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
+        """Restore the state of the exchange; warn about what is lost (collective).
+
+        Args:
+            loop: model in training, with the weights that were loaded.
+            start: result of begin_run() on rank 0.
+        """
+        restore_or_warn(loop, start, self._exchange)
+        self._exchange = None
 
 
 def agree(standing: Standing) -> MemoryLoader:
@@ -122,20 +189,3 @@ def losses(
         yield left, recovery.size_before - len(left), True
     if ended:
         yield ended, recovery.size, False
-
-
-def obstacle(options: TrainOptions) -> str:
-    """Return the option with which a run cannot go on without some of its ranks; "" if it can.
-
-    Args:
-        options: options of the run.
-    """
-    if options.framework != "torch":
-        return f"--framework {options.framework}"
-    if options.parameter_server is not None:
-        return f"--strategy {options.strategy}"
-    if options.make_exchange() is not None:
-        return f"--exchange {options.exchange}"
-    if options.shard_optimizer:
-        return "--shard-optimizer"
-    return "--virtual-shards" if options.virtual_shards is not None else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,11 @@ class Adam(torch.optim.Adam):
 def samples(rng: np.random.Generator, count: int) -> Samples:
     inputs = rng.standard_normal((count, 16), dtype=np.float32)
     return Samples(inputs, (inputs[:, :5].sum(1) > 0).astype(np.int64))
+
+
+def with_options() -> Recipe:
+    """Return the recipe with the optimizer that the options name."""
+    return replace(recipe(), optimizer=None)
 
 
 def recipe() -> Recipe:

@@ -5,88 +5,14 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from killed_runs import BATCH, EPOCHS, SAMPLES, TOLERATE, ledger_lines, losses, survive, words
 from ranks import launch, run_ranks, start
-from run_files import metrics_of, summary_of
-from segments import no_new_segments
-
-RECIPE = Path(__file__).parent / "killed_recipe.py"
-SAMPLES, BATCH, EPOCHS = 100, 12, 3
-STEPS = 9  # of each epoch
-OPTIONS = (
-    f"--global-batch-size {BATCH} --epochs {EPOCHS} --lr 0.01 --lr-scaling none "
-    "--device cpu --checkpoint-every 1epoch --log-every 4"
-)
-TOLERATE = ["--with-ft", "ulfm"]
-
-
-def words(out: Path, *more: object) -> list[str]:
-    asked = f"-m hvdtrain train {RECIPE} --out {out} {OPTIONS}".split()
-    return [*asked, *map(str, more)]
-
-
-def survive(
-    folder: Path,
-    ranks: int,
-    kills: str,
-    *more: object,
-    variables: Mapping[str, object] | None = None,
-) -> dict[str, Any]:
-    """Train while ranks kill themselves, check the files, and return the summary."""
-    out, ledger = folder / "out", folder / "ledger"
-    env = {"KILLS": kills, "HVDTRAIN_LEDGER": ledger, **(variables or {})}
-    with (
-        no_new_segments(),
-        launch(words(out, *more), ranks, env=env, launcher_args=TOLERATE) as job,
-    ):
-        done = job.wait(120)
-        if done.returncode != 0:
-            job.fail(f"exit code {done.returncode}")
-        job.assert_nothing_left()
-    summary = summary_of(out)
-    left = ranks - len(kills.split())
-    assert summary["world_size"] == left
-    leaving = sum(kill.endswith(":leave") for kill in kills.split())
-    assert sum(len(each["lost"]) for each in summary["failures"] if each["left"]) == leaving
-    assert done.stdout.count(" (SIGUSR2): training goes on with ") == (leaving > 0), done.stdout
-    assert len(set(summary["weights_sha256"])) == 1
-    assert sum(len(failure["lost"]) for failure in summary["failures"]) == len(kills.split())
-    assert done.stdout.count("training goes on with") == len(summary["failures"]), done.stdout
-    require_each_once(ledger, ranks, summary["failures"])
-    lines = [(line["split"], line["step"]) for line in metrics_of(out)]
-    assert len(set(lines)) == len(lines)
-    return summary
-
-
-def losses(out: Path) -> list[float]:
-    """Return the training loss of each epoch."""
-    return [line["loss"] for line in metrics_of(out) if line["split"] == "train"]
-
-
-def ledger_lines(ledger: Path) -> list[dict[str, Any]]:
-    """Return what all ranks have noted of the samples of their steps."""
-    paths = ledger.parent.glob(f"{ledger.name}.*")
-    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
-
-
-def require_each_once(ledger: Path, ranks: int, failures: list[Mapping[str, Any]]) -> None:
-    """Check that the steps that count have used each sample once in each epoch."""
-    last = {ranks: float("inf")}
-    for failure in failures:
-        last[ranks], ranks = failure["step"], failure["ranks"]
-        last[ranks] = float("inf")
-    used: dict[int, Counter[int]] = {}
-    for line in ledger_lines(ledger):
-        if line["epoch"] * STEPS + line["done"] // BATCH < last[line["ranks"]]:
-            used.setdefault(line["epoch"], Counter()).update(line["samples"])
-    assert sorted(used) == list(range(EPOCHS))
-    for epoch, samples in used.items():
-        assert samples == Counter(range(SAMPLES)), epoch
+from run_files import summary_of
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import launch, run_ranks
 
-from hvdtrain.core.collectives.ordered import tree_sum
+from hvdtrain.core.collectives.ordered import branch, tree_sum
 
 WORKER = Path(__file__).with_name("train_worker.py")
 # The last one has none, to show that it is they which matter.
@@ -145,3 +145,14 @@ def test_branches_of_a_tree_add_up_to_the_tree(values: list[float]) -> None:
         each = 8 // ranks
         branches = [tree_sum(leaves[rank * each :][:each]) for rank in range(ranks)]
         assert tree_sum(branches).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("ranks", range(1, 12))
+def test_ranks_that_are_left_go_on_along_the_tree(ranks: int) -> None:
+    """Those without a branch add zeros."""
+    leaves = list(np.random.default_rng(3).standard_normal((8, 5), dtype=np.float32))
+    zeros = np.zeros(5, np.float32)
+    parts = [[leaves[term] for term in branch(8, rank, ranks)] for rank in range(ranks)]
+    terms = [tree_sum(part) if part else zeros for part in parts]
+    assert sum(map(len, parts)) == 8
+    assert tree_sum(terms).tobytes() == tree_sum(leaves).tobytes()

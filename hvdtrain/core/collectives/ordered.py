@@ -17,7 +17,7 @@ from hvdtrain.engines.point_to_point import PointToPoint
 from hvdtrain.engines.slices import Slices
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["OrderedCommunicator", "tree_sum"]
+__all__ = ["OrderedCommunicator", "branch", "tree_sum"]
 
 # A numpy array or a torch tensor.
 Array: TypeAlias = Any
@@ -38,6 +38,21 @@ def tree_sum(terms: Sequence[Array]) -> Array:
         rest = terms[len(terms) - len(terms) % 2 :]
         terms = [a + b for a, b in pairs] + list(rest)
     return terms[0]
+
+
+def branch(terms: int, rank: int, size: int) -> range:
+    """Return the numbers of the terms that a rank adds, so that ranks go on along a binary tree.
+
+    Ranks beyond the largest power of two add none.
+
+    Args:
+        terms: number of terms, a power of two.
+        rank: number of the rank.
+        size: number of ranks.
+    """
+    adding = 1 << (min(terms, size).bit_length() - 1)
+    each = terms // adding
+    return range(rank * each, (rank + 1) * each) if rank < adding else range(0)
 
 
 class OrderedCommunicator(Communicator):

@@ -63,6 +63,10 @@ class Followers:
         self._counts[members] += 1
         self._followers[self._world, members, self._counts[members]] = follower
 
+    def clear(self) -> None:
+        """Forget all (local, on all ranks): the program makes others in the next world."""
+        self._followers.clear()
+
     def interrupt(self) -> None:
         """Interrupt all, before ranks get other numbers (local)."""
         for follower in list(self._followers.values()):

@@ -64,7 +64,7 @@ def open_without_lost(
         ranks[:] = _numbered(ranks, left)  # also that of the program's ProcessSet
     here.process_sets, here.emptied = before.process_sets, before.emptied
     here.blocked, here.switch_interval = before.blocked, before.switch_interval
-    here.followers = before.followers
+    here.followers, here.shrunk = before.followers, True
     here.followers.catch_up(opened.states)
     here.record(before.recording)
     lost, ended = tuple(rank for rank in range(size) if rank not in left), time.perf_counter()

@@ -58,6 +58,9 @@ class Context:
         kept: objects that adapters keep for the lifetime of a channel, by keys of their own.
         plans: operations that adapters have prepared, by keys of their own.
         followers: optimizers that go on in the next world when ranks are lost.
+        keeps_states: whether the program keeps the states of all ranks, so that ranks may share
+            the work of an optimizer although some may be lost.
+        shrunk: whether it is what is left of a larger world.
         switch_interval: Python's thread switch interval before init().
     """
 
@@ -83,6 +86,8 @@ class Context:
     kept: WeakKeyDictionary[Channel, dict[object, Any]] = field(default_factory=WeakKeyDictionary)
     plans: dict[Hashable, Any] = field(default_factory=dict)
     followers: Followers = field(default_factory=Followers)
+    keeps_states: bool = False
+    shrunk: bool = False
     switch_interval: float = field(default_factory=shorten_switch_interval)
     _channels: list[Channel] = field(default_factory=list)
     _made: Counter[tuple[int, ...]] = field(default_factory=Counter)

@@ -85,10 +85,17 @@ class Heartbeat:
         """Whether training is to be interrupted after this step, the same on all ranks."""
         return self.stop_rank is not None or bool(self.leaving)
 
-    def done(self, timer: str) -> None:
-        """Restart a timer (local)."""
+    def done(self, timer: str, seconds: float | None = None) -> None:
+        """Restart a timer (local).
+
+        Args:
+            timer: name of the timer; one that is not there is ignored.
+            seconds: seconds until it expires; None: as many as before. Only rank 0's count.
+        """
         self.due.discard(timer)
         if timer in self._timers:
+            if seconds is not None:
+                self._timers[timer] = seconds
             self._reset[timer] = time.perf_counter()
 
     def _exchange(self) -> None:

@@ -84,15 +84,22 @@ class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]
     Args:
         step_plan: steps of the run.
         first: number of the first step, over all epochs.
+        note: called before each step with its number within this call of `fit`.
         go_on: called after each step; False ends `fit` after that step.
 
     Attributes:
         taken: number of steps taken.
     """
 
-    def __init__(self, step_plan: StepPlan, first: int, go_on: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        step_plan: StepPlan,
+        first: int,
+        note: Callable[[int], None],
+        go_on: Callable[[], bool],
+    ) -> None:
         super().__init__()
-        self._step_plan, self._first, self._go_on = step_plan, first, go_on
+        self._step_plan, self._first, self._note, self._go_on = step_plan, first, note, go_on
         self.taken = 0
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
@@ -104,6 +111,7 @@ class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """
         seed, rank = self._step_plan.options.seed, self._step_plan.topology.rank
         seed_generators(step_seed(seed, self._first + batch, rank))
+        self._note(batch)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
         """Stop `fit` after this step if `go_on` returns False.

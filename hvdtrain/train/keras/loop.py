@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from hvdtrain.train.keras.sample_reader import SampleReader
 from hvdtrain.train.keras.state import KerasTrainingState
 from hvdtrain.train.loop.exchange_record import ExchangeRecord, exchange_record, restore_exchange
 from hvdtrain.train.loop.gather import predict_on_all_ranks, split_samples
+from hvdtrain.train.loop.ledger import note_samples
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics.totals import Totals, Values
@@ -163,13 +165,25 @@ class KerasLoop:
         """
         first = self._step_plan.position(epoch, done)
         batches = [batch for _, batch in self._step_plan.batches(epoch, done)]
-        taken = self._take_steps(epoch, first, batches, go_on)
+        counts = accumulate((len(batch) for batch in batches), initial=done)
+        before, plan = list(counts), self._step_plan
+
+        def note(step: int) -> None:
+            batch = batches[step]
+            note_samples(epoch, before[step], batch[plan.own_slice(len(batch))])
+
+        taken = self._take_steps(epoch, first, batches, note, go_on)
         # The sums count samples in float32, which skips numbers above 2^24.
         used = sum(len(batch) for batch in batches[:taken])
         return replace(self._sums.reduce(), samples=used)
 
     def _take_steps(
-        self, epoch: int, first: int, batches: Sequence[Indices], go_on: Callable[[], bool]
+        self,
+        epoch: int,
+        first: int,
+        batches: Sequence[Indices],
+        note: Callable[[int], None],
+        go_on: Callable[[], bool],
     ) -> int:
         """Take the steps of an epoch until go_on returns False, and return their number."""
         if self._schedule.ahead is None:
@@ -177,7 +191,7 @@ class KerasLoop:
         data = BatchDataset(
             self._train_reader, self._step_plan, batches, self._rows, epoch, self._scale
         )
-        steps = StepCallback(self._step_plan, first, go_on)
+        steps = StepCallback(self._step_plan, first, note, go_on)
         self._model.fit(
             **(data.joined() if self._in_memory else {"x": data}),
             epochs=1,

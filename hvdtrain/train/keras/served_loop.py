@@ -112,10 +112,15 @@ class ServedKerasLoop(KerasLoop):
         return learned
 
     def _take_steps(
-        self, epoch: int, first: int, batches: Sequence[Indices], go_on: Callable[[], bool]
+        self,
+        epoch: int,
+        first: int,
+        batches: Sequence[Indices],
+        note: Callable[[int], None],
+        go_on: Callable[[], bool],
     ) -> int:
         if self._rounds.shard is None:
-            taken = super()._take_steps(epoch, first, batches, go_on)
+            taken = super()._take_steps(epoch, first, batches, note, go_on)
         else:
             taken = self._serve(self._rounds.shard, first, len(batches), go_on)
         self._next_step = first + taken

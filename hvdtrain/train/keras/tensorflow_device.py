@@ -6,6 +6,7 @@ import os
 
 import tensorflow as tf
 
+from hvdtrain.core import context
 from hvdtrain.devices import Device
 from hvdtrain.tensorflow.tensors.device import pin_device
 from hvdtrain.topology import Topology
@@ -14,14 +15,25 @@ from hvdtrain.train.options import TrainOptions
 
 __all__ = ["prepare"]
 
+_prepared: list[Device] = []
+
 
 def prepare(topology: Topology, options: TrainOptions) -> Device:
     """Pin a device or take a share of the cores, and return the device (local).
+
+    TensorFlow has begun where ranks were lost: the others then keep what they have.
 
     Args:
         topology: ranks and hosts of the job.
         options: options of the run.
     """
+    if context.current().shrunk and _prepared:
+        return _prepared[-1]
+    _prepared.append(_prepare(topology, options))
+    return _prepared[-1]
+
+
+def _prepare(topology: Topology, options: TrainOptions) -> Device:
     index = pin_device(topology, options.device_wish)
     threads = thread_share(topology)
     if threads is None:  # TensorFlow itself ignores the variable that the user has set

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from hvdtrain.core.collectives.ordered import branch
 from hvdtrain.data.sampling.sharding import (
     Indices,
     epoch_permutation,
@@ -127,7 +128,7 @@ class StepPlan:
         """Split this rank's part of a global batch into backward passes, or into virtual shards."""
         shards, rank, size = self.options.virtual_shards, self.topology.rank, self.topology.size
         if shards is not None:
-            keys = range(rank * shards // size, (rank + 1) * shards // size)
+            keys = branch(shards, rank, size)
             return [Microbatch(key, batch[rank_slice(len(batch), key, shards)]) for key in keys]
         own, passes = batch[self.own_slice(len(batch))], self.options.accumulate
         parts = [own[rank_slice(len(own), number, passes)] for number in range(passes)]

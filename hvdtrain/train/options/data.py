@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options.checks import at_least, one_of
+from hvdtrain.train.options.checks import at_least, every, one_of
 from hvdtrain.train.options.declare import OptionGroup, option
 
 __all__ = ["DEFAULT_BATCH_SIZE", "DataOptions"]
@@ -53,6 +53,14 @@ class DataOptions(OptionGroup):
         "the learning rate, or rescale both to the ranks that are left.",
         metavar="[keep|rescale]",
         check=one_of(("keep", "rescale")),
+    )
+    elastic_snapshot: str | None = option(
+        None,
+        "How often ranks keep a snapshot in memory to go back to when ranks are killed, where "
+        "options need one, see docs/elastic.md: '50 steps', '30 seconds'.",
+        metavar="INTERVAL",
+        unset="as often as it takes 1 % of the time",
+        check=every,
     )
     workers: int = option(
         0, "Processes per rank that load samples; 0: the rank loads them itself.", check=at_least(0)

@@ -88,8 +88,8 @@ class RanksLost:
     """Ranks that ended while the others went on.
 
     Attributes:
-        step: steps done by then.
-        epoch: epochs done by then, fractions included.
+        step: steps done by then, or done in the state that the others go back to.
+        epoch: epochs done in these steps, fractions included.
         trained_seconds: seconds of training by then, since the very first start.
         lost: numbers of the ranks that ended, as they were then.
         ranks: number of ranks that are left.
@@ -97,6 +97,7 @@ class RanksLost:
         global_batch_size: samples of all ranks per step since then.
         scaled_lr: learning rate after the warm-up since then.
         left: whether they left because they were asked to, by SIGUSR2.
+        again: number of steps done by then that are taken again.
     """
 
     step: int
@@ -108,6 +109,7 @@ class RanksLost:
     global_batch_size: int
     scaled_lr: float
     left: bool = False
+    again: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import hvdtrain.torch as hvd
+from hvdtrain.core import context
 from hvdtrain.errors import UsageError
 from hvdtrain.torch.sharding.exactness import shares_exactly
 from hvdtrain.train.optimizers.make import torch_optimizer
@@ -66,7 +67,9 @@ def distributed_optimizer(
 
 
 def _may_share(options: TrainOptions) -> bool:
-    """Return whether the options allow it to share the optimizer's work without other results."""
+    """Return whether it is free to share the optimizer's work, and has the same results."""
+    if context.current().failures is not None:  # steps would be taken again when ranks are lost
+        return False
     plain = options.make_exchange() is None and options.virtual_shards is None
     # The squares of a norm are summed in another order, and fp16 needs whole gradients.
     return plain and options.clip_norm is None and options.amp != "fp16"

@@ -1,0 +1,184 @@
+"""Snapshots in memory: the state of all ranks, on two of them, to go back to without others."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core import context, operations
+from hvdtrain.core.objects import allgather_object
+from hvdtrain.topology import Topology
+from hvdtrain.train.config.plain_text import counted
+from hvdtrain.train.loop.protocol import TrainingLoop
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.options.interval import Interval
+
+__all__ = ["SNAPSHOT", "Found", "Snapshots", "needs_snapshots", "second_holder"]
+
+# Name of the timer that runs on rank 0's clock.
+SNAPSHOT = "snapshot"
+
+# A snapshot takes at most the hundredth part of the time until the next one. Keras starts another
+# `fit` after each, in some 50 ms.
+_SHARE, _LEAST_SECONDS = 0.01, 5.0
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def needs_snapshots(options: TrainOptions, loop: TrainingLoop) -> bool:
+    """Return whether ranks have a state that is lost with them, or may be torn (local).
+
+    Args:
+        options: options of the run.
+        loop: model in training.
+    """
+    replicated = options.framework == "torch" and options.parameter_server is None
+    return not replicated or options.make_exchange() is not None or loop.shares_optimizer
+
+
+class Found:
+    """What the ranks that are left found of snapshots.
+
+    Args:
+        step: number of steps done in it; -1: there is none.
+        reached: number of steps done when ranks were lost.
+        payload: pickled content; on rank 0 only.
+    """
+
+    def __init__(self, step: int, reached: int, payload: Bytes | None) -> None:
+        self.step, self.reached, self._payload = step, reached, payload
+
+    def content(self) -> dict[str, Any]:
+        """Return the content, as that of a checkpoint (rank 0 only)."""
+        assert self._payload is not None
+        content: dict[str, Any] = pickle.loads(self._payload.data)
+        return content
+
+
+class Snapshots:
+    """Takes snapshots, and holds the newest one on rank 0 and on another rank.
+
+    That is on another host if there is one. If the first is lost, all go on from the second.
+
+    Args:
+        every: interval that was asked for; None: as often as costs little.
+    """
+
+    def __init__(self, every: Interval | None) -> None:
+        self._every = every
+        self._step, self._payload = -1, np.empty(0, np.uint8)
+        self._waits = False
+
+    @classmethod
+    def of(cls, options: TrainOptions) -> Snapshots:
+        """Return the snapshots that the options ask for."""
+        text = options.elastic_snapshot
+        return cls(None if text is None else Interval.parse(text, "--elastic-snapshot"))
+
+    @property
+    def text(self) -> str:
+        """What they are for, and how often they are taken, for people."""
+        often = f"as often as takes {_SHARE:.0%} of the time"
+        if self._every is not None:
+            often = f"every {counted(self._every.amount, self._every.unit.removesuffix('s'))}"
+        return f"when ranks are lost, back to the last snapshot in memory, taken {often}"
+
+    @property
+    def timers(self) -> dict[str, float]:
+        """The timer of a heartbeat: the first snapshot is due at once, if they go by the clock."""
+        return {SNAPSHOT: 0.0} if self._every is None or self._every.seconds is not None else {}
+
+    def due(self, step: int, epoch: int | None, timers: Collection[str], size: int) -> bool:
+        """Return whether one is due, until it is taken (the same on all ranks).
+
+        Args:
+            step: number of steps done.
+            epoch: number of epochs done, if one has just ended.
+            timers: timers that have expired.
+            size: number of ranks; one alone needs none.
+        """
+        every = self._every
+        if every is not None:
+            self._waits |= every.after_step(step)
+            self._waits |= epoch is not None and every.after_epoch(epoch)
+        return size > 1 and (self._waits or SNAPSHOT in timers)
+
+    def take(
+        self, step: int, content: Callable[[], Mapping[str, Any]], leaving: Collection[int] = ()
+    ) -> None:
+        """Take a snapshot (collective).
+
+        Args:
+            step: number of steps done.
+            content: returns the content; called on rank 0 only.
+            leaving: ranks that leave, and do not hold it.
+        """
+        topology = context.current().topology
+        self._waits = False
+        payload = np.empty(0, np.uint8)
+        if topology.rank == 0:
+            payload = np.frombuffer(bytearray(pickle.dumps(content(), protocol=5)), np.uint8)
+            # Kept before it is sent: the other rank holds the one before until it has this one.
+            self._step, self._payload = step, payload
+        second = second_holder(topology, leaving)
+        self._send(payload, 0, second, step)
+        if not leaving and topology.rank not in (0, second):  # held one in a larger world
+            self._step, self._payload = -1, np.empty(0, np.uint8)
+
+    def seconds_to_next(self, taken: float) -> float:
+        """Return the seconds from one snapshot to the next, for those that go by the clock (local).
+
+        Args:
+            taken: seconds that the one took.
+        """
+        if self._every is not None and self._every.seconds is not None:
+            return self._every.seconds
+        return max(_LEAST_SECONDS, taken / _SHARE)
+
+    def find(self, reached: int) -> Found:
+        """Return the newest snapshot, and hold it twice again (collective over the ranks left).
+
+        Args:
+            reached: number of steps that this rank had done.
+        """
+        topology = context.current().topology
+        rows = allgather_object((self._step, reached), "snapshots")
+        steps = [step for step, _ in rows]
+        newest, furthest = max(steps), max(done for _, done in rows)
+        source, self._waits = steps.index(newest), False
+        if newest >= 0:
+            payload = self._payload if topology.rank == source else np.empty(0, np.uint8)
+            for receiver in (0, second_holder(topology, ())):
+                if receiver != source:
+                    self._send(payload, source, receiver, newest)
+        return Found(newest, furthest, self._payload if topology.rank == 0 else None)
+
+    def _send(self, payload: Bytes, source: int, receiver: int, step: int) -> None:
+        """Send a snapshot from one rank to another, which holds it then (collective)."""
+        here = context.current()
+        rank, size = here.topology.rank, here.topology.size
+        if source == receiver:
+            return
+        splits = [len(payload) if member == receiver else 0 for member in range(size)]
+        send = Buffer.from_array(payload)
+        received, _ = operations.alltoall(here.world, send, payload.shape, splits, "snapshot").run()
+        if rank == receiver:
+            self._step, self._payload = step, np.array(received.array())
+
+
+def second_holder(topology: Topology, leaving: Collection[int]) -> int:
+    """Return the rank that holds snapshots besides rank 0; 0 if there is no other.
+
+    Args:
+        topology: ranks and hosts of the job.
+        leaving: ranks that leave.
+    """
+    others = [rank for rank in range(1, topology.size) if rank not in leaving]
+    hosts = topology.hostnames
+    elsewhere = [rank for rank in others if hosts[rank] != hosts[0]]
+    return (elsewhere or others or [0])[0]

@@ -1,0 +1,149 @@
+"""Training goes on when ranks are killed whose state is lost with them, or must keep its bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killed_runs import RECIPE, survive, words
+from ranks import run_ranks
+from run_files import summary_of
+from tensorflow_environment import keras_variables, tensorflow_python
+
+PLAIN = f"{RECIPE}:with_options"  # with the optimizer that the options name
+KERAS = RECIPE.with_name("killed_keras_recipe.py")
+EVERY = ("--elastic-snapshot", "4steps")
+SHARED = ("--shard-optimizer", "--optimizer", "adam")
+
+
+def of_one_rank(folder: Path, *more: object, recipe: object = RECIPE) -> dict[str, Any]:
+    """Return the summary of one rank that nobody kills."""
+    out = folder / "alone"
+    run_ranks(words(out, *more, recipe=recipe), 1, cases_expected=False)
+    return summary_of(out)
+
+
+def require_like(summary: dict[str, Any], alone: dict[str, Any]) -> None:
+    assert summary["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-4)
+    assert (summary["steps"], summary["samples"]) == (alone["steps"], alone["samples"])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kills"),
+    [
+        (4, "1:13:backward"),
+        pytest.param(4, "0:20:update", marks=pytest.mark.soak),
+        pytest.param(4, "1:5:forward 2:13:backward", marks=pytest.mark.soak),
+        pytest.param(2, "1:30:forward", marks=pytest.mark.soak),
+    ],
+)
+def test_virtual_shards_keep_their_bits(ranks: int, kills: str, tmp_path: Path) -> None:
+    """Also with 3 ranks, of which one has no shards."""
+    more = "--virtual-shards", "4"
+    summary = survive(tmp_path, ranks, kills, *more)
+    alone = of_one_rank(tmp_path, *more)
+    assert set(summary["weights_sha256"]) == set(alone["weights_sha256"])
+    assert [failure["again"] for failure in summary["failures"]] == [0] * len(kills.split())
+
+
+def test_a_shared_optimizer_goes_on(tmp_path: Path) -> None:
+    """Steps since the snapshot are taken again; the one after them is that of the old ranks."""
+    summary = survive(tmp_path, 3, "0:15:backward", *SHARED, *EVERY, recipe=PLAIN)
+    (failure,) = summary["failures"]
+    assert (failure["step"], failure["again"]) == (12, 2)
+    require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "kills",
+    [
+        "2:1:forward",  # before the first snapshot
+        "0:5:forward",  # the first step after a snapshot
+        "1:10:forward 2:14:backward",
+        "1:14:forward 2:14:forward",
+        "0:1:forward:leave 2:13:forward",
+        "0:1:evaluation",
+    ],
+)
+def test_a_shared_optimizer_goes_on_from_other_moments(kills: str, tmp_path: Path) -> None:
+    summary = survive(tmp_path, 4, kills, *SHARED, *EVERY, recipe=PLAIN)
+    assert all(failure["again"] == 0 for failure in summary["failures"] if failure["left"])
+    require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
+
+
+@pytest.mark.soak
+def test_both_holders_are_killed(tmp_path: Path) -> None:
+    """The last rank goes on from a checkpoint, unless one of them noticed the other's end."""
+    summary = survive(tmp_path, 3, "0:15:forward 1:15:forward", *SHARED, *EVERY, recipe=PLAIN)
+    assert all(failure["step"] in (9, 12) for failure in summary["failures"])
+    require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("exchange", ["half", "nbit", "powersgd", "topk", "auto"])
+def test_exchanges_of_gradients_go_on(exchange: str, tmp_path: Path) -> None:
+    more = "--exchange", exchange, *EVERY
+    summary = survive(tmp_path, 3, "1:15:forward", *more)
+    assert [failure["step"] for failure in summary["failures"]] == [12]
+    # On one node, all but half send what the average sends.
+    alone = of_one_rank(tmp_path)
+    assert summary["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("exchange", "went_back_to"),
+    [
+        ("adasum", 12),
+        ("local:steps=3", 12),
+        ("blockmomentum:block=2", 12),
+        ("diloco:steps=4", 13),
+        ("postlocal:after=1,steps=3", None),
+    ],
+)
+def test_other_exchanges_go_on(exchange: str, went_back_to: int | None, tmp_path: Path) -> None:
+    """A snapshot waits until the ranks have equal weights."""
+    summary = survive(tmp_path, 3, "1:15:forward", "--exchange", exchange, *EVERY)
+    (failure,) = summary["failures"]
+    assert went_back_to in (None, failure["step"])
+    assert (summary["steps"], summary["samples"]) == (27, 300)
+    assert summary["final"]["loss"] < 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kills", ["0:12:forward", "1:12:backward 2:13:forward"])
+@pytest.mark.parametrize("strategy", ["ps:mode=sync", "ps:servers=2"])
+def test_a_parameter_server_goes_on(strategy: str, kills: str, tmp_path: Path) -> None:
+    more = "--strategy", strategy, "--optimizer", "adam", *EVERY
+    summary = survive(tmp_path, 5, kills, *more, recipe=PLAIN)
+    assert summary["samples"] == 300
+    assert summary["final"]["loss"] < 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize(
+    ("ranks", "kills", "more"),
+    [
+        (3, "1:67 2:90", ("--optimizer", "adam")),
+        (3, "0:1:leave", ("--optimizer", "adam")),
+        (2, "0:100", ("--exchange", "local:steps=3")),
+    ],
+)
+def test_keras_goes_on(
+    backend: str, ranks: int, kills: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    python = tensorflow_python()
+    framework = "--framework", "keras", "--backend", backend, *EVERY, *more
+    variables = keras_variables(backend)
+    summary = survive(
+        tmp_path, ranks, kills, *framework, recipe=KERAS, python=python, variables=variables
+    )
+    out = tmp_path / "alone"
+    alone = words(out, *framework, recipe=KERAS)
+    run_ranks(alone, 1, cases_expected=False, python=python, env=variables)
+    assert summary["samples"] == 300
+    rel = 1e-3 if "adam" in more else 0.5
+    assert summary["final"]["loss"] == pytest.approx(summary_of(out)["final"]["loss"], rel=rel)
