@@ -55,7 +55,7 @@ _FOLDERS: Mapping[str, list[str]] = {
     ],
     "torch": ["tensors", "operations", "allocator", "gradients", "sharding", "", "elastic"],
     "tensorflow": ["tensors", "allocator", "graph", "operations", "gradients", ""],
-    "keras": ["tensors", "sharding", "backends", "operations", "callbacks", "models", ""],
+    "keras": ["tensors", "sharding", "backends", "operations", "callbacks", "models", "elastic", ""],
     "launch": ["hosts", "launchers", "jobs", ""],
     "horovod": ["names", "names.common", "names.on_path", "names.on_path.horovod", "build"],
     "data": ["sampling", ""],
