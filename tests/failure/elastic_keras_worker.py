@@ -82,7 +82,7 @@ def fitting(kill: Kill) -> tuple[Any, dict[str, Any]]:
     """Fit a model, as Horovod's example for Keras does."""
     model = model_of(hvd.rank())
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.5)), "mse")
-    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    state: Any = hvd.elastic.KerasState(model, batch=0, epoch=0)
     seen: list[Any] = []
     resets: list[int] = []
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])

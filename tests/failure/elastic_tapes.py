@@ -15,16 +15,22 @@ Taken = Callable[[Any, Any, Any], None]
 
 
 def function_with_a_tape(model: Any) -> tuple[Any, Taken]:
-    """Step in a tf.function that Horovod's example traces anew for each reset; this one does not."""
+    """Step in a tf.function that is traced once, with sparse and local gradients, too."""
     optimizer = keras.optimizers.SGD(0.01, momentum=0.5)
+
+    table, own = tf.Variable(tf.ones([4, 1])), tf.Variable(1.0)
 
     @tf.function
     def step(x: Any, y: Any, stop: Any) -> None:
         tf.numpy_function(lambda: stop() or 0, [], tf.int64, stateful=True)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+            loss += tf.reduce_sum(tf.gather(table, [1, 3])) + own
         tape = hvd.DistributedGradientTape(tape)
-        gradients = tape.gradient(loss, model.trainable_variables)
+        tape.register_local_source(own)
+        *gradients, sparse, local = tape.gradient(loss, [*model.trainable_variables, table, own])
+        tf.debugging.assert_near(tf.convert_to_tensor(sparse)[:, 0], [0.0, 1.0, 0.0, 1.0])
+        tf.debugging.assert_near(local * tf.cast(hvd.size_op(), tf.float32), 1.0)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
     return optimizer, step
@@ -50,7 +56,7 @@ def looping(
     """Train in a loop with commits."""
     model = common.model_of(hvd.rank())
     optimizer, step = make(model)
-    state = hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0, batch=0)
+    state: Any = hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0, batch=0)
     seen: list[Any] = []
     resets: list[int] = []
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])
@@ -58,13 +64,13 @@ def looping(
 
     @hvd.elastic.run
     def train(state: Any) -> None:
-        for state.epoch in range(state.epoch, common.EPOCHS):
+        while state.epoch < common.EPOCHS:
             for x, y in common.batches(state.epoch)[state.batch :]:
                 seen.append((state.epoch, state.batch))
                 step(tf.constant(x), tf.constant(y), stop)
                 state.batch += 1
                 state.commit()
-            state.batch = 0
+            state.epoch, state.batch = state.epoch + 1, 0
 
     train(state)
     return model, {"seen": seen, "resets": resets}

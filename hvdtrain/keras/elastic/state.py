@@ -7,9 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from hvdtrain.core import context
 from hvdtrain.core.elastic import ObjectState
 from hvdtrain.core.horovod_api import rank
 from hvdtrain.core.objects import broadcast_object
+from hvdtrain.errors import UnsupportedError
+from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
 from hvdtrain.keras.operations.variables import broadcast_variables
 from hvdtrain.keras.tensors.arrays import to_array
 from hvdtrain.keras.tensors.types import Model, Variable
@@ -31,6 +34,7 @@ class TensorFlowKerasState(ObjectState):
 
     Raises:
         ValueError: the model is not built, or there is no optimizer.
+        UnsupportedError: ranks can be lost, and the optimizer's exchange keeps a state on each.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class TensorFlowKerasState(ObjectState):
         optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         if optimizer is None:
             raise ValueError("KerasState needs an optimizer: give it one, or compile the model")
+        _require_stateless(optimizer)
         self.model, self.optimizer, self.backend = model, optimizer, backend
         super().__init__(broadcast_object, lambda: rank(), **kwargs)
 
@@ -73,6 +78,19 @@ class TensorFlowKerasState(ObjectState):
         if not self.optimizer.built:
             self.optimizer.build(self.model.trainable_variables)
         return [*self.model.weights, *self.optimizer.variables]
+
+
+def _require_stateless(optimizer: keras.optimizers.Optimizer) -> None:
+    here = context.current()
+    if here.failures is None or not isinstance(optimizer, DistributedMixin):
+        return
+    exchange = optimizer.hvdtrain_reduction.settings.make_exchange()
+    if not exchange.stateless:
+        raise UnsupportedError(
+            f"{here.topology.title} KerasState: exchange {exchange.spec!r} keeps a state that is "
+            "lost with a rank: use an exchange without one, half for example, or leave out "
+            "--elastic and --with-ft ulfm"
+        )
 
 
 class KerasState(TensorFlowKerasState):
