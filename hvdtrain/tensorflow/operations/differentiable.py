@@ -163,7 +163,8 @@ def alltoall(
 
     def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         (given,) = inputs
-        shapes = [tf.TensorShape([None]).concatenate(given.shape[1:]), [None]]
+        ranks = None if can_lose_ranks() else process_set.size()
+        shapes = [tf.TensorShape([None]).concatenate(given.shape[1:]), [ranks]]
         arguments = [given] if splits is None else [given, splits]
         dtypes = [given.dtype, tf.int32]
         rows, counts = call_on_arrays(
