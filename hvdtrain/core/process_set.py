@@ -15,10 +15,12 @@ __all__ = [
     "Mpi4pyCommunicator",
     "ProcessSet",
     "add_process_set",
+    "can_lose_ranks",
     "channel_of",
     "global_process_set",
     "remove_process_set",
     "require_process_set",
+    "stays_alone",
 ]
 
 
@@ -226,3 +228,17 @@ def _refuse_different(ranks: list[int]) -> None:
                 f"process set: rank 0 sent ranks {sent[0]}, rank {rank} sent {others}. Add and "
                 "remove the same sets in the same order on every rank"
             )
+
+
+def can_lose_ranks() -> bool:
+    """Return whether the number of ranks may change while a function that is traced now is used."""
+    return context.current().failures is not None
+
+
+def stays_alone(process_set: ProcessSet) -> bool:
+    """Return whether this rank is the only one of a process set, and remains so (local).
+
+    Args:
+        process_set: process set.
+    """
+    return process_set.size() == 1 and not can_lose_ranks()

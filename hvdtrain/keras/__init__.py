@@ -26,7 +26,7 @@ from hvdtrain.core.process_set import (
 )
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
-from hvdtrain.keras import callbacks
+from hvdtrain.keras import callbacks, elastic
 from hvdtrain.keras.backends.backend import require_backend, require_keras
 from hvdtrain.keras.backends.compression import Compression
 from hvdtrain.keras.builds import (
@@ -91,6 +91,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.core.horovod_api import size
+from hvdtrain.core.process_set import global_process_set, stays_alone
 from hvdtrain.tensorflow.gradients.tf_keras_optimizer import is_tf_keras
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations.reductions import allreduce
@@ -47,7 +47,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             args: the mask, bool [batch, ...] or None, in Keras 3; the axes in tf_keras.
             kwargs: in tf_keras the mask, and whether to keep reduced dimensions.
         """
-        if size() == 1:
+        if stays_alone(global_process_set):
             moments: tuple[tf.Tensor, tf.Tensor] = super()._moments(inputs, *args, **kwargs)
             return moments
         if is_tf_keras(self):

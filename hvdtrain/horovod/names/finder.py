@@ -25,6 +25,7 @@ MODULES = {
     "horovod.common.util": "hvdtrain.horovod.names.common.util",
     "horovod.keras": "hvdtrain.keras",
     "horovod.keras.callbacks": "hvdtrain.keras.callbacks",
+    "horovod.keras.elastic": "hvdtrain.keras.elastic",
     "horovod.runner": "hvdtrain.horovod.names.runner",
     "horovod.tensorflow": "hvdtrain.tensorflow",
     "horovod.tensorflow.compression": "hvdtrain.tensorflow.compression",
@@ -33,6 +34,7 @@ MODULES = {
     # tf.keras is Keras.
     "horovod.tensorflow.keras": "hvdtrain.keras",
     "horovod.tensorflow.keras.callbacks": "hvdtrain.keras.callbacks",
+    "horovod.tensorflow.keras.elastic": "hvdtrain.keras.elastic",
     # Scripts import anything from there: operations, rank(), Average.
     "horovod.tensorflow.mpi_ops": "hvdtrain.tensorflow",
     "horovod.tensorflow.sync_batch_norm": "hvdtrain.tensorflow.sync_batch_norm",

@@ -17,7 +17,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.process.malloc import keep_large_memory
-from hvdtrain.core.process_set import global_process_set
+from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
@@ -91,6 +91,13 @@ class JaxBackend:
         name: str,
     ) -> list[Tensor]:
         raise NotImplementedError(f"{name}: the backend jax has no shared steps: use sharded=False")
+
+    def size_like(self, gradient: Tensor, process_set: ProcessSet) -> jax.Array:
+        def size(given: list[HostArray]) -> list[HostArray]:
+            return [np.full_like(given[0], process_set.size())]
+
+        array: Any = gradient
+        return _call_on_host(size, [array.reshape(-1)[:1].sum()])[0]
 
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float

@@ -13,6 +13,7 @@ from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.gradient_settings import GradientSettings
+from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.keras.backends.weight_backend import WeightBackend
 from hvdtrain.keras.backends.weights import WeightExchange
 from hvdtrain.keras.sharding.update import ArrayBackend, SharedUpdate
@@ -48,6 +49,14 @@ class Backend(WeightBackend, ArrayBackend, Protocol):
 
         Returns:
             The reduced gradients, with the shapes and dtypes of `gradients`.
+        """
+
+    def size_like(self, gradient: Tensor, process_set: ProcessSet) -> Tensor | int:
+        """Return the number of ranks, in a function that is traced as it is when it runs (local).
+
+        Args:
+            gradient: gradient of this rank, of any shape.
+            process_set: ranks.
         """
 
     def traced_allreduce(
@@ -179,8 +188,12 @@ class Reduction:
         """
         results, process_set = list(gradients), self.settings.process_set
         size = process_set.size() if process_set.included() else 1
+        exchange = self.settings.make_exchange()
         if size == 1 and process_set.included():
-            self.settings.make_exchange().note_alone()
+            if not exchange.stateless or stays_alone(process_set):
+                exchange.note_alone()
+            else:
+                size = None  # a step that is traced now may run with more ranks
         present = [i for i, gradient in enumerate(results) if gradient is not None]
         shared = [i for i in present if id(variables[i]) not in self._local]
         if size != 1 and shared:
@@ -195,7 +208,10 @@ class Reduction:
                 results[i] = gradient
         if self._scale_local and size != 1:
             for i in set(present) - set(shared):
-                results[i] = keras.ops.divide(results[i], size)
+                gradient = results[i]
+                assert gradient is not None
+                ranks = self._backend.size_like(gradient, process_set)
+                results[i] = keras.ops.divide(gradient, ranks)
         return self._scaled(results)
 
     def _scaled(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -11,12 +11,14 @@ import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.allocators.opening import FindLibrary
+from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.tensorflow.allocator.registration import find_library
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations import reductions
+from hvdtrain.tensorflow.operations.sizes import size_as
 from hvdtrain.types import ReduceOp
 
 __all__ = ["TensorFlowBackend"]
@@ -96,6 +98,9 @@ class TensorFlowBackend:
         dtypes, shapes = [t.dtype for t in kinds], [t.shape for t in kinds]
         tensors = [tf.convert_to_tensor(each) for each in inputs]  # some are variables
         return call_on_arrays(call, tensors, dtypes, shapes, name)
+
+    def size_like(self, gradient: Tensor, process_set: ProcessSet) -> tf.Tensor:
+        return size_as(gradient.dtype, process_set)
 
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float

@@ -10,6 +10,7 @@ import torch
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.allocators.opening import FindLibrary
+from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
@@ -72,6 +73,9 @@ class TorchBackend:
             torch.from_numpy(array).to(tensor.device, tensor.dtype)
             for array, tensor in zip(arrays, kinds, strict=True)
         ]
+
+    def size_like(self, gradient: Tensor, process_set: ProcessSet) -> int:
+        return process_set.size() or 1
 
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float

@@ -12,7 +12,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.core.arguments import Groups, choose_exchange
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.gradient_settings import GradientSettings
-from hvdtrain.core.process_set import ProcessSet
+from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.tensorflow.allocator.registration import find_library
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.operations.compression import (
@@ -21,6 +21,7 @@ from hvdtrain.tensorflow.operations.compression import (
     compression_name,
 )
 from hvdtrain.tensorflow.operations.reductions import grouped_allreduce
+from hvdtrain.tensorflow.operations.sizes import size_as
 from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
 
@@ -84,19 +85,19 @@ class LocalVariables:
     def __contains__(self, variable: object) -> bool:
         return id(variable) in self._by_id
 
-    def scaled(self, gradient: Gradient, size: int) -> Gradient:
+    def scaled(self, gradient: Gradient, process_set: ProcessSet) -> Gradient:
         """Return the gradient of a local variable, scaled if that was asked for.
 
         Args:
             gradient: gradient of any shape, of a floating point dtype.
-            size: number of ranks.
+            process_set: ranks that take part.
         """
         if gradient is None or not self._scale:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
-            values = gradient.values / tf.cast(size, gradient.dtype)
+            values = gradient.values / size_as(gradient.dtype, process_set)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return gradient / tf.cast(size, gradient.dtype)
+        return gradient / size_as(gradient.dtype, process_set)
 
 
 def reduce_gradients(
@@ -119,12 +120,12 @@ def reduce_gradients(
         The reduced gradients, with the shapes and dtypes of `gradients`.
     """
     process_set = settings.process_set
-    if not process_set.included() or process_set.size() == 1:
+    if not process_set.included() or stays_alone(process_set):
         return list(gradients)
     results = list(gradients)
     for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
         if variable in local:
-            results[index] = local.scaled(gradient, process_set.size() or 1)
+            results[index] = local.scaled(gradient, process_set)
         elif settings.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
             results[index] = tf.convert_to_tensor(gradient)
     shared = [i for i, v in enumerate(variables) if v not in local and results[i] is not None]

@@ -14,9 +14,10 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.core import context
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
-from hvdtrain.core.process_set import ProcessSet, require_process_set
+from hvdtrain.core.process_set import ProcessSet, can_lose_ranks, require_process_set
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.operations.autograd import OperationName, Reduction, differentiable
+from hvdtrain.tensorflow.operations.sizes import size_as
 from hvdtrain.types import ReduceOp
 
 __all__ = [
@@ -162,7 +163,8 @@ def alltoall(
 
     def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         (given,) = inputs
-        shapes = [tf.TensorShape([None]).concatenate(given.shape[1:]), [process_set.size()]]
+        ranks = None if can_lose_ranks() else process_set.size()
+        shapes = [tf.TensorShape([None]).concatenate(given.shape[1:]), [ranks]]
         arguments = [given] if splits is None else [given, splits]
         dtypes = [given.dtype, tf.int32]
         rows, counts = call_on_arrays(
@@ -202,23 +204,31 @@ def reducescatter(
         )
 
     def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        shapes = [_shape_of_rows(t.shape, rank, size) for t in inputs]
+        place = None if can_lose_ranks() else (rank, size)
+        shapes = [_shape_of_rows(t.shape, place) for t in inputs]
         dtypes = [t.dtype for t in inputs]
         return call_on_arrays(function, inputs, dtypes, shapes, full.name, full.ignore_name_scope)
 
     def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        factor = how.prescale * how.postscale * (size if how.op is ReduceOp.SUM else 1)
+        factor = how.prescale * how.postscale
         scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in upstream]
+        if how.op is ReduceOp.SUM:
+            scaled = [each * size_as(each.dtype, how.process_set) for each in scaled]
         return allgather(scaled, how.process_set, name.automatic())
 
     return differentiable(forward, backward, tensors)
 
 
-def _shape_of_rows(shape: tf.TensorShape, rank: int, size: int) -> tf.TensorShape:
-    """Return the shape of a rank's rows of a tensor, as far as it is known."""
+def _shape_of_rows(shape: tf.TensorShape, place: tuple[int, int] | None) -> tf.TensorShape:
+    """Return the shape of a rank's rows of a tensor, as far as it is known.
+
+    Args:
+        shape: shape of the tensor.
+        place: rank and size; None if they may be others when the graph runs.
+    """
     if shape.rank in (None, 0):  # a scalar is refused when the operation runs
         return tf.TensorShape(None)
-    rows = None if shape[0] is None else rows_of_rank(shape[0], rank, size)
+    rows = None if place is None or shape[0] is None else rows_of_rank(shape[0], *place)
     return tf.TensorShape([rows]).concatenate(shape[1:])
 
 

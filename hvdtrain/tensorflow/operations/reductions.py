@@ -12,6 +12,7 @@ from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations import differentiable
 from hvdtrain.tensorflow.operations.autograd import OperationName, Reduction
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
+from hvdtrain.tensorflow.operations.sizes import size_as
 from hvdtrain.tensorflow.tensors.types import TensorLike
 from hvdtrain.types import ReduceOp
 
@@ -130,8 +131,7 @@ def _gather_slices(
     )
     summed, all_indices = gathered[::2], gathered[1::2]
     if reduction.op is ReduceOp.AVERAGE:
-        size = reduction.process_set.size()
-        summed = [values / tf.cast(size, values.dtype) for values in summed]
+        summed = [values / size_as(values.dtype, reduction.process_set) for values in summed]
     return [
         tf.IndexedSlices(values, indices, each.dense_shape)
         for each, values, indices in zip(slices, summed, all_indices, strict=True)

@@ -11,6 +11,7 @@ import keras
 import keras_auto_cases
 import keras_callback_cases
 import keras_data_cases
+import keras_elastic_cases
 import keras_exchange_cases
 import keras_fit_cases
 import keras_optimizer_cases
@@ -40,6 +41,7 @@ MODULES = (
     keras_callback_cases,
     keras_synchronization_cases,
     keras_data_cases,
+    keras_elastic_cases,
     keras_training_cases,
     keras_unwrapped_cases,
 )

@@ -1,0 +1,29 @@
+"""Numbers of ranks in graphs, which stay when ranks are lost and the world is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from hvdtrain.arrays import HostArray
+from hvdtrain.core.process_set import ProcessSet
+from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
+
+__all__ = ["size_as"]
+
+
+def size_as(dtype: tf.DType, process_set: ProcessSet) -> tf.Tensor:
+    """Return the number of ranks of a process set, as it is when the graph runs.
+
+    Args:
+        dtype: element type of the result.
+        process_set: process set.
+    """
+
+    def size(arrays: Sequence[HostArray], _: str | None) -> list[HostArray]:
+        return [np.array(process_set.size(), np.int32)]
+
+    (ranks,) = call_on_arrays(size, [], [tf.int32], [[]], "size", collective=False)
+    return tf.cast(ranks, dtype)

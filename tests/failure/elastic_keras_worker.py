@@ -1,0 +1,131 @@
+"""Scripts in the shape of Horovod's elastic examples for Keras and TensorFlow.
+
+Ranks kill themselves in one of them; all go on with the same functions, traced before. All ranks
+have the same data, so that the weights at the end are those of one rank alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from ranks import report
+
+import hvdtrain.keras as hvd
+
+EPOCHS, STEPS, BATCH = 3, 4, 2
+ROOM = np.random.default_rng(1)
+X = ROOM.standard_normal([EPOCHS * STEPS * BATCH, 6]).astype("float32")
+Y = ROOM.standard_normal([EPOCHS * STEPS * BATCH, 1]).astype("float32")
+# More than is copied into a bucket rather than lent.
+WIDTH = 4096
+
+
+class Kill:
+    """Ends this rank in a step of a case, once.
+
+    Args:
+        here: whether this rank ends.
+    """
+
+    def __init__(self, here: bool) -> None:
+        self.here = here
+
+    def __call__(self, epoch: int, batch: int) -> None:
+        if self.here and (epoch, batch) == (1, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def model_of(seed: int) -> Any:
+    """Return a model whose weights depend on a number."""
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(
+        [keras.Input([6]), keras.layers.Dense(WIDTH, "tanh"), keras.layers.Dense(1)]
+    )
+
+
+def batches(epoch: int) -> list[tuple[Any, Any]]:
+    """Return the batches of an epoch."""
+    first = epoch * STEPS * BATCH
+    starts = range(first, first + STEPS * BATCH, BATCH)
+    return [(X[start : start + BATCH], Y[start : start + BATCH]) for start in starts]
+
+
+def alone() -> list[Any]:
+    """Return the weights that one rank gives."""
+    model = model_of(0)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.5), "mse")
+    for epoch in range(EPOCHS):
+        for x, y in batches(epoch):
+            model.train_on_batch(x, y)
+    return [np.array(keras.ops.convert_to_numpy(each)) for each in model.weights]
+
+
+class Killing(keras.callbacks.Callback):
+    """Ends this rank before a step of fit."""
+
+    def __init__(self, kill: Kill, state: Any, seen: list[Any]) -> None:
+        super().__init__()
+        self.kill, self.state, self.seen = kill, state, seen
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.seen.append((self.state.epoch, self.state.batch))
+        self.kill(self.state.epoch, self.state.batch)
+
+
+def fitting(kill: Kill) -> tuple[Any, dict[str, Any]]:
+    """Fit a model, as Horovod's example for Keras does."""
+    model = model_of(hvd.rank())
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.5)), "mse")
+    state: Any = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    seen: list[Any] = []
+    resets: list[int] = []
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+
+    def samples() -> Any:
+        for epoch in range(state.epoch, EPOCHS):
+            yield from batches(epoch)[state.batch if epoch == state.epoch else 0 :]
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        model.fit(
+            samples(),
+            steps_per_epoch=STEPS,
+            epochs=EPOCHS - state.epoch,
+            verbose=0,
+            callbacks=[
+                Killing(kill, state, seen),
+                hvd.elastic.UpdateBatchStateCallback(state),
+                hvd.elastic.UpdateEpochStateCallback(state),
+                hvd.elastic.CommitStateCallback(state),
+            ],
+        )
+
+    train(state)
+    assert (state.epoch, state.batch) == (EPOCHS, 0)
+    return model, {"seen": seen, "resets": resets}
+
+
+def main(case: str, victims: list[int]) -> None:
+    hvd.init()
+    started = hvd.rank()
+    cases: dict[str, Callable[[Kill], tuple[Any, dict[str, Any]]]] = {"fit": fitting}
+    if keras.backend.backend() == "tensorflow":
+        import elastic_tapes
+
+        cases |= elastic_tapes.CASES
+    expected, results = alone(), {}
+    for name, run in cases.items():
+        model, results[name] = run(Kill(name == case and started in victims))
+        for weight, value in zip(model.weights, expected, strict=True):
+            np.testing.assert_allclose(keras.ops.convert_to_numpy(weight), value, atol=1e-5)
+    report(len(cases), {"size": hvd.size(), "rank": hvd.rank(), "results": results})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], [int(word) for word in sys.argv[2:]])
