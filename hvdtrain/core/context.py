@@ -25,6 +25,7 @@ from hvdtrain.core.timeline.start_stop import begin_from_environment
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import HvdtrainError, NotInitializedError, UnsupportedError
+from hvdtrain.milestones import ENDED, STARTED, report
 from hvdtrain.topology import Topology
 
 __all__ = [
@@ -109,6 +110,12 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         assert _guard is not None
         _guard.fail(error)
         raise
+    _report_start(topology)
+
+
+def _report_start(topology: Topology) -> None:
+    if topology.rank == 0:
+        report(STARTED, os.environ)
 
 
 def _guard_exits(config: Config, topology: Topology, communicator: Communicator) -> None:
@@ -150,6 +157,7 @@ def recover() -> Recovery:
         _guard.fail(error)
         raise
     _guard_exits(before.config, _context.topology, _context.world.communicator)
+    _report_start(_context.topology)  # the first rank may have ended before it could
     return recovery
 
 
@@ -179,8 +187,11 @@ def shutdown() -> None:
     """Leave the world together with all other ranks (collective). A second call does nothing."""
     global _context
     if is_initialized():
+        topology = current().topology
         current().leave()
         _context = None
+        if topology.local_rank == 0:
+            report(ENDED, os.environ)
         if _guard is not None:
             _guard.uninstall()
 
