@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from hvdtrain.errors import EXIT_CRASH, EXIT_REQUEUE
 from hvdtrain.launch.answering import answering, on_hosts
 from hvdtrain.launch.launchers.request import Builder, LaunchRequest, Site
 from hvdtrain.launch.listener import MilestoneListener
+from hvdtrain.launch.session_folder import SESSION
 from hvdtrain.launch.supervise import Launches
 from hvdtrain.milestones import ENDED, FAILED, RESTARTS, STARTED, SUPERVISOR
 
@@ -171,6 +173,8 @@ class _Starts:
     def _start(self, request: LaunchRequest) -> subprocess.Popen[bytes]:
         line = self._job.build(request, self._job.site)
         environ = {**self._environ, **line.variables}
+        # One that ends removes files of others in the same directory, which then wait for ever.
+        environ[SESSION] = tempfile.mkdtemp(dir=self._folder)
         return self._launches.start(line.argv, environ, quiet=True)
 
 

@@ -152,8 +152,22 @@ def _from_outside(kind: str, draw: random.Random, job: Job, ranks: int, out: Pat
         return 0
     victims = by_host[draw.choice(sorted(by_host))]
     if kind == "host with daemon":
-        return _kill([_first_of_host(victims[0])]) and len(victims)
+        return end_host(victims[0], draw.random() < 0.5) and len(victims)
     return _kill(victims)
+
+
+def end_host(pid: int, answers: bool) -> int:
+    """End all processes of a stand-in host; return how many were killed by this (1 or 0).
+
+    Args:
+        pid: one of the processes.
+        answers: whether processes can be started there from then on.
+    """
+    environ = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    folder = next(word for word in environ if word.startswith("TMPDIR="))
+    if not answers:  # see agent.sh
+        Path(folder.removeprefix("TMPDIR=")).with_suffix(".down").touch()
+    return _kill([_first_of_host(pid)])
 
 
 def _first_of_host(pid: int) -> int:
