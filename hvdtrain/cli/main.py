@@ -17,7 +17,7 @@ from hvdtrain.errors import (
     TrainingError,
     UsageError,
 )
-from hvdtrain.milestones import BEGAN, report
+from hvdtrain.supervision.milestones import BEGAN, report
 from hvdtrain.world import promised_world
 
 __all__ = ["main"]

@@ -25,7 +25,7 @@ from hvdtrain.core.timeline.start_stop import begin_from_environment
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import HvdtrainError, NotInitializedError, UnsupportedError
-from hvdtrain.milestones import ENDED, STARTED, report
+from hvdtrain.supervision.milestones import ENDED, STARTED, report
 from hvdtrain.topology import Topology
 
 __all__ = [

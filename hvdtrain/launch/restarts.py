@@ -15,7 +15,7 @@ from hvdtrain.launch.launchers.request import Builder, LaunchRequest, Site
 from hvdtrain.launch.listener import MilestoneListener
 from hvdtrain.launch.session_folder import SESSION
 from hvdtrain.launch.supervise import Launches
-from hvdtrain.milestones import ENDED, FAILED, RESTARTS, STARTED, SUPERVISOR
+from hvdtrain.supervision.milestones import ENDED, FAILED, RESTARTS, STARTED, SUPERVISOR
 
 __all__ = ["ElasticJob", "Saved", "run_elastic"]
 

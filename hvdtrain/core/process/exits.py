@@ -28,7 +28,7 @@ from hvdtrain.errors import (
     RanksLostError,
     UsageError,
 )
-from hvdtrain.milestones import FAILED, report
+from hvdtrain.supervision.milestones import FAILED, report
 from hvdtrain.topology import Topology
 
 __all__ = ["OWN_THREADS", "ExitGuard", "install_plain_excepthook", "write_message"]

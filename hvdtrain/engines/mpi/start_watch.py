@@ -21,7 +21,7 @@ from pathlib import Path
 __all__ = ["end_job_if_a_rank_ends"]
 
 # The process imports no packages, so that it starts at once.
-_MILESTONES = Path(__file__).resolve().parents[2] / "milestones.py"
+_MILESTONES = Path(__file__).resolve().parents[2] / "supervision" / "milestones.py"
 
 _PERIOD_SECONDS = 0.2
 # mpirun's daemon starts the ranks of a host one right after the other.

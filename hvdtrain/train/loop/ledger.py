@@ -7,7 +7,7 @@ import os
 
 from hvdtrain.core import context
 from hvdtrain.data.sampling.sharding import Indices
-from hvdtrain.milestones import RESTARTS
+from hvdtrain.supervision.milestones import RESTARTS
 
 __all__ = ["note_samples"]
 
