@@ -25,7 +25,7 @@ from hvdtrain.core.timeline.start_stop import begin_from_environment
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import HvdtrainError, NotInitializedError, UnsupportedError
-from hvdtrain.supervision.milestones import ENDED, STARTED, report
+from hvdtrain.supervision.milestones import ENDED, STARTED, join, report
 from hvdtrain.topology import Topology
 
 __all__ = [
@@ -85,8 +85,8 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     try:
         config = Config.from_environ(os.environ)
         # Engines may do arithmetic in threads of their own.
-        join = in_default_arithmetic(open_engine)
-        world = join(engine or config.engine, config, os.environ)
+        open_world = in_default_arithmetic(open_engine)
+        world = open_world(engine or config.engine, config, os.environ)
         check_world_size(world)
         host = world.hostnames[world.communicator.rank]
         recording = begin_from_environment(config, world.communicator, host)
@@ -110,6 +110,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         assert _guard is not None
         _guard.fail(error)
         raise
+    join(os.environ)
     _report_start(topology)
 
 

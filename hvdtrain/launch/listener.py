@@ -11,6 +11,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from hvdtrain.supervision.milestones import BEGAN, JOINED, LOST
+
 __all__ = ["MilestoneListener"]
 
 _KEY_BYTES = 16
@@ -30,6 +32,8 @@ class MilestoneListener:
     def __init__(self) -> None:
         self._socket = socket.create_server(("", 0), backlog=_BACKLOG)
         self._socket.setblocking(False)
+        self._open: list[socket.socket] = []
+        self._held: set[socket.socket] = set()  # by ranks that have not joined
         self._key = secrets.token_hex(_KEY_BYTES)
         port = self._socket.getsockname()[1]
         places = sorted(_addresses(), key=lambda address: address.startswith("127."))
@@ -44,21 +48,49 @@ class MilestoneListener:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._socket.close()
+        for connection in (self._socket, *self._open):
+            connection.close()
 
     def heard(self) -> set[str]:
-        """Return the milestones that ranks have reported since the last call."""
+        """Return the milestones of ranks since the last call; LOST if one ended before it joined.
+
+        A rank that has begun holds its connection until it has joined.
+        """
         found = set[str]()
-        while True:
-            try:
+        with suppress(BlockingIOError):
+            while True:
                 connection, _ = self._socket.accept()
-            except BlockingIOError:
-                return found
-            with connection, suppress(OSError):
                 connection.setblocking(False)
-                key, _, milestone = connection.recv(_LONGEST_BYTES).partition(b" ")
-                if secrets.compare_digest(key, self._key.encode()):
-                    found.add(milestone.decode(errors="replace").strip())
+                self._open.append(connection)
+        for connection in self._open.copy():
+            with suppress(BlockingIOError):
+                found |= self._read(connection)
+        return found
+
+    def _read(self, connection: socket.socket) -> set[str]:
+        """Return what a rank has reported, and forget a connection that has ended.
+
+        Raises:
+            BlockingIOError: there is nothing new.
+        """
+        try:
+            text = connection.recv(_LONGEST_BYTES)
+        except ConnectionError:
+            text = b""
+        if not text:
+            found = {LOST} if connection in self._held else set()
+            self._held.discard(connection)
+            self._open.remove(connection)
+            connection.close()
+            return found
+        pairs = [line.partition(b" ") for line in text.splitlines()]
+        own = self._key.encode()
+        found = {name.decode() for key, _, name in pairs if secrets.compare_digest(key, own)}
+        if BEGAN in found:
+            self._held.add(connection)
+        if JOINED in found:
+            self._held.discard(connection)
+        return found
 
 
 def _addresses() -> Iterator[str]:

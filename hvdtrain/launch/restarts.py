@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +16,13 @@ from hvdtrain.launch.launchers.request import Builder, LaunchRequest, Site
 from hvdtrain.launch.listener import MilestoneListener
 from hvdtrain.launch.session_folder import SESSION
 from hvdtrain.launch.supervise import Launches
-from hvdtrain.supervision.milestones import ENDED, FAILED, RESTARTS, STARTED, SUPERVISOR
+from hvdtrain.supervision.milestones import ENDED, FAILED, LOST, RESTARTS, STARTED, SUPERVISOR
 
 __all__ = ["ElasticJob", "Saved", "run_elastic"]
 
 _MOST_IN_VAIN = 3
+# Ranks of the same host notice it themselves. Others may be in init(), and go on without it.
+_JOIN_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -96,13 +99,16 @@ class _Starts:
         self._environ, self._listener = environ, listener
         self._request, self._restarts, self._in_vain = job.request, 0, 0
         self._trained = False
+        self._heard: set[str] = set()
+        self._lost_since: float | None = None
         self._checkpoint = self._newest()
 
     def run(self) -> int:
         """Run the job to its end."""
         while True:
+            self._heard, self._lost_since = set[str](), None
             code = self._launch()
-            heard = self._listener.heard()
+            heard = self._heard = self._heard | self._listener.heard()
             if self._launches.asked is not None or code == EXIT_REQUEUE or heard & {ENDED, FAILED}:
                 return code
             self._launches.end_orphans()
@@ -117,7 +123,20 @@ class _Starts:
         variables = {SUPERVISOR: self._listener.address, RESTARTS: str(self._restarts)}
         exports = {**self._request.exports, **dict.fromkeys(variables)}
         line = self._job.build(replace(self._request, exports=exports), self._job.site)
-        return self._launches.run(line.argv, {**self._environ, **line.variables, **variables})
+        environ = {**self._environ, **line.variables, **variables}
+        return self._launches.run(line.argv, environ, self._is_lost)
+
+    def _is_lost(self) -> bool:
+        """Return whether a rank has ended for which the others would wait in init() for ever."""
+        self._heard |= self._listener.heard()
+        if LOST not in self._heard or self._heard & {STARTED, ENDED, FAILED}:
+            return False
+        if self._lost_since is None:
+            self._lost_since = time.monotonic()
+        if time.monotonic() - self._lost_since < _JOIN_SECONDS:
+            return False
+        _say("a rank has ended before all had started: the job ends")
+        return True
 
     def _prepare(self, code: int, heard: set[str]) -> int | None:
         """Prepare the next start, and say so; or return the exit code of the job."""

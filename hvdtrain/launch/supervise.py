@@ -17,6 +17,7 @@ _PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # Time for orphans that end by themselves, such as those that watch over shared memory.
 _GRACE_SECONDS = 1.0
+_PERIOD_SECONDS = 0.5
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -45,7 +46,12 @@ class Launches:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._others = _children()  # of the shell that this process has replaced
 
-    def run(self, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    def run(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        is_lost: Callable[[], bool] | None = None,
+    ) -> int:
         """Run a launcher and return its exit code as a shell does: 128 + N for signal N.
 
         If a signal asked the job to end and it did not end well, the code is that of the signal,
@@ -54,12 +60,13 @@ class Launches:
         Args:
             argv: command line of the launcher.
             environ: environment variables of the launcher.
+            is_lost: function that is called often, and returns whether to end the launcher.
 
         Raises:
             OSError: the launcher cannot be started.
         """
         process = self.start(argv, environ)
-        self.asked = _wait(process, self._passed_on)
+        self.asked = _wait(process, self._passed_on, is_lost)
         code = process.returncode
         if code != 0:
             self.end_orphans()
@@ -113,12 +120,19 @@ class Launches:
         return min(signal.sigpending() & self._passed_on & _ENDING, default=None)
 
 
-def _wait(process: subprocess.Popen[bytes], passed_on: set[signal.Signals]) -> int | None:
+def _wait(
+    process: subprocess.Popen[bytes],
+    passed_on: set[signal.Signals],
+    is_lost: Callable[[], bool] | None,
+) -> int | None:
     """Wait for the end; return the last signal that asked for it, or None."""
     asked = None
     while not _has_ended(process):
-        found = signal.sigwaitinfo(passed_on | {signal.SIGCHLD})
-        if found.si_signo == signal.SIGCHLD:
+        found = signal.sigtimedwait(passed_on | {signal.SIGCHLD}, _PERIOD_SECONDS)
+        if is_lost is not None and is_lost():
+            process.terminate()
+            is_lost = None
+        if found is None or found.si_signo == signal.SIGCHLD:
             continue
         if found.si_signo in _ENDING:
             asked = found.si_signo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -17,6 +18,8 @@ def main() -> None:
     first = os.environ["HVDTRAIN_RESTARTS"] == "0"
     if first and sys.argv[1] == "waits":
         time.sleep(600)
+    if first and sys.argv[1] == "is killed" and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
     context.init()
     if first and sys.argv[1] == "waits after init":
         print("waiting", flush=True)

@@ -58,6 +58,18 @@ def test_a_host_is_lost_for_good(
 
 
 @pytest.mark.soak
+def test_a_rank_alone_on_its_host_is_killed_before_init(tmp_path: Path) -> None:
+    """Only the process that supervises the job sees it; the others would wait for ever."""
+    with launch_on_hosts(tmp_path, [1, 1], "is killed") as job:
+        done = job.wait(90)
+        assert done.returncode == 0, job.stderr
+        job.assert_nothing_left()
+        assert [result["ranks"] for result in job.results(2)] == [[0, 1]] * 2
+    text = "a rank has ended before all had started: the job ends"
+    assert done.stderr.count(text) == 1, done.stderr
+
+
+@pytest.mark.soak
 def test_a_rank_that_raises_ends_the_job() -> None:
     run = [sys.executable, "-m", "hvdtrain", "run", "--elastic", "-np", "2", "--", WORKER, "raises"]
     with start(run) as job:

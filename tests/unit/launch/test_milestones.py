@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,17 @@ from hvdtrain.launch.answering import on_hosts
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.request import LaunchRequest
 from hvdtrain.launch.listener import MilestoneListener
-from hvdtrain.supervision.milestones import ENDED, STARTED, SUPERVISOR, report
+from hvdtrain.supervision.milestones import (
+    BEGAN,
+    ENDED,
+    JOINED,
+    LOST,
+    STARTED,
+    SUPERVISOR,
+    begin,
+    join,
+    report,
+)
 
 
 def test_milestones_are_heard_once() -> None:
@@ -21,6 +32,19 @@ def test_milestones_are_heard_once() -> None:
         report(ENDED, environ)
         assert listener.heard() == {STARTED, ENDED}
         assert listener.heard() == set()
+
+
+def test_a_rank_that_ends_before_it_joins_is_lost() -> None:
+    with MilestoneListener() as listener:
+        first, second = ({SUPERVISOR: listener.address} for _ in range(2))
+        begin(first)
+        begin(second)
+        assert listener.heard() == {BEGAN}
+        join(first)
+        assert listener.heard() == {JOINED}
+        assert listener.heard() == set()
+        os.close(int(second["HVDTRAIN_SUPERVISOR_FD"]))
+        assert listener.heard() == {LOST}
 
 
 def test_others_are_not_heard() -> None:
