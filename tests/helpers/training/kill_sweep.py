@@ -130,6 +130,8 @@ def sweep_case(kind: str, seed: int, folder: Path) -> Outcome:
     assert summary["samples"] == EPOCHS * SAMPLES, summary
     ledger_is_exact(ledger)
     restarts = done.stderr.count(": starting again")
+    if inner is not None and not restarts:
+        assert sum(len(failure["lost"]) for failure in summary["failures"]) == kills, summary
     return Outcome(kills, restarts, summary["final"]["loss"], done.seconds)
 
 
