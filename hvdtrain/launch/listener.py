@@ -27,6 +27,7 @@ class MilestoneListener:
 
     Attributes:
         address: value of the variable with which ranks find this socket.
+        began: how many ranks have begun; the reader sets it back.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class MilestoneListener:
         self._socket.setblocking(False)
         self._open: list[socket.socket] = []
         self._held: set[socket.socket] = set()  # by ranks that have not joined
+        self.began = 0
         self._key = secrets.token_hex(_KEY_BYTES)
         port = self._socket.getsockname()[1]
         places = sorted(_addresses(), key=lambda address: address.startswith("127."))
@@ -87,6 +89,7 @@ class MilestoneListener:
         own = self._key.encode()
         found = {name.decode() for key, _, name in pairs if secrets.compare_digest(key, own)}
         if BEGAN in found:
+            self.began += 1
             self._held.add(connection)
         if JOINED in found:
             self._held.discard(connection)

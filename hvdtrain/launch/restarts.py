@@ -23,6 +23,8 @@ __all__ = ["ElasticJob", "Saved", "run_elastic"]
 _MOST_IN_VAIN = 3
 # Ranks of the same host notice it themselves. Others may be in init(), and go on without it.
 _JOIN_SECONDS = 10.0
+# Ranks that have not begun so long after the first one have ended in Python's own start.
+_BEGIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,15 @@ class _Starts:
         self._request, self._restarts, self._in_vain = job.request, 0, 0
         self._trained = False
         self._heard: set[str] = set()
+        self._first: float | None = None  # when the first rank had begun
         self._lost_since: float | None = None
         self._checkpoint = self._newest()
 
     def run(self) -> int:
         """Run the job to its end."""
         while True:
-            self._heard, self._lost_since = set[str](), None
+            self._heard, self._listener.began = set(), 0
+            self._first = self._lost_since = None
             code = self._launch()
             heard = self._heard = self._heard | self._listener.heard()
             if self._launches.asked is not None or code == EXIT_REQUEUE or heard & {ENDED, FAILED}:
@@ -129,11 +133,15 @@ class _Starts:
     def _is_lost(self) -> bool:
         """Return whether a rank has ended for which the others would wait in init() for ever."""
         self._heard |= self._listener.heard()
-        if LOST not in self._heard or self._heard & {STARTED, ENDED, FAILED}:
+        if not self._heard or self._heard & {STARTED, ENDED, FAILED}:
             return False
-        if self._lost_since is None:
-            self._lost_since = time.monotonic()
-        if time.monotonic() - self._lost_since < _JOIN_SECONDS:
+        now = time.monotonic()
+        self._first = self._first or now
+        if LOST in self._heard:
+            self._lost_since = self._lost_since or now
+        missing = self._listener.began < (self._ranks() or 0) and now - self._first > _BEGIN_SECONDS
+        lost = self._lost_since is not None and now - self._lost_since > _JOIN_SECONDS
+        if not (missing or lost):
             return False
         _say("a rank has ended before all had started: the job ends")
         return True

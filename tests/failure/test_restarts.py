@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,6 +69,17 @@ def test_a_rank_alone_on_its_host_is_killed_before_init(tmp_path: Path) -> None:
         assert [result["ranks"] for result in job.results(2)] == [[0, 1]] * 2
     text = "a rank has ended before all had started: the job ends"
     assert done.stderr.count(text) == 1, done.stderr
+
+
+@pytest.mark.soak
+def test_a_rank_alone_on_its_host_is_killed_in_the_start_of_python(tmp_path: Path) -> None:
+    """It cannot have reported anything, but the others have."""
+    with launch_on_hosts(tmp_path, [1, 1], "waits") as job:
+        os.kill(job.rank_pids(2)[1], signal.SIGKILL)
+        done = job.wait(110)
+        assert done.returncode == 0, job.stderr
+        job.assert_nothing_left()
+        assert [result["ranks"] for result in job.results(2)] == [[0, 1]] * 2
 
 
 @pytest.mark.soak
