@@ -152,8 +152,8 @@ def _from_outside(kind: str, draw: random.Random, job: Job, ranks: int, out: Pat
     for pid in pids.values():
         with suppress(OSError):
             by_host.setdefault(os.readlink(f"/proc/{pid}/ns/uts"), []).append(pid)
-    victims = by_host[draw.choice(sorted(by_host))]
-    if kind == "host with daemon":
+    victims = by_host[draw.choice(sorted(by_host))] if by_host else []  # it may have ended
+    if kind == "host with daemon" and victims:
         return end_host(victims[0], draw.random() < 0.5) and len(victims)
     return _kill(victims)
 
@@ -192,9 +192,7 @@ def _kill(pids: list[int]) -> int:
 
 
 def ledger_is_exact(ledger: Path) -> None:
-    """Check that the steps that count have used each sample of each epoch once.
-
-    A step counts if the next world, of fewer ranks or of a later start, goes on behind it.
+    """Check that steps before that with which the next world goes on have used each sample once.
 
     Raises:
         AssertionError: a sample was used more or less often.
