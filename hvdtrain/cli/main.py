@@ -17,6 +17,7 @@ from hvdtrain.errors import (
     TrainingError,
     UsageError,
 )
+from hvdtrain.supervision.milestones import begin
 from hvdtrain.world import promised_world
 
 __all__ = ["main"]
@@ -87,6 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
         KeyboardInterrupt: the user pressed Ctrl-C.
         HvdtrainError: a crash, or an error of this rank that other ranks do not have.
     """
+    begin(os.environ)
     failed: BaseException | None = None
     code: object = 0
     try:

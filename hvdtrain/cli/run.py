@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -19,10 +21,11 @@ from hvdtrain.launch.launchers.options import (
     parse_hosts,
     with_hosts,
 )
-from hvdtrain.launch.launchers.request import BINDINGS, LaunchCommand, LaunchRequest, Site
+from hvdtrain.launch.launchers.request import BINDINGS, LaunchRequest, Site
 from hvdtrain.launch.program import is_script, rank_words, require_program
+from hvdtrain.launch.restarts import ElasticJob, Saved, run_elastic
 from hvdtrain.launch.session_folder import SESSION, session_folder
-from hvdtrain.launch.supervise import run_to_the_end
+from hvdtrain.launch.supervise import Launches
 from hvdtrain.world import promised_world
 
 __all__ = ["command"]
@@ -98,11 +101,12 @@ def command(
     if elastic:
         require_tolerance(library, launcher.name)
     site = Site(launcher.path, library.vendor, os.environ, os.geteuid() == 0)
-    line = launcher.build(with_hosts(request, launcher, library.vendor, os.environ), site)
+    request = with_hosts(request, launcher, library.vendor, os.environ)
     if dry_run:
-        click.echo(line.shell())
+        click.echo(launcher.build(request, site).shell())
         return 0
-    return _run(line)
+    saved = _saved(arguments, request.program) if elastic else None
+    return _run(ElasticJob(request, launcher.build, site, min_np or 1, saved))
 
 
 def _require_sense(request: LaunchRequest) -> None:
@@ -124,16 +128,52 @@ def _require_sense(request: LaunchRequest) -> None:
     check_interface(request.interface)
 
 
-def _run(line: LaunchCommand) -> int:
+def _saved(arguments: Sequence[str], program: tuple[str, ...]) -> Saved | None:
+    """Return where a job goes on that is started again; None if it has no directory for that."""
+    words = list(arguments)
+    if is_script(words) or (words and not words[0].startswith("-") and words[0] != "train"):
+        return None
+    from hvdtrain.cli import train
+    from hvdtrain.train.checkpoint.directory import checkpoint_files
+
+    begins = words[:1] == ["train"]
+    said = train.command.make_context("train", words[begins:]).params
+    options = train.read_options({**said, "print_config": None})
+    out = options.out
+    if out is None:
+        return None
+    if (
+        options.resume not in ("auto", "never")
+        and out.resolve() not in Path(options.resume).resolve().parents
+    ):
+        return None  # another run, whose state would be missing before the first checkpoint
+
+    def newest() -> str | None:
+        try:
+            files = checkpoint_files(out)
+        except OSError:
+            return None
+        return str(files[0]) if files else None
+
+    again = () if begins else ("train",)
+    return Saved(newest, (*program[:3], *again, *program[3:], "--resume", "auto"))
+
+
+def _run(job: ElasticJob) -> int:
+    line = job.build(job.request, job.site)
     try:
         if line.folder is not None:
             os.makedirs(line.folder, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot create a directory: {error}") from None
     with session_folder(os.environ) as session:
-        environ = {SESSION: session.folder, **os.environ, **line.variables}
+        environ = {SESSION: session.folder, **os.environ}
+        launches = Launches([session.lifeline])
         try:
-            code = run_to_the_end(line.argv, environ, [session.lifeline])
+            if job.request.elastic:
+                code = run_elastic(job, launches, environ, Path(session.folder))
+            else:
+                code = launches.run(line.argv, {**environ, **line.variables})
         except OSError as error:
             raise UsageError(f"{line.argv[0]} cannot be started: {error}") from None
     if code != 0 and line.folder is not None:

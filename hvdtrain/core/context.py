@@ -25,6 +25,7 @@ from hvdtrain.core.timeline.start_stop import begin_from_environment
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import HvdtrainError, NotInitializedError, UnsupportedError
+from hvdtrain.supervision.milestones import ENDED, STARTED, join, report
 from hvdtrain.topology import Topology
 
 __all__ = [
@@ -84,8 +85,8 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     try:
         config = Config.from_environ(os.environ)
         # Engines may do arithmetic in threads of their own.
-        join = in_default_arithmetic(open_engine)
-        world = join(engine or config.engine, config, os.environ)
+        open_world = in_default_arithmetic(open_engine)
+        world = open_world(engine or config.engine, config, os.environ)
         check_world_size(world)
         host = world.hostnames[world.communicator.rank]
         recording = begin_from_environment(config, world.communicator, host)
@@ -109,6 +110,13 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         assert _guard is not None
         _guard.fail(error)
         raise
+    join(os.environ)
+    _report_start(topology)
+
+
+def _report_start(topology: Topology) -> None:
+    if topology.rank == 0:
+        report(STARTED, os.environ)
 
 
 def _guard_exits(config: Config, topology: Topology, communicator: Communicator) -> None:
@@ -150,6 +158,7 @@ def recover() -> Recovery:
         _guard.fail(error)
         raise
     _guard_exits(before.config, _context.topology, _context.world.communicator)
+    _report_start(_context.topology)  # the first rank may have ended before it could
     return recovery
 
 
@@ -179,8 +188,11 @@ def shutdown() -> None:
     """Leave the world together with all other ranks (collective). A second call does nothing."""
     global _context
     if is_initialized():
+        topology = current().topology
         current().leave()
         _context = None
+        if topology.local_rank == 0:
+            report(ENDED, os.environ)
         if _guard is not None:
             _guard.uninstall()
 

@@ -11,56 +11,128 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["bound_to_this_process", "run_to_the_end"]
+__all__ = ["Launches", "bound_to_this_process"]
 
 _PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # Time for orphans that end by themselves, such as those that watch over shared memory.
 _GRACE_SECONDS = 1.0
+_PERIOD_SECONDS = 0.5
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def run_to_the_end(
-    argv: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int] = ()
-) -> int:
-    """Run a launcher and return its exit code as a shell does: 128 + N for signal N.
+class Launches:
+    """Runs launchers one after the other, passes signals on to them, and ends what they leave.
 
-    If a signal asked the job to end and it did not end well, the code is that of the signal,
-    whatever the launcher returns. Signals stay blocked: this process is about to end with that
-    code, and a late signal must not interrupt its cleanup.
+    Signals stay blocked from the first run on: this process is about to end with the code that
+    run() returns, and a late signal must not interrupt its cleanup.
 
     Args:
-        argv: command line of the launcher.
-        environ: environment variables of the launcher.
-        descriptors: file descriptors that it inherits.
+        descriptors: file descriptors that launchers inherit.
 
-    Raises:
-        OSError: the launcher cannot be started.
+    Attributes:
+        asked: last signal that asked the job to end, or None.
     """
-    # Signals that are ignored here, as under nohup, stay ignored.
-    passed_on = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
-    # If the parent had it ignored, none would be sent, and the wait would never end.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    begin = bound_to_this_process(before)
-    others = _children()  # of the shell that this process has replaced
-    process = subprocess.Popen(argv, env=environ, pass_fds=descriptors, preexec_fn=begin)
-    asked = _wait(process, passed_on)
-    code = process.returncode
-    if code != 0:
-        _end_orphans(others)
-    if code != 0 and asked is not None:
-        return 128 + asked
-    return code if code >= 0 else 128 - code
+
+    def __init__(self, descriptors: Sequence[int] = ()) -> None:
+        self.asked: int | None = None
+        self._descriptors = descriptors
+        # Signals that are ignored here, as under nohup, stay ignored.
+        self._passed_on = {n for n in _PASSED_ON if signal.getsignal(n) != signal.SIG_IGN}
+        # If the parent had it ignored, none would be sent, and the wait would never end.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        blocked = self._passed_on | {signal.SIGCHLD}
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._others = _children()  # of the shell that this process has replaced
+
+    def run(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        is_lost: Callable[[], bool] | None = None,
+    ) -> int:
+        """Run a launcher and return its exit code as a shell does: 128 + N for signal N.
+
+        If a signal asked the job to end and it did not end well, the code is that of the signal,
+        whatever the launcher returns.
+
+        Args:
+            argv: command line of the launcher.
+            environ: environment variables of the launcher.
+            is_lost: function that is called often, and returns whether to end the launcher.
+
+        Raises:
+            OSError: the launcher cannot be started.
+        """
+        process = self.start(argv, environ)
+        self.asked = _wait(process, self._passed_on, is_lost)
+        code = process.returncode
+        if code != 0:
+            self.end_orphans()
+        if code != 0 and self.asked is not None:
+            return 128 + self.asked
+        return code if code >= 0 else 128 - code
+
+    def start(
+        self, argv: Sequence[str], environ: Mapping[str, str], quiet: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """Start a process that ends with this one.
+
+        Args:
+            argv: its command line.
+            environ: its environment variables.
+            quiet: whether its input is empty and its output is discarded.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        stream = subprocess.DEVNULL if quiet else None
+        return subprocess.Popen(
+            argv,
+            env=environ,
+            stdin=stream,
+            stdout=stream,
+            stderr=stream,
+            pass_fds=self._descriptors,
+            preexec_fn=bound_to_this_process(self._mask),
+        )
+
+    def end_orphans(self) -> None:
+        """End the processes that a launcher has left behind on this host, and their descendants.
+
+        Usually there are none. A launcher that is killed, or that fails while it exits, leaves
+        ranks.
+        """
+        for pid in _children() - self._others:
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while pids := _children() - self._others:
+            late = time.monotonic() > deadline
+            for pid in pids:
+                if late:
+                    os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0 if late else os.WNOHANG)
+            time.sleep(0.02)
+
+    def waiting(self) -> int | None:
+        """Return a signal that has asked the job to end since the last run, or None."""
+        return min(signal.sigpending() & self._passed_on & _ENDING, default=None)
 
 
-def _wait(process: subprocess.Popen[bytes], passed_on: set[signal.Signals]) -> int | None:
+def _wait(
+    process: subprocess.Popen[bytes],
+    passed_on: set[signal.Signals],
+    is_lost: Callable[[], bool] | None,
+) -> int | None:
     """Wait for the end; return the last signal that asked for it, or None."""
     asked = None
     while not _has_ended(process):
-        found = signal.sigwaitinfo(passed_on | {signal.SIGCHLD})
-        if found.si_signo == signal.SIGCHLD:
+        found = signal.sigtimedwait(passed_on | {signal.SIGCHLD}, _PERIOD_SECONDS)
+        if is_lost is not None and is_lost():
+            process.terminate()
+            is_lost = None
+        if found is None or found.si_signo == signal.SIGCHLD:
             continue
         if found.si_signo in _ENDING:
             asked = found.si_signo
@@ -79,23 +151,6 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
         if pid == process.pid:
             process.returncode = os.waitstatus_to_exitcode(status)
     return True
-
-
-def _end_orphans(others: set[int]) -> None:
-    """End the processes that a launcher has left behind on this host, and their descendants.
-
-    Usually there are none. A launcher that is killed, or that fails while it exits, leaves ranks.
-    """
-    for pid in _children() - others:
-        os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + _GRACE_SECONDS
-    while pids := _children() - others:
-        late = time.monotonic() > deadline
-        for pid in pids:
-            if late:
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0 if late else os.WNOHANG)
-        time.sleep(0.02)
 
 
 def _children() -> set[int]:

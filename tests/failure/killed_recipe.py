@@ -22,7 +22,8 @@ class Killed:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         own = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
-        kills = [kill.split(":") for kill in os.environ.get("KILLS", "").split()]
+        again = os.environ.get("HVDTRAIN_RESTARTS", "0") != "0"
+        kills = [kill.split(":") for kill in os.environ.get("KILLS", "").split() if not again]
         self.signals = {
             (int(number), moment): signal.SIGUSR2 if leaves else signal.SIGKILL
             for rank, number, moment, *leaves in kills
@@ -50,6 +51,7 @@ class Model(nn.Sequential):
 
 class Adam(torch.optim.Adam):
     def step(self, closure: Any = None) -> Any:
+        KILLED.at("before_update")
         result = super().step(closure)
         KILLED.at("update")
         return result
@@ -65,7 +67,24 @@ def with_options() -> Recipe:
     return replace(recipe(), optimizer=None)
 
 
+def note_checkpoints() -> None:
+    """Count each checkpoint before it gets its name."""
+    replace = os.replace
+
+    def noting(source: Any, target: Any) -> None:
+        if ".safetensors" in str(target):
+            KILLED.at("checkpoint")
+        replace(source, target)
+
+    os.replace = noting  # type: ignore[assignment]
+
+
 def recipe() -> Recipe:
+    # This file is read anew after each recovery.
+    number = os.environ["RECIPES"] = str(int(os.environ.get("RECIPES", "0")) + 1)
+    KILLED.at(f"recipe{number}")
+    if number == "1":
+        note_checkpoints()
     rng = np.random.default_rng(7)
     model = Model(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     return Recipe(

@@ -21,12 +21,14 @@ from hvdtrain.core.process.output import drain_output, flush_output
 from hvdtrain.errors import (
     EXIT_CRASH,
     EXIT_INTERRUPTED,
+    EXIT_REQUEUE,
     EXIT_TERMINATED,
     ConnectionLostError,
     HvdtrainError,
     RanksLostError,
     UsageError,
 )
+from hvdtrain.supervision.milestones import FAILED, report
 from hvdtrain.topology import Topology
 
 __all__ = ["OWN_THREADS", "ExitGuard", "install_plain_excepthook", "write_message"]
@@ -165,6 +167,8 @@ class ExitGuard:
 
     def _end(self, code: int) -> None:
         try:
+            if code != EXIT_REQUEUE:
+                report(FAILED, os.environ)
             drain_output()
         finally:
             self._abort(code)
@@ -198,6 +202,7 @@ def install_plain_excepthook(silent: bool = False) -> None:
             previous(kind, error, trace)
         elif not silent:
             sys.stderr.write(f"hvdtrain: {error}\n")
+        report(FAILED, os.environ)
         flush_output()
         os._exit(error.exit_code if isinstance(error, HvdtrainError) else EXIT_CRASH)
 

@@ -8,6 +8,7 @@ could not, because mpi4py holds the interpreter's lock during MPI_Init.
 from __future__ import annotations
 
 import os
+import runpy
 import select
 import signal
 import subprocess
@@ -18,6 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = ["end_job_if_a_rank_ends"]
+
+# The process imports no packages, so that it starts at once.
+_MILESTONES = Path(__file__).resolve().parents[2] / "supervision" / "milestones.py"
 
 _PERIOD_SECONDS = 0.2
 # mpirun's daemon starts the ranks of a host one right after the other.
@@ -58,6 +62,8 @@ def main() -> None:
             if os.getppid() == min(alive):  # one of those that are left ends the job
                 text = f"{title} init: a rank of this host ended before all had started"
                 print(f"{text}: the job ends", file=sys.stderr, flush=True)
+                milestones = runpy.run_path(str(_MILESTONES))
+                milestones["report"](milestones["LOST"], os.environ)
                 os.kill(int(daemon), signal.SIGTERM)
             return
 

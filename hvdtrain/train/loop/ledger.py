@@ -7,6 +7,7 @@ import os
 
 from hvdtrain.core import context
 from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.supervision.milestones import RESTARTS
 
 __all__ = ["note_samples"]
 
@@ -29,6 +30,7 @@ def note_samples(epoch: int, done: int, own: Indices) -> None:
     if path is None:
         return
     size = context.current().topology.size
-    line = {"epoch": epoch, "done": done, "ranks": size, "samples": own.tolist()}
+    start = int(os.environ.get(RESTARTS, "0"))
+    line = {"epoch": epoch, "done": done, "start": start, "ranks": size, "samples": own.tolist()}
     with open(f"{path}.{os.getpid()}", "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

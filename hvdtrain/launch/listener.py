@@ -1,0 +1,106 @@
+"""A socket on which `run --elastic` hears the milestones of its ranks."""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from hvdtrain.supervision.milestones import BEGAN, JOINED, LOST
+
+__all__ = ["MilestoneListener"]
+
+_KEY_BYTES = 16
+_LONGEST_BYTES = 200
+_BACKLOG = 4096
+_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of a network interface
+_NAME_BYTES, _FIRST_BYTE = 15, 20
+
+
+class MilestoneListener:
+    """Collects what ranks report; the system keeps it until it is asked for.
+
+    Attributes:
+        address: value of the variable with which ranks find this socket.
+        began: how many ranks have begun; the reader sets it back.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("", 0), backlog=_BACKLOG)
+        self._socket.setblocking(False)
+        self._open: list[socket.socket] = []
+        self._held: set[socket.socket] = set()  # by ranks that have not joined
+        self.began = 0
+        self._key = secrets.token_hex(_KEY_BYTES)
+        port = self._socket.getsockname()[1]
+        places = sorted(_addresses(), key=lambda address: address.startswith("127."))
+        self.address = f"{self._key}@" + ",".join(f"{place}:{port}" for place in places)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for connection in (self._socket, *self._open):
+            connection.close()
+
+    def heard(self) -> set[str]:
+        """Return the milestones of ranks since the last call; LOST if one ended before it joined.
+
+        A rank that has begun holds its connection until it has joined.
+        """
+        found = set[str]()
+        with suppress(BlockingIOError):
+            while True:
+                connection, _ = self._socket.accept()
+                connection.setblocking(False)
+                self._open.append(connection)
+        for connection in self._open.copy():
+            with suppress(BlockingIOError):
+                found |= self._read(connection)
+        return found
+
+    def _read(self, connection: socket.socket) -> set[str]:
+        """Return what a rank has reported, and forget a connection that has ended.
+
+        Raises:
+            BlockingIOError: there is nothing new.
+        """
+        try:
+            text = connection.recv(_LONGEST_BYTES)
+        except ConnectionError:
+            text = b""
+        if not text:
+            found = {LOST} if connection in self._held else set()
+            self._held.discard(connection)
+            self._open.remove(connection)
+            connection.close()
+            return found
+        pairs = [line.partition(b" ") for line in text.splitlines()]
+        own = self._key.encode()
+        found = {name.decode() for key, _, name in pairs if secrets.compare_digest(key, own)}
+        if BEGAN in found:
+            self.began += 1
+            self._held.add(connection)
+        if JOINED in found:
+            self._held.discard(connection)
+        return found
+
+
+def _addresses() -> Iterator[str]:
+    """Yield the IPv4 addresses of this host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has none
+                asked = struct.pack("256s", name.encode()[:_NAME_BYTES])
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, asked)
+                yield socket.inet_ntoa(answer[_FIRST_BYTE : _FIRST_BYTE + 4])

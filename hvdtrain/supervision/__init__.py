@@ -1,0 +1,1 @@
+"""What ranks and the process that supervises their job have in common."""

@@ -1,0 +1,110 @@
+"""`run --elastic` starts a job again that mpirun has given up, and takes no loss for success."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hosts import AGENT, require_hosts, write_hostfile
+from kill_sweep import LOSS, end_host, sweep_case
+from ranks import Job, start
+
+WORKER = Path(__file__).with_name("restarted_worker.py")
+
+
+def launch_on_hosts(folder: Path, slots: Sequence[int], how: str, *more: object) -> Job:
+    """Start the worker under `run --elastic` on stand-in hosts."""
+    require_hosts()
+    hostfile = write_hostfile(folder / "hosts", "openmpi", slots)
+    run = [sys.executable, "-m", "hvdtrain", "run", "--elastic", "-hostfile", hostfile]
+    env = {"PRTE_MCA_plm_ssh_agent": AGENT}
+    return start([*run, "-np", sum(slots), *more, "--", WORKER, how], env=env)
+
+
+def test_a_host_is_lost_at_the_start(tmp_path: Path) -> None:
+    """Its daemon, too: mpirun then returns 0, and the job starts again on the other host."""
+    with launch_on_hosts(tmp_path, [1, 1], "waits") as job:
+        end_host(job.rank_pids(2)[1], answers=False)
+        done = job.wait(90)
+        assert done.returncode == 0, job.stderr
+        job.assert_nothing_left()
+        assert job.results(1) == [{"ranks": [0], "hosts": ["node0"]}]
+    text = "node1 no longer answers: starting again with 1 rank from the beginning"
+    assert done.stderr.count(text) == 1, done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("how", "more", "code", "text"),
+    [
+        ("waits", ["--min-np", 2], 75, "1 rank could start again, fewer than --min-np 2"),
+        ("waits after init", [], 1, "not started again, because no checkpoint holds its state"),
+    ],
+)
+def test_a_host_is_lost_for_good(
+    how: str, more: list[object], code: int, text: str, tmp_path: Path
+) -> None:
+    with launch_on_hosts(tmp_path, [1, 1], how, *more) as job:
+        pids = job.rank_pids(2)
+        if how == "waits after init":
+            job.wait_for_output("waiting\nwaiting")
+        end_host(pids[1], answers=False)
+        done = job.wait(90)
+        job.assert_nothing_left()
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count(text) == 1, done.stderr
+
+
+@pytest.mark.soak
+def test_a_rank_alone_on_its_host_is_killed_before_init(tmp_path: Path) -> None:
+    """Only the process that supervises the job sees it; the others would wait for ever."""
+    with launch_on_hosts(tmp_path, [1, 1], "is killed") as job:
+        done = job.wait(90)
+        assert done.returncode == 0, job.stderr
+        job.assert_nothing_left()
+        assert [result["ranks"] for result in job.results(2)] == [[0, 1]] * 2
+    text = "a rank has ended before all had started: the job ends"
+    assert done.stderr.count(text) == 1, done.stderr
+
+
+@pytest.mark.soak
+def test_a_rank_alone_on_its_host_is_killed_in_the_start_of_python(tmp_path: Path) -> None:
+    """It cannot have reported anything, but the others have."""
+    with launch_on_hosts(tmp_path, [1, 1], "waits") as job:
+        os.kill(job.rank_pids(2)[1], signal.SIGKILL)
+        done = job.wait(110)
+        assert done.returncode == 0, job.stderr
+        job.assert_nothing_left()
+        assert [result["ranks"] for result in job.results(2)] == [[0, 1]] * 2
+
+
+@pytest.mark.soak
+def test_a_rank_that_raises_ends_the_job() -> None:
+    run = [sys.executable, "-m", "hvdtrain", "run", "--elastic", "-np", "2", "--", WORKER, "raises"]
+    with start(run) as job:
+        done = job.wait(90)
+        job.assert_nothing_left()
+    assert done.returncode == 1
+    assert "ValueError: as it was told to" in done.stderr
+    assert "again" not in done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("host with daemon", 3),
+        ("host with daemon", 5),
+        ("ranks of a host", 2),
+        ("first 0.5 s", 1),
+        ("checkpoint", 1),
+        ("during a recovery", 2),
+    ],
+)
+def test_training_goes_on(kind: str, seed: int, tmp_path: Path) -> None:
+    """Some runs of the sweep in kill_sweep.py: each sample once, and the loss of any run."""
+    assert sweep_case(kind, seed, tmp_path).loss == pytest.approx(LOSS, rel=1e-4)
