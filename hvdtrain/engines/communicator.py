@@ -22,11 +22,11 @@ from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
     "ANY_DEVICE",
+    "JOINED",
     "Capabilities",
     "Communicator",
     "EngineWorld",
     "Failures",
-    "JOINED",
     "Newcomer",
     "Pending",
     "Pieces",
@@ -363,13 +363,14 @@ class Failures(ABC):
         """
 
     @abstractmethod
-    def start_rank(self, host: str) -> Newcomer:
+    def start_rank(self, host: str, known: bool) -> Newcomer:
         """Start a process that is to become a rank, while the others go on (local).
 
         It takes tenths of a second; for ever, if the process ends at once.
 
         Args:
             host: name of its host; "" for any.
+            known: whether the launcher was given this host.
 
         Raises:
             HvdtrainError: it cannot be started.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.errors import RanksLostError, TooFewRanksError, TrainingError
+from hvdtrain.errors import HostsUpdatedInterrupt, RanksLostError, TooFewRanksError, TrainingError
 from hvdtrain.topology import format_ranks
 from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
@@ -18,7 +19,7 @@ from hvdtrain.train.metrics.improvement import improved, require_number
 from hvdtrain.train.metrics.totals import Totals, Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import BestEvaluation, RunClock
-from hvdtrain.train.records.results import MetricsRecord, RanksLost, Summary
+from hvdtrain.train.records.results import MetricsRecord, RanksJoined, RanksLost, Summary
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup
 from hvdtrain.train.summary import make_summary
@@ -38,7 +39,6 @@ class Run:
         terminal: terminal that rank 0 prints on.
         heartbeat: exchange between the ranks.
         run_log: files and trackers that rank 0 writes to; None on the other ranks.
-        failures: ranks that ended before, while the others went on.
 
     Attributes:
         left: ranks that have left because they were asked to, in which case run() has raised.
@@ -51,7 +51,6 @@ class Run:
         terminal: Terminal,
         heartbeat: Heartbeat,
         run_log: RunLog | None,
-        failures: Sequence[RanksLost] = (),
     ) -> None:
         self._options, self._test_samples = options, setup.test_samples
         self._world, self._step_plan, self._loop = setup.world, setup.step_plan, setup.loop
@@ -64,10 +63,21 @@ class Run:
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
         self._evaluated: MetricsRecord | None = None
         self._saved_step, self._first_step = -1, self._progress.step
-        self._failures, self._directory = failures, setup.start.directory
+        self._failures: Sequence[RanksLost] = ()
+        self._joins: Sequence[RanksJoined] = ()
+        self._directory = setup.start.directory
         self.left: tuple[int, ...] = ()
         # Where a pause that is under way began. Survivors take it anew if one of them was in it.
         self._pausing = self._progress if setup.start.pauses else None
+
+    def note_changes(self, failures: Sequence[RanksLost], joins: Sequence[RanksJoined]) -> None:
+        """Note ranks that ended or joined before, for the summary (local).
+
+        Args:
+            failures: ranks that ended while the others went on.
+            joins: ranks that joined.
+        """
+        self._failures, self._joins = failures, joins
 
     def run(self) -> Summary | None:
         """Train the epochs that are left and write the results (collective).
@@ -80,6 +90,7 @@ class Run:
                 value that decides.
             TrainingError: on every rank, weights differ between ranks, or a loss is not finite.
             RanksLostError: ranks have left, on these as well, or have ended.
+            HostsUpdatedInterrupt: another rank can join (raised on every rank).
         """
         while self._progress.epoch < self._options.epochs and not self._is_stale:
             if self._heartbeat.stop_rank is not None:
@@ -87,6 +98,8 @@ class Run:
                 return None
             if self._heartbeat.leaving:
                 self._let_leave(self._heartbeat.leaving)
+            if self._heartbeat.joins:
+                self._let_join()
             self._train_epoch()
         return self._finish()
 
@@ -182,6 +195,16 @@ class Run:
         if failures.agree(True):
             self.left = leaving
         raise RanksLostError(f"{topology.title} {format_ranks(leaving)} left", leaving)
+
+    def _let_join(self) -> NoReturn:
+        """Interrupt the run for a rank that joins, when all that was due is done (collective).
+
+        Raises:
+            HostsUpdatedInterrupt: on every rank.
+        """
+        assert self._world.failures is not None  # else no rank is started
+        self._world.failures.agree(True)  # no rank may miss others that are through already
+        raise HostsUpdatedInterrupt
 
     def _after_step(self) -> bool:
         """Return whether to continue without a pause (collective)."""
@@ -345,7 +368,7 @@ class Run:
             self._save(False)
         self._progress = self._clock.read(self._progress)
         summary = make_summary(self._step_plan, self._world, self._progress, final, self._loop)
-        summary = replace(summary, failures=self._failures)
+        summary = replace(summary, failures=self._failures, joins=self._joins)
         run_log = self._run_log
         files = call_on_root(lambda: run_log.ended(summary) if run_log is not None else [])
         directory = str(run_log.directory) if run_log is not None else ""

@@ -10,20 +10,20 @@ from typing import Any
 from hvdtrain.core import context
 from hvdtrain.core.context import Recovery
 from hvdtrain.core.elastic import tells_of_lost_ranks
-from hvdtrain.core.objects import call_on_root
-from hvdtrain.errors import HvdtrainError, TrainingError, UsageError
+from hvdtrain.core.objects import broadcast_object, call_on_root
+from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.heartbeat.signals import StopSignals
-from hvdtrain.train.messages import failure_tags, header_lines, lost_line
+from hvdtrain.train.messages import failure_tags, header_lines, joined_line, lost_line
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records.environment import write_environment
 from hvdtrain.train.records.files import usage_errors
-from hvdtrain.train.records.results import RanksLost, Summary
+from hvdtrain.train.records.results import RanksJoined, RanksLost, Summary
 from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
-from hvdtrain.train.setup import RecipeFactory, TrainingSetup, set_up
+from hvdtrain.train.setup import RecipeFactory, TrainingSetup, join_world, set_up
 from hvdtrain.train.survivors import Standing, agree, losses, obstacle
 from hvdtrain.train.terminal import Terminal, on_terminal
 from hvdtrain.train.tracking.tracker import RunInfo
@@ -71,16 +71,22 @@ class _Session:
         self._ranks = 0  # at the start
         self._run: Run | None = None
         self._standing: Standing | None = None
+        self._joins_others = False  # until this rank trains with them
+        self._interrupted = False  # for a rank that joins
         self._noticed = 0.0
         self._left: tuple[int, ...] = ()  # since the last recovery
         self._recoveries: list[tuple[Recovery, tuple[int, ...]]] = []
         self._failures: list[RanksLost] = []
+        self._joins: list[RanksJoined] = []
 
     def train(self) -> Summary | None:
         """Train until the end of the run (collective)."""
         while True:
             try:
-                return self._begin() if self._standing is None else self._go_on(self._standing)
+                if self._standing is None and not self._joins_others:
+                    return self._begin()
+                self._recover()
+                return self._go_on()
             except Exception as error:
                 if not self._survives(error):
                     raise
@@ -88,6 +94,9 @@ class _Session:
                     context.end_alone()
 
     def _begin(self) -> Summary | None:
+        if join_world(self._options).newcomer:
+            self._joins_others = True
+            return self._go_on()
         setup = set_up(self._options, self._make_recipe, CheckpointLoader(self._options))
         self._ranks = setup.world.topology.size
         lines = header_lines(self._options, setup)
@@ -103,20 +112,40 @@ class _Session:
             self._left = self._run.left
             self._standing, self._run = self._run.standing, None
         refused = isinstance(error, UsageError | TrainingError) or obstacle(self._options)
-        if self._standing is None or refused:
+        if refused or (self._standing is None and not self._joins_others):
             return False
+        if isinstance(error, HostsUpdatedInterrupt):
+            self._interrupted = True
+            return True
         return tells_of_lost_ranks(error, context.current())
 
-    def _go_on(self, standing: Standing) -> Summary | None:
-        """Train with the ranks that are left (collective over them)."""
-        recovery = context.recover()
-        if not recovery.lost:
+    def _recover(self) -> None:
+        """Go on in the next world (collective over the ranks that are left)."""
+        recovery = context.recover(self._left)
+        if not recovery.lost and not self._interrupted:
             raise HvdtrainError("training failed as if a rank had ended, and none has")
         self._recoveries.append((recovery, self._left))
-        self._left = ()
-        loader = agree(standing)
+        self._left, self._interrupted = (), False
+
+    def _go_on(self) -> Summary | None:
+        """Train with the ranks that are left, and with one that has joined (collective)."""
+        loader = agree(self._standing)
+        history = (self._ranks, self._failures, self._joins)
+        self._ranks, self._failures, self._joins = broadcast_object(history, 0, "history")
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
         setup = set_up(self._options, self._make_recipe, loader, ranks)
+        lines: list[str] = []
+        for recovery, leaving in self._recoveries:
+            lines += self._note_lost(setup, recovery, leaving)
+            if recovery.joined:
+                lines.append(self._note_joined(setup, recovery))
+        self._recoveries, self._joins_others = [], False
+        return self._train(setup, lines)
+
+    def _note_lost(
+        self, setup: TrainingSetup, recovery: Recovery, leaving: tuple[int, ...]
+    ) -> list[str]:
+        """Add ranks that were lost to the results, and return the lines about them."""
         plan, progress = setup.step_plan, setup.start.progress
         failures = [
             RanksLost(
@@ -130,24 +159,41 @@ class _Session:
                 scaled_lr=plan.target_lr,
                 left=by_request,
             )
-            for one, leaving in self._recoveries
-            for lost, ranks, by_request in losses(one, leaving)
+            for lost, ranks, by_request in losses(recovery, leaving)
         ]
-        self._recoveries = []
         self._failures += failures
-        return self._train(setup, [lost_line(failure) for failure in failures])
+        return [lost_line(failure) for failure in failures]
+
+    def _note_joined(self, setup: TrainingSetup, recovery: Recovery) -> str:
+        """Add ranks that have joined to the results, and return the line about them."""
+        plan, progress = setup.step_plan, setup.start.progress
+        join = RanksJoined(
+            step=progress.step,
+            epoch=progress.epoch + progress.done / plan.samples,
+            trained_seconds=progress.total_seconds,
+            joined=recovery.joined,
+            ranks=recovery.size,
+            seconds=time.perf_counter() - self._noticed,
+            start_seconds=recovery.start_seconds,
+            global_batch_size=plan.global_batch_size,
+            scaled_lr=plan.target_lr,
+        )
+        self._joins.append(join)
+        return joined_line(join)
 
     def _train(self, setup: TrainingSetup, lines: list[str]) -> Summary | None:
         options, world = self._options, setup.world
         if world.failures is not None and not obstacle(options):
             self._signals.accept_leave()
+            context.accept_newcomers()
         prints = world.topology.rank == 0 and not options.quiet
         with Terminal(prints, bar=prints and on_terminal()) as terminal:
             terminal.print(lines)
             run_log = _open_run_log(options, setup, self._failures)
             heartbeat = Heartbeat(world, self._signals, Triggers.of(options).timers)
             try:
-                self._run = Run(options, setup, terminal, heartbeat, run_log, self._failures)
+                self._run = Run(options, setup, terminal, heartbeat, run_log)
+                self._run.note_changes(self._failures, self._joins)
                 self._standing = None
                 if self._failures:
                     self._run.require_ranks(world.topology.size)

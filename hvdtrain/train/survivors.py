@@ -86,25 +86,29 @@ class MemoryLoader:
         """
 
 
-def agree(standing: Standing) -> MemoryLoader:
-    """Return what all ranks that are left go on from: the state of one furthest ahead (collective).
+def agree(standing: Standing | None) -> MemoryLoader:
+    """Return what all ranks go on from: the state of one furthest ahead (collective).
 
     Args:
         standing: how far this rank had got. A step's update happens on a rank as a whole or not at
-            all, and ranks differ by one step at most.
+            all, and ranks differ by one step at most. None on a rank that has joined.
     """
-    rows = allgather_object((standing.reached.step, standing.paused), "progress")
-    furthest = max(step for step, _ in rows)
-    leader = [step for step, _ in rows].index(furthest)
-    paused = all(row == (furthest, True) for row in rows)
-    progress = standing.reached if paused else standing.before
-    progress = broadcast_object(progress, leader, "progress")
+    reached = None if standing is None else (standing.reached.step, standing.paused)
+    rows = allgather_object(reached, "progress")
+    there = [row for row in rows if row is not None]
+    furthest = max(step for step, _ in there)
+    leader = [row and row[0] for row in rows].index(furthest)
+    paused = all(row == (furthest, True) for row in there)
+    told: Any = None
     content: Mapping[str, Any] = {}
-    if context.current().topology.rank == leader:
+    if standing is not None and context.current().topology.rank == leader:
+        progress = standing.reached if paused else standing.before
+        told = progress, standing.directory
         content = standing.state.snapshot().content()
+    progress, directory = broadcast_object(told, leader, "progress")
     if leader:
         content = broadcast_object(content, leader, "state")
-    return MemoryLoader(progress, not paused, standing.directory, content)
+    return MemoryLoader(progress, not paused, directory, content)
 
 
 def losses(
@@ -121,7 +125,7 @@ def losses(
     if left:
         yield left, recovery.size_before - len(left), True
     if ended:
-        yield ended, recovery.size, False
+        yield ended, recovery.left, False
 
 
 def obstacle(options: TrainOptions) -> str:

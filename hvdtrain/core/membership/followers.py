@@ -63,6 +63,15 @@ class Followers:
         self._counts[members] += 1
         self._followers[self._world, members, self._counts[members]] = follower
 
+    @property
+    def world(self) -> int:
+        """The number of worlds before this one."""
+        return self._world
+
+    def enter(self, world: int) -> None:
+        """Count the worlds that there were before this rank joined (local)."""
+        self._world = world
+
     def interrupt(self) -> None:
         """Interrupt all, before ranks get other numbers (local)."""
         for follower in list(self._followers.values()):

@@ -181,8 +181,8 @@ class MpiFailures(Failures):
 
         poll_until(agreed)
 
-    def start_rank(self, host: str) -> MpiNewcomer:
-        return start_rank(host)
+    def start_rank(self, host: str, known: bool) -> MpiNewcomer:
+        return start_rank(host, known)
 
     def reopen(self, newcomer: Newcomer | None = None) -> EngineWorld:
         assert newcomer is None or isinstance(newcomer, MpiNewcomer)

@@ -69,20 +69,24 @@ class MpiNewcomer(Newcomer):
         return self._is_ready
 
 
-def start_rank(host: str) -> MpiNewcomer:
+def start_rank(host: str, known: bool) -> MpiNewcomer:
     """Start a process that runs what this one does, and wait until it has MPI (local).
 
     Args:
         host: name of its host; "" for any.
+        known: whether the launcher was given this host.
 
     Raises:
         HvdtrainError: it cannot be started.
     """
     info = MPI.Info.Create()
     # The slots of ranks that have ended count as taken.
-    for key, value in (("map_by", ":OVERSUBSCRIBE"), ("wdir", os.getcwd()), ("host", host)):
-        if value:
-            info.Set(key, value)
+    info.Set("map_by", ":OVERSUBSCRIBE")
+    info.Set("wdir", os.getcwd())
+    if host:
+        info.Set("PMIX_HOST", host)
+    if host and not known:
+        info.Set("PMIX_ADD_HOST", host)
     options, program = program_words(sys.orig_argv)
     early = [f"{name}={value}" for name, value in os.environ.items()]
     words = [
@@ -95,7 +99,7 @@ def start_rank(host: str) -> MpiNewcomer:
     except MPI.Exception as error:
         where = host or "this host"
         raise HvdtrainError(f"no rank can be started on {where}: {error}") from error
-    return MpiNewcomer(cast("MPI.Intracomm", peer), host)
+    return MpiNewcomer(peer, host)
 
 
 def program_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -220,7 +224,7 @@ def enter() -> MPI.Intracomm | None:
 def meet_starter() -> None:
     """Meet the rank that has started this process, and take its variables (local)."""
     global _entrance
-    peer = cast("MPI.Intracomm", MPI.Comm.Get_parent().Merge(high=True))
+    peer = MPI.Comm.Get_parent().Merge(high=True)
     sent: Mapping[str, str] = peer.recv(source=0, tag=_ENVIRON)
     for name, value in sent.items():
         if not f"{name}=".startswith(_NOT_SENT) or name.startswith("OMPI_MCA_"):

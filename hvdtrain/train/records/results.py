@@ -21,6 +21,7 @@ __all__ = [
     "STEPS",
     "SUMMARY",
     "MetricsRecord",
+    "RanksJoined",
     "RanksLost",
     "Seconds",
     "Summary",
@@ -110,6 +111,34 @@ class RanksLost:
 
 
 @dataclass(frozen=True)
+class RanksJoined:
+    """Ranks that joined the others.
+
+    Attributes:
+        step: steps done by then.
+        epoch: epochs done by then, fractions included.
+        trained_seconds: seconds of training by then, since the very first start.
+        joined: numbers of the ranks that joined, as they are since then.
+        ranks: number of ranks since then.
+        seconds: time from the last step of the others until all were ready for the next one.
+        start_seconds: time from the start of the processes until they were ready to join, in which
+            the others went on; 0 if the rank that started them has ended.
+        global_batch_size: samples of all ranks per step since then.
+        scaled_lr: learning rate after the warm-up since then.
+    """
+
+    step: int
+    epoch: float
+    trained_seconds: float
+    joined: Sequence[int]
+    ranks: int
+    seconds: float
+    start_seconds: float
+    global_batch_size: int
+    scaled_lr: float
+
+
+@dataclass(frozen=True)
 class Summary:
     """The content of summary.json.
 
@@ -136,6 +165,7 @@ class Summary:
             "max_staleness"), and the gradients that it has received
             in this start, as Pushes.record(); None without one.
         failures: ranks that ended while the others went on, in this start.
+        joins: ranks that joined them, in this start.
     """
 
     world_size: int
@@ -158,6 +188,7 @@ class Summary:
     ended: str
     parameter_server: dict[str, Any] | None = None
     failures: Sequence[RanksLost] = ()
+    joins: Sequence[RanksJoined] = ()
 
 
 def append_lines(
