@@ -103,7 +103,10 @@ def join_world(options: TrainOptions) -> Context:
     Args:
         options: options of the run.
     """
-    choose_framework(options)  # before this rank waits for others, because to import it takes long
+    choose_framework(options)
+    if options.framework == "torch" and not context.is_initialized():
+        # Optimizers import it, which takes seconds, for which ranks that others join would wait.
+        import torch._dynamo  # noqa: F401
     engine = None if options.engine == "auto" else options.engine
     context.init(engine, deterministic=options.virtual_shards is not None)
     return context.current()

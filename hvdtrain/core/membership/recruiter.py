@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hvdtrain.core.membership.discovery import discover
 from hvdtrain.core.process.exits import write_message
 from hvdtrain.engines.communicator import Newcomer
 from hvdtrain.errors import HvdtrainError
+from hvdtrain.world import discover
 
 __all__ = ["Recruit", "Recruiter"]
 
@@ -56,6 +56,7 @@ class Recruiter:
         self._vacancies: Sequence[str] = ()
         self._known: set[str] = set()
         self._recruits: list[Recruit] = []
+        self._between_worlds = False
         self._slots: dict[str, int] = {}
         self._discovered = 0.0
         self._tries = _TRIES
@@ -72,6 +73,7 @@ class Recruiter:
         """
         with self._lock:
             self._hosts, self._vacancies = hosts, vacancies
+            self._between_worlds = False
             self._known.update(hosts)
         if not self._thread.is_alive() and not self._stopping.is_set():
             self._thread.start()
@@ -82,8 +84,12 @@ class Recruiter:
         return any(recruit.ready_after is not None for recruit in self._recruits)
 
     def take(self) -> Recruit | None:
-        """Return a process that is ready to join, which is then no longer looked after (local)."""
+        """Return a process that is ready to join, which is then no longer looked after (local).
+
+        No process is started from now on until `follow` is called.
+        """
         with self._lock:
+            self._between_worlds = True
             for recruit in self._recruits:
                 if recruit.ready_after is not None:
                     self._recruits.remove(recruit)
@@ -136,7 +142,7 @@ class Recruiter:
         """Return the host on which a rank is missing; None if there is none."""
         with self._lock:
             ranks = [*self._hosts, *(recruit.host for recruit in self._recruits)]
-            if not self._tries or len(ranks) >= self._most:
+            if not self._tries or self._between_worlds or len(ranks) >= self._most:
                 return None
             if self._program:
                 missing = (host for host, n in self._slots.items() if ranks.count(host) < n)
