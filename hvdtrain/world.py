@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -106,7 +105,8 @@ def discover(program: str) -> dict[str, int]:
     Raises:
         HvdtrainError: it cannot be run, fails, or prints something else.
     """
-    import subprocess  # only here: this module is imported everywhere
+    import socket  # only here, as subprocess: this module is imported everywhere
+    import subprocess
 
     try:
         done = subprocess.run(
