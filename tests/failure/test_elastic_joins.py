@@ -94,7 +94,7 @@ def test_a_killed_rank_is_replaced(tmp_path: Path, alone: dict[str, Any]) -> Non
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kills", ["0:5:forward", "1:5:backward 2:5:update", "0:3:evaluation"])
+@pytest.mark.parametrize("kills", ["0:5:forward", "1:5:backward 2:5:update", "0:1:evaluation"])
 def test_killed_ranks_are_replaced(kills: str, tmp_path: Path, alone: dict[str, Any]) -> None:
     summary = train(tmp_path, 3, kills, {"HVDTRAIN_MAX_RANKS": 3, "AWAIT_RANKS": 3})
     require_like(summary, alone)
