@@ -50,6 +50,9 @@ class Config:
         abort_on_thread_exception: HVDTRAIN_ABORT_ON_THREAD_EXCEPTION, whether an uncaught exception
             in any Python thread ends the job, not only in the main thread or hvdtrain's.
         min_ranks: HVDTRAIN_MIN_RANKS, the least number of ranks to go on with when some are killed.
+        max_ranks: HVDTRAIN_MAX_RANKS, the greatest number of ranks up to which others are started
+            for those that were lost, or on hosts that come; 0 for none.
+        host_discovery: HVDTRAIN_HOST_DISCOVERY, program that prints HOST:SLOTS lines; "" for none.
     """
 
     engine: str = "auto"
@@ -68,6 +71,8 @@ class Config:
     stall_stacks: bool = False
     abort_on_thread_exception: bool = False
     min_ranks: int = 1
+    max_ranks: int = 0
+    host_discovery: str = ""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
@@ -107,6 +112,8 @@ class Config:
                 environ, "HVDTRAIN_ABORT_ON_THREAD_EXCEPTION", cls.abort_on_thread_exception
             ),
             min_ranks=_positive(environ, "HVDTRAIN_MIN_RANKS", cls.min_ranks, what="integer"),
+            max_ranks=_positive(environ, "HVDTRAIN_MAX_RANKS", cls.max_ranks, what="integer"),
+            host_discovery=environ.get("HVDTRAIN_HOST_DISCOVERY", cls.host_discovery),
         )
 
 

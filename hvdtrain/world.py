@@ -1,16 +1,21 @@
-"""The rank and size that a launcher announces in environment variables."""
+"""The world as it is announced: rank and size by a launcher, hosts by a discovery script."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from hvdtrain.errors import HvdtrainError
 
 __all__ = [
     "OPEN_MPI",
     "SRUN",
     "TORCHRUN",
     "PromisedWorld",
+    "discover",
     "idle_tasks",
+    "parse_slots",
     "promised_world",
     "under_launcher",
 ]
@@ -85,3 +90,60 @@ def idle_tasks(environ: Mapping[str, str]) -> int:
 def under_launcher(environ: Mapping[str, str]) -> bool:
     """Return whether a launcher started this process, according to its variables."""
     return promised_world(environ) is not None or any(name in environ for name in _MARKERS)
+
+
+# How long a discovery script may take.
+_LIMIT_SECONDS = 30.0
+
+
+def discover(program: str) -> dict[str, int]:
+    """Run a program that prints the hosts of a job, and return the slots of each (local).
+
+    Args:
+        program: executable file.
+
+    Raises:
+        HvdtrainError: it cannot be run, fails, or prints something else.
+    """
+    import socket  # only here, as subprocess: this module is imported everywhere
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            [os.path.abspath(program)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HvdtrainError(f"{program} cannot be run: {error}") from error
+    if done.returncode != 0:
+        text = done.stderr.strip().rpartition("\n")[2]
+        raise HvdtrainError(f"{program} failed with exit code {done.returncode}: {text}")
+    return parse_slots(done.stdout, program, socket.gethostname())
+
+
+def parse_slots(text: str, program: str, here: str) -> dict[str, int]:
+    """Return the slots of each host in lines HOST:SLOTS; 1 where there is only a name.
+
+    Args:
+        text: the lines.
+        program: what has printed them, for errors.
+        here: name of this host, which may also be called localhost.
+
+    Raises:
+        HvdtrainError: a line is something else.
+    """
+    found: dict[str, int] = {}
+    for line in text.split("\n"):
+        name, colon, slots = line.strip().partition(":")
+        if not name and not colon:
+            continue
+        count = slots if colon else "1"
+        if not name or not count.isdecimal() or not name.isprintable():
+            raise HvdtrainError(f"{program} printed {line.strip()!r}: print lines HOST:SLOTS")
+        host = here if name in ("localhost", "127.0.0.1") else name
+        found[host] = found.get(host, 0) + int(count)
+    return found

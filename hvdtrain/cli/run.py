@@ -12,7 +12,12 @@ import click
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.launchers.choice import LAUNCHERS, choose_launcher
-from hvdtrain.launch.launchers.elastic import min_ranks_variable, require_tolerance
+from hvdtrain.launch.launchers.elastic import (
+    discovered_hosts,
+    max_ranks_variables,
+    min_ranks_variable,
+    require_tolerance,
+)
 from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import (
     check_interface,
@@ -47,6 +52,8 @@ __all__ = ["command"]
 @click.option("--as-horovod", is_flag=True, help="hvdtrain answers also for an installed Horovod.")
 @click.option("--elastic", is_flag=True, help="The others go on when ranks are killed.")
 @click.option("--min-np", type=click.IntRange(1), help="With --elastic: end if fewer are left.")
+@click.option("--max-np", type=click.IntRange(1), help="With --elastic: replace lost ranks.")
+@click.option("discovery", "--host-discovery-script", metavar="FILE", help="Prints HOST:SLOTS.")
 @click.option("--dry-run", is_flag=True, help="Print the command and leave.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -64,6 +71,8 @@ def command(
     as_horovod: bool,
     elastic: bool,
     min_np: int | None,
+    max_np: int | None,
+    discovery: str | None,
     dry_run: bool,
     arguments: tuple[str, ...],
 ) -> int:
@@ -76,12 +85,13 @@ def command(
     request = LaunchRequest(
         (sys.executable, "-m", "hvdtrain", *rank_words(arguments, as_horovod)),
         ranks=ranks,
-        hosts=parse_hosts(named),
+        hosts=parse_hosts(_named_hosts(named, hostfile, discovery)),
         hostfile=hostfile,
         per_node=per_node,
         exports={
             **parse_exports(exports, os.environ),
             **min_ranks_variable(min_np, ranks, elastic),
+            **max_ranks_variables(max_np, discovery, ranks, elastic),
         },
         interface=interface,
         bind=bind,
@@ -107,6 +117,13 @@ def command(
         return 0
     saved = _saved(arguments, request.program) if elastic else None
     return _run(ElasticJob(request, launcher.build, site, min_np or 1, saved))
+
+
+def _named_hosts(named: str | None, hostfile: str | None, discovery: str | None) -> str | None:
+    """Return the hosts of -H, or else those of the discovery script."""
+    if discovery is None or named is not None or hostfile is not None:
+        return named
+    return discovered_hosts(discovery)
 
 
 def _require_sense(request: LaunchRequest) -> None:

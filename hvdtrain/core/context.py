@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from functools import partial
 from typing import NoReturn
 
 from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.config import Config
 from hvdtrain.core.membership.opening import open_context, start_watches
-from hvdtrain.core.membership.recovery import Recovery, open_without_lost
+from hvdtrain.core.membership.recovery import Recovery, open_next, open_of_newcomer, recruit
 from hvdtrain.core.membership.world import Context
 from hvdtrain.core.process.exits import ExitGuard, install_plain_excepthook
 from hvdtrain.core.process.malloc import keep_freed_memory
@@ -31,10 +32,12 @@ from hvdtrain.topology import Topology
 __all__ = [
     "Context",
     "Recovery",
+    "accept_newcomers",
     "current",
     "end_alone",
     "init",
     "is_initialized",
+    "newcomer_waits",
     "recover",
     "shutdown",
 ]
@@ -89,7 +92,9 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         world = open_world(engine or config.engine, config, os.environ)
         check_world_size(world)
         host = world.hostnames[world.communicator.rank]
-        recording = begin_from_environment(config, world.communicator, host)
+        recording = None
+        if not world.joined:
+            recording = begin_from_environment(config, world.communicator, host)
     except Exception as error:
         install_plain_excepthook(
             silent=isinstance(error, HvdtrainError) and delay_startup_error(error)
@@ -98,14 +103,18 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
     _guard_exits(config, topology, world.communicator)
     try:
-        warn_of_binding(world, topology)
-        warn_of_idle_tasks(topology)
         if topology.size > 1:
             keep_freed_memory(os.environ)
-        ordered = config.deterministic or deterministic
+        abort, ordered = partial(_abort, world.communicator), config.deterministic or deterministic
+        if world.joined:
+            _context = open_of_newcomer(config, world, ordered, _end_soon, abort)
+            _guard_exits(config, _context.topology, _context.world.communicator)
+            return
+        warn_of_binding(world, topology)
+        warn_of_idle_tasks(topology)
         _context = open_context(config, world, ordered, _end_soon)
         _context.record(recording)
-        start_watches(_context, world.communicator, partial(_abort, world.communicator))
+        start_watches(_context, world.communicator, abort)
     except Exception as error:  # other ranks may be blocked in an engine call for ever
         assert _guard is not None
         _guard.fail(error)
@@ -129,15 +138,19 @@ def _guard_exits(config: Config, topology: Topology, communicator: Communicator)
     _guard.install()
 
 
-def recover() -> Recovery:
+def recover(leaving: Collection[int] = ()) -> Recovery:
     """Go on without the ranks that have ended (collective over those that are left).
 
-    Call it when an operation has raised RanksLostError. Afterwards ranks have new numbers, in the
+    Call it when an operation has raised RanksLostError, or on all ranks when rank 0's
+    `newcomer_waits` says that another rank can join. Afterwards ranks have new numbers, in the
     same order, and there are no pending operations. Process sets and wrapped optimizers that exist
     go on in the new world; gradients of an interrupted step are dropped.
 
+    Args:
+        leaving: ranks that were asked to leave, and are not to be replaced.
+
     Returns:
-        Which ranks were lost.
+        Which ranks were lost, and which have joined.
 
     Raises:
         NotInitializedError: before init() or after shutdown().
@@ -152,7 +165,7 @@ def recover() -> Recovery:
         )
     try:
         abort = partial(_abort, before.world.communicator)
-        _context, recovery = open_without_lost(before, before.failures, abort)
+        _context, recovery = open_next(before, before.failures, abort, leaving)
     except Exception as error:  # other ranks may be blocked in an engine call for ever
         assert _guard is not None
         _guard.fail(error)
@@ -160,6 +173,23 @@ def recover() -> Recovery:
     _guard_exits(before.config, _context.topology, _context.world.communicator)
     _report_start(_context.topology)  # the first rank may have ended before it could
     return recovery
+
+
+def accept_newcomers() -> None:
+    """Say that the program takes in ranks that join, by `recover` (on all ranks).
+
+    Rank 0 then starts others, if HVDTRAIN_MAX_RANKS asks for it.
+    """
+    here = current()
+    if not here.accepts:
+        here.accepts = True
+        recruit(here)
+
+
+def newcomer_waits() -> bool:
+    """Return whether another rank can join by `recover` (local; False on all but rank 0)."""
+    recruiter = current().recruiter
+    return recruiter is not None and recruiter.waits
 
 
 def _abort(communicator: Communicator, code: int) -> None:

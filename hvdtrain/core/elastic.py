@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from hvdtrain.core import context
 from hvdtrain.core.membership.world import Context
+from hvdtrain.core.objects import broadcast_object as _broadcast_object
 from hvdtrain.errors import EXIT_REQUEUE, HostsUpdatedInterrupt, RanksLostError
 from hvdtrain.topology import format_ranks
 
@@ -58,7 +59,18 @@ class ObjectState:
         self.save()
 
     def check_host_updates(self) -> None:
-        """Return at once (local): no hosts are added to a job."""
+        """Interrupt the function that `run` calls if a rank waits to join (collective).
+
+        Return at once where no ranks are started: see HVDTRAIN_MAX_RANKS.
+
+        Raises:
+            HostsUpdatedInterrupt: on all ranks, one does.
+        """
+        here = context.current()
+        if here.failures is None or not here.accepts or not here.config.max_ranks:
+            return
+        if _broadcast_object(context.newcomer_waits(), 0, "elastic.joins"):
+            raise _NewcomerWaits
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Have functions be called each time that `run` goes on with the ranks that are left.
@@ -96,6 +108,7 @@ def run(func: F) -> F:
 
     @functools.wraps(func)
     def going_on(state: ObjectState, *args: Any, **kwargs: Any) -> Any:
+        context.accept_newcomers()
         synchronizes = True
         while True:
             failed: Exception | None = None
@@ -103,6 +116,9 @@ def run(func: F) -> F:
                 if synchronizes:
                     state.sync()
                 return func(state, *args, **kwargs)
+            except _NewcomerWaits:
+                synchronizes = True
+                _go_on_in_next_world(None)
             except HostsUpdatedInterrupt as interrupt:
                 synchronizes = not interrupt.skip_sync
             except Exception as error:
@@ -111,27 +127,34 @@ def run(func: F) -> F:
                 failed, synchronizes = error, True
             if failed is not None:
                 state.restore()
-                _go_on_without_lost(failed)
+                _go_on_in_next_world(failed)
             state.on_reset()
 
     return cast("F", going_on)
 
 
-def _go_on_without_lost(failed: Exception) -> None:
+class _NewcomerWaits(HostsUpdatedInterrupt):
+    """A rank waits to join, on all ranks."""
+
+
+def _go_on_in_next_world(failed: Exception | None) -> None:
     """Recover, and exit if too few ranks are left (collective over them)."""
     recovery = context.recover()
-    if not recovery.lost:  # an object of an earlier world would fail again and again
+    # An object of an earlier world would fail again and again.
+    if failed is not None and not recovery.lost:
         raise failed
     here = context.current()
-    left, least = here.topology.size, here.config.min_ranks
-    ends = f", fewer than --min-np {least}: the job ends" if left < least else ""
-    if here.topology.rank == 0:
-        print(
-            f"hvdtrain: {format_ranks(recovery.lost)} of {recovery.size_before} ended; "
-            f"{left} left after {recovery.seconds:.2f} s{ends}",
-            file=sys.stderr,
-            flush=True,
-        )
+    size, least = here.topology.size, here.config.min_ranks
+    ends = f", fewer than --min-np {least}: the job ends" if size < least else ""
+    changes = []
+    if recovery.lost:
+        lost = f"{format_ranks(recovery.lost)} of {recovery.size_before}"
+        changes.append(f"{lost} ended; {recovery.left} left")
+    if recovery.joined:
+        changes.append(f"{format_ranks(recovery.joined)} joined; {size} ranks")
+    if here.topology.rank == 0 and changes:
+        text = f"{', '.join(changes)} after {recovery.seconds:.2f} s{ends}"
+        print(f"hvdtrain: {text}", file=sys.stderr, flush=True)
     if ends:
         sys.exit(EXIT_REQUEUE)
 

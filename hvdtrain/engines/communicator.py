@@ -22,10 +22,12 @@ from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
     "ANY_DEVICE",
+    "JOINED",
     "Capabilities",
     "Communicator",
     "EngineWorld",
     "Failures",
+    "Newcomer",
     "Pending",
     "Pieces",
     "Verdict",
@@ -310,6 +312,22 @@ class Communicator(ABC):
         """End every rank of the job with this exit code, without waiting for any (local)."""
 
 
+# Number of a rank that was not in the world before.
+JOINED = -1
+
+
+class Newcomer(ABC):
+    """A process that was started to become a rank, on the rank that has started it."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Return whether it waits to be taken in by `Failures.reopen` (local).
+
+        Raises:
+            PeerFailureError: it has ended.
+        """
+
+
 class Failures(ABC):
     """The ranks of a world that have ended, where the others can go on without them.
 
@@ -345,10 +363,27 @@ class Failures(ABC):
         """
 
     @abstractmethod
-    def reopen(self) -> EngineWorld:
+    def start_rank(self, host: str, known: bool) -> Newcomer:
+        """Start a process that is to become a rank, while the others go on (local).
+
+        It takes tenths of a second; for ever, if the process ends at once.
+
+        Args:
+            host: name of its host; "" for any.
+            known: whether the launcher was given this host.
+
+        Raises:
+            HvdtrainError: it cannot be started.
+        """
+
+    @abstractmethod
+    def reopen(self, newcomer: Newcomer | None = None) -> EngineWorld:
         """Return a world of the ranks that are left, in the same order (collective over them).
 
         Ranks may end meanwhile.
+
+        Args:
+            newcomer: process that becomes the last rank, unless it ends; on the first rank only.
 
         Raises:
             SystemLimitError: a rank has reached a limit of the system (raised on all ranks).
@@ -366,8 +401,9 @@ class EngineWorld:
         nodes: node number of each rank; ranks share memory if and only if theirs are equal.
         hostnames: host name of each rank.
         failures: ranks that have ended; None if no rank can go on without another.
-        before: number of each rank in the world before this one, or else among the ranks that the
-            launcher has started; None if no rank can go on without another.
+        before: number of each rank in the world before this one, or JOINED, or else among the ranks
+            that the launcher has started; None if no rank can go on without another.
+        joined: whether this rank has joined others that were there before.
     """
 
     engine: str
@@ -377,3 +413,4 @@ class EngineWorld:
     hostnames: tuple[str, ...]
     failures: Failures | None = None
     before: tuple[int, ...] | None = None
+    joined: bool = False

@@ -79,7 +79,7 @@ def open_engine(name: str, config: Config, environ: Mapping[str, str]) -> Engine
         LauncherMismatchError: the launcher and the library do not belong together.
     """
     world = open_world(choose_engine(name, environ), config, environ)
-    if name != "auto" or world.communicator.size == 1:
+    if name != "auto" or world.communicator.size == 1 or world.joined:
         return world
     visible = _gather_visible_gpus(world, find_visible_gpus(sys.modules, environ))
     reason = reason_against_nccl(visible, world.nodes, world.hostnames)

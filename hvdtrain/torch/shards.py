@@ -26,7 +26,7 @@ def own_shards(shards: int) -> range:
     """
     here = context.current()
     topology = here.topology
-    if here.shrunk:
+    if here.changed:
         return branch(shards, topology.rank, topology.size)
     if shards < 1 or shards & (shards - 1) or topology.size & (topology.size - 1):
         raise UsageError(

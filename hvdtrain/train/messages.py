@@ -21,6 +21,7 @@ __all__ = [
     "epoch_lines",
     "failure_tags",
     "header_lines",
+    "joined_line",
     "lost_line",
     "stop_lines",
     "values_text",
@@ -135,6 +136,20 @@ def lost_line(failure: RanksLost) -> str:
         f"{lost} {what}: training goes on with {left}{back} after "
         f"{failure.seconds:.2f} s, {counted(failure.global_batch_size, 'sample')} of all ranks per "
         f"step, learning rate {failure.scaled_lr:.4g}"
+    )
+
+
+def joined_line(join: RanksJoined) -> str:
+    """Return the line about ranks that joined the others.
+
+    Args:
+        join: these ranks.
+    """
+    return (
+        f"{format_ranks(join.joined)} joined after step {join.step}: training goes on with "
+        f"{counted(join.ranks, 'rank')} after {join.seconds:.2f} s, "
+        f"{counted(join.global_batch_size, 'sample')} of all ranks per step, learning rate "
+        f"{join.scaled_lr:.4g}"
     )
 
 

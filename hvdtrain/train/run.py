@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.errors import RanksLostError, TooFewRanksError, TrainingError
+from hvdtrain.errors import HostsUpdatedInterrupt, RanksLostError, TooFewRanksError, TrainingError
 from hvdtrain.topology import format_ranks
 from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
@@ -20,7 +20,7 @@ from hvdtrain.train.metrics.improvement import improved, require_number
 from hvdtrain.train.metrics.totals import Totals, Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import BestEvaluation, RunClock
-from hvdtrain.train.records.results import MetricsRecord, RanksLost, Summary
+from hvdtrain.train.records.results import MetricsRecord, RanksJoined, RanksLost, Summary
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup
 from hvdtrain.train.summary import make_summary
@@ -40,7 +40,6 @@ class Run:
         terminal: terminal that rank 0 prints on.
         heartbeat: exchange between the ranks.
         run_log: files and trackers that rank 0 writes to; None on the other ranks.
-        failures: ranks that ended before, while the others went on.
         snapshots: snapshots to go back to without some of the ranks; None if none are needed.
 
     Attributes:
@@ -54,7 +53,6 @@ class Run:
         terminal: Terminal,
         heartbeat: Heartbeat,
         run_log: RunLog | None,
-        failures: Sequence[RanksLost] = (),
         snapshots: Snapshots | None = None,
     ) -> None:
         self._options, self._test_samples = options, setup.test_samples
@@ -68,11 +66,21 @@ class Run:
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
         self._evaluated: MetricsRecord | None = None
         self._saved_step, self._first_step = -1, self._progress.step
-        self._failures, self._directory = failures, setup.start.directory
-        self._snapshots = snapshots
+        self._failures: Sequence[RanksLost] = ()
+        self._joins: Sequence[RanksJoined] = ()
+        self._directory, self._snapshots = setup.start.directory, snapshots
         self.left: tuple[int, ...] = ()
         # Where a pause that is under way began. Survivors take it anew if one of them was in it.
         self._pausing = self._progress if setup.start.pauses else None
+
+    def note_changes(self, failures: Sequence[RanksLost], joins: Sequence[RanksJoined]) -> None:
+        """Note ranks that ended or joined before, for the summary (local).
+
+        Args:
+            failures: ranks that ended while the others went on.
+            joins: ranks that joined.
+        """
+        self._failures, self._joins = failures, joins
 
     def run(self) -> Summary | None:
         """Train the epochs that are left and write the results (collective).
@@ -85,6 +93,7 @@ class Run:
                 value that decides.
             TrainingError: on every rank, weights differ between ranks, or a loss is not finite.
             RanksLostError: ranks have left, on these as well, or have ended.
+            HostsUpdatedInterrupt: another rank can join (raised on every rank).
         """
         while self._progress.epoch < self._options.epochs and not self._is_stale:
             if self._heartbeat.stop_rank is not None:
@@ -92,6 +101,8 @@ class Run:
                 return None
             if self._heartbeat.leaving:
                 self._let_leave(self._heartbeat.leaving)
+            if self._heartbeat.joins:
+                self._let_join()
             self._train_epoch()
         return self._finish()
 
@@ -181,15 +192,30 @@ class Run:
         topology, failures = self._world.topology, self._world.failures
         assert failures is not None  # else no rank is asked
         self.require_ranks(topology.size - len(leaving))
-        if self._snapshots is not None:
-            self._loop.synchronize()
-            self._take_snapshot(leaving)
+        self._take_snapshot_now(leaving)
         if self._run_log is not None and topology.rank in leaving:
             self._run_log.close("stopped")
         # No rank may miss others that are through already, or a checkpoint that is not written yet.
         if failures.agree(True):
             self.left = leaving
         raise RanksLostError(f"{topology.title} {format_ranks(leaving)} left", leaving)
+
+    def _let_join(self) -> NoReturn:
+        """Interrupt the run for a rank that joins, when all that was due is done (collective).
+
+        Raises:
+            HostsUpdatedInterrupt: on every rank.
+        """
+        assert self._world.failures is not None  # else no rank is started
+        self._take_snapshot_now()
+        self._world.failures.agree(True)  # no rank may miss others that are through already
+        raise HostsUpdatedInterrupt
+
+    def _take_snapshot_now(self, leaving: tuple[int, ...] = ()) -> None:
+        """Take a snapshot, if any are needed, so that no step is taken twice (collective)."""
+        if self._snapshots is not None:
+            self._loop.synchronize()
+            self._take_snapshot(leaving)
 
     def _after_step(self) -> bool:
         """Return whether to continue without a pause (collective)."""
@@ -384,7 +410,7 @@ class Run:
             self._save(False)
         self._progress = self._clock.read(self._progress)
         summary = make_summary(self._step_plan, self._world, self._progress, final, self._loop)
-        summary = replace(summary, failures=self._failures)
+        summary = replace(summary, failures=self._failures, joins=self._joins)
         run_log = self._run_log
         files = call_on_root(lambda: run_log.ended(summary) if run_log is not None else [])
         directory = str(run_log.directory) if run_log is not None else ""

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from hvdtrain.core import context
 from hvdtrain.core.context import Recovery
 from hvdtrain.core.elastic import tells_of_lost_ranks
-from hvdtrain.core.objects import call_on_root
-from hvdtrain.errors import HvdtrainError, TrainingError, UsageError
+from hvdtrain.core.objects import broadcast_object, call_on_root
+from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.heartbeat.signals import StopSignals
 from hvdtrain.train.loop.snapshots import Snapshots, needs_snapshots
-from hvdtrain.train.messages import failure_tags, header_lines, lost_line
+from hvdtrain.train.messages import failure_tags, header_lines, joined_line, lost_line
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records.environment import write_environment
 from hvdtrain.train.records.files import usage_errors
-from hvdtrain.train.records.results import RanksLost, Summary
+from hvdtrain.train.records.results import RanksJoined, RanksLost, Summary
 from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
-from hvdtrain.train.setup import RecipeFactory, TrainingSetup, set_up
+from hvdtrain.train.setup import RecipeFactory, TrainingSetup, join_world, set_up
 from hvdtrain.train.survivors import MemoryLoader, SnapshotLoader, Standing, agree, losses
 from hvdtrain.train.terminal import Terminal, on_terminal
 from hvdtrain.train.tracking.tracker import RunInfo
@@ -72,17 +72,23 @@ class _Session:
         self._ranks = 0  # at the start
         self._run: Run | None = None
         self._standing: Standing | None = None
+        self._joins_others = False  # until this rank trains with them
+        self._interrupted = False  # for a rank that joins
         self._noticed = 0.0
         self._left: tuple[int, ...] = ()  # since the last recovery
         self._snapshots: Snapshots | None = None
         self._recoveries: list[tuple[Recovery, tuple[int, ...]]] = []
         self._failures: list[RanksLost] = []
+        self._joins: list[RanksJoined] = []
 
     def train(self) -> Summary | None:
         """Train until the end of the run (collective)."""
         while True:
             try:
-                return self._begin() if self._standing is None else self._go_on(self._standing)
+                if self._standing is None and not self._joins_others:
+                    return self._begin()
+                self._recover()
+                return self._go_on()
             except Exception as error:
                 if not self._survives(error):
                     raise
@@ -90,6 +96,9 @@ class _Session:
                     context.end_alone()
 
     def _begin(self) -> Summary | None:
+        if join_world(self._options).newcomer:
+            self._joins_others = True
+            return self._go_on()
         setup = set_up(self._options, self._make_recipe, CheckpointLoader(self._options))
         self._ranks = setup.world.topology.size
         lines = header_lines(self._options, setup)
@@ -105,28 +114,65 @@ class _Session:
             self._left = self._run.left
             self._standing, self._run = self._run.standing, None
         refused = isinstance(error, UsageError | TrainingError)
-        if self._standing is None or refused:
+        if refused or (self._standing is None and not self._joins_others):
             return False
+        if isinstance(error, HostsUpdatedInterrupt):
+            self._interrupted = True
+            return True
         return tells_of_lost_ranks(error, context.current())
 
-    def _go_on(self, standing: Standing) -> Summary | None:
-        """Train with the ranks that are left (collective over them)."""
+    def _recover(self) -> None:
+        """Go on in the next world (collective over the ranks that are left)."""
         if self._snapshots is not None:
             context.current().followers.clear()
-        recovery = context.recover()
-        if not recovery.lost:
+        recovery = context.recover(self._left)
+        if not recovery.lost and not self._interrupted:
             raise HvdtrainError("training failed as if a rank had ended, and none has")
         self._recoveries.append((recovery, self._left))
-        self._left = ()
-        loader: MemoryLoader | SnapshotLoader
-        reached: int | None = None
-        if self._snapshots is None:
-            loader = agree(standing)
-        else:
-            found = self._snapshots.find(standing.reached.step)
-            loader, reached = SnapshotLoader(self._options, standing, found), found.reached
+        self._left, self._interrupted = (), False
+
+    def _go_on(self) -> Summary | None:
+        """Train with the ranks that are left, and with one that has joined (collective)."""
+        self._share_history()
+        loader, reached = self._loader()
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
         setup = set_up(self._options, self._make_recipe, loader, ranks)
+        lines: list[str] = []
+        for recovery, leaving in self._recoveries:
+            lines += self._note_lost(setup, recovery, leaving, reached)
+            if recovery.joined:
+                lines.append(self._note_joined(setup, recovery))
+        self._recoveries, self._joins_others = [], False
+        return self._train(setup, lines)
+
+    def _share_history(self) -> None:
+        """Let ranks that have joined know what happened before (collective)."""
+        known = None
+        if self._standing is not None:
+            known = (self._ranks, self._failures, self._joins, self._snapshots is not None)
+        known = broadcast_object(known, 0, "history")
+        if known is None:  # those that were there before have the lowest numbers
+            raise HvdtrainError("no rank is left that has trained: start the job again")
+        self._ranks, self._failures, self._joins, needed = known
+        if needed and self._snapshots is None:
+            self._snapshots = Snapshots.of(self._options)
+
+    def _loader(self) -> tuple[MemoryLoader | SnapshotLoader, int | None]:
+        """Return what to go on from, and the steps done if it may have fewer (collective)."""
+        if self._snapshots is None:
+            return agree(self._standing), None
+        step = -1 if self._standing is None else self._standing.reached.step
+        found = self._snapshots.find(step)
+        return SnapshotLoader(self._options, self._standing, found), found.reached
+
+    def _note_lost(
+        self,
+        setup: TrainingSetup,
+        recovery: Recovery,
+        leaving: tuple[int, ...],
+        reached: int | None,
+    ) -> list[str]:
+        """Add ranks that were lost to the results, and return the lines about them."""
         plan, progress = setup.step_plan, setup.start.progress
         failures = [
             RanksLost(
@@ -141,27 +187,42 @@ class _Session:
                 left=by_request,
                 again=0 if reached is None else max(reached - progress.step, 0),
             )
-            for one, leaving in self._recoveries
-            for lost, ranks, by_request in losses(one, leaving)
+            for lost, ranks, by_request in losses(recovery, leaving)
         ]
-        self._recoveries = []
         self._failures += failures
-        return self._train(setup, [lost_line(failure) for failure in failures])
+        return [lost_line(failure) for failure in failures]
+
+    def _note_joined(self, setup: TrainingSetup, recovery: Recovery) -> str:
+        """Add ranks that have joined to the results, and return the line about them."""
+        plan, progress = setup.step_plan, setup.start.progress
+        join = RanksJoined(
+            step=progress.step,
+            epoch=progress.epoch + progress.done / plan.samples,
+            trained_seconds=progress.total_seconds,
+            joined=recovery.joined,
+            ranks=recovery.size,
+            seconds=time.perf_counter() - self._noticed,
+            start_seconds=recovery.start_seconds,
+            global_batch_size=plan.global_batch_size,
+            scaled_lr=plan.target_lr,
+        )
+        self._joins.append(join)
+        return joined_line(join)
 
     def _train(self, setup: TrainingSetup, lines: list[str]) -> Summary | None:
         options, world = self._options, setup.world
         if world.failures is not None:
             self._signals.accept_leave()
+            context.accept_newcomers()
         prints = world.topology.rank == 0 and not options.quiet
         with Terminal(prints, bar=prints and on_terminal()) as terminal:
             terminal.print(lines)
-            run_log = _open_run_log(options, setup, self._failures)
+            run_log = _open_run_log(options, setup, failure_tags(self._failures, self._joins))
             timers = {} if self._snapshots is None else self._snapshots.timers
             heartbeat = Heartbeat(world, self._signals, {**Triggers.of(options).timers, **timers})
             try:
-                self._run = Run(
-                    options, setup, terminal, heartbeat, run_log, self._failures, self._snapshots
-                )
+                self._run = Run(options, setup, terminal, heartbeat, run_log, self._snapshots)
+                self._run.note_changes(self._failures, self._joins)
                 self._standing = None
                 if self._failures:
                     self._run.require_ranks(world.topology.size)
@@ -172,7 +233,7 @@ class _Session:
 
 
 def _open_run_log(
-    options: TrainOptions, setup: TrainingSetup, failures: Sequence[RanksLost]
+    options: TrainOptions, setup: TrainingSetup, tags: Mapping[str, str]
 ) -> RunLog | None:
     """Open the files and trackers of rank 0; return None on the other ranks (collective).
 
@@ -189,7 +250,7 @@ def _open_run_log(
             start.directory,
             {**_parameters(options), "ranks": topology.size, "engine": setup.world.engine_name},
             start.progress.step if start.resumed else None,
-            failure_tags(failures),
+            tags,
         )
         trackers = open_trackers(
             options.track, info, options.tracking_uri, options.experiment, options.run_name

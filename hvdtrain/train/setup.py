@@ -26,7 +26,7 @@ from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.resume import RunStart, StateLoader
 
-__all__ = ["RecipeFactory", "TrainingSetup", "choose_framework", "set_up"]
+__all__ = ["RecipeFactory", "TrainingSetup", "choose_framework", "join_world", "set_up"]
 
 RecipeFactory = Callable[[], Recipe]
 
@@ -80,9 +80,7 @@ def set_up(
             ranks, the data, the checkpoint or the directory.
     """
     framework = choose_framework(options)
-    engine = None if options.engine == "auto" else options.engine
-    context.init(engine, deterministic=options.virtual_shards is not None)
-    world = context.current()
+    world = join_world(options)
     world.keeps_states = True  # see snapshots
     require_same_options(options)
     _require_servers_fit(options, world)
@@ -98,6 +96,21 @@ def set_up(
     loop.broadcast()
     loader.restore_exchange(loop, start)
     return TrainingSetup(framework.title, world, recipe, step_plan, devices, threads, loop, start)
+
+
+def join_world(options: TrainOptions) -> Context:
+    """Return the world of ranks, which is joined in the first call (collective).
+
+    Args:
+        options: options of the run.
+    """
+    choose_framework(options)
+    if options.framework == "torch" and not context.is_initialized():
+        # Optimizers import it, which takes seconds, for which ranks that others join would wait.
+        import torch._dynamo  # noqa: F401
+    engine = None if options.engine == "auto" else options.engine
+    context.init(engine, deterministic=options.virtual_shards is not None)
+    return context.current()
 
 
 def _prepare(

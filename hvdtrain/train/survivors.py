@@ -96,11 +96,11 @@ class SnapshotLoader:
 
     Args:
         options: options of the run.
-        standing: how far this rank had got.
+        standing: how far this rank had got; needed on rank 0 only.
         found: what is left of snapshots.
     """
 
-    def __init__(self, options: TrainOptions, standing: Standing, found: Found) -> None:
+    def __init__(self, options: TrainOptions, standing: Standing | None, found: Found) -> None:
         self._options, self._standing, self._snapshot = options, standing, found
         self._found = LoadedCheckpoint()
         self._exchange: ExchangeRecord | None = None
@@ -111,6 +111,7 @@ class SnapshotLoader:
         Args:
             library: library that tensors are read as.
         """
+        assert self._standing is not None
         directory, resumed = self._standing.directory, self._options.resume
         if self._snapshot.step >= 0:
             found = LoadedCheckpoint(Path("snapshot in memory"), self._snapshot.content())
@@ -129,6 +130,7 @@ class SnapshotLoader:
             epoch_samples: number of training samples in an epoch.
             state: state of the new model.
         """
+        assert self._standing is not None
         path, content = self._found.path, self._found.content
         directory, before = self._standing.directory, self._standing.reached
         progress, origin = Progress(), "the start: there is no snapshot and no checkpoint"
@@ -153,25 +155,29 @@ class SnapshotLoader:
         self._exchange = None
 
 
-def agree(standing: Standing) -> MemoryLoader:
-    """Return what all ranks that are left go on from: the state of one furthest ahead (collective).
+def agree(standing: Standing | None) -> MemoryLoader:
+    """Return what all ranks go on from: the state of one furthest ahead (collective).
 
     Args:
         standing: how far this rank had got. A step's update happens on a rank as a whole or not at
-            all, and ranks differ by one step at most.
+            all, and ranks differ by one step at most. None on a rank that has joined.
     """
-    rows = allgather_object((standing.reached.step, standing.paused), "progress")
-    furthest = max(step for step, _ in rows)
-    leader = [step for step, _ in rows].index(furthest)
-    paused = all(row == (furthest, True) for row in rows)
-    progress = standing.reached if paused else standing.before
-    progress = broadcast_object(progress, leader, "progress")
+    reached = None if standing is None else (standing.reached.step, standing.paused)
+    rows = allgather_object(reached, "progress")
+    there = [row for row in rows if row is not None]
+    furthest = max(step for step, _ in there)
+    leader = [row and row[0] for row in rows].index(furthest)
+    paused = all(row == (furthest, True) for row in there)
+    told: Any = None
     content: Mapping[str, Any] = {}
-    if context.current().topology.rank == leader:
+    if standing is not None and context.current().topology.rank == leader:
+        progress = standing.reached if paused else standing.before
+        told = progress, standing.directory
         content = standing.state.snapshot().content()
+    progress, directory = broadcast_object(told, leader, "progress")
     if leader:
         content = broadcast_object(content, leader, "state")
-    return MemoryLoader(progress, not paused, standing.directory, content)
+    return MemoryLoader(progress, not paused, directory, content)
 
 
 def losses(
@@ -188,4 +194,4 @@ def losses(
     if left:
         yield left, recovery.size_before - len(left), True
     if ended:
-        yield ended, recovery.size, False
+        yield ended, recovery.left, False

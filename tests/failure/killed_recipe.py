@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -11,17 +13,24 @@ import numpy as np
 import torch
 from torch import nn
 
+from hvdtrain.core import context
 from hvdtrain.data.dataset import Samples
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipes.recipe import Recipe
 
+JOIN_SECONDS = 90
+
 
 class Killed:
-    """Counts moments of this process, and kills it: KILLS="RANK:NUMBER:MOMENT[:leave] ..."."""
+    """Counts moments of this process, and kills it: KILLS="RANK:NUMBER:MOMENT[:leave] ...".
+
+    RANK is "new" for processes that have joined.
+    """
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
-        own = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
+        joined = "hvdtrain.probes.newcomer" in sys.orig_argv
+        own = "new" if joined else os.environ.get("OMPI_COMM_WORLD_RANK", "0")
         again = os.environ.get("HVDTRAIN_RESTARTS", "0") != "0"
         kills = [kill.split(":") for kill in os.environ.get("KILLS", "").split() if not again]
         self.signals = {
@@ -40,9 +49,22 @@ class Killed:
 KILLED = Killed()
 
 
+def await_newcomer() -> None:
+    """Have rank 0 wait, where there are fewer ranks than AWAIT_RANKS, until one can join."""
+    wanted = int(os.environ.get("AWAIT_RANKS", "0"))
+    deadline = time.monotonic() + JOIN_SECONDS
+    if not wanted or context.current().topology.rank:
+        return
+    while context.current().topology.size < wanted and not context.newcomer_waits():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 class Model(nn.Sequential):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         KILLED.at("forward" if self.training else "evaluation")
+        if self.training:
+            await_newcomer()
         outputs: torch.Tensor = super().forward(inputs)
         if outputs.requires_grad:
             outputs.register_hook(lambda gradient: KILLED.at("backward"))

@@ -67,6 +67,15 @@ class Followers:
         """Forget all (local, on all ranks): the program makes others in the next world."""
         self._followers.clear()
 
+    @property
+    def world(self) -> int:
+        """The number of worlds before this one."""
+        return self._world
+
+    def enter(self, world: int) -> None:
+        """Count the worlds that there were before this rank joined (local)."""
+        self._world = world
+
     def interrupt(self) -> None:
         """Interrupt all, before ranks get other numbers (local)."""
         for follower in list(self._followers.values()):

@@ -1,108 +1,229 @@
-"""Going on without ranks that have ended."""
+"""Going on in the next world: without ranks that have ended, and with one that has joined."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hvdtrain.core.membership.followers import Key, Taken
+from hvdtrain.config import Config
+from hvdtrain.core.agreement.votes import exchange
+from hvdtrain.core.membership.followers import Followers, Key, Taken
 from hvdtrain.core.membership.opening import open_context, start_watches
+from hvdtrain.core.membership.recruiter import Recruiter
 from hvdtrain.core.membership.world import Context
-from hvdtrain.core.timeline.times import RecoveryTimes
-from hvdtrain.engines.communicator import EngineWorld, Failures
-from hvdtrain.errors import RanksLostError
+from hvdtrain.core.timeline.clock import read_clock
+from hvdtrain.core.timeline.recording import Recording
+from hvdtrain.core.timeline.times import JoinTimes, RecoveryTimes
+from hvdtrain.engines.communicator import JOINED, Communicator, EngineWorld, Failures
+from hvdtrain.errors import HvdtrainError, RanksLostError
 from hvdtrain.topology import format_ranks
 
-__all__ = ["Recovery", "open_without_lost"]
+__all__ = ["Recovery", "open_next", "open_of_newcomer", "recruit"]
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """A recovery from the loss of ranks, the same on all ranks but for the time.
+    """A change of the world, the same on all ranks that were there before but for the times.
 
     Attributes:
         lost: ranks that were lost, as they were numbered before.
         size_before: number of ranks before.
-        size: number of ranks that are left.
+        size: number of ranks now.
         seconds: time that this rank took.
+        joined: ranks that have joined, as they are numbered now.
+        start_seconds: time from the start of the process that has joined until it was ready; on
+            rank 0 only.
     """
 
     lost: tuple[int, ...]
     size_before: int
     size: int
     seconds: float
+    joined: tuple[int, ...] = ()
+    start_seconds: float = 0.0
+
+    @property
+    def left(self) -> int:
+        """The number of ranks that were there before and are now."""
+        return self.size - len(self.joined)
 
 
-def open_without_lost(
-    before: Context, failures: Failures, abort: Callable[[int], None]
+@dataclass(frozen=True)
+class _Told:
+    """What a rank that joins is told by the others.
+
+    Attributes:
+        members: number of each rank in the world before, or JOINED.
+        process_sets: ranks of each process set that has some, by its number.
+        emptied: last ranks of the others.
+        vacancies: hosts of ranks that were lost and not replaced.
+        worlds: number of worlds before.
+        recording: path of the timeline, whether it has rounds, and its zero; None for no timeline.
+    """
+
+    members: tuple[int, ...]
+    process_sets: Mapping[int, list[int]]
+    emptied: Mapping[int, list[int]]
+    vacancies: tuple[str, ...]
+    worlds: int
+    recording: tuple[str, bool, float] | None
+
+
+def open_next(
+    before: Context,
+    failures: Failures,
+    abort: Callable[[int], None],
+    leaving: Collection[int] = (),
 ) -> tuple[Context, Recovery]:
-    """Leave a world, and open one of the ranks that are left (collective over them).
+    """Leave a world, and open the next one (collective over the ranks that are left).
 
-    Ranks may end meanwhile. Process sets keep their numbers and lose these ranks, too.
+    Ranks may end meanwhile. Process sets keep their numbers and lose these ranks, too. A process
+    that is ready to join becomes the last rank.
 
     Args:
-        before: world of which ranks have ended.
+        before: world of which ranks have ended, or which others are to join.
         failures: its ranks that have ended.
         abort: function that ends all ranks with an exit code, without waiting.
+        leaving: ranks that are lost because they were asked to leave, and are not replaced.
     """
     began, size = time.perf_counter(), before.topology.size
+    taken = None if before.recruiter is None else before.recruiter.take()
+    newcomer = None if taken is None else taken.newcomer
     before.abandon(_error(before.topology.title, failures))
-    left = tuple(range(size))
+    members = tuple(range(size))
     opened: _Opened | None = None
     while opened is None:
-        world = failures.reopen()
+        world, newcomer = failures.reopen(newcomer), None
         assert world.failures is not None
         assert world.before is not None
-        left = tuple(left[rank] for rank in world.before)
+        members = tuple(JOINED if rank == JOINED else members[rank] for rank in world.before)
         failures = world.failures
-        opened = _open(before, world, failures, left, abort)
+        opened = _open(
+            _Own(before.config, before.ordered, before.failed, before.followers),
+            world,
+            failures,
+            abort,
+            _tell(before, members, world.hostnames, leaving),
+        )
     here = opened.here
+    _hand_over(before, here, members)
+    here.vacancies = opened.told.vacancies
+    here.followers.catch_up(opened.states)
+    lost, ended = tuple(rank for rank in range(size) if rank not in members), time.perf_counter()
+    if here.recording is not None and lost:
+        here.recording.recovered(RecoveryTimes(began, ended, lost, size))
+    joined = tuple(rank for rank, number in enumerate(members) if number == JOINED)
+    if here.recording is not None and joined:
+        here.recording.joined(JoinTimes(began, ended, joined, len(members)))
+    recruit(here)
+    start_seconds = 0.0 if taken is None else taken.ready_after or 0.0
+    return here, Recovery(lost, size, len(members), ended - began, joined, start_seconds)
+
+
+def _hand_over(before: Context, here: Context, members: Sequence[int]) -> None:
+    """Have the process sets and more go on (local)."""
     for number, ranks in before.process_sets.items():
-        if not any(rank in left for rank in ranks):
+        if not any(rank in members for rank in ranks):
             before.emptied.setdefault(number, list(ranks))
-        ranks[:] = _numbered(ranks, left)  # also that of the program's ProcessSet
+        ranks[:] = _numbered(ranks, members)  # also that of the program's ProcessSet
     here.process_sets, here.emptied = before.process_sets, before.emptied
     here.blocked, here.switch_interval = before.blocked, before.switch_interval
-    here.followers, here.shrunk = before.followers, True
-    here.followers.catch_up(opened.states)
+    here.followers, here.recruiter = before.followers, before.recruiter
+    here.accepts, here.changed = before.accepts, True
     here.record(before.recording)
-    lost, ended = tuple(rank for rank in range(size) if rank not in left), time.perf_counter()
-    if here.recording is not None:
-        here.recording.recovered(RecoveryTimes(began, ended, lost, size))
-    return here, Recovery(lost, size, len(left), ended - began)
+
+
+def open_of_newcomer(
+    config: Config,
+    world: EngineWorld,
+    ordered: bool,
+    failed: Callable[[str], None],
+    abort: Callable[[int], None],
+) -> Context:
+    """Open a world that this rank has joined (collective, with `open_next` of the others).
+
+    Args:
+        config: settings of this rank.
+        world: world that this rank has joined.
+        ordered: whether this rank wants sums in a fixed order.
+        failed: function that is called with a reason when an engine call has failed.
+        abort: function that ends all ranks with an exit code, without waiting.
+    """
+    own, opened = _Own(config, ordered, failed, Followers()), None
+    while opened is None:
+        assert world.failures is not None
+        opened = _open(own, world, world.failures, abort, None)
+        if opened is None:
+            world = world.failures.reopen()
+    here, told = opened.here, opened.told
+    here.process_sets.update(told.process_sets)
+    here.emptied.update(told.emptied)
+    here.vacancies, here.followers, here.newcomer = told.vacancies, own.followers, True
+    here.changed = True
+    here.followers.catch_up(opened.states)
+    here.record(opened.recording)
+    return here
+
+
+def recruit(here: Context) -> None:
+    """Have rank 0 start other ranks, if they are asked for and the program accepts them (local).
+
+    Args:
+        here: context of a world that was opened.
+    """
+    config, failures = here.config, here.failures
+    if here.topology.rank or failures is None or not config.max_ranks or not here.accepts:
+        return
+    if here.recruiter is None:
+        here.recruiter = Recruiter(failures.start_rank, config.max_ranks, config.host_discovery)
+    here.recruiter.follow(here.topology.hostnames, here.vacancies)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What a rank brings into a world; see Context."""
+
+    config: Config
+    ordered: bool
+    failed: Callable[[str], None]
+    followers: Followers
 
 
 @dataclass(frozen=True)
 class _Opened:
     here: Context
+    told: _Told
     states: Mapping[Key, Taken]  # of followers that are behind on this rank
+    recording: Recording | None  # of a rank that has joined
 
 
 def _open(
-    before: Context,
+    own: _Own,
     world: EngineWorld,
     failures: Failures,
-    left: tuple[int, ...],
     abort: Callable[[int], None],
+    telling: _Told | None,
 ) -> _Opened | None:
     """Return the context of a world, or None if ranks have ended in it (collective)."""
     here: Context | None = None
-    states: Mapping[Key, Taken] | None = None
+    opened: _Opened | None = None
     try:
-        here = open_context(before.config, world, before.ordered, before.failed)
+        here = open_context(own.config, world, own.ordered, own.failed)
         start_watches(here, world.communicator, abort)
-        states = before.followers.compare(world.communicator)
-        _open_process_sets(here, before, left)
+        told = _hear(telling, world.communicator)
+        recording = _join_recording(telling is None, told, world.communicator)
+        own.followers.enter(told.worlds)
+        states = own.followers.compare(world.communicator)
+        _open_process_sets(here, told.process_sets)
+        opened = _Opened(here, told, states, recording)
     except Exception as error:
         if not isinstance(world.communicator.explained(error), RanksLostError):
             raise
         failures.revoke()  # others may wait for this rank
-        states = None
-    if failures.agree(states is not None):
-        assert here is not None
-        assert states is not None
-        return _Opened(here, states)
+    if failures.agree(opened is not None):
+        assert opened is not None
+        return opened
     if here is None:
         world.communicator.close()
     else:
@@ -110,17 +231,59 @@ def _open(
     return None
 
 
-def _open_process_sets(here: Context, before: Context, left: tuple[int, ...]) -> None:
+def _tell(
+    before: Context, members: tuple[int, ...], hosts: Sequence[str], leaving: Collection[int]
+) -> _Told:
+    lost = [rank for rank in range(before.topology.size) if rank not in {*members, *leaving}]
+    vacancies = [*before.vacancies, *(before.topology.hostnames[rank] for rank in lost)]
+    for rank, number in enumerate(members):
+        if number == JOINED and hosts[rank] in vacancies:
+            vacancies.remove(hosts[rank])
+    numbered = {key: _numbered(ranks, members) for key, ranks in before.process_sets.items()}
+    emptied = {key: before.emptied.get(key, before.process_sets[key]) for key in numbered}
+    recording = before.recording
+    return _Told(
+        members,
+        numbered,
+        {key: list(ranks) for key, ranks in emptied.items() if not numbered[key]},
+        tuple(vacancies),
+        before.followers.world,
+        None
+        if recording is None
+        else (recording.path, recording.marks_rounds, recording.times.zero_seconds),
+    )
+
+
+def _hear(telling: _Told | None, communicator: Communicator) -> _Told:
+    """Return what the first rank tells that was there before (collective)."""
+    for (told,) in exchange(communicator, [telling]):
+        if told is not None:
+            return told
+    raise HvdtrainError("all ranks ended whose training was to be joined: start the job again")
+
+
+def _join_recording(joins: bool, told: _Told, communicator: Communicator) -> Recording | None:
+    """Start the recording of a rank that joins, if there is one (collective if any rank joins)."""
+    if told.recording is None or JOINED not in told.members:
+        return None
+    reading = read_clock(communicator)
+    if not joins:
+        return None
+    path, marks_rounds, zero = told.recording
+    return Recording(path, marks_rounds, reading, zero)
+
+
+def _open_process_sets(here: Context, process_sets: Mapping[int, list[int]]) -> None:
     """Open the channels of the process sets that have ranks left (collective)."""
-    for number, ranks in sorted(before.process_sets.items()):
-        if members := _numbered(ranks, left):
+    for number, members in sorted(process_sets.items()):
+        if members:
             channel = here.open_channel(members, f"process set {number}")
             if channel is not None:
                 here.process_set_channels[number] = channel
 
 
-def _numbered(ranks: list[int], left: tuple[int, ...]) -> list[int]:
-    return [left.index(rank) for rank in ranks if rank in left]
+def _numbered(ranks: Sequence[int], members: Sequence[int]) -> list[int]:
+    return [members.index(rank) for rank in ranks if rank in members]
 
 
 def _error(title: str, failures: Failures) -> RanksLostError:

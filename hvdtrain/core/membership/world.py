@@ -18,6 +18,7 @@ from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.membership.failure_watch import FailureWatch
 from hvdtrain.core.membership.followers import Followers
 from hvdtrain.core.membership.joined import answer_with_zeros
+from hvdtrain.core.membership.recruiter import Recruiter
 from hvdtrain.core.process.switching import restore_switch_interval, shorten_switch_interval
 from hvdtrain.core.stall.watch import StallWatch
 from hvdtrain.core.timeline.recording import Recording
@@ -48,6 +49,10 @@ class Context:
         recording: recording of the timeline, if one is on.
         process_id: process that joined the world; a forked child has another one.
         process_sets: ranks of each process set except the global one, by its number.
+        vacancies: hosts of ranks that were lost and not replaced.
+        newcomer: whether this rank has joined others that were there before.
+        accepts: whether the program takes in ranks that join.
+        recruiter: starts other ranks; on rank 0, if it is to.
         emptied: last ranks of each process set that has none left, by its number.
         process_set_channels: channels of the process sets of this rank, by number; 0 is the world.
         watch: stall watch; None if it is off.
@@ -60,7 +65,7 @@ class Context:
         followers: optimizers that go on in the next world when ranks are lost.
         keeps_states: whether the program keeps the states of all ranks, so that ranks may share
             the work of an optimizer although some may be lost.
-        shrunk: whether it is what is left of a larger world.
+        changed: whether ranks have left the world before, or joined it.
         switch_interval: Python's thread switch interval before init().
     """
 
@@ -77,6 +82,10 @@ class Context:
     process_id: int = field(default_factory=os.getpid)
     process_sets: dict[int, list[int]] = field(default_factory=dict)
     emptied: dict[int, list[int]] = field(default_factory=dict)
+    vacancies: tuple[str, ...] = ()
+    newcomer: bool = False
+    accepts: bool = False
+    recruiter: Recruiter | None = None
     process_set_channels: dict[int | None, Channel] = field(default_factory=dict)
     watch: StallWatch | None = None
     failure_watch: FailureWatch | None = None
@@ -87,7 +96,7 @@ class Context:
     plans: dict[Hashable, Any] = field(default_factory=dict)
     followers: Followers = field(default_factory=Followers)
     keeps_states: bool = False
-    shrunk: bool = False
+    changed: bool = False
     switch_interval: float = field(default_factory=shorten_switch_interval)
     _channels: list[Channel] = field(default_factory=list)
     _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -163,6 +172,8 @@ class Context:
         Raises:
             PeerFailureError: other ranks wait for this one and do not leave.
         """
+        if self.recruiter is not None:
+            self.recruiter.stop()
         channels = self.channels()
         markers = [channel.leave() for channel in channels]
         poll_until(lambda: _all_done(channels, markers))

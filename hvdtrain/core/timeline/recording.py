@@ -149,6 +149,7 @@ class Recording:
         zero_seconds: time at which the first rank started, on rank 0's clock.
 
     Attributes:
+        marks_rounds: whether it records when rounds of agreement begin.
         times: records so far.
         piece: writer of the records while the job runs, if any.
     """
@@ -156,7 +157,7 @@ class Recording:
     def __init__(self, path: str, marks_rounds: bool, start: Reading, zero_seconds: float) -> None:
         self.path = path
         self.times = RankRecords(start, start, zero_seconds)
-        self._marks_rounds = marks_rounds
+        self.marks_rounds = marks_rounds
         self._tracks: list[Track] = []
         self._blocked: Stopwatch | None = None
         self.piece: PieceWriter | None = None
@@ -175,7 +176,7 @@ class Recording:
         """
         times = ChannelTimes(label, process_set)
         self.times.channels.append(times)
-        self._tracks.append(Track(times, self._marks_rounds))
+        self._tracks.append(Track(times, self.marks_rounds))
         return self._tracks[-1]
 
     def recovered(self, times: RecoveryTimes) -> None:

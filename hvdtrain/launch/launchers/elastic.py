@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from hvdtrain.errors import UsageError
+import os
+
+from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
+from hvdtrain.world import discover
 
-__all__ = ["min_ranks_variable", "require_tolerance"]
+__all__ = ["discovered_hosts", "max_ranks_variables", "min_ranks_variable", "require_tolerance"]
 
-_MIN_RANKS = "HVDTRAIN_MIN_RANKS"
+_MIN_RANKS, _MAX_RANKS = "HVDTRAIN_MIN_RANKS", "HVDTRAIN_MAX_RANKS"
+_HOST_DISCOVERY = "HVDTRAIN_HOST_DISCOVERY"
 _FIRST_WITH_ULFM = 5
 
 
@@ -51,3 +55,50 @@ def min_ranks_variable(least: int | None, ranks: int | None, elastic: bool) -> d
     if ranks is not None and least > ranks:
         raise UsageError(f"--min-np {least} is more than -np {ranks}: lower it")
     return {_MIN_RANKS: str(least)}
+
+
+def max_ranks_variables(
+    most: int | None, program: str | None, ranks: int | None, elastic: bool
+) -> dict[str, str]:
+    """Return the variables that tell ranks up to which number others are started.
+
+    Args:
+        most: value of --max-np.
+        program: value of --host-discovery-script.
+        ranks: number of ranks that are started at first; None if unknown.
+        elastic: whether ranks go on when others are lost.
+
+    Raises:
+        UsageError: the options make no sense.
+    """
+    if program is not None and most is None:
+        raise UsageError(
+            f"--host-discovery-script {program}: give --max-np M as well, up to which ranks are "
+            "started on the hosts that it prints"
+        )
+    if most is None:
+        return {}
+    if not elastic:
+        raise UsageError(f"--max-np {most} goes with --elastic only: give both")
+    if ranks is not None and most < ranks:
+        raise UsageError(f"--max-np {most} is less than -np {ranks}: raise it")
+    discovery = {} if program is None else {_HOST_DISCOVERY: os.path.abspath(program)}
+    return {_MAX_RANKS: str(most), **discovery}
+
+
+def discovered_hosts(program: str) -> str:
+    """Return the hosts that a program prints, as -H names them.
+
+    Args:
+        program: value of --host-discovery-script.
+
+    Raises:
+        UsageError: it prints no host, or cannot be run.
+    """
+    try:
+        slots = {host: count for host, count in discover(program).items() if count}
+    except HvdtrainError as error:
+        raise UsageError(f"--host-discovery-script: {error}") from error
+    if not slots:
+        raise UsageError(f"--host-discovery-script {program} names no host: print HOST:SLOTS lines")
+    return ",".join(f"{host}:{count}" for host, count in slots.items())

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import operations
-from hvdtrain.core.context import Context
+from hvdtrain.core.context import Context, newcomer_waits
 from hvdtrain.train.heartbeat.resources import ResourceMonitor, ResourceUsage
 from hvdtrain.train.heartbeat.signals import StopSignals
 from hvdtrain.types import ReduceOp
@@ -22,9 +22,9 @@ __all__ = ["RESOURCE_FIELDS", "Heartbeat", "HeartbeatReport"]
 _EVERY_SECONDS = 0.5
 
 RESOURCE_FIELDS = tuple(field.name for field in fields(ResourceUsage))
-# Columns of a row: steps to the next exchange, stop requested, leave requested, seconds waited for
-# communication.
-_STEPS, _STOP, _LEAVE, _BLOCKED = _COLUMNS = range(4)
+# Columns of a row: steps to the next exchange, stop requested, leave requested, another rank waits
+# to join, seconds waited for communication.
+_STEPS, _STOP, _LEAVE, _JOIN, _BLOCKED = _COLUMNS = range(5)
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Heartbeat:
     Attributes:
         stop_rank: first rank that was asked to stop; None as long as no rank was.
         leaving: ranks that were asked to leave, while the others go on.
+        joins: whether another rank can join.
         due: timers that have expired, the same on all ranks, until done() is called.
         report: result of the last exchange; None before the first.
     """
@@ -62,6 +63,7 @@ class Heartbeat:
     def __init__(self, world: Context, signals: StopSignals, timers: Mapping[str, float]) -> None:
         self.stop_rank: int | None = None
         self.leaving: tuple[int, ...] = ()
+        self.joins = False
         self.due: set[str] = set()
         self.report: HeartbeatReport | None = None
         self._world, self._signals = world, signals
@@ -83,7 +85,7 @@ class Heartbeat:
     @property
     def interrupts(self) -> bool:
         """Whether training is to be interrupted after this step, the same on all ranks."""
-        return self.stop_rank is not None or bool(self.leaving)
+        return self.stop_rank is not None or bool(self.leaving) or self.joins
 
     def done(self, timer: str, seconds: float | None = None) -> None:
         """Restart a timer (local).
@@ -111,6 +113,7 @@ class Heartbeat:
         stopping = np.flatnonzero(rows[:, _STOP])
         self.stop_rank = int(stopping[0]) if len(stopping) else None
         self.leaving = tuple(np.flatnonzero(rows[:, _LEAVE]).tolist())
+        self.joins = bool(rows[:, _JOIN].any())
         self.due |= {
             name
             for name, flag in zip(self._timers, rows[0, len(_COLUMNS) : first], strict=True)
@@ -130,4 +133,5 @@ class Heartbeat:
         resources = [float("nan") if value is None else float(value) for value in values]
         blocked = self._world.blocked.seconds - self._blocked
         asked, leaves = float(self._signals.asked), float(self._signals.leaves)
-        return [steps, asked, leaves, blocked, *flags, *resources]
+        joins = float(newcomer_waits())
+        return [steps, asked, leaves, joins, blocked, *flags, *resources]

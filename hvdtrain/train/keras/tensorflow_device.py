@@ -27,7 +27,7 @@ def prepare(topology: Topology, options: TrainOptions) -> Device:
         topology: ranks and hosts of the job.
         options: options of the run.
     """
-    if context.current().shrunk and _prepared:
+    if context.current().changed and _prepared:
         return _prepared[-1]
     _prepared.append(_prepare(topology, options))
     return _prepared[-1]

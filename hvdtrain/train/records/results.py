@@ -114,16 +114,17 @@ class RanksLost:
 
 @dataclass(frozen=True)
 class RanksJoined:
-    """Ranks that joined while the others trained.
+    """Ranks that joined the others.
 
     Attributes:
         step: steps done by then.
         epoch: epochs done by then, fractions included.
         trained_seconds: seconds of training by then, since the very first start.
-        joined: numbers of the ranks that joined.
+        joined: numbers of the ranks that joined, as they are since then.
         ranks: number of ranks since then.
-        seconds: time that the ranks that were there waited until the next step.
-        start_seconds: time that the processes took to start, while the others trained.
+        seconds: time from the last step of the others until all were ready for the next one.
+        start_seconds: time from the start of the processes until they were ready to join, in which
+            the others went on; 0 if the rank that started them has ended.
         global_batch_size: samples of all ranks per step since then.
         scaled_lr: learning rate after the warm-up since then.
     """

@@ -1,0 +1,232 @@
+"""Ranks that come: a process is started while the others go on, and becomes one of them.
+
+It initializes MPI at once, so that the rank that has started it notices if it ends, and then runs
+what the other ranks run: see hvdtrain.probes.newcomer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NoReturn, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from hvdtrain.engines.communicator import Newcomer
+from hvdtrain.engines.mpi.survivor_calls import agree
+from hvdtrain.errors import HvdtrainError, PeerFailureError
+from hvdtrain.polling import poll_until
+
+__all__ = [
+    "MpiNewcomer",
+    "enter",
+    "join_with",
+    "meet_starter",
+    "program_words",
+    "start_rank",
+]
+
+# Tags of messages between a newcomer and the rank that has started it.
+_ENVIRON, _READY, _CALLED, _TAKEN, _MEETING = range(5)
+# What a Python process needs before it can be sent the other variables.
+_EARLY = ("PYTHON", "LD_LIBRARY_PATH", "OMPI_MCA_", "PATH=")
+# These belong to one process or host.
+_NOT_SENT = ("OMPI_", "PMIX_", "PRTE_", "HOSTNAME=", "TMPDIR=", "PWD=", "_=")
+_WATCH_SECONDS = 0.2
+
+
+class MpiNewcomer(Newcomer):
+    """A process that was started, on the rank that has started it.
+
+    Args:
+        peer: communicator of that rank and the process.
+        host: name of its host; "" for any.
+
+    Attributes:
+        peer: the communicator.
+    """
+
+    def __init__(self, peer: MPI.Intracomm, host: str) -> None:
+        self.peer, self._host = peer, host
+        self._mark = np.zeros(1, np.int32)
+        self._request = peer.Irecv(self._mark, 1, _READY)
+        self._is_ready = False
+
+    def ready(self) -> bool:
+        try:
+            self.peer.Iprobe(1, _ENVIRON)  # MPI learns of ends within calls
+            self._is_ready = self._is_ready or bool(self._request.Test())
+            ended = self.peer.Get_failed().size > 0
+        except MPI.Exception:
+            ended = True
+        if ended:
+            where = f" on {self._host}" if self._host else ""
+            raise PeerFailureError(f"a rank that was to join{where} ended: look for its message")
+        return self._is_ready
+
+
+def start_rank(host: str, known: bool) -> MpiNewcomer:
+    """Start a process that runs what this one does, and wait until it has MPI (local).
+
+    Args:
+        host: name of its host; "" for any.
+        known: whether the launcher was given this host.
+
+    Raises:
+        HvdtrainError: it cannot be started.
+    """
+    info = MPI.Info.Create()
+    # The slots of ranks that have ended count as taken.
+    info.Set("map_by", ":OVERSUBSCRIBE")
+    info.Set("wdir", os.getcwd())
+    if host:
+        info.Set("PMIX_HOST", host)
+    if host and not known:
+        info.Set("PMIX_ADD_HOST", host)
+    options, program = program_words(sys.orig_argv)
+    early = [f"{name}={value}" for name, value in os.environ.items()]
+    words = [
+        *(word for word in early if word.startswith(_EARLY)),
+        *(sys.executable, *options, "-m", "hvdtrain.probes.newcomer", *program),
+    ]
+    try:
+        peer = MPI.COMM_SELF.Spawn("env", words, 1, info).Merge(high=False)
+        peer.send(dict(os.environ), 1, _ENVIRON)
+    except MPI.Exception as error:
+        where = host or "this host"
+        raise HvdtrainError(f"no rank can be started on {where}: {error}") from error
+    return MpiNewcomer(peer, host)
+
+
+def program_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the command line of a Python process into options, and a program with its arguments.
+
+    Args:
+        argv: `sys.orig_argv`.
+
+    Raises:
+        HvdtrainError: the program is not a module or a file.
+    """
+    position = 1
+    while position < len(argv) and argv[position].startswith("-") and argv[position] != "-m":
+        if argv[position] in ("-c", "-"):
+            raise HvdtrainError(
+                f"ranks that run `python {argv[position]}` cannot start another one: put the "
+                "program into a file"
+            )
+        position += 2 if argv[position] in ("-W", "-X", "--check-hash-based-pycs") else 1
+    return list(argv[1:position]), list(argv[position:])
+
+
+def join_with(base: MPI.Intracomm, newcomer: MpiNewcomer | None) -> MPI.Intracomm:
+    """Return a communicator of these ranks and of a newcomer, which comes last (collective).
+
+    If no rank brings one, or if one of these ranks or the newcomer ends meanwhile, the communicator
+    may be that which was given.
+
+    Args:
+        base: communicator of all ranks, without other users.
+        newcomer: process that is ready; on rank 0 only.
+    """
+    made: list[MPI.Comm] = []
+    joint: MPI.Intracomm | None = None
+    told = np.array([newcomer is not None], np.int32)
+    peer = MPI.COMM_SELF if newcomer is None else newcomer.peer
+    try:
+        base.Bcast(told)
+        if told[0]:
+            if newcomer is not None:
+                peer.Send(told, 1, _CALLED)
+            made.append(base.Create_intercomm(0, peer, 1, _MEETING))
+            made.append(cast("MPI.Intercomm", made[0]).Merge(high=False))
+            joint = _connected(cast("MPI.Intracomm", made[1]))
+    except MPI.Exception:
+        joint = None
+        for comm in (base, *made, *([] if newcomer is None else [peer])):
+            with suppress(MPI.Exception):
+                comm.Revoke()  # others may wait for this rank
+    agreed = agree(base, joint is not None)
+    if newcomer is not None:
+        with suppress(MPI.Exception):
+            newcomer.peer.Send(np.array([agreed], np.int32), 1, _TAKEN)
+    return base if joint is None or not agreed else joint
+
+
+def _connected(joint: MPI.Intracomm) -> MPI.Intracomm:
+    # A rank that tells others of a failure connects to them, which blocks if one has ended.
+    joint.Alltoall(np.zeros(joint.size, np.int8), np.empty(joint.size, np.int8))
+    return joint
+
+
+class _Entrance:
+    """The newcomer's side, from the start of this process until it is a rank.
+
+    Args:
+        peer: communicator of the rank that has started this process, and of this one.
+    """
+
+    def __init__(self, peer: MPI.Intracomm) -> None:
+        self._peer = peer
+        self._entering = threading.Event()
+        self._watch = threading.Thread(target=self._watch_starter, daemon=True)
+        self._watch.start()
+
+    def _watch_starter(self) -> None:
+        """End this process if the other one has ended, as when the job is over."""
+        while not self._entering.wait(_WATCH_SECONDS):
+            with suppress(MPI.Exception):
+                self._peer.Iprobe(0, _ENVIRON)
+            if self._peer.Get_failed().size:
+                _leave_unseen()
+
+    def enter(self) -> MPI.Intracomm:
+        """Wait to be called, and return the communicator of all ranks (collective)."""
+        self._entering.set()
+        self._watch.join()
+        try:
+            mark = np.ones(1, np.int32)
+            self._peer.Send(mark, 0, _READY)
+            self._receive(_CALLED)
+            inter = MPI.COMM_WORLD.Create_intercomm(0, self._peer, 0, _MEETING)
+            joint = _connected(inter.Merge(high=True))
+            if self._receive(_TAKEN):
+                return joint
+        except MPI.Exception:  # a rank has ended: the others go on without this one
+            _leave_unseen()
+        _leave_unseen()
+
+    def _receive(self, tag: int) -> int:
+        mark = np.zeros(1, np.int32)
+        poll_until(self._peer.Irecv(mark, 0, tag).Test)
+        return int(mark[0])
+
+
+def _leave_unseen() -> NoReturn:
+    os._exit(0)  # MPI_Finalize would wait for the other ranks
+
+
+_entrance: _Entrance | None = None
+
+
+def enter() -> MPI.Intracomm | None:
+    """Join the ranks that have started this process (collective); None if it was not by them."""
+    global _entrance
+    if _entrance is None:
+        return None
+    entrance, _entrance = _entrance, None
+    return entrance.enter()
+
+
+def meet_starter() -> None:
+    """Meet the rank that has started this process, and take its variables (local)."""
+    global _entrance
+    peer = MPI.Comm.Get_parent().Merge(high=True)
+    sent: Mapping[str, str] = peer.recv(source=0, tag=_ENVIRON)
+    for name, value in sent.items():
+        if not f"{name}=".startswith(_NOT_SENT) or name.startswith("OMPI_MCA_"):
+            os.environ[name] = value
+    _entrance = _Entrance(peer)

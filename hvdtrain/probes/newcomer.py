@@ -1,0 +1,40 @@
+"""The program of a process that joins ranks which are at work.
+
+It initializes MPI at once, so that the rank that has started it notices if it ends, and then runs
+what the other ranks run.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+from hvdtrain.engines.mpi.engine import initialize, load_mpi
+
+__all__ = ["main"]
+
+
+def main(words: Sequence[str]) -> None:
+    """Meet the rank that has started this process, and run a module or a file as Python does.
+
+    Args:
+        words: `-m` and the name of a module, or the name of a file; then the program's arguments.
+    """
+    initialize(load_mpi(), os.environ)
+    from hvdtrain.engines.mpi.joining import meet_starter
+
+    meet_starter()
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = list(words)
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+    runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
