@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NoReturn
 
@@ -33,6 +34,7 @@ __all__ = [
     "Context",
     "Recovery",
     "accept_newcomers",
+    "alone_if_newcomer",
     "current",
     "end_alone",
     "init",
@@ -109,6 +111,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         if world.joined:
             _context = open_of_newcomer(config, world, ordered, _end_soon, abort)
             _guard_exits(config, _context.topology, _context.world.communicator)
+            join(os.environ)
             return
         warn_of_binding(world, topology)
         warn_of_idle_tasks(topology)
@@ -175,12 +178,34 @@ def recover(leaving: Collection[int] = ()) -> Recovery:
     return recovery
 
 
+@contextmanager
+def alone_if_newcomer() -> Iterator[None]:
+    """Let a rank that has joined prepare what the others have, in a world of its own (local).
+
+    What is made there is made anew in the world of all with its next use, as after `recover`. It
+    does nothing on other ranks, and after `accept_newcomers`.
+    """
+    global _context
+    here = current()
+    if not here.newcomer:
+        yield
+        return
+    world = open_engine("local", here.config, os.environ)
+    _context = open_context(here.config, world, here.ordered, here.failed)
+    try:
+        yield
+    finally:
+        _context = here
+
+
 def accept_newcomers() -> None:
     """Say that the program takes in ranks that join, by `recover` (on all ranks).
 
-    Rank 0 then starts others, if HVDTRAIN_MAX_RANKS asks for it.
+    Rank 0 then starts others, if HVDTRAIN_MAX_RANKS asks for it. A rank that has joined calls it
+    when it is to do from now on what the others do.
     """
     here = current()
+    here.newcomer = False
     if not here.accepts:
         here.accepts = True
         recruit(here)

@@ -97,6 +97,7 @@ class _Session:
 
     def _begin(self) -> Summary | None:
         if join_world(self._options).newcomer:
+            context.accept_newcomers()
             self._joins_others = True
             return self._go_on()
         setup = set_up(self._options, self._make_recipe, CheckpointLoader(self._options))

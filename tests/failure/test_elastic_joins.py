@@ -36,13 +36,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return summary_of(out)
 
 
-def train(folder: Path, ranks: int, kills: str, env: Mapping[str, object]) -> dict[str, Any]:
+def train(
+    folder: Path, ranks: int, kills: str, env: Mapping[str, object], *more: object
+) -> dict[str, Any]:
     """Train while ranks are lost and others join, check the files, and return the summary."""
     out, ledger = folder / "out", folder / "ledger"
     env = {"KILLS": kills, "HVDTRAIN_LEDGER": ledger, **env}
     with (
         no_new_segments(),
-        launch(words(out), ranks, env=env, launcher_args=TOLERATE) as job,
+        launch(words(out, *more), ranks, env=env, launcher_args=TOLERATE) as job,
     ):
         done = job.wait(180)
         if done.returncode != 0:
@@ -99,6 +101,17 @@ def test_killed_ranks_are_replaced(kills: str, tmp_path: Path, alone: dict[str, 
     summary = train(tmp_path, 3, kills, {"HVDTRAIN_MAX_RANKS": 3, "AWAIT_RANKS": 3})
     require_like(summary, alone)
     assert summary["world_size"] == 3
+
+
+@pytest.mark.soak
+def test_ranks_that_share_an_optimizer_are_replaced(tmp_path: Path, alone: dict[str, Any]) -> None:
+    """The rank that joins takes over a part of the state; only a loss goes back to a snapshot."""
+    env = {"HVDTRAIN_MAX_RANKS": 3, "AWAIT_RANKS": 3}
+    more = ["--shard-optimizer", "--elastic-snapshot", "1step"]
+    summary = train(tmp_path, 3, "0:5:forward", env, *more)
+    require_like(summary, alone)
+    assert [failure["step"] for failure in summary["failures"]] == [4]
+    assert [join["step"] for join in summary["joins"]] == [5]
 
 
 @pytest.mark.soak

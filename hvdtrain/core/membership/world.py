@@ -50,7 +50,7 @@ class Context:
         process_id: process that joined the world; a forked child has another one.
         process_sets: ranks of each process set except the global one, by its number.
         vacancies: hosts of ranks that were lost and not replaced.
-        newcomer: whether this rank has joined others that were there before.
+        newcomer: whether this rank has joined others, and does not yet do what they do.
         accepts: whether the program takes in ranks that join.
         recruiter: starts other ranks; on rank 0, if it is to.
         emptied: last ranks of each process set that has none left, by its number.

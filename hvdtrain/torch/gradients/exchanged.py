@@ -59,7 +59,8 @@ class Exchanged(Follower):
         self.loss_scale = LossScale()
         self.gradients: Gradients | None = None
         self.weights: Weights | None = None
-        self._plan()
+        with context.alone_if_newcomer():
+            self._plan()
         if self.gradients is not None:
             context.current().followers.add(self, settings.process_set.channel().ranks)
 

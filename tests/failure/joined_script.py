@@ -1,0 +1,74 @@
+"""A script in the shape of Horovod's elastic examples, which other ranks join while it trains."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import torch
+from ranks import report
+
+import hvdtrain.torch as hvd
+from hvdtrain.core import context
+
+SAMPLES, EPOCHS, BATCH = 48, 3, 2
+JOINED = "hvdtrain.probes.newcomer" in sys.orig_argv
+
+
+def main(wanted: int, victim: int) -> None:
+    """Train; rank 0 waits in the second epoch for others, up to `wanted`; a victim is killed."""
+    hvd.init()
+    started = -1 if JOINED else hvd.rank()
+    torch.manual_seed(started + 1)
+    model = torch.nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        named_parameters=model.named_parameters(),
+    )
+    data = torch.arange(3.0 * SAMPLES).reshape(SAMPLES, 3) / SAMPLES
+    sampler = hvd.elastic.ElasticSampler(range(SAMPLES), shuffle=True)
+    sizes, used = [], []
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        sizes.append(hvd.size())
+        while state.epoch < EPOCHS:
+            own = list(state.sampler)
+            for batch, first in enumerate(range(0, len(own), BATCH)):
+                chosen = own[first : first + BATCH]
+                used.append((state.epoch, chosen))
+                optimizer.zero_grad()
+                model(data[chosen]).square().mean().backward()
+                if started == victim and (state.epoch, batch) == (0, 2):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.step()
+                state.sampler.record_batch(batch, BATCH)
+                state.steps += 1
+                await_newcomer(wanted if state.epoch == 1 else 0)
+                state.commit()
+            state.epoch += 1
+            state.sampler.set_epoch(state.epoch)
+            state.commit()
+
+    state: Any = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, steps=0)
+    train(state)
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert (hvd.allgather(weights[None]) == weights).all()
+    mine = {"joined": JOINED, "sizes": sizes, "used": used, "steps": state.steps}
+    everyone = hvd.allgather_object(mine)
+    if not JOINED:  # its number among those of its own start is another rank's
+        report(1, everyone)
+
+
+def await_newcomer(wanted: int) -> None:
+    deadline = time.monotonic() + 90
+    while hvd.rank() == 0 and hvd.size() < wanted and not context.newcomer_waits():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""Ranks join a script with hvd.elastic: in place of one that is killed, and on hosts that come."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import start
+
+SCRIPT = Path(__file__).parent / "joined_script.py"
+SAMPLES, LAST_EPOCH = 48, 2
+
+
+def run(ranks: int, wanted: int, victim: int, *options: object) -> list[dict[str, Any]]:
+    """Run the script, and return what each rank has done, in the order of ranks at the end."""
+    words = ["-m", "hvdtrain", "run", "--elastic", "-np", ranks, "--max-np", wanted, *options]
+    quick = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
+    with start([sys.executable, *words, "--", SCRIPT, wanted, victim], env=quick) as job:
+        done = job.wait(180)
+        if done.returncode != 0:
+            job.fail(f"exit code {done.returncode}")
+        job.assert_nothing_left()
+        results = [json.loads(path.read_text()) for path in job.results_folder.glob("*.json")]
+    assert len(results) == ranks - (victim >= 0)
+    everyone: list[dict[str, Any]] = results[0]["payload"]
+    assert f"hvdtrain: rank {wanted - 1} joined; {wanted} ranks after " in done.stderr, done.stderr
+    return everyone
+
+
+def require_each_once(everyone: list[dict[str, Any]]) -> None:
+    """Check that all ranks share the last epoch, in which none joins or is lost."""
+    used = Counter(
+        sample
+        for rank in everyone
+        for epoch, samples in rank["used"]
+        if epoch == LAST_EPOCH
+        for sample in samples
+    )
+    assert used == Counter(range(SAMPLES))
+    assert len({rank["steps"] for rank in everyone}) == 1
+
+
+@pytest.mark.soak
+def test_a_rank_joins_on_a_slot_that_comes(tmp_path: Path) -> None:
+    program = tmp_path / "hosts"
+    program.write_text("#!/bin/sh\necho localhost:3\n")
+    program.chmod(0o755)
+    everyone = run(2, 3, -1, "-H", "localhost:2", "--host-discovery-script", program)
+    assert [rank["joined"] for rank in everyone] == [False, False, True]
+    assert [rank["sizes"] for rank in everyone] == [[2, 3], [2, 3], [3]]
+    require_each_once(everyone)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_replaced(victim: int) -> None:
+    everyone = run(2, 2, victim)
+    assert [rank["joined"] for rank in everyone] == [False, True]
+    assert [rank["sizes"] for rank in everyone] == [[2, 1, 2], [2]]
+    require_each_once(everyone)
