@@ -20,25 +20,30 @@ _LONGEST_BYTES = 200
 _BACKLOG = 4096
 _SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of a network interface
 _NAME_BYTES, _FIRST_BYTE = 15, 20
+_LOOPBACK = "127.0.0.1"
 
 
 class MilestoneListener:
     """Collects what ranks report; the system keeps it until it is asked for.
+
+    Args:
+        remote: whether ranks may run on other hosts, which have to reach it.
 
     Attributes:
         address: value of the variable with which ranks find this socket.
         began: how many ranks have begun; the reader sets it back.
     """
 
-    def __init__(self) -> None:
-        self._socket = socket.create_server(("", 0), backlog=_BACKLOG)
+    def __init__(self, remote: bool) -> None:
+        self._socket = socket.create_server(("" if remote else _LOOPBACK, 0), backlog=_BACKLOG)
         self._socket.setblocking(False)
         self._open: list[socket.socket] = []
         self._held: set[socket.socket] = set()  # by ranks that have not joined
         self.began = 0
         self._key = secrets.token_hex(_KEY_BYTES)
         port = self._socket.getsockname()[1]
-        places = sorted(_addresses(), key=lambda address: address.startswith("127."))
+        found = _addresses() if remote else [_LOOPBACK]
+        places = sorted(found, key=lambda address: address.startswith("127."))
         self.address = f"{self._key}@" + ",".join(f"{place}:{port}" for place in places)
 
     def __enter__(self) -> Self:

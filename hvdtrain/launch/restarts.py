@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hvdtrain.errors import EXIT_CRASH, EXIT_REQUEUE
 from hvdtrain.launch.answering import answering, on_hosts
-from hvdtrain.launch.launchers.request import Builder, LaunchRequest, Site
+from hvdtrain.launch.launchers.request import Builder, LaunchRequest, Site, has_allocation
 from hvdtrain.launch.listener import MilestoneListener
 from hvdtrain.launch.session_folder import SESSION
 from hvdtrain.launch.supervise import Launches
@@ -77,7 +77,8 @@ def run_elastic(
     Raises:
         OSError: the launcher cannot be started.
     """
-    with MilestoneListener() as listener:
+    remote = job.request.names_hosts or has_allocation(environ)
+    with MilestoneListener(remote) as listener:
         return _Starts(job, launches, environ, folder, listener).run()
 
 

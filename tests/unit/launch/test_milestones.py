@@ -25,7 +25,7 @@ from hvdtrain.supervision.milestones import (
 
 
 def test_milestones_are_heard_once() -> None:
-    with MilestoneListener() as listener:
+    with MilestoneListener(remote=True) as listener:
         environ = {SUPERVISOR: listener.address}
         assert listener.heard() == set()
         report(STARTED, environ)
@@ -35,7 +35,7 @@ def test_milestones_are_heard_once() -> None:
 
 
 def test_a_rank_that_ends_before_it_joins_is_lost() -> None:
-    with MilestoneListener() as listener:
+    with MilestoneListener(remote=True) as listener:
         first, second = ({SUPERVISOR: listener.address} for _ in range(2))
         begin(first)
         begin(second)
@@ -48,14 +48,14 @@ def test_a_rank_that_ends_before_it_joins_is_lost() -> None:
 
 
 def test_others_are_not_heard() -> None:
-    with MilestoneListener() as listener:
+    with MilestoneListener(remote=True) as listener:
         _, _, places = listener.address.partition("@")
         report(ENDED, {SUPERVISOR: f"another@{places}"})
         assert listener.heard() == set()
 
 
 def test_nobody_listens() -> None:
-    with MilestoneListener() as listener:
+    with MilestoneListener(remote=False) as listener:
         address = listener.address
     report(ENDED, {SUPERVISOR: address})
     report(ENDED, {})
