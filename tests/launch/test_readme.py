@@ -137,7 +137,7 @@ def test_the_table_of_variables() -> None:
         "from dataclasses import fields; from hvdtrain.config import Config\n"
         "for field in fields(Config):\n"
         "    default = int(field.default) if field.type == 'bool' else field.default\n"
-        "    text = 'measured' if default is None else default\n"
+        "    text = 'measured' if default is None else 'none' if default == '' else default\n"
         "    print('HVDTRAIN_' + field.name.upper(), text)"
     )
     done = subprocess.run(

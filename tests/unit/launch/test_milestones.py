@@ -25,7 +25,7 @@ from hvdtrain.supervision.milestones import (
 
 
 def test_milestones_are_heard_once() -> None:
-    with MilestoneListener(remote=True) as listener:
+    with MilestoneListener(remote=False) as listener:
         environ = {SUPERVISOR: listener.address}
         assert listener.heard() == set()
         report(STARTED, environ)
