@@ -11,7 +11,8 @@ from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
-from hvdtrain.train.records.results import MetricsRecord, RanksJoined, RanksLost, Summary
+from hvdtrain.train.records.changes import RanksJoined, RanksLost
+from hvdtrain.train.records.results import MetricsRecord, Summary
 from hvdtrain.train.setup import TrainingSetup
 
 __all__ = [

@@ -20,7 +20,8 @@ from hvdtrain.train.metrics.improvement import improved, require_number
 from hvdtrain.train.metrics.totals import Totals, Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import BestEvaluation, RunClock
-from hvdtrain.train.records.results import MetricsRecord, RanksJoined, RanksLost, Summary
+from hvdtrain.train.records.changes import RanksJoined, RanksLost
+from hvdtrain.train.records.results import MetricsRecord, Summary
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup
 from hvdtrain.train.summary import make_summary

@@ -12,20 +12,22 @@ from hvdtrain.core.context import Recovery
 from hvdtrain.core.elastic import tells_of_lost_ranks
 from hvdtrain.core.objects import broadcast_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
+from hvdtrain.train import changes
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.heartbeat.signals import StopSignals
 from hvdtrain.train.loop.snapshots import Snapshots, needs_snapshots
 from hvdtrain.train.messages import failure_tags, header_lines, joined_line, lost_line
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.records.changes import RanksJoined, RanksLost
 from hvdtrain.train.records.environment import write_environment
 from hvdtrain.train.records.files import usage_errors
-from hvdtrain.train.records.results import RanksJoined, RanksLost, Summary
+from hvdtrain.train.records.results import Summary
 from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import RecipeFactory, TrainingSetup, join_world, set_up
-from hvdtrain.train.survivors import MemoryLoader, SnapshotLoader, Standing, agree, losses
+from hvdtrain.train.survivors import MemoryLoader, SnapshotLoader, Standing, agree
 from hvdtrain.train.terminal import Terminal, on_terminal
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
@@ -138,13 +140,8 @@ class _Session:
         loader, reached = self._loader()
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
         setup = set_up(self._options, self._make_recipe, loader, ranks)
-        lines: list[str] = []
-        for recovery, leaving in self._recoveries:
-            lines += self._note_lost(setup, recovery, leaving, reached)
-            if recovery.joined:
-                lines.append(self._note_joined(setup, recovery))
-        self._recoveries, self._joins_others = [], False
-        return self._train(setup, lines)
+        self._joins_others = False
+        return self._train(setup, self._note_changes(setup, reached))
 
     def _share_history(self) -> None:
         """Let ranks that have joined know what happened before (collective)."""
@@ -166,49 +163,18 @@ class _Session:
         found = self._snapshots.find(step)
         return SnapshotLoader(self._options, self._standing, found), found.reached
 
-    def _note_lost(
-        self,
-        setup: TrainingSetup,
-        recovery: Recovery,
-        leaving: tuple[int, ...],
-        reached: int | None,
-    ) -> list[str]:
-        """Add ranks that were lost to the results, and return the lines about them."""
-        plan, progress = setup.step_plan, setup.start.progress
-        failures = [
-            RanksLost(
-                step=progress.step,
-                epoch=progress.epoch + progress.done / plan.samples,
-                trained_seconds=progress.total_seconds,
-                lost=lost,
-                ranks=ranks,
-                seconds=time.perf_counter() - self._noticed,
-                global_batch_size=plan.global_batch_size,
-                scaled_lr=plan.target_lr,
-                left=by_request,
-                again=0 if reached is None else max(reached - progress.step, 0),
-            )
-            for lost, ranks, by_request in losses(recovery, leaving)
-        ]
-        self._failures += failures
-        return [lost_line(failure) for failure in failures]
-
-    def _note_joined(self, setup: TrainingSetup, recovery: Recovery) -> str:
-        """Add ranks that have joined to the results, and return the line about them."""
-        plan, progress = setup.step_plan, setup.start.progress
-        join = RanksJoined(
-            step=progress.step,
-            epoch=progress.epoch + progress.done / plan.samples,
-            trained_seconds=progress.total_seconds,
-            joined=recovery.joined,
-            ranks=recovery.size,
-            seconds=time.perf_counter() - self._noticed,
-            start_seconds=recovery.start_seconds,
-            global_batch_size=plan.global_batch_size,
-            scaled_lr=plan.target_lr,
-        )
-        self._joins.append(join)
-        return joined_line(join)
+    def _note_changes(self, setup: TrainingSetup, reached: int | None) -> list[str]:
+        """Add the ranks that changed to the results, and return the lines about them (local)."""
+        lines: list[str] = []
+        seconds = time.perf_counter() - self._noticed
+        for recovery, leaving in self._recoveries:
+            failures = changes.lost(recovery, leaving, setup, seconds, reached)
+            joins = changes.joined(recovery, setup, seconds)
+            lines += [*map(lost_line, failures), *map(joined_line, joins)]
+            self._failures += failures
+            self._joins += joins
+        self._recoveries = []
+        return lines
 
     def _train(self, setup: TrainingSetup, lines: list[str]) -> Summary | None:
         options, world = self._options, setup.world

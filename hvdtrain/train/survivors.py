@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.core import context
-from hvdtrain.core.context import Recovery
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.train.checkpoint.directory import LoadedCheckpoint, newest_good
 from hvdtrain.train.checkpoint.file import load_checkpoint
@@ -22,7 +21,7 @@ from hvdtrain.train.records.files import usage_errors
 from hvdtrain.train.records.results import drop_lines_after
 from hvdtrain.train.resume import RunStart, WorldSettings, restore_or_warn
 
-__all__ = ["MemoryLoader", "SnapshotLoader", "Standing", "agree", "losses"]
+__all__ = ["MemoryLoader", "SnapshotLoader", "Standing", "agree"]
 
 
 @dataclass(frozen=True)
@@ -178,20 +177,3 @@ def agree(standing: Standing | None) -> MemoryLoader:
     if leader:
         content = broadcast_object(content, leader, "state")
     return MemoryLoader(progress, not paused, directory, content)
-
-
-def losses(
-    recovery: Recovery, leaving: Collection[int]
-) -> Iterator[tuple[tuple[int, ...], int, bool]]:
-    """Yield ranks that were lost, how many were left then, and whether these had left by request.
-
-    Args:
-        recovery: recovery from the loss.
-        leaving: ranks that left by request.
-    """
-    left = tuple(rank for rank in recovery.lost if rank in leaving)
-    ended = tuple(rank for rank in recovery.lost if rank not in leaving)
-    if left:
-        yield left, recovery.size_before - len(left), True
-    if ended:
-        yield ended, recovery.left, False
