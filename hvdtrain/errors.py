@@ -13,6 +13,7 @@ __all__ = [
     "EXIT_USAGE",
     "ConnectionLostError",
     "EngineUnavailableError",
+    "ExcludedError",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
     "HvdtrainError",
@@ -92,6 +93,10 @@ class RanksLostError(PeerFailureError):
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.ranks = tuple(ranks)
+
+
+class ExcludedError(HvdtrainError):
+    """Other ranks have taken this one for dead, and went on without it."""
 
 
 class ConnectionLostError(PeerFailureError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +27,7 @@ from hvdtrain.core.startup_checks import (
 from hvdtrain.core.timeline.start_stop import begin_from_environment
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.registry import open_engine
-from hvdtrain.errors import HvdtrainError, NotInitializedError, UnsupportedError
+from hvdtrain.errors import ExcludedError, HvdtrainError, NotInitializedError, UnsupportedError
 from hvdtrain.supervision.milestones import ENDED, STARTED, join, report
 from hvdtrain.topology import Topology
 
@@ -149,6 +150,8 @@ def recover(leaving: Collection[int] = ()) -> Recovery:
     same order, and there are no pending operations. Process sets and wrapped optimizers that exist
     go on in the new world; gradients of an interrupted step are dropped.
 
+    A rank whose connections were closed, so that others went on without it, ends here.
+
     Args:
         leaving: ranks that were asked to leave, and are not to be replaced.
 
@@ -169,6 +172,9 @@ def recover(leaving: Collection[int] = ()) -> Recovery:
     try:
         abort = partial(_abort, before.world.communicator)
         _context, recovery = open_next(before, before.failures, abort, leaving)
+    except ExcludedError as error:
+        print(error, file=sys.stderr, flush=True)
+        end_alone()
     except Exception as error:  # other ranks may be blocked in an engine call for ever
         assert _guard is not None
         _guard.fail(error)

@@ -15,6 +15,7 @@ from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.loop.collective_errors import on_this_rank
 from hvdtrain.train.loop.replica_check import replica_difference, require_finite
 from hvdtrain.train.loop.snapshots import SNAPSHOT, Snapshots
+from hvdtrain.train.loop.triggers import EVALUATE, SAVE, Triggers
 from hvdtrain.train.messages import closing_lines, epoch_lines, stop_lines
 from hvdtrain.train.metrics.improvement import improved, require_number
 from hvdtrain.train.metrics.totals import Totals, Values
@@ -27,7 +28,6 @@ from hvdtrain.train.setup import TrainingSetup
 from hvdtrain.train.summary import make_summary
 from hvdtrain.train.survivors import Standing
 from hvdtrain.train.terminal import Terminal
-from hvdtrain.train.triggers import EVALUATE, SAVE, Triggers
 
 __all__ = ["Run"]
 

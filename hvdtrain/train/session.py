@@ -17,6 +17,7 @@ from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.heartbeat.signals import StopSignals
 from hvdtrain.train.loop.snapshots import Snapshots, needs_snapshots
+from hvdtrain.train.loop.triggers import Triggers
 from hvdtrain.train.messages import failure_tags, header_lines, joined_line, lost_line
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records.changes import RanksJoined, RanksLost
@@ -31,7 +32,6 @@ from hvdtrain.train.survivors import MemoryLoader, SnapshotLoader, Standing, agr
 from hvdtrain.train.terminal import Terminal, on_terminal
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
-from hvdtrain.train.triggers import Triggers
 
 __all__ = ["train"]
 

@@ -45,8 +45,8 @@ class Program:
         while self.left != expected:
             poll_until(lambda: ends_with_loss(call))
             self._see_that_all_fails()
-            if self.own == then:
-                threading.Timer(0.005, be_killed).start()
+            if self.own == then:  # within MPI_Comm_shrink Open MPI 5.0.11 may crash
+                be_killed()
             recovery = recover()
             lost = [self.left[rank] for rank in recovery.lost]
             assert lost

@@ -20,6 +20,7 @@ from hvdtrain.data.sampling.samplers import GlobalBatchSampler
 from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.heartbeat.signals import StopSignals
+from hvdtrain.train.loop.triggers import Triggers
 from hvdtrain.train.metrics.exact import Accuracy
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.builtin.digits import recipe as digits
@@ -32,7 +33,6 @@ from hvdtrain.train.setup import TrainingSetup, set_up
 from hvdtrain.train.terminal import Terminal
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
-from hvdtrain.train.triggers import Triggers
 from hvdtrain_bench.analysis.judge import BUILT_IN, BY_HAND
 from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.cases.sums import WrongResultError

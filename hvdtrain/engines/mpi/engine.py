@@ -6,6 +6,7 @@ import atexit
 import importlib.util
 import os
 import re
+import secrets
 import sys
 import traceback
 import warnings
@@ -76,7 +77,7 @@ def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
     def open_with(failures: MpiFailures) -> EngineWorld:
         nonlocal config  # the next rank 0 has that of this one
         world = failures.duplicate(failures.comm)
-        config = world.bcast(config)
+        config, failures.name = world.bcast((config, secrets.token_hex(8)))
         return _open(MPI, world, library, config, failures)
 
     if tolerates_failures():

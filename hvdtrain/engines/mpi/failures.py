@@ -16,6 +16,7 @@ from mpi4py import MPI
 from hvdtrain.engines.communicator import JOINED, EngineWorld, Failures, Newcomer
 from hvdtrain.engines.mpi.joining import MpiNewcomer, join_with, start_rank
 from hvdtrain.engines.mpi.segment_files import remove_segment_names
+from hvdtrain.engines.mpi.succession import require_succession
 from hvdtrain.engines.mpi.survivor_calls import EndNotice, agree, shrunk
 from hvdtrain.errors import PeerFailureError, RanksLostError, SystemLimitError
 from hvdtrain.polling import poll_until
@@ -50,7 +51,7 @@ def tolerates_failures() -> bool:
 
 
 def open_among_survivors(
-    comm: MPI.Intracomm, open_world: Callable[[MpiFailures], EngineWorld]
+    comm: MPI.Intracomm, open_world: Callable[[MpiFailures], EngineWorld], name: str = ""
 ) -> EngineWorld:
     """Return a world of those ranks of a communicator that are left (collective over them).
 
@@ -58,9 +59,17 @@ def open_among_survivors(
         comm: communicator, which may be revoked.
         open_world: function that opens a world on all ranks of `MpiFailures.comm` (collective); it
             is called again if one of them ends meanwhile.
+        name: name of the communicator; "" on ranks that do not know it.
+
+    Raises:
+        ExcludedError: others go on without this rank.
     """
     while True:
-        failures = MpiFailures(shrunk(comm), open_world)
+        left = shrunk(comm)
+        if name:
+            require_succession(name, comm, left)
+            name += "+"  # each attempt has a name of its own
+        failures = MpiFailures(left, open_world)
         world, reason = None, None
         try:
             world = open_world(failures)
@@ -92,6 +101,7 @@ class MpiFailures(Failures):
 
     Attributes:
         comm: the communicator.
+        name: name of the world, which `open_world` sets, equal on all ranks and in no other world.
         notice: what ends all ranks, if MPI_Abort does not.
     """
 
@@ -99,6 +109,7 @@ class MpiFailures(Failures):
         self, comm: MPI.Intracomm, open_world: Callable[[MpiFailures], EngineWorld]
     ) -> None:
         self.comm, self._open_world = comm, open_world
+        self.name = ""
         self.notice: EndNotice | None = None
         self._lock = threading.Lock()
         self._derived: list[MPI.Comm] = []
@@ -187,8 +198,10 @@ class MpiFailures(Failures):
     def reopen(self, newcomer: Newcomer | None = None) -> EngineWorld:
         assert newcomer is None or isinstance(newcomer, MpiNewcomer)
         self.revoke()
-        whole = join_with(shrunk(self.comm), newcomer)
-        world = open_among_survivors(whole, self._open_world)
+        left = shrunk(self.comm)
+        require_succession(self.name, self.comm, left)
+        whole = join_with(left, newcomer)
+        world = open_among_survivors(whole, self._open_world, f"{self.name}+")
         assert world.before is not None
         numbers = whole.Get_group().Translate_ranks(None, self.comm.Get_group())
         return replace(world, before=tuple(max(numbers[rank], JOINED) for rank in world.before))

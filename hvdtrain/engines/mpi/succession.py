@@ -1,0 +1,45 @@
+"""Which ranks go on where some take others for dead that are not, as without connections."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from hashlib import blake2b
+
+from mpi4py import MPI
+
+from hvdtrain.errors import ExcludedError
+from hvdtrain.topology import format_ranks
+
+__all__ = ["require_succession"]
+
+
+def require_succession(key: str, before: MPI.Intracomm, left: MPI.Intracomm) -> None:
+    """Check that no other ranks go on in the place of these (local, on each of them).
+
+    Where connections are closed and nobody has ended, each side takes the other one for dead.
+    The first rank of all sides that publishes its own with mpirun decides. Where nothing can be
+    published, no side is excluded.
+
+    Args:
+        key: name of this change of the world, equal on all of its ranks, used once.
+        before: communicator of the ranks that were there before.
+        left: communicator of those with which this rank would go on.
+
+    Raises:
+        ExcludedError: other ranks go on.
+    """
+    if left.size == before.size:
+        return
+    ranks = left.Get_group().Translate_ranks(None, before.Get_group())
+    own = blake2b(" ".join(map(str, ranks)).encode(), digest_size=16).hexdigest()
+    service = f"hvdtrain-{key}"
+    with suppress(MPI.Exception):  # another one was first
+        MPI.Publish_name(service, own)
+    chosen = own
+    with suppress(MPI.Exception):
+        chosen = MPI.Lookup_name(service)
+    if chosen != own:
+        raise ExcludedError(
+            f"[rank {before.rank}/{before.size}] its connections to others were closed, and these "
+            f"went on without {format_ranks(ranks)}: it ends"
+        )
