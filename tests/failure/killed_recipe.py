@@ -1,9 +1,8 @@
-"""A recipe whose ranks kill themselves, or ask to leave, at moments that a variable names."""
+"""A recipe whose ranks kill or disturb themselves at moments that a variable names."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from disturbances import disturb
 from torch import nn
 
 from hvdtrain.core import context
@@ -22,9 +22,9 @@ JOIN_SECONDS = 90
 
 
 class Killed:
-    """Counts moments of this process, and kills it: KILLS="RANK:NUMBER:MOMENT[:leave] ...".
+    """Counts moments of this process, and disturbs it: KILLS="RANK:NUMBER:MOMENT[:WAY] ...".
 
-    RANK is "new" for processes that have joined.
+    RANK is "new" for processes that have joined. WAY is one of disturb(), "kill" by default.
     """
 
     def __init__(self) -> None:
@@ -33,17 +33,17 @@ class Killed:
         own = "new" if joined else os.environ.get("OMPI_COMM_WORLD_RANK", "0")
         again = os.environ.get("HVDTRAIN_RESTARTS", "0") != "0"
         kills = [kill.split(":") for kill in os.environ.get("KILLS", "").split() if not again]
-        self.signals = {
-            (int(number), moment): signal.SIGUSR2 if leaves else signal.SIGKILL
-            for rank, number, moment, *leaves in kills
+        self.ways = {
+            (int(number), moment): way[0] if way else "kill"
+            for rank, number, moment, *way in kills
             if rank == own
         }
 
     def at(self, moment: str) -> None:
         self.counts[moment] = self.counts.get(moment, 0) + 1
-        number = self.signals.get((self.counts[moment], moment))
-        if number is not None:
-            os.kill(os.getpid(), number)
+        way = self.ways.get((self.counts[moment], moment))
+        if way is not None:
+            disturb(way)
 
 
 KILLED = Killed()

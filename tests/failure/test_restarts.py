@@ -103,6 +103,7 @@ def test_a_rank_that_raises_ends_the_job() -> None:
         ("first 0.5 s", 1),
         ("checkpoint", 1),
         ("during a recovery", 2),
+        ("connections closed", 1),
     ],
 )
 def test_training_goes_on(kind: str, seed: int, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from disturbances import PAUSES
 from ranks import launch
 from run_files import metrics_of, summary_of
 from segments import no_new_segments
@@ -74,13 +75,14 @@ def survive(
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()
     summary = summary_of(out)
-    left = ranks - len(kills.split())
-    assert summary["world_size"] == left
-    leaving = sum(kill.endswith(":leave") for kill in kills.split())
+    lost = [kill for kill in kills.split() if not kill.endswith(PAUSES)]
+    assert summary["world_size"] == ranks - len(lost)
+    assert (done.stdout.count("disturbed: ") > 0) == (len(lost) < len(kills.split()))
+    leaving = sum(kill.endswith(":leave") for kill in lost)
     assert sum(len(each["lost"]) for each in summary["failures"] if each["left"]) == leaving
     assert done.stdout.count(" (SIGUSR2): training goes on with ") == (leaving > 0), done.stdout
     assert len(set(summary["weights_sha256"])) == 1
-    assert sum(len(failure["lost"]) for failure in summary["failures"]) == len(kills.split())
+    assert sum(len(failure["lost"]) for failure in summary["failures"]) == len(lost)
     assert done.stdout.count("training goes on with") == len(summary["failures"]), done.stdout
     assert ("memory, taken every 4 steps" in done.stdout) == ("--elastic-snapshot" in more)
     require_each_once(ledger, ranks, summary["failures"])
