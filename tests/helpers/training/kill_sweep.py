@@ -92,6 +92,7 @@ KINDS: Mapping[str, Callable[[random.Random, int], str] | None] = {
     "two at once": two_at_once,
     "during a recovery": during_recovery,
     "at any time": None,
+    "soon after another": None,
     "first 0.5 s": None,
     "ranks of a host": None,
     "host with daemon": None,
@@ -159,6 +160,11 @@ def _from_outside(kind: str, draw: random.Random, job: Job, ranks: int, out: Pat
     time.sleep(draw.uniform(0, 2))
     if kind == "at any time":
         return _kill([draw.choice(list(pids.values()))])
+    if kind == "soon after another":
+        first, second = draw.sample(list(pids.values()), 2)
+        sent = _kill([first])
+        time.sleep(draw.uniform(0, 0.15))
+        return sent + _kill([second])
     by_host: dict[str, list[int]] = {}
     for pid in pids.values():
         with suppress(OSError):
