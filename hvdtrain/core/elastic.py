@@ -109,10 +109,12 @@ def run(func: F) -> F:
     @functools.wraps(func)
     def going_on(state: ObjectState, *args: Any, **kwargs: Any) -> Any:
         context.accept_newcomers()
-        synchronizes = True
+        resets, synchronizes = False, True
         while True:
             failed: Exception | None = None
             try:
+                if resets:
+                    state.on_reset()
                 if synchronizes:
                     state.sync()
                 return func(state, *args, **kwargs)
@@ -128,7 +130,7 @@ def run(func: F) -> F:
             if failed is not None:
                 state.restore()
                 _go_on_in_next_world(failed)
-            state.on_reset()
+            resets = True
 
     return cast("F", going_on)
 
