@@ -10,11 +10,13 @@ from typing import Any
 import horovod.tensorflow.keras as hvd
 import numpy as np
 import tensorflow as tf
+from newcomers import JOINED, await_newcomer
 from ranks import report
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--victim", type=int, required=True)
+parser.add_argument("--wanted", type=int, default=0)
 args = parser.parse_args()
 
 hvd.init()
@@ -61,19 +63,21 @@ def on_state_reset() -> None:
     state.model.fit(dataset, steps_per_epoch=1, epochs=1, callbacks=None, verbose=0)
 
 
-class PerhapsEnd(tf.keras.callbacks.Callback):
-    """Has this rank be killed in the middle of the second epoch, if it is the victim."""
+class Changes(tf.keras.callbacks.Callback):
+    """Has the victim be killed in the second epoch, and waits for others in the third."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """End this rank if it is to be killed before this batch."""
+        """Do what is to happen before this batch."""
         here = hvd.size() == started and hvd.rank() == args.victim
         if here and (state.epoch, state.batch) == (1, 2):
             os.kill(os.getpid(), signal.SIGKILL)
+        if (state.epoch, state.batch) == (2, 1):
+            await_newcomer(args.wanted)
 
 
 state.register_reset_callbacks([on_state_reset])
 callbacks = [
-    PerhapsEnd(),
+    Changes(),
     hvd.elastic.UpdateEpochStateCallback(state),
     hvd.elastic.UpdateBatchStateCallback(state),
     hvd.elastic.CommitStateCallback(state),
@@ -96,12 +100,7 @@ def train(state: Any) -> None:
 
 train(state)
 weights = np.concatenate([np.ravel(each) for each in model.get_weights()])
-report(
-    1,
-    {
-        "ranks": hvd.size(),
-        "epoch": state.epoch,
-        "rate": float(model.optimizer.learning_rate) / RATE,
-        "weights": weights.tolist(),
-    },
-)
+assert (hvd.allgather(weights[np.newaxis], name="weights") == weights).all()
+if not JOINED:
+    rate = float(model.optimizer.learning_rate) / RATE
+    report(1, {"ranks": hvd.size(), "epoch": state.epoch, "rate": rate})
