@@ -155,7 +155,7 @@ class HostsUpdatedInterrupt(RuntimeError):
     """Horovod's signal that hosts were added or removed; never raised in a world of fixed size.
 
     Args:
-        skip_sync: accepted for compatibility with Horovod; it has no effect.
+        skip_sync: whether the state is equal on all ranks and need not be synchronized.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:

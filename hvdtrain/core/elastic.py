@@ -73,7 +73,9 @@ class ObjectState:
             raise _NewcomerWaits
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Have functions be called each time that `run` goes on with the ranks that are left.
+        """Have functions be called each time that `run` goes on with other ranks.
+
+        Ranks that have just joined do not call them.
 
         Args:
             callbacks: functions; they may use the new size, for a learning rate for example.
@@ -102,6 +104,8 @@ def run(func: F) -> F:
 
     All ranks call it. If ranks are killed, those that are left restore the last commit, are
     numbered anew, call the reset callbacks, synchronize the state, and call the function again.
+    When ranks join, those that were there do so without restoring.
+
     That takes Open MPI 5, with `python -m hvdtrain run --elastic` or `mpirun --with-ft ulfm`;
     elsewhere the job ends. If fewer than HVDTRAIN_MIN_RANKS (--min-np) are left, they exit with 75.
     """
@@ -109,10 +113,12 @@ def run(func: F) -> F:
     @functools.wraps(func)
     def going_on(state: ObjectState, *args: Any, **kwargs: Any) -> Any:
         context.accept_newcomers()
-        synchronizes = True
+        resets, synchronizes = False, True
         while True:
             failed: Exception | None = None
             try:
+                if resets:
+                    state.on_reset()
                 if synchronizes:
                     state.sync()
                 return func(state, *args, **kwargs)
@@ -128,7 +134,7 @@ def run(func: F) -> F:
             if failed is not None:
                 state.restore()
                 _go_on_in_next_world(failed)
-            state.on_reset()
+            resets = True
 
     return cast("F", going_on)
 

@@ -1,4 +1,4 @@
-"""Horovod's elastic interface for TensorFlow, with a fixed number of ranks (see core.elastic)."""
+"""Horovod's elastic interface for TensorFlow (see hvdtrain.core.elastic)."""
 
 from __future__ import annotations
 

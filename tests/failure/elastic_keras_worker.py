@@ -14,9 +14,11 @@ from typing import Any
 
 import keras
 import numpy as np
+from raising import raising
 from ranks import report
 
 import hvdtrain.keras as hvd
+from hvdtrain.errors import UnsupportedError
 
 EPOCHS, STEPS, BATCH = 3, 4, 2
 ROOM = np.random.default_rng(1)
@@ -111,9 +113,27 @@ def fitting(kill: Kill) -> tuple[Any, dict[str, Any]]:
     return model, {"seen": seen, "resets": resets}
 
 
+def state_with(**how: Any) -> Any:
+    """Return the state of a model whose optimizer reduces in some way."""
+    model = model_of(0)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), **how), "mse")
+    return hvd.elastic.KerasState(model)
+
+
+def refuse_what_is_lost_with_a_rank() -> None:
+    """See that no state can be made whose parts only one rank has."""
+    for exchange in ("nbit:bits=8", "powersgd:rank=1", "topk:ratio=0.1", "local:steps=2"):
+        with raising(UnsupportedError, text=" keeps a state that is lost with a rank: use an "):
+            state_with(exchange=exchange)
+    with raising(UnsupportedError, text="sharded=True: with mpirun --with-ft ulfm the job goes"):
+        state_with(sharded=True)
+    state_with(exchange="half:type=bf16")
+
+
 def main(case: str, victims: list[int]) -> None:
     hvd.init()
     started = hvd.rank()
+    refuse_what_is_lost_with_a_rank()
     cases: dict[str, Callable[[Kill], tuple[Any, dict[str, Any]]]] = {"fit": fitting}
     if keras.backend.backend() == "tensorflow":
         import elastic_tapes

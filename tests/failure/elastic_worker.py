@@ -17,7 +17,8 @@ SAMPLES, EPOCHS, BATCH = 24, 3, 2
 NAME = "/dev/shm/sm_segment"  # of Open MPI
 
 
-def main(victims: list[int]) -> None:
+def main(victims: list[int], killed_in_reset: int) -> None:
+    """Train; victims are killed in a step, and another one when the others have noticed that."""
     hvd.init()
     started = hvd.rank()
     torch.manual_seed(started)
@@ -49,8 +50,14 @@ def main(victims: list[int]) -> None:
             state.sampler.set_epoch(state.epoch)
             state.commit()
 
+    def on_reset() -> None:
+        resets.append(hvd.size())
+        if started == killed_in_reset:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.barrier()
+
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, steps=0)
-    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+    state.register_reset_callbacks([on_reset])
     train(state)
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     everywhere = hvd.allgather(weights[None])
@@ -61,4 +68,4 @@ def main(victims: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]])
+    main([int(word) for word in sys.argv[2:]], int(sys.argv[1]))

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from typing import Any
 
 import torch
+from newcomers import JOINED, await_newcomer
 from ranks import report
 
 import hvdtrain.torch as hvd
-from hvdtrain.core import context
 
 SAMPLES, EPOCHS, BATCH = 48, 3, 2
-JOINED = "hvdtrain.probes.newcomer" in sys.orig_argv
 
 
 def main(wanted: int, victim: int) -> None:
@@ -61,13 +59,6 @@ def main(wanted: int, victim: int) -> None:
     everyone = hvd.allgather_object(mine)
     if not JOINED:  # its number among those of its own start is another rank's
         report(1, everyone)
-
-
-def await_newcomer(wanted: int) -> None:
-    deadline = time.monotonic() + 90
-    while hvd.rank() == 0 and hvd.size() < wanted and not context.newcomer_waits():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 if __name__ == "__main__":

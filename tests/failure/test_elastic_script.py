@@ -14,16 +14,17 @@ WORKER = Path(__file__).parent / "elastic_worker.py"
 SAMPLES, LAST_EPOCH = 24, 2
 
 
-def survive(ranks: int, victims: list[int]) -> list[dict[str, Any]]:
+def survive(ranks: int, victims: list[int], in_reset: int = -1) -> list[dict[str, Any]]:
     """Run the script, and return what those report that are left."""
-    with launch(WORKER, ranks, args=victims, launcher_args=["--with-ft", "ulfm"]) as job:
+    words = [in_reset, *victims]
+    with launch(WORKER, ranks, args=words, launcher_args=["--with-ft", "ulfm"]) as job:
         done = job.wait(120)
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()
         results = sorted(job.results_folder.glob("*.json"), key=lambda path: int(path.stem))
         assert [int(path.stem) for path in results] == [
-            rank for rank in range(ranks) if rank not in victims
+            rank for rank in range(ranks) if rank not in (*victims, in_reset)
         ]
         return [json.loads(path.read_text())["payload"] for path in results]
 
@@ -40,6 +41,11 @@ def test_a_rank_is_killed() -> None:
         for sample in own
     )
     assert last == Counter(range(SAMPLES))
+
+
+def test_another_rank_is_killed_in_a_reset_callback() -> None:
+    results = survive(4, [1], in_reset=2)
+    assert [(r["size"], r["resets"]) for r in results] == [(2, [3, 2])] * 2
 
 
 @pytest.mark.soak

@@ -18,7 +18,7 @@ from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.callbacks.checks import collective_callbacks, find_problem
 from hvdtrain.keras.callbacks.saving import SaveSchedule, save_schedules
 from hvdtrain.keras.operations.variables import broadcast_variables, require_equal_variables
-from hvdtrain.keras.tensors.types import Logs, Model
+from hvdtrain.keras.tensors.types import Logs, Model, Variable
 from hvdtrain.types import ReduceOp
 
 __all__ = ["FirstBeforeSaving", "FirstCallback", "LastCallback"]
@@ -62,7 +62,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         weights = [each.hvdtrain_reduction.weights for each in distributed_optimizers(model)]
         flushes = any(each is not None and each.flush_in_fit for each in weights)
         self._saves = flushes and any(saves for *_, saves in gathered)
-        require_equal_variables(model.trainable_variables if model.built else [], "fit")
+        require_equal_variables(_variables_to_compare(model), "fit")
         uneven = len({steps for _, _, steps, _ in gathered}) > 1 or gathered[0][2] is None
         for optimizer in distributed_optimizers(model):
             reduction = optimizer.hvdtrain_reduction
@@ -266,6 +266,16 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Broadcast rank 0's weights if EarlyStopping restored the best ones (collective)."""
         if self._restores:
             broadcast_variables(self.model.weights, 0)
+
+
+def _variables_to_compare(model: Model) -> Sequence[Variable] | None:
+    """Return the variables that the models of other ranks have, too, or None (local).
+
+    A rank that joins others builds its model in the step that these take for it.
+    """
+    if model.built:
+        return model.trainable_variables
+    return None if context.current().newcomer else []
 
 
 def _flushes(optimizer: DistributedMixin) -> bool:

@@ -50,21 +50,24 @@ def broadcast_global_variables(root_rank: int) -> NoReturn:
     )
 
 
-def require_equal_variables(variables: Iterable[Variable], operation: str) -> None:
+def require_equal_variables(variables: Iterable[Variable] | None, operation: str) -> None:
     """Check that number, shapes and dtypes of variables are equal on all ranks (collective).
 
     Args:
-        variables: variables in the same order on every rank.
+        variables: variables in the same order on every rank; None on a rank whose are not compared.
         operation: operation that needs it, for the message.
 
     Raises:
         MismatchError: they differ between ranks; says where.
     """
     here = context.current().topology
-    own: list[_Spec] = [(tuple(v.shape), v.dtype, v.path) for v in variables]
-    gathered: list[list[_Spec]] = objects.allgather_object(own, f"shapes for {operation}")
+    own: list[_Spec] | None = None
+    if variables is not None:
+        own = [(tuple(v.shape), v.dtype, v.path) for v in variables]
+    gathered: list[list[_Spec] | None] = objects.allgather_object(own, f"shapes for {operation}")
+    first = next((theirs for theirs in gathered if theirs is not None), [])
     for rank, theirs in enumerate(gathered):
-        difference = _difference(theirs, gathered[0])
+        difference = None if theirs is None else _difference(theirs, first)
         if difference is not None:
             raise MismatchError(
                 f"[rank {rank}/{here.size}] {operation}: {difference}. Build the same model on "

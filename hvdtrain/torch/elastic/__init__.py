@@ -1,4 +1,4 @@
-"""Horovod's elastic interface for PyTorch, in a world of fixed size (see hvdtrain.core.elastic)."""
+"""Horovod's elastic interface for PyTorch (see hvdtrain.core.elastic)."""
 
 from __future__ import annotations
 
