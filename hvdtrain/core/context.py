@@ -28,7 +28,7 @@ from hvdtrain.core.timeline.start_stop import begin_from_environment
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import ExcludedError, HvdtrainError, NotInitializedError, UnsupportedError
-from hvdtrain.supervision.milestones import ENDED, STARTED, join, report
+from hvdtrain.supervision.milestones import ENDED, STARTED, finish_init, report
 from hvdtrain.topology import Topology
 
 __all__ = [
@@ -108,22 +108,24 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     try:
         if topology.size > 1:
             keep_freed_memory(os.environ)
-        abort, ordered = partial(_abort, world.communicator), config.deterministic or deterministic
+        ordered = config.deterministic or deterministic
         if world.joined:
-            _context = open_of_newcomer(config, world, ordered, _end_soon, abort)
+            _context = open_of_newcomer(config, world, ordered, _end_soon, _abort)
             _guard_exits(config, _context.topology, _context.world.communicator)
-            join(os.environ)
+            finish_init(os.environ)
             return
         warn_of_binding(world, topology)
         warn_of_idle_tasks(topology)
         _context = open_context(config, world, ordered, _end_soon)
         _context.record(recording)
-        start_watches(_context, world.communicator, abort)
+        start_watches(_context, world.communicator, partial(_abort, world.communicator))
+    except ExcludedError as error:
+        _end_excluded(error)
     except Exception as error:  # other ranks may be blocked in an engine call for ever
         assert _guard is not None
         _guard.fail(error)
         raise
-    join(os.environ)
+    finish_init(os.environ)
     _report_start(topology)
 
 
@@ -142,7 +144,7 @@ def _guard_exits(config: Config, topology: Topology, communicator: Communicator)
     _guard.install()
 
 
-def recover(leaving: Collection[int] = ()) -> Recovery:
+def recover(leaving: Collection[int] = (), orderly: bool = False) -> Recovery:
     """Go on without the ranks that have ended (collective over those that are left).
 
     Call it when an operation has raised RanksLostError, or on all ranks when rank 0's
@@ -154,6 +156,8 @@ def recover(leaving: Collection[int] = ()) -> Recovery:
 
     Args:
         leaving: ranks that were asked to leave, and are not to be replaced.
+        orderly: whether this rank calls it after an operation with which all agreed to do so, and
+            not because of an error.
 
     Returns:
         Which ranks were lost, and which have joined.
@@ -170,11 +174,9 @@ def recover(leaving: Collection[int] = ()) -> Recovery:
             "ranks that have ended: use engine mpi with Open MPI 5, under mpirun --with-ft ulfm"
         )
     try:
-        abort = partial(_abort, before.world.communicator)
-        _context, recovery = open_next(before, before.failures, abort, leaving)
+        _context, recovery = open_next(before, before.failures, _abort, leaving, orderly)
     except ExcludedError as error:
-        print(error, file=sys.stderr, flush=True)
-        end_alone()
+        _end_excluded(error)
     except Exception as error:  # other ranks may be blocked in an engine call for ever
         assert _guard is not None
         _guard.fail(error)
@@ -230,6 +232,11 @@ def _abort(communicator: Communicator, code: int) -> None:
             _context.recording.save()
     finally:
         communicator.abort(code)
+
+
+def _end_excluded(error: ExcludedError) -> NoReturn:
+    print(error, file=sys.stderr, flush=True)
+    end_alone()
 
 
 def end_alone() -> NoReturn:

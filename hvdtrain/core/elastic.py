@@ -145,7 +145,7 @@ class _NewcomerWaits(HostsUpdatedInterrupt):
 
 def _go_on_in_next_world(failed: Exception | None) -> None:
     """Recover, and exit if too few ranks are left (collective over them)."""
-    recovery = context.recover()
+    recovery = context.recover(orderly=failed is None)
     # An object of an earlier world would fail again and again.
     if failed is not None and not recovery.lost:
         raise failed

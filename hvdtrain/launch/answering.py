@@ -49,7 +49,8 @@ def answering(request: LaunchRequest, start: Starter, folder: Path) -> tuple[Hos
 def _trial(request: LaunchRequest, host: Host, folder: Path) -> LaunchRequest:
     alone = replace(request, program=("true",), ranks=1, per_node=None, exports={})
     alone = replace(alone, elastic=False, log_folder=None)
-    return on_hosts(alone, (host,), folder / f"trial.{request.hosts.index(host)}")
+    file = folder / f"trial.{request.hosts.index(host)}"
+    return replace(on_hosts(alone, (host,), file), ranks=1)
 
 
 def on_hosts(request: LaunchRequest, hosts: Sequence[Host], file: Path) -> LaunchRequest:

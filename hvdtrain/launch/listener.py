@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import fcntl
+import resource
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from hvdtrain.supervision.milestones import BEGAN, JOINED, LOST
+from hvdtrain.supervision.milestones import BEGAN, INITIALIZED, LOST
 
 __all__ = ["MilestoneListener"]
 
 _KEY_BYTES = 16
 _LONGEST_BYTES = 200
 _BACKLOG = 4096
+# A rank reports at once when it has connected.
+_SILENT_SECONDS = 10.0
 _SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of a network interface
 _NAME_BYTES, _FIRST_BYTE = 15, 20
 _LOOPBACK = "127.0.0.1"
@@ -31,20 +35,28 @@ class MilestoneListener:
 
     Attributes:
         address: value of the variable with which ranks find this socket.
-        began: how many ranks have begun; the reader sets it back.
+        began: how many ranks have begun.
     """
 
     def __init__(self, remote: bool) -> None:
         self._socket = socket.create_server(("" if remote else _LOOPBACK, 0), backlog=_BACKLOG)
         self._socket.setblocking(False)
-        self._open: list[socket.socket] = []
-        self._held: set[socket.socket] = set()  # by ranks that have not joined
-        self.began = 0
-        self._key = secrets.token_hex(_KEY_BYTES)
+        _allow_many_files()
         port = self._socket.getsockname()[1]
         found = _addresses() if remote else [_LOOPBACK]
         places = sorted(found, key=lambda address: address.startswith("127."))
-        self.address = f"{self._key}@" + ",".join(f"{place}:{port}" for place in places)
+        self._places = ",".join(f"{place}:{port}" for place in places)
+        self._open: dict[socket.socket, float] = {}  # with the time when each was opened
+        self._held: set[socket.socket] = set()  # by ranks that are in init()
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget all ranks, and hear only those that are given the new `address`."""
+        for connection in self._open:
+            connection.close()
+        self._open, self._held, self.began = {}, set(), 0
+        self._key = secrets.token_hex(_KEY_BYTES)
+        self.address = f"{self._key}@{self._places}"
 
     def __enter__(self) -> Self:
         return self
@@ -59,20 +71,27 @@ class MilestoneListener:
             connection.close()
 
     def heard(self) -> set[str]:
-        """Return the milestones of ranks since the last call; LOST if one ended before it joined.
+        """Return the milestones of ranks since the last call; LOST if one ended within init().
 
-        A rank that has begun holds its connection until it has joined.
+        A rank that has begun holds its connection until the end of init().
         """
-        found = set[str]()
-        with suppress(BlockingIOError):
+        found, now = set[str](), time.monotonic()
+        with suppress(OSError):  # there are no more, or too many files are open
             while True:
                 connection, _ = self._socket.accept()
                 connection.setblocking(False)
-                self._open.append(connection)
-        for connection in self._open.copy():
+                self._open[connection] = now
+        for connection, opened in self._open.copy().items():
             with suppress(BlockingIOError):
                 found |= self._read(connection)
+            if connection in self._open.keys() - self._held and now - opened > _SILENT_SECONDS:
+                self._close(connection)
         return found
+
+    def _close(self, connection: socket.socket) -> None:
+        self._held.discard(connection)
+        del self._open[connection]
+        connection.close()
 
     def _read(self, connection: socket.socket) -> set[str]:
         """Return what a rank has reported, and forget a connection that has ended.
@@ -82,13 +101,13 @@ class MilestoneListener:
         """
         try:
             text = connection.recv(_LONGEST_BYTES)
-        except ConnectionError:
+        except BlockingIOError:
+            raise
+        except OSError:
             text = b""
         if not text:
             found = {LOST} if connection in self._held else set()
-            self._held.discard(connection)
-            self._open.remove(connection)
-            connection.close()
+            self._close(connection)
             return found
         pairs = [line.partition(b" ") for line in text.splitlines()]
         own = self._key.encode()
@@ -96,9 +115,16 @@ class MilestoneListener:
         if BEGAN in found:
             self.began += 1
             self._held.add(connection)
-        if JOINED in found:
+        if INITIALIZED in found:
             self._held.discard(connection)
         return found
+
+
+def _allow_many_files() -> None:
+    """Allow one connection for each rank, as far as the system does."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _addresses() -> Iterator[str]:

@@ -110,19 +110,22 @@ class _Starts:
     def run(self) -> int:
         """Run the job to its end."""
         while True:
-            self._heard, self._listener.began = set(), 0
-            self._first = self._lost_since = None
+            self._listener.renew()
+            self._heard, self._first, self._lost_since = set(), None, None
             code = self._launch()
             heard = self._heard = self._heard | self._listener.heard()
-            if self._launches.asked is not None or code == EXIT_REQUEUE or heard & {ENDED, FAILED}:
+            if self._launches.asked is not None or code == EXIT_REQUEUE or ENDED in heard:
                 return code
+            if FAILED in heard:
+                return code or EXIT_CRASH
             self._launches.end_orphans()
             end = self._prepare(code, heard)
-            if end is not None:
-                return end
+            # Ctrl-C also ends the launchers that ask the hosts, which then seem lost.
             asked = self._launches.waiting()
             if asked is not None:
                 return 128 + asked
+            if end is not None:
+                return end
 
     def _launch(self) -> int:
         variables = {SUPERVISOR: self._listener.address, RESTARTS: str(self._restarts)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -18,6 +19,8 @@ _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # Time for orphans that end by themselves, such as those that watch over shared memory.
 _GRACE_SECONDS = 1.0
 _PERIOD_SECONDS = 0.5
+# An mpirun that is told to end while its ranks do sometimes never ends.
+_TERMINATED_SECONDS = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -126,12 +129,14 @@ def _wait(
     is_lost: Callable[[], bool] | None,
 ) -> int | None:
     """Wait for the end; return the last signal that asked for it, or None."""
-    asked = None
+    asked, deadline = None, math.inf
     while not _has_ended(process):
         found = signal.sigtimedwait(passed_on | {signal.SIGCHLD}, _PERIOD_SECONDS)
         if is_lost is not None and is_lost():
             process.terminate()
-            is_lost = None
+            is_lost, deadline = None, time.monotonic() + _TERMINATED_SECONDS
+        if time.monotonic() > deadline:
+            process.kill()
         if found is None or found.si_signo == signal.SIGCHLD:
             continue
         if found.si_signo in _ENDING:

@@ -23,9 +23,23 @@ def main(words: Sequence[str]) -> None:
         words: `-m` and the name of a module, or the name of a file; then the program's arguments.
     """
     initialize(load_mpi(), os.environ)
-    from hvdtrain.engines.mpi.joining import meet_starter
+    from hvdtrain.core.process.output import flush_output
+    from hvdtrain.engines.mpi.joining import is_joining, meet_starter
 
     meet_starter()
+    try:
+        _run(words)
+    except BaseException as error:
+        if not is_joining():
+            raise
+        # The others go on, and any other exit code would become that of the job.
+        if not isinstance(error, SystemExit):
+            sys.excepthook(type(error), error, error.__traceback__)
+        flush_output()
+        os._exit(0)
+
+
+def _run(words: Sequence[str]) -> None:
     if words[0] == "-m":
         sys.argv = list(words[1:])
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -13,20 +13,20 @@ __all__ = [
     "BEGAN",
     "ENDED",
     "FAILED",
-    "JOINED",
+    "INITIALIZED",
     "LOST",
     "RESTARTS",
     "STARTED",
     "SUPERVISOR",
     "begin",
-    "join",
+    "finish_init",
     "report",
 ]
 
 # A process runs; its init() is complete; that of all ranks is; all ranks have left in order; a rank
 # has ended the job because of an error; a rank has ended before all had started.
-BEGAN, JOINED, STARTED, ENDED, FAILED, LOST = (
-    *("began", "joined", "started", "ended", "failed", "lost"),
+BEGAN, INITIALIZED, STARTED, ENDED, FAILED, LOST = (
+    *("began", "initialized", "started", "ended", "failed", "lost"),
 )
 
 # Environment variables: where to report, as KEY@ADDRESS:PORT,ADDRESS:PORT..., and how often the job
@@ -34,7 +34,7 @@ BEGAN, JOINED, STARTED, ENDED, FAILED, LOST = (
 SUPERVISOR, RESTARTS = "HVDTRAIN_SUPERVISOR", "HVDTRAIN_RESTARTS"
 
 _CONNECT_SECONDS = 2.0
-# Environment variable: descriptor of the connection that a rank holds until it has joined.
+# Environment variable: descriptor of the connection that a rank holds until the end of init().
 _HELD = "HVDTRAIN_SUPERVISOR_FD"
 
 
@@ -50,7 +50,7 @@ def report(milestone: str, environ: Mapping[str, str]) -> None:
 
 
 def begin(environ: MutableMapping[str, str]) -> None:
-    """Report BEGAN, and hold the connection until `join`, also in a program that replaces this one.
+    """Report BEGAN, and hold the connection until `finish_init`, also in one that replaces this.
 
     Args:
         environ: environment variables of this rank.
@@ -62,7 +62,7 @@ def begin(environ: MutableMapping[str, str]) -> None:
             environ[_HELD] = str(connection.detach())
 
 
-def join(environ: MutableMapping[str, str]) -> None:
+def finish_init(environ: MutableMapping[str, str]) -> None:
     """Report that init() is complete on this rank (local).
 
     Args:
@@ -72,7 +72,7 @@ def join(environ: MutableMapping[str, str]) -> None:
     if held is not None:
         with suppress(OSError), socket.socket(fileno=int(held)) as connection:
             key = environ.get(SUPERVISOR, "").partition("@")[0]
-            connection.sendall(f"{key} {JOINED}\n".encode())
+            connection.sendall(f"{key} {INITIALIZED}\n".encode())
 
 
 def _connect(milestone: str, environ: Mapping[str, str]) -> socket.socket:

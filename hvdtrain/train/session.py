@@ -128,7 +128,7 @@ class _Session:
         """Go on in the next world (collective over the ranks that are left)."""
         if self._snapshots is not None:
             context.current().followers.clear()
-        recovery = context.recover(self._left)
+        recovery = context.recover(self._left, self._interrupted)
         if not recovery.lost and not self._interrupted:
             raise HvdtrainError("training failed as if a rank had ended, and none has")
         self._recoveries.append((recovery, self._left))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import torch
@@ -12,14 +13,29 @@ from newcomers import JOINED, await_newcomer
 from ranks import report
 
 import hvdtrain.torch as hvd
+from hvdtrain.buffer import Buffer
+from hvdtrain.engines.mpi.communicator import MpiCommunicator
 
 SAMPLES, EPOCHS, BATCH = 48, 3, 2
 
 
-def main(wanted: int, victim: int) -> None:
+def be_slow() -> None:
+    """Have each broadcast wait before it, for longer than it takes to notice a lost rank."""
+    broadcast = MpiCommunicator.broadcast
+
+    def late(self: MpiCommunicator, buffer: Buffer, root_rank: int) -> None:
+        time.sleep(0.3)
+        broadcast(self, buffer, root_rank)
+
+    MpiCommunicator.broadcast = late  # type: ignore[method-assign]
+
+
+def main(wanted: int, victim: int, slow: int) -> None:
     """Train; rank 0 waits in the second epoch for others, up to `wanted`; a victim is killed."""
     hvd.init()
     started = -1 if JOINED else hvd.rank()
+    if started == slow:
+        be_slow()
     torch.manual_seed(started + 1)
     model = torch.nn.Linear(3, 1)
     optimizer = hvd.DistributedOptimizer(

@@ -104,6 +104,16 @@ def test_killed_ranks_are_replaced(kills: str, tmp_path: Path, alone: dict[str, 
 
 
 @pytest.mark.soak
+def test_a_rank_that_has_joined_replaces_the_others(tmp_path: Path, alone: dict[str, Any]) -> None:
+    """It is left alone, and starts another one."""
+    env = {"HVDTRAIN_MAX_RANKS": 2, "AWAIT_RANKS": 2}
+    summary = train(tmp_path, 2, "1:5:forward 0:8:forward", env)
+    require_like(summary, alone)
+    assert [failure["lost"] for failure in summary["failures"]] == [[1], [0]]
+    assert [join["joined"] for join in summary["joins"]] == [[1], [1]]
+
+
+@pytest.mark.soak
 def test_ranks_that_share_an_optimizer_are_replaced(tmp_path: Path, alone: dict[str, Any]) -> None:
     """The rank that joins takes over a part of the state; only a loss goes back to a snapshot."""
     env = {"HVDTRAIN_MAX_RANKS": 3, "AWAIT_RANKS": 3}

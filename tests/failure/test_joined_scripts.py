@@ -15,11 +15,13 @@ SCRIPT = Path(__file__).parent / "joined_script.py"
 SAMPLES, LAST_EPOCH = 48, 2
 
 
-def run(ranks: int, wanted: int, victim: int, *options: object) -> list[dict[str, Any]]:
+def run(
+    ranks: int, wanted: int, victim: int, *options: object, slow: int = -1
+) -> list[dict[str, Any]]:
     """Run the script, and return what each rank has done, in the order of ranks at the end."""
     words = ["-m", "hvdtrain", "run", "--elastic", "-np", ranks, "--max-np", wanted, *options]
     quick = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
-    with start([sys.executable, *words, "--", SCRIPT, wanted, victim], env=quick) as job:
+    with start([sys.executable, *words, "--", SCRIPT, wanted, victim, slow], env=quick) as job:
         done = job.wait(180)
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
@@ -45,11 +47,13 @@ def require_each_once(everyone: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.soak
-def test_a_rank_joins_on_a_slot_that_comes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", [-1, 1])
+def test_a_rank_joins_on_a_slot_that_comes(slow: int, tmp_path: Path) -> None:
+    """Also while another rank is slow in the operation that says so."""
     program = tmp_path / "hosts"
     program.write_text("#!/bin/sh\necho localhost:3\n")
     program.chmod(0o755)
-    everyone = run(2, 3, -1, "-H", "localhost:2", "--host-discovery-script", program)
+    everyone = run(2, 3, -1, "-H", "localhost:2", "--host-discovery-script", program, slow=slow)
     assert [rank["joined"] for rank in everyone] == [False, False, True]
     assert [rank["sizes"] for rank in everyone] == [[2, 3], [2, 3], [3]]
     require_each_once(everyone)
@@ -62,3 +66,18 @@ def test_a_killed_rank_is_replaced(victim: int) -> None:
     assert [rank["joined"] for rank in everyone] == [False, True]
     assert [rank["sizes"] for rank in everyone] == [[2, 1, 2], [2]]
     require_each_once(everyone)
+
+
+@pytest.mark.soak
+def test_no_rank_can_join(tmp_path: Path) -> None:
+    """The others go on, and the job ends well."""
+    words = ["-m", "hvdtrain", "run", "--elastic", "-np", 2, "--max-np", 2]
+    (failed := tmp_path / "failed").mkdir()
+    script = SCRIPT.with_name("failing_newcomer.py")
+    with start([sys.executable, *words, "--", script, failed]) as job:
+        done = job.wait(180)
+        if done.returncode != 0:
+            job.fail(f"exit code {done.returncode}")
+        job.assert_nothing_left()
+    assert done.stderr.count("ValueError: as it was told to") == 3, done.stderr
+    assert done.stderr.count("after 3 in a row, no more are started") == 1, done.stderr

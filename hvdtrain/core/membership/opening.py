@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,12 +35,14 @@ def open_context(
     communicator, failures = world.communicator, world.failures
     topology = Topology.from_nodes(communicator.rank, world.nodes, world.hostnames)
     # Ranks on other hosts may not have the first one's environment.
-    flag = np.array([ordered], np.uint64)
-    communicator.start_max(flag).wait()
-    chosen = OrderedCommunicator(communicator) if flag[0] else communicator
+    settings = np.array([ordered, config.min_ranks, config.max_ranks], np.uint64)
+    communicator.start_max(settings).wait()
+    in_order, least, most = settings.tolist()
+    config = replace(config, min_ranks=least, max_ranks=most)
+    chosen = OrderedCommunicator(communicator) if in_order else communicator
     channel = make_channel(chosen, range(topology.size), topology, "world", failed, failures)
     return Context(
-        config, world.engine, world.library, topology, channel, failed, bool(flag[0]), failures
+        config, world.engine, world.library, topology, channel, failed, bool(in_order), failures
     )
 
 

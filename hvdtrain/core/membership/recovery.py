@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.votes import exchange
@@ -73,8 +74,9 @@ class _Told:
 def open_next(
     before: Context,
     failures: Failures,
-    abort: Callable[[int], None],
+    abort: Callable[[Communicator, int], None],
     leaving: Collection[int] = (),
+    orderly: bool = False,
 ) -> tuple[Context, Recovery]:
     """Leave a world, and open the next one (collective over the ranks that are left).
 
@@ -84,13 +86,19 @@ def open_next(
     Args:
         before: world of which ranks have ended, or which others are to join.
         failures: its ranks that have ended.
-        abort: function that ends all ranks with an exit code, without waiting.
+        abort: function that ends all ranks of a communicator with an exit code, without waiting.
         leaving: ranks that are lost because they were asked to leave, and are not replaced.
+        orderly: whether all ranks do this after the same operation, none of which has failed.
     """
     began, size = time.perf_counter(), before.topology.size
     taken = None if before.recruiter is None else before.recruiter.take()
     newcomer = None if taken is None else taken.newcomer
+    # To abandon breaks off the operation in which a slow rank still is.
+    if orderly:
+        failures.agree(True)
     before.abandon(_error(before.topology.title, failures))
+    if not orderly:
+        failures.agree(True)
     members = tuple(range(size))
     opened: _Opened | None = None
     while opened is None:
@@ -139,7 +147,7 @@ def open_of_newcomer(
     world: EngineWorld,
     ordered: bool,
     failed: Callable[[str], None],
-    abort: Callable[[int], None],
+    abort: Callable[[Communicator, int], None],
 ) -> Context:
     """Open a world that this rank has joined (collective, with `open_next` of the others).
 
@@ -148,7 +156,7 @@ def open_of_newcomer(
         world: world that this rank has joined.
         ordered: whether this rank wants sums in a fixed order.
         failed: function that is called with a reason when an engine call has failed.
-        abort: function that ends all ranks with an exit code, without waiting.
+        abort: function that ends all ranks of a communicator with an exit code, without waiting.
     """
     own, opened = _Own(config, ordered, failed, Followers()), None
     while opened is None:
@@ -202,7 +210,7 @@ def _open(
     own: _Own,
     world: EngineWorld,
     failures: Failures,
-    abort: Callable[[int], None],
+    abort: Callable[[Communicator, int], None],
     telling: _Told | None,
 ) -> _Opened | None:
     """Return the context of a world, or None if ranks have ended in it (collective)."""
@@ -210,7 +218,7 @@ def _open(
     opened: _Opened | None = None
     try:
         here = open_context(own.config, world, own.ordered, own.failed)
-        start_watches(here, world.communicator, abort)
+        start_watches(here, world.communicator, partial(abort, world.communicator))
         told = _hear(telling, world.communicator)
         recording = _join_recording(telling is None, told, world.communicator)
         own.followers.enter(told.worlds)

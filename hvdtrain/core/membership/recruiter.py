@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -19,7 +20,10 @@ _PERIOD_SECONDS = 0.1
 _DISCOVERY_SECONDS = 1.0
 # How long MPI may take to start a process; its wait would not end with a process that ends at once.
 _START_SECONDS = 60.0
-_TRIES = 3
+# So many starts in a row may fail, each so long after the one before at most.
+_TRIES, _ROW_SECONDS = 3, 120.0
+# A rank that ends so soon after it has joined counts as one that could not be started.
+_SETTLED_SECONDS = 30.0
 
 
 @dataclass(eq=False)
@@ -59,7 +63,8 @@ class Recruiter:
         self._between_worlds = False
         self._slots: dict[str, int] = {}
         self._discovered = 0.0
-        self._tries = _TRIES
+        self._tries, self._failed = _TRIES, 0.0
+        self._taken: dict[str, float] = {}  # when the last rank of a host was taken in
         self._said = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="hvdtrain-recruits", daemon=True)
@@ -72,6 +77,11 @@ class Recruiter:
             vacancies: hosts of ranks that were lost and not replaced.
         """
         with self._lock:
+            for host in set(vacancies):
+                taken = self._taken.get(host, -math.inf)
+                again = vacancies.count(host) > self._vacancies.count(host)
+                if again and time.monotonic() - taken < _SETTLED_SECONDS:
+                    self._fail(f"a rank that had joined on {host} has ended")
             self._hosts, self._vacancies = hosts, vacancies
             self._between_worlds = False
             self._known.update(hosts)
@@ -93,6 +103,7 @@ class Recruiter:
             for recruit in self._recruits:
                 if recruit.ready_after is not None:
                     self._recruits.remove(recruit)
+                    self._taken[recruit.host] = time.monotonic()
                     return recruit
         return None
 
@@ -116,13 +127,15 @@ class Recruiter:
                 try:
                     if recruit.newcomer.ready() and recruit.ready_after is None:
                         recruit.ready_after = time.perf_counter() - recruit.began
-                        self._tries = _TRIES
                 except HvdtrainError as error:
                     self._recruits.remove(recruit)
                     self._fail(str(error))
 
     def _fail(self, text: str) -> None:
-        self._tries -= 1
+        now = time.monotonic()
+        if self._tries and now - self._failed > _ROW_SECONDS:
+            self._tries = _TRIES
+        self._tries, self._failed = max(self._tries - 1, 0), now
         more = "" if self._tries else f"; after {_TRIES} in a row, no more are started"
         self._say(f"{text}{more}")
 
@@ -131,12 +144,21 @@ class Recruiter:
 
     def _discover(self) -> None:
         try:
-            self._slots, said = discover(self._program), ""
+            found, said = discover(self._program), ""
+            self._slots = {self._name_known_for(host): slots for host, slots in found.items()}
         except HvdtrainError as error:
             said = str(error)
         if said and said != self._said:
             self._say(f"{said}; the hosts stay as they were")
         self._said, self._discovered = said, time.monotonic()
+
+    def _name_known_for(self, host: str) -> str:
+        """Return the name that a host calls itself, which may lack the domain."""
+        short = host.partition(".")[0]
+        if short.isdigit():  # of an address
+            return host
+        same = (known for known in self._known if known.partition(".")[0] == short)
+        return next(same, host)
 
     def _next_host(self) -> str | None:
         """Return the host on which a rank is missing; None if there is none."""

@@ -7,6 +7,7 @@ what the other ranks run: see hvdtrain.probes.newcomer.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from hvdtrain.polling import poll_until
 __all__ = [
     "MpiNewcomer",
     "enter",
+    "is_joining",
     "join_with",
     "meet_starter",
     "program_words",
@@ -37,6 +39,9 @@ _EARLY = ("PYTHON", "LD_LIBRARY_PATH", "OMPI_MCA_", "PATH=")
 # These belong to one process or host.
 _NOT_SENT = ("OMPI_", "PMIX_", "PRTE_", "HOSTNAME=", "TMPDIR=", "PWD=", "_=")
 _WATCH_SECONDS = 0.2
+_NEWCOMER = "hvdtrain.probes.newcomer"
+# Options of Python without a value, and -m behind them in one word.
+_COMBINED = re.compile(r"(-[bBdEhiIOPqRsSuvVx?]+|)-?m(.*)")
 
 
 class MpiNewcomer(Newcomer):
@@ -82,7 +87,10 @@ def start_rank(host: str, known: bool) -> MpiNewcomer:
     info = MPI.Info.Create()
     # The slots of ranks that have ended count as taken.
     info.Set("map_by", ":OVERSUBSCRIBE")
-    info.Set("wdir", os.getcwd())
+    # Where this process has begun: its program may have changed the directory.
+    info.Set(
+        "wdir", started if os.path.isdir(started := os.environ.get("PWD", "")) else os.getcwd()
+    )
     if host:
         info.Set("PMIX_HOST", host)
     if host and not known:
@@ -91,7 +99,7 @@ def start_rank(host: str, known: bool) -> MpiNewcomer:
     early = [f"{name}={value}" for name, value in os.environ.items()]
     words = [
         *(word for word in early if word.startswith(_EARLY)),
-        *(sys.executable, *options, "-m", "hvdtrain.probes.newcomer", *program),
+        *(sys.executable, *options, "-m", _NEWCOMER, *program),
     ]
     try:
         peer = MPI.COMM_SELF.Spawn("env", words, 1, info).Merge(high=False)
@@ -111,15 +119,24 @@ def program_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises:
         HvdtrainError: the program is not a module or a file.
     """
-    position = 1
-    while position < len(argv) and argv[position].startswith("-") and argv[position] != "-m":
-        if argv[position] in ("-c", "-"):
+    position, words = 1, list(argv)
+    while position < len(words) and words[position].startswith("-") and words[position] != "-m":
+        if words[position] in ("-c", "-"):
             raise HvdtrainError(
-                f"ranks that run `python {argv[position]}` cannot start another one: put the "
+                f"ranks that run `python {words[position]}` cannot start another one: put the "
                 "program into a file"
             )
-        position += 2 if argv[position] in ("-W", "-X", "--check-hash-based-pycs") else 1
-    return list(argv[1:position]), list(argv[position:])
+        combined = _COMBINED.fullmatch(words[position])  # as -um, or -mMODULE
+        if combined is not None:
+            options, module = combined.groups()
+            words[position : position + 1] = filter(None, (options, "-m", module))
+            position += bool(options)
+        else:
+            position += 2 if words[position] in ("-W", "-X", "--check-hash-based-pycs") else 1
+    program = words[position:]
+    if program[:2] == ["-m", _NEWCOMER]:  # this process has joined itself
+        program = program[2:]
+    return words[1:position], program
 
 
 def join_with(base: MPI.Intracomm, newcomer: MpiNewcomer | None) -> MPI.Intracomm:
@@ -210,6 +227,11 @@ def _leave_unseen() -> NoReturn:
 
 
 _entrance: _Entrance | None = None
+
+
+def is_joining() -> bool:
+    """Return whether this process was started by ranks, and has not joined them yet (local)."""
+    return _entrance is not None
 
 
 def enter() -> MPI.Intracomm | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from hashlib import blake2b
 
@@ -12,12 +13,16 @@ from hvdtrain.topology import format_ranks
 
 __all__ = ["require_succession"]
 
+# How long the smaller side lets others be first.
+_MINORITY_SECONDS = 0.3
+
 
 def require_succession(key: str, before: MPI.Intracomm, left: MPI.Intracomm) -> None:
     """Check that no other ranks go on in the place of these (local, on each of them).
 
     Where connections are closed and nobody has ended, each side takes the other one for dead.
-    The first rank of all sides that publishes its own with mpirun decides. Where nothing can be
+    The first rank of all sides that publishes its own with mpirun decides; that of a minority
+    waits before. Where nothing can be
     published, no side is excluded.
 
     Args:
@@ -33,6 +38,8 @@ def require_succession(key: str, before: MPI.Intracomm, left: MPI.Intracomm) -> 
     ranks = left.Get_group().Translate_ranks(None, before.Get_group())
     own = blake2b(" ".join(map(str, ranks)).encode(), digest_size=16).hexdigest()
     service = f"hvdtrain-{key}"
+    if 2 * left.size < before.size:
+        time.sleep(_MINORITY_SECONDS)
     with suppress(MPI.Exception):  # another one was first
         MPI.Publish_name(service, own)
     chosen = own

@@ -14,12 +14,12 @@ from hvdtrain.launch.listener import MilestoneListener
 from hvdtrain.supervision.milestones import (
     BEGAN,
     ENDED,
-    JOINED,
+    INITIALIZED,
     LOST,
     STARTED,
     SUPERVISOR,
     begin,
-    join,
+    finish_init,
     report,
 )
 
@@ -40,8 +40,8 @@ def test_a_rank_that_ends_before_it_joins_is_lost() -> None:
         begin(first)
         begin(second)
         assert listener.heard() == {BEGAN}
-        join(first)
-        assert listener.heard() == {JOINED}
+        finish_init(first)
+        assert listener.heard() == {INITIALIZED}
         assert listener.heard() == set()
         os.close(int(second["HVDTRAIN_SUPERVISOR_FD"]))
         assert listener.heard() == {LOST}
