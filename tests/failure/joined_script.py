@@ -14,17 +14,19 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.mpi.communicator import MpiCommunicator
 
 SAMPLES, EPOCHS, BATCH = 48, 3, 2
 
 
-def be_slow() -> None:
-    """Have each broadcast wait before it, for longer than it takes to notice a lost rank."""
+def be_slow_once() -> None:
+    """Have the next broadcast wait before it, for longer than it takes to notice a lost rank."""
+    from hvdtrain.engines.mpi.communicator import MpiCommunicator  # which starts MPI
+
     broadcast = MpiCommunicator.broadcast
 
     def late(self: MpiCommunicator, buffer: Buffer, root_rank: int) -> None:
-        time.sleep(0.3)
+        MpiCommunicator.broadcast = broadcast  # type: ignore[method-assign]
+        time.sleep(0.5)
         broadcast(self, buffer, root_rank)
 
     MpiCommunicator.broadcast = late  # type: ignore[method-assign]
@@ -34,8 +36,6 @@ def main(wanted: int, victim: int, slow: int) -> None:
     """Train; rank 0 waits in the second epoch for others, up to `wanted`; a victim is killed."""
     hvd.init()
     started = -1 if JOINED else hvd.rank()
-    if started == slow:
-        be_slow()
     torch.manual_seed(started + 1)
     model = torch.nn.Linear(3, 1)
     optimizer = hvd.DistributedOptimizer(
@@ -61,6 +61,8 @@ def main(wanted: int, victim: int, slow: int) -> None:
                 optimizer.step()
                 state.sampler.record_batch(batch, BATCH)
                 state.steps += 1
+                if started == slow and state.epoch == 1 and hvd.size() < wanted:
+                    be_slow_once()
                 await_newcomer(wanted if state.epoch == 1 else 0)
                 state.commit()
             state.epoch += 1
