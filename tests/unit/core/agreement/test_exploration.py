@@ -8,8 +8,9 @@ from dataclasses import replace
 from itertools import combinations_with_replacement, permutations, product
 
 import pytest
-from channel_model import ChannelModel, Transition
+from channel_model import ChannelModel
 from explorer import Explored, explore
+from model_program import Transition
 
 from hvdtrain.core.agreement.events import (
     Action,

@@ -24,6 +24,7 @@ __all__ = [
     "UNMET",
     "WORDS",
     "Rank",
+    "Step",
     "abandon",
     "fill",
     "finish",
@@ -32,8 +33,11 @@ __all__ = [
     "is_pending",
     "name_of",
     "names_of",
+    "progress_of",
+    "repeats",
     "request_of",
     "run",
+    "run_here",
     "takes_part",
 ]
 
@@ -48,6 +52,10 @@ DONE, DIFFERS, UNMET, DESERTED, FAILED, REFUSED = (
     *("done", "differs", "unmet", "deserted", "failed"),
     "refused",
 )
+
+
+# What a driver does next.
+Step = Action | Report | Request
 
 
 class Rank(NamedTuple):
@@ -70,7 +78,7 @@ class Rank(NamedTuple):
     life: ChannelState = ChannelState(0)
     pending: tuple[Request, ...] = ()
     steps: tuple[tuple[str, BucketProgress], ...] = ()
-    actions: tuple[Action | Report | Request, ...] = ()
+    actions: tuple[Step, ...] = ()
     ended: tuple[tuple[str, str], ...] = ()
     told: tuple[Request, ...] = ()
     listening: bool = False
@@ -80,18 +88,31 @@ class Rank(NamedTuple):
 
 def run(ranks: Sequence[Rank], request: Request) -> tuple[Rank, ...] | None:
     """Return the ranks after an operation, or the next bucket of a step; None if it cannot run."""
-    name = name_of(request)
-    if request.operation == "step":
-        own = [dict(rank.steps).get(name) if takes_part(rank, request) else None for rank in ranks]
-        if any(progress is not None and not progress.ready for progress in own):
-            return None
-        ranks = [
-            rank if progress is None else with_progress(rank, name, progress.reduce())
-            for rank, progress in zip(ranks, own, strict=True)
-        ]
-        if any(progress is not None and progress.reduced + 1 < BUCKETS for progress in own):
-            return tuple(rank._replace(actions=(request, *rank.actions)) for rank in ranks)
-    return tuple(finish(rank, name, DONE) if takes_part(rank, request) else rank for rank in ranks)
+    again = repeats(ranks, request)
+    return None if again is None else tuple(run_here(rank, request, again) for rank in ranks)
+
+
+def repeats(ranks: Iterable[Rank], request: Request) -> bool | None:
+    """Return whether an operation has another bucket after this one; None if it cannot run."""
+    own = [progress for rank in ranks if (progress := progress_of(rank, request)) is not None]
+    if not all(progress.ready for progress in own):
+        return None
+    return any(progress.reduced + 1 < BUCKETS for progress in own)
+
+
+def run_here(rank: Rank, request: Request, again: bool) -> Rank:
+    """Return a rank after an operation, or a bucket after which there is another one."""
+    name, progress = name_of(request), progress_of(rank, request)
+    if progress is not None:
+        rank = with_progress(rank, name, progress.reduce())
+    if again:
+        return rank._replace(actions=(request, *rank.actions))
+    return finish(rank, name, DONE) if takes_part(rank, request) else rank
+
+
+def progress_of(rank: Rank, request: Request) -> BucketProgress | None:
+    """Return how far a step is that is pending here, and of which others know."""
+    return dict(rank.steps).get(name_of(request)) if takes_part(rank, request) else None
 
 
 def fill(rank: Rank, name: str, count: int | None) -> Rank:

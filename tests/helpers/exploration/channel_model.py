@@ -1,0 +1,206 @@
+"""A model of one channel on all its ranks: programs, drivers, and an engine where they meet.
+
+The rules are those of production: `transition`, with `decide` inside it, and `unanimous`. What is
+modelled is around them: programs that submit and wait, threads that take their turns in any order,
+and primitives that end when all members have entered the same one.
+
+model_program.py has the words of programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from explorer import Fault
+from model_program import RankModel, Transition, awaited, is_inside
+from model_rank import (
+    DESERTED,
+    DONE,
+    WORDS,
+    Rank,
+    is_pending,
+    name_of,
+    names_of,
+    run,
+)
+from model_vote import vote
+
+from hvdtrain.core.agreement.decision import Report
+from hvdtrain.core.agreement.events import (
+    ChannelState,
+    Failed,
+    ReportsExchanged,
+    Vote,
+    Voted,
+)
+from hvdtrain.core.agreement.lifecycle import transition
+from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
+
+__all__ = ["ChannelModel", "World"]
+
+
+class World(NamedTuple):
+    """All ranks, whether something has happened that ends the job, and whether one is lost."""
+
+    ranks: tuple[Rank, ...]
+    faults_left: int
+    job_ends: bool = False
+    lost: bool = False
+
+
+class ChannelModel:
+    """The ranks of a channel, each with a program.
+
+    Args:
+        programs: of the ranks.
+        threads: whether channels have a thread; else only a rank that waits takes part in rounds.
+        failing: the rank of which any one engine call may fail.
+        dying: the rank that may die at any time.
+        survives: whether the others then go on, in whose engine calls errors say so.
+        deserts: whether a rank may find that others leave while it waits.
+        rules: instead of `transition`, to see that a wrong one is found.
+    """
+
+    def __init__(
+        self,
+        *programs: str,
+        threads: bool = True,
+        failing: int | None = None,
+        dying: int | None = None,
+        survives: bool = False,
+        deserts: bool = False,
+        rules: Transition = transition,
+    ) -> None:
+        self._programs = [program.split() for program in programs]
+        self._failing, self._dying = failing, dying
+        self._survives, self._deserts = survives, deserts
+        self._one = RankModel(threads, rules)
+        self._numbers = tuple(range(len(programs)))
+        # What one rank submits after it has joined may be another operation than the others'.
+        self._late = {
+            word.rstrip("(~")
+            for words in self._programs
+            for place, word in enumerate(words)
+            if {"join", "joining"} & set(words[:place]) and word != "join"
+        }
+
+    def first(self) -> World:
+        """Return the ranks before they have done anything."""
+        life = ChannelState(len(self._programs))
+        may_fail = self._failing is not None or self._dying is not None
+        return World(tuple(Rank(life=life) for _ in self._programs), int(may_fail))
+
+    def is_end(self, world: World) -> bool:
+        """Return whether every process has ended; see that nothing is left."""
+        if not all(rank.over for rank in world.ranks):
+            return not (world.job_ends or world.lost) and self._is_stalled(world)
+        for number, rank in enumerate(world.ranks):
+            dead = world.lost and number == self._dying
+            if rank.pending and not (world.job_ends or dead):
+                raise Fault(f"rank {number} ends with {names_of(rank.pending)} pending")
+        if not (world.job_ends or world.lost):
+            self._compare_ends(world)
+        return True
+
+    def _is_stalled(self, world: World) -> bool:
+        """Return whether every rank waits for one that never comes, which the stall watch reports.
+
+        Its program is to blame where each rank waits for something that another one, which waits
+        as well, has not submitted and cannot be without.
+        """
+        waits = list(map(awaited, self._programs, world.ranks))
+        if not all(waits):
+            return False
+        return all(any(self._is_missing(name, other) for other in world.ranks) for name in waits)
+
+    def _is_missing(self, name: str, rank: Rank) -> bool:
+        if name in dict(rank.steps) and not dict(rank.steps)[name].complete:
+            return True
+        submitted = name in dict(rank.ended) or any(name_of(own) == name for own in rank.pending)
+        joined = is_pending(rank, JOIN) and not name.isupper() and name not in WORDS
+        left = is_pending(rank, LEAVE)
+        return not (submitted or joined or left)
+
+    def _compare_ends(self, world: World) -> None:
+        """See that an operation has ended alike on all ranks that submitted it."""
+        ends: dict[str, set[str]] = {}
+        for rank in world.ranks:
+            for name, end in rank.ended:
+                ends.setdefault(name, set()).add(end)
+        for name, different in ends.items():
+            if len(different) > 1 and name not in {"leave", *self._late}:
+                raise Fault(f"{name} ended in different ways: {sorted(different)}")
+        if DONE in ends.get("join", ()):
+            raise Fault("a join ended without the rank that was the last")
+
+    def moves(self, world: World) -> Iterator[tuple[str, World]]:
+        """Return what programs, drivers and the engine can do, and what can go wrong."""
+        if world.job_ends:
+            # An abort ends every process, whatever it does.
+            yield "abort", world._replace(ranks=tuple(r._replace(over=True) for r in world.ranks))
+            return
+        for number, rank in enumerate(world.ranks):
+            if rank.over:
+                continue
+            words = self._programs[number]
+            for move, after in (*self._one.program(words, rank), *self._one.driver(words, rank)):
+                yield f"{number}: {move}", self._put(world, number, after)
+            if world.faults_left:
+                yield from self._misfortunes(world, number, rank)
+            if world.lost and is_inside(rank):
+                after = self._one.fail(words, rank, Failed("a rank has ended", lost=True))
+                self._one.see_that_it_tells(after)
+                yield f"{number}: notices", self._put(world, number, after)
+        yield from self._meetings(world)
+
+    def _put(self, world: World, number: int, rank: Rank) -> World:
+        ranks = (*world.ranks[:number], rank, *world.ranks[number + 1 :])
+        deserted = any(end == DESERTED for _, end in rank.ended)
+        if deserted and not self._deserts:
+            raise Fault(f"rank {number} is told of a rank that left, and nobody waits in vain")
+        return world._replace(ranks=ranks, job_ends=world.job_ends or (rank.over and deserted))
+
+    # Where members meet.
+
+    def _meetings(self, world: World) -> Iterator[tuple[str, World]]:
+        heads = [rank.actions[0] if rank.actions else None for rank in world.ranks]
+        for rank, head in zip(world.ranks, heads, strict=True):
+            if isinstance(head, Vote | Report | Request) and rank.freed:
+                raise Fault("an engine call after the communicator was given back")
+        kinds = {
+            head if isinstance(head, Request) else type(head)
+            for head in heads
+            if isinstance(head, Vote | Report | Request)
+        }
+        if len(kinds) > 1:
+            raise Fault(f"members are in different primitives: {heads}")
+        if not all(isinstance(head, Vote | Report | Request) for head in heads):
+            return
+        ranks = [rank._replace(actions=rank.actions[1:]) for rank in world.ranks]
+        if all(isinstance(head, Request) for head in heads):
+            (request,) = (head for head in kinds if isinstance(head, Request))
+            if (after := run(ranks, request)) is not None:
+                yield f"{name_of(request)} runs", world._replace(ranks=after)
+        elif all(isinstance(head, Vote) for head in heads):
+            proposed = tuple(head.requests for head in heads if isinstance(head, Vote))
+            events = [Voted(*pair) for pair in zip(proposed, vote(proposed), strict=True)]
+            yield "vote", world._replace(ranks=tuple(map(self._one.follow, ranks, events)))
+        else:
+            reports = tuple(head for head in heads if isinstance(head, Report))
+            told = [ReportsExchanged(reports, self._numbers, own) for own in reports]
+            yield "exchange", world._replace(ranks=tuple(map(self._one.follow, ranks, told)))
+
+    # What can go wrong.
+
+    def _misfortunes(self, world: World, number: int, rank: Rank) -> Iterator[tuple[str, World]]:
+        if number == self._failing and is_inside(rank):
+            failed = self._one.fail(self._programs[number], rank, Failed("the engine"))
+            after = self._put(world, number, failed)
+            yield f"{number}: engine fails", after._replace(faults_left=0, job_ends=True)
+        if number == self._dying:
+            dead = self._put(world, number, rank._replace(over=True, actions=()))
+            yield (
+                f"{number}: dies",
+                dead._replace(faults_left=0, job_ends=not self._survives, lost=self._survives),
+            )
