@@ -13,29 +13,23 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from explorer import Fault
-from model_program import RankModel, Transition, awaited, is_inside
+from model_meeting import compare_ends, is_call, outcomes_of
+from model_program import RankModel, Transition, awaited, late_names
 from model_rank import (
     DESERTED,
-    DONE,
     WORDS,
     Rank,
     is_pending,
     name_of,
     names_of,
-    run,
 )
-from model_vote import vote
 
-from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.events import (
     ChannelState,
     Failed,
-    ReportsExchanged,
-    Vote,
-    Voted,
 )
 from hvdtrain.core.agreement.lifecycle import transition
-from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
+from hvdtrain.core.agreement.request import JOIN, LEAVE
 
 __all__ = ["ChannelModel", "World"]
 
@@ -76,14 +70,7 @@ class ChannelModel:
         self._failing, self._dying = failing, dying
         self._survives, self._deserts = survives, deserts
         self._one = RankModel(threads, rules)
-        self._numbers = tuple(range(len(programs)))
-        # What one rank submits after it has joined may be another operation than the others'.
-        self._late = {
-            word.rstrip("(~")
-            for words in self._programs
-            for place, word in enumerate(words)
-            if {"join", "joining"} & set(words[:place]) and word != "join"
-        }
+        self._late = late_names(self._programs)
 
     def first(self) -> World:
         """Return the ranks before they have done anything."""
@@ -100,7 +87,7 @@ class ChannelModel:
             if rank.pending and not (world.job_ends or dead):
                 raise Fault(f"rank {number} ends with {names_of(rank.pending)} pending")
         if not (world.job_ends or world.lost):
-            self._compare_ends(world)
+            compare_ends(world.ranks, {"leave", *self._late})
         return True
 
     def _is_stalled(self, world: World) -> bool:
@@ -122,18 +109,6 @@ class ChannelModel:
         left = is_pending(rank, LEAVE)
         return not (submitted or joined or left)
 
-    def _compare_ends(self, world: World) -> None:
-        """See that an operation has ended alike on all ranks that submitted it."""
-        ends: dict[str, set[str]] = {}
-        for rank in world.ranks:
-            for name, end in rank.ended:
-                ends.setdefault(name, set()).add(end)
-        for name, different in ends.items():
-            if len(different) > 1 and name not in {"leave", *self._late}:
-                raise Fault(f"{name} ended in different ways: {sorted(different)}")
-        if DONE in ends.get("join", ()):
-            raise Fault("a join ended without the rank that was the last")
-
     def moves(self, world: World) -> Iterator[tuple[str, World]]:
         """Return what programs, drivers and the engine can do, and what can go wrong."""
         if world.job_ends:
@@ -148,7 +123,7 @@ class ChannelModel:
                 yield f"{number}: {move}", self._put(world, number, after)
             if world.faults_left:
                 yield from self._misfortunes(world, number, rank)
-            if world.lost and is_inside(rank):
+            if world.lost and _is_inside(rank):
                 after = self._one.fail(words, rank, Failed("a rank has ended", lost=True))
                 self._one.see_that_it_tells(after)
                 yield f"{number}: notices", self._put(world, number, after)
@@ -164,37 +139,24 @@ class ChannelModel:
     # Where members meet.
 
     def _meetings(self, world: World) -> Iterator[tuple[str, World]]:
-        heads = [rank.actions[0] if rank.actions else None for rank in world.ranks]
-        for rank, head in zip(world.ranks, heads, strict=True):
-            if isinstance(head, Vote | Report | Request) and rank.freed:
-                raise Fault("an engine call after the communicator was given back")
-        kinds = {
-            head if isinstance(head, Request) else type(head)
-            for head in heads
-            if isinstance(head, Vote | Report | Request)
-        }
-        if len(kinds) > 1:
-            raise Fault(f"members are in different primitives: {heads}")
-        if not all(isinstance(head, Vote | Report | Request) for head in heads):
-            return
-        ranks = [rank._replace(actions=rank.actions[1:]) for rank in world.ranks]
-        if all(isinstance(head, Request) for head in heads):
-            (request,) = (head for head in kinds if isinstance(head, Request))
-            if (after := run(ranks, request)) is not None:
-                yield f"{name_of(request)} runs", world._replace(ranks=after)
-        elif all(isinstance(head, Vote) for head in heads):
-            proposed = tuple(head.requests for head in heads if isinstance(head, Vote))
-            events = [Voted(*pair) for pair in zip(proposed, vote(proposed), strict=True)]
-            yield "vote", world._replace(ranks=tuple(map(self._one.follow, ranks, events)))
-        else:
-            reports = tuple(head for head in heads if isinstance(head, Report))
-            told = [ReportsExchanged(reports, self._numbers, own) for own in reports]
-            yield "exchange", world._replace(ranks=tuple(map(self._one.follow, ranks, told)))
+        calls = []
+        for rank in world.ranks:
+            head = rank.actions[0] if rank.actions else None
+            if is_call(head):
+                calls.append(head)
+                if rank.freed:
+                    raise Fault("an engine call after the communicator was given back")
+        if calls and (outcomes := outcomes_of(world.ranks, calls)) is not None:
+            done = [
+                self._one.take(rank._replace(actions=(outcome, *rank.actions[1:])))
+                for rank, outcome in zip(world.ranks, outcomes, strict=True)
+            ]
+            yield type(calls[0]).__name__, world._replace(ranks=tuple(done))
 
     # What can go wrong.
 
     def _misfortunes(self, world: World, number: int, rank: Rank) -> Iterator[tuple[str, World]]:
-        if number == self._failing and is_inside(rank):
+        if number == self._failing and _is_inside(rank):
             failed = self._one.fail(self._programs[number], rank, Failed("the engine"))
             after = self._put(world, number, failed)
             yield f"{number}: engine fails", after._replace(faults_left=0, job_ends=True)
@@ -204,3 +166,8 @@ class ChannelModel:
                 f"{number}: dies",
                 dead._replace(faults_left=0, job_ends=not self._survives, lost=self._survives),
             )
+
+
+def _is_inside(rank: Rank) -> bool:
+    """Return whether a rank is in an engine call, or waits in one for its program."""
+    return bool(rank.actions) and is_call(rank.actions[0])

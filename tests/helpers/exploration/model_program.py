@@ -11,15 +11,17 @@ A program is a line of words:
     a~       submit a reduction of that name with another shape
     listen   take part in rounds with nothing submitted; `deaf` ends that
     join, leave, close
+    recover  go on in the next world without being told of a loss (model_losses.py only)
     leaving, joining
              submit the wish and go on, as another thread may; `leave`, `join` then wait for it
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from explorer import Fault
+from model_meeting import is_call
 from model_rank import (
     BUCKETS,
     DESERTED,
@@ -29,6 +31,7 @@ from model_rank import (
     REFUSED,
     UNMET,
     WORDS,
+    Ran,
     Rank,
     Step,
     abandon,
@@ -40,6 +43,7 @@ from model_rank import (
     name_of,
     names_of,
     request_of,
+    run_here,
 )
 
 from hvdtrain.core.agreement.decision import Report
@@ -56,16 +60,17 @@ from hvdtrain.core.agreement.events import (
     Left,
     Phase,
     Refuse,
+    ReportsExchanged,
     RoundBegan,
     RunRequests,
     Submitted,
-    Vote,
+    Voted,
 )
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, Request
 from hvdtrain.core.gradients.progress import BucketProgress
 
-__all__ = ["RankModel", "Transition", "Words", "awaited", "is_inside"]
+__all__ = ["RankModel", "Transition", "Words", "awaited", "late_names"]
 
 Transition = Callable[[ChannelState, Event], tuple[ChannelState, tuple[Action, ...]]]
 Words = Sequence[str]
@@ -86,6 +91,18 @@ class RankModel:
         """Return the rank after an event, with what its driver is to do."""
         life, actions = self._rules(rank.life, event)
         return rank._replace(life=life, actions=(*map(hashable, actions), *rank.actions))
+
+    def take(self, rank: Rank) -> Rank:
+        """Return the rank after its driver has gone on from the end of an engine call."""
+        head, *rest = rank.actions
+        rank = rank._replace(actions=tuple(rest))
+        if isinstance(head, Ran):
+            return run_here(rank, head.request, head.again)
+        assert isinstance(head, Voted | ReportsExchanged)
+        after = self.follow(rank, head)
+        if rank.life.phase is Phase.CLOSED and after.actions != rank.actions:
+            raise Fault(f"a channel that is closed goes on with {after.actions}")
+        return after
 
     def program(self, words: Words, rank: Rank) -> Iterator[tuple[str, Rank]]:
         """Return what the program can do next."""
@@ -151,6 +168,17 @@ class RankModel:
             raise Fault("a driver goes on after a failed engine call")
         return failed
 
+    def abandon(self, rank: Rank, event: Event) -> Rank:
+        """Close the channel while its driver may be in an engine call, as Queue.abandon does."""
+        life, _ = self._rules(rank.life, event)
+        return abandon(rank)._replace(life=life)
+
+    def end_pending(self, rank: Rank) -> Rank:
+        """Fail what is pending when the driver is at rest, and give the communicator back."""
+        for request in rank.pending:
+            rank = finish(rank, name_of(request), FAILED)
+        return rank._replace(freed=True)
+
     def see_that_it_tells(self, rank: Rank) -> None:
         """See that later operations fail because ranks are lost, so that the program recovers."""
         _, refusal = self.submit(rank, request_of("later"))
@@ -166,7 +194,7 @@ class RankModel:
                 yield "round", self.follow(rank._replace(told=rank.pending), event)
             return
         head, *rest = rank.actions
-        if isinstance(head, Vote | Report | Request):
+        if is_call(head):
             return
         rank = rank._replace(actions=tuple(rest))
         if isinstance(head, ExchangeReports):
@@ -205,9 +233,17 @@ def awaited(words: Words, rank: Rank) -> str:
     return "" if name in dict(rank.ended) else name
 
 
-def is_inside(rank: Rank) -> bool:
-    """Return whether a rank is in an engine call."""
-    return bool(rank.actions) and isinstance(rank.actions[0], Vote | Report | Request)
+def late_names(programs: Iterable[Words]) -> set[str]:
+    """Return the names of operations that a rank may submit after others have joined.
+
+    What one rank submits after it has joined may be another operation than the others'.
+    """
+    return {
+        word.rstrip("(~")
+        for words in programs
+        for place, word in enumerate(words)
+        if {"join", "joining"} & set(words[:place]) and word != "join"
+    }
 
 
 def _report(words: Words, rank: Rank) -> Report:

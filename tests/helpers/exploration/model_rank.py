@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
 from explorer import Fault
 
 from hvdtrain.core.agreement.decision import Report
-from hvdtrain.core.agreement.events import Action, ChannelState, Fail, Leave
+from hvdtrain.core.agreement.events import (
+    Action,
+    ChannelState,
+    Fail,
+    Leave,
+    ReportsExchanged,
+    Vote,
+    Voted,
+)
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.core.gradients.progress import BucketProgress
 from hvdtrain.types import DType, ReduceOp
@@ -23,6 +31,9 @@ __all__ = [
     "REFUSED",
     "UNMET",
     "WORDS",
+    "Call",
+    "Outcome",
+    "Ran",
     "Rank",
     "Step",
     "abandon",
@@ -36,7 +47,6 @@ __all__ = [
     "progress_of",
     "repeats",
     "request_of",
-    "run",
     "run_here",
     "takes_part",
 ]
@@ -54,8 +64,26 @@ DONE, DIFFERS, UNMET, DESERTED, FAILED, REFUSED = (
 )
 
 
+class Ran(NamedTuple):
+    """What an engine call has done that has run an operation on all ranks.
+
+    Attributes:
+        request: the operation.
+        again: whether it has another bucket.
+    """
+
+    request: Request
+    again: bool
+
+
+# What an engine call has ended with, that the driver takes next.
+Outcome = Voted | ReportsExchanged | Ran
+
+# An engine call.
+Call = Vote | Report | Request
+
 # What a driver does next.
-Step = Action | Report | Request
+Step = Action | Call | Outcome
 
 
 class Rank(NamedTuple):
@@ -84,12 +112,6 @@ class Rank(NamedTuple):
     listening: bool = False
     freed: bool = False
     over: bool = False
-
-
-def run(ranks: Sequence[Rank], request: Request) -> tuple[Rank, ...] | None:
-    """Return the ranks after an operation, or the next bucket of a step; None if it cannot run."""
-    again = repeats(ranks, request)
-    return None if again is None else tuple(run_here(rank, request, again) for rank in ranks)
 
 
 def repeats(ranks: Iterable[Rank], request: Request) -> bool | None:
