@@ -13,18 +13,20 @@ The rules are those of production; see model_program.py for the other words.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from explorer import Fault
 from model_meeting import compare_ends, outcomes_of
 from model_process import (
     Process,
+    Processes,
     Stage,
+    break_world,
     call_of,
     end,
     has_outcome,
     is_left,
     is_told,
+    put,
 )
 from model_program import RankModel, Transition, Words, late_names
 from model_rank import DONE, Rank, names_of
@@ -35,17 +37,10 @@ from hvdtrain.core.agreement.events import (
 )
 from hvdtrain.core.agreement.lifecycle import transition
 
-__all__ = ["LossModel", "Processes"]
+__all__ = ["LossModel"]
 
 _LOSS = Failed("a rank has ended", lost=True)
 _IN_WORLD = (Stage.RUNNING, Stage.ABANDONING)
-
-
-class Processes(NamedTuple):
-    """All processes, and how many may still die."""
-
-    all: tuple[Process, ...]
-    deaths_left: int
 
 
 class LossModel:
@@ -89,13 +84,13 @@ class LossModel:
         """Return what processes, the engine, and death can do."""
         for number, process in enumerate(state.all):
             for move, after in self._own(state, number, process):
-                changed = _put(state, number, after)
+                changed = put(state, number, after)
                 broke = after.broken and not process.broken
-                yield f"{number}: {move}", _break(changed, process) if broke else changed
+                yield f"{number}: {move}", break_world(changed, process) if broke else changed
             if state.deaths_left and is_left(process):
-                dead = _put(state, number, end(process, Stage.DEAD))
+                dead = put(state, number, end(process, Stage.DEAD))
                 lost = dead._replace(deaths_left=state.deaths_left - 1)
-                yield f"{number}: dies", _break(lost, process)
+                yield f"{number}: dies", break_world(lost, process)
         yield from self._meetings(state)
         yield from self._changes(state)
 
@@ -158,6 +153,8 @@ class LossModel:
         return process._replace(rank=failed)
 
     def _abandon(self, process: Process) -> Process:
+        if dict(process.rank.ended).get("leave") == DONE:
+            raise Fault("a program that has left in order is told of a loss")
         rank = self._one.abandon(process.rank, _LOSS)._replace(over=False)
         self._one.see_that_it_tells(rank)
         return process._replace(stage=Stage.ABANDONING, rank=rank, broken=True)
@@ -185,6 +182,8 @@ class LossModel:
             for number, process in enumerate(state.all)
             if process.stage in _IN_WORLD and (call := call_of(process)) is not None
         }
+        if any(state.all[number].rank.freed for number in calls):
+            raise Fault("an engine call after the communicator was given back")
         worlds = {state.all[number].world for number in calls}
         if len(worlds) > 1:
             raise Fault(f"ranks call the engine in different worlds: {calls}")
@@ -198,11 +197,11 @@ class LossModel:
         for number, rank, outcome in zip(process.group, ranks, outcomes, strict=True):
             done = rank._replace(actions=(outcome, *rank.actions[1:]))
             # While nothing can go wrong, it does not matter who goes on first.
-            done = done if self._can_break(state) else self._one.take(done)
-            state = _put(state, number, state.all[number]._replace(rank=done))
+            done = done if self._canbreak_world(state) else self._one.take(done)
+            state = put(state, number, state.all[number]._replace(rank=done))
         yield type(outcomes[0]).__name__, state
 
-    def _can_break(self, state: Processes) -> bool:
+    def _canbreak_world(self, state: Processes) -> bool:
         return state.deaths_left > 0 or any(
             "recover" in self._words(number, process) for number, process in enumerate(state.all)
         )
@@ -230,7 +229,7 @@ class LossModel:
             before = state.all[number]
             rank = Rank(life=self._next_life(before.rank.life, len(going)))
             after = Process(Stage.OPENING, tuple(going), rank, before.world + 1, before.part)
-            state = _put(state, number, after)
+            state = put(state, number, after)
         return state
 
     def _next_life(self, life: ChannelState, size: int) -> ChannelState:
@@ -246,7 +245,7 @@ class LossModel:
                 self._see_that_it_is_new(state, process)
                 part = min(process.part + 1, len(self._programs[number]) - 1)
                 after = process._replace(stage=Stage.RUNNING, part=part)
-            state = _put(state, number, after)
+            state = put(state, number, after)
         return state
 
     def _see_that_it_is_new(self, state: Processes, process: Process) -> None:
@@ -255,17 +254,3 @@ class LossModel:
         for number, other in enumerate(state.all):
             if is_left(other) and (number not in process.group or other.group != process.group):
                 raise Fault(f"{process.group} go on without {number}, which is left")
-
-
-def _put(state: Processes, number: int, process: Process) -> Processes:
-    return state._replace(all=(*state.all[:number], process, *state.all[number + 1 :]))
-
-
-def _break(state: Processes, of: Process) -> Processes:
-    """Have the calls fail that are made in the world of a process."""
-    return state._replace(
-        all=tuple(
-            other._replace(broken=True) if is_left(other) and other.world == of.world else other
-            for other in state.all
-        )
-    )

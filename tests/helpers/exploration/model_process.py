@@ -7,19 +7,22 @@ from typing import NamedTuple
 
 from explorer import Fault
 from model_meeting import is_call
-from model_rank import DONE, FAILED, REFUSED, Call, Ran, Rank, progress_of
+from model_rank import FAILED, REFUSED, Call, Ran, Rank, progress_of
 
 from hvdtrain.core.agreement.events import ReportsExchanged, Voted
 from hvdtrain.core.agreement.request import Request
 
 __all__ = [
     "Process",
+    "Processes",
     "Stage",
+    "break_world",
     "call_of",
     "end",
     "has_outcome",
     "is_left",
     "is_told",
+    "put",
 ]
 
 
@@ -58,6 +61,13 @@ class Process(NamedTuple):
     broken: bool = False
 
 
+class Processes(NamedTuple):
+    """All processes, and how many may still die."""
+
+    all: tuple[Process, ...]
+    deaths_left: int
+
+
 def is_left(process: Process) -> bool:
     """Return whether a process has not ended."""
     return process.stage not in (Stage.OVER, Stage.DEAD)
@@ -89,16 +99,29 @@ def is_told(before: Rank, after: Rank) -> bool:
     """Return whether a program is told by its last word that ranks are lost.
 
     Raises:
-        Fault: it is told of something else, or cannot act on it.
+        Fault: it is told of something else.
     """
     news = dict(set(after.ended) - set(before.ended))
     refused = [name for name, how in news.items() if how == REFUSED]
     if not (refused or after.over):
         return False
-    if "leave" in dict(before.ended) and dict(before.ended)["leave"] == DONE:
-        raise Fault("a program that has left in order is told of a failure")
     if not after.life.lost:
         raise Fault(f"{refused or sorted(after.ended)}: an error does not say that ranks are lost")
     if not refused and FAILED not in dict(after.ended).values():
         raise Fault(f"the program ends with {sorted(after.ended)}")
     return True
+
+
+def put(state: Processes, number: int, process: Process) -> Processes:
+    """Return the processes with one of them changed."""
+    return state._replace(all=(*state.all[:number], process, *state.all[number + 1 :]))
+
+
+def break_world(state: Processes, of: Process) -> Processes:
+    """Have the calls fail that are made in the world of a process."""
+    return state._replace(
+        all=tuple(
+            other._replace(broken=True) if is_left(other) and other.world == of.world else other
+            for other in state.all
+        )
+    )
