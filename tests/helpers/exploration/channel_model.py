@@ -14,22 +14,19 @@ from typing import NamedTuple
 
 from explorer import Fault
 from model_meeting import compare_ends, is_call, outcomes_of
-from model_program import RankModel, Transition, awaited, late_names
+from model_program import RankModel, Transition, late_names
 from model_rank import (
     DESERTED,
-    WORDS,
     Rank,
-    is_pending,
-    name_of,
     names_of,
 )
+from model_stall import is_stalled
 
 from hvdtrain.core.agreement.events import (
     ChannelState,
     Failed,
 )
 from hvdtrain.core.agreement.lifecycle import transition
-from hvdtrain.core.agreement.request import JOIN, LEAVE
 
 __all__ = ["ChannelModel", "World"]
 
@@ -81,7 +78,7 @@ class ChannelModel:
     def is_end(self, world: World) -> bool:
         """Return whether every process has ended; see that nothing is left."""
         if not all(rank.over for rank in world.ranks):
-            return not (world.job_ends or world.lost) and self._is_stalled(world)
+            return not (world.job_ends or world.lost) and is_stalled(self._programs, world.ranks)
         for number, rank in enumerate(world.ranks):
             dead = world.lost and number == self._dying
             if rank.pending and not (world.job_ends or dead):
@@ -89,25 +86,6 @@ class ChannelModel:
         if not (world.job_ends or world.lost):
             compare_ends(world.ranks, {"leave", *self._late})
         return True
-
-    def _is_stalled(self, world: World) -> bool:
-        """Return whether every rank waits for one that never comes, which the stall watch reports.
-
-        Its program is to blame where each rank waits for something that another one, which waits
-        as well, has not submitted and cannot be without.
-        """
-        waits = list(map(awaited, self._programs, world.ranks))
-        if not all(waits):
-            return False
-        return all(any(self._is_missing(name, other) for other in world.ranks) for name in waits)
-
-    def _is_missing(self, name: str, rank: Rank) -> bool:
-        if name in dict(rank.steps) and not dict(rank.steps)[name].complete:
-            return True
-        submitted = name in dict(rank.ended) or any(name_of(own) == name for own in rank.pending)
-        joined = is_pending(rank, JOIN) and not name.isupper() and name not in WORDS
-        left = is_pending(rank, LEAVE)
-        return not (submitted or joined or left)
 
     def moves(self, world: World) -> Iterator[tuple[str, World]]:
         """Return what programs, drivers and the engine can do, and what can go wrong."""

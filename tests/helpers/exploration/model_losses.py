@@ -30,11 +30,9 @@ from model_process import (
 )
 from model_program import RankModel, Transition, Words, late_names
 from model_rank import DONE, Rank, names_of
+from model_stall import is_stalled
 
-from hvdtrain.core.agreement.events import (
-    ChannelState,
-    Failed,
-)
+from hvdtrain.core.agreement.events import ChannelState, Failed
 from hvdtrain.core.agreement.lifecycle import transition
 
 __all__ = ["LossModel"]
@@ -73,12 +71,20 @@ class LossModel:
     def is_end(self, state: Processes) -> bool:
         """Return whether every process has ended; see that all is well."""
         if any(map(is_left, state.all)):
-            return False
+            return not state.deaths_left and self._is_stalled(state)
         for world in {process.world for process in state.all}:
             members = [process for process in state.all if process.world == world]
             if all(process.stage is Stage.OVER for process in members):
                 compare_ends([process.rank for process in members], self._late)
         return True
+
+    def _is_stalled(self, state: Processes) -> bool:
+        left = [number for number, process in enumerate(state.all) if is_left(process)]
+        running = [state.all[number] for number in left]
+        if any(process.stage is not Stage.RUNNING or process.broken for process in running):
+            return False
+        words = [self._words(number, state.all[number]) for number in left]
+        return is_stalled(words, [process.rank for process in running])
 
     def moves(self, state: Processes) -> Iterator[tuple[str, Processes]]:
         """Return what processes, the engine, and death can do."""
