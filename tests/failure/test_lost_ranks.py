@@ -59,6 +59,14 @@ def test_optimizers_go_on(shared_memory: str) -> None:
     survive("lost_training_worker.py", 5, [1, 2], env, launcher_args=TOLERATE)
 
 
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
+@pytest.mark.parametrize("where", ["watch", "failure_watch"])
+def test_a_rank_is_killed_when_all_have_left(where: str, shared_memory: str) -> None:
+    """The others end in order: nothing that they would need of it is missing."""
+    env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}
+    survive("left_ranks_worker.py", 3, [0, 1], env, args=[where], launcher_args=TOLERATE)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["exits", "is killed"])
 def test_a_rank_ends_before_all_have_started(how: str, tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations_with_replacement, permutations, product
+from itertools import combinations_with_replacement, product
 
 import pytest
-from channel_model import ChannelModel, Transition
+from channel_model import ChannelModel
 from explorer import Explored, explore
+from model_program import Transition
+from program_lists import END, may_desert, short
 
 from hvdtrain.core.agreement.events import (
     Action,
@@ -31,48 +33,12 @@ from hvdtrain.core.agreement.request import LEAVE
 
 EXHAUSTIVE = os.environ.get("HVDTRAIN_TEST_EXHAUSTIVE") == "1"
 
-# What a program does with one operation; those of one name are never in one program.
-PARTS = (
-    *("a", "a a?", "a~", "b b?", "G", "G G?"),
-    *("s( s)", "s( s) s?", "s(", "join", "listen"),
-)
-END = "leave close"
-NAMES = set("abcGs")
-
-
-def programs(parts: int) -> Iterator[str]:
-    """Return all programs with so many parts, in any order, that leave and close at the end."""
-    for chosen in permutations(PARTS, parts):
-        names = [part[0] for part in chosen]
-        # The thread that fills a step does not wait for anything else meanwhile.
-        after = " ".join(chosen).partition("s( ")[2]
-        if len(set(names)) == len(names) and ("?" not in after or after.startswith("s)")):
-            yield " ".join([*chosen, END])
-
-
-def may_desert(ranks: Sequence[str]) -> bool:
-    """Return whether a program waits for something that another one never submits."""
-    for waiting, other in permutations([program.split() for program in ranks], 2):
-        waits = {word.rstrip("?") for word in waiting if word.endswith("?") or word == "join"}
-        if not waits <= {word.rstrip("(~") for word in other}:
-            return True
-    # What one rank submits before it joins, and another after it, are two operations.
-    sides = [program.partition("join")[::2] for program in ranks]
-    return any(
-        {word[0] for word in before.split()} & {word[0] for word in after.split()} & NAMES
-        for (before, _), (_, after) in permutations(sides, 2)
-    )
-
 
 def explored(*ranks: str, **how: object) -> Explored:
     """Explore these programs, and fail on a fault."""
     seen = explore(ChannelModel(*ranks, deserts=may_desert(ranks), **how))  # type: ignore[arg-type]
     assert not seen.fault, f"{ranks} {how}: {seen.fault}"
     return seen
-
-
-def short(most: int) -> list[str]:
-    return [program for parts in range(most + 1) for program in programs(parts)]
 
 
 # All of them are more than two million states.

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
 from explorer import Fault
 
 from hvdtrain.core.agreement.decision import Report
-from hvdtrain.core.agreement.events import Action, ChannelState, Fail, Leave
+from hvdtrain.core.agreement.events import (
+    Action,
+    ChannelState,
+    Fail,
+    Leave,
+    ReportsExchanged,
+    Vote,
+    Voted,
+)
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.core.gradients.progress import BucketProgress
 from hvdtrain.types import DType, ReduceOp
@@ -23,7 +31,11 @@ __all__ = [
     "REFUSED",
     "UNMET",
     "WORDS",
+    "Call",
+    "Outcome",
+    "Ran",
     "Rank",
+    "Step",
     "abandon",
     "fill",
     "finish",
@@ -32,8 +44,10 @@ __all__ = [
     "is_pending",
     "name_of",
     "names_of",
+    "progress_of",
+    "repeats",
     "request_of",
-    "run",
+    "run_here",
     "takes_part",
 ]
 
@@ -48,6 +62,28 @@ DONE, DIFFERS, UNMET, DESERTED, FAILED, REFUSED = (
     *("done", "differs", "unmet", "deserted", "failed"),
     "refused",
 )
+
+
+class Ran(NamedTuple):
+    """What an engine call has done that has run an operation on all ranks.
+
+    Attributes:
+        request: the operation.
+        again: whether it has another bucket.
+    """
+
+    request: Request
+    again: bool
+
+
+# What an engine call has ended with, that the driver takes next.
+Outcome = Voted | ReportsExchanged | Ran
+
+# An engine call.
+Call = Vote | Report | Request
+
+# What a driver does next.
+Step = Action | Call | Outcome
 
 
 class Rank(NamedTuple):
@@ -70,7 +106,7 @@ class Rank(NamedTuple):
     life: ChannelState = ChannelState(0)
     pending: tuple[Request, ...] = ()
     steps: tuple[tuple[str, BucketProgress], ...] = ()
-    actions: tuple[Action | Report | Request, ...] = ()
+    actions: tuple[Step, ...] = ()
     ended: tuple[tuple[str, str], ...] = ()
     told: tuple[Request, ...] = ()
     listening: bool = False
@@ -78,20 +114,27 @@ class Rank(NamedTuple):
     over: bool = False
 
 
-def run(ranks: Sequence[Rank], request: Request) -> tuple[Rank, ...] | None:
-    """Return the ranks after an operation, or the next bucket of a step; None if it cannot run."""
-    name = name_of(request)
-    if request.operation == "step":
-        own = [dict(rank.steps).get(name) if takes_part(rank, request) else None for rank in ranks]
-        if any(progress is not None and not progress.ready for progress in own):
-            return None
-        ranks = [
-            rank if progress is None else with_progress(rank, name, progress.reduce())
-            for rank, progress in zip(ranks, own, strict=True)
-        ]
-        if any(progress is not None and progress.reduced + 1 < BUCKETS for progress in own):
-            return tuple(rank._replace(actions=(request, *rank.actions)) for rank in ranks)
-    return tuple(finish(rank, name, DONE) if takes_part(rank, request) else rank for rank in ranks)
+def repeats(ranks: Iterable[Rank], request: Request) -> bool | None:
+    """Return whether an operation has another bucket after this one; None if it cannot run."""
+    own = [progress for rank in ranks if (progress := progress_of(rank, request)) is not None]
+    if not all(progress.ready for progress in own):
+        return None
+    return any(progress.reduced + 1 < BUCKETS for progress in own)
+
+
+def run_here(rank: Rank, request: Request, again: bool) -> Rank:
+    """Return a rank after an operation, or a bucket after which there is another one."""
+    name, progress = name_of(request), progress_of(rank, request)
+    if progress is not None:
+        rank = with_progress(rank, name, progress.reduce())
+    if again:
+        return rank._replace(actions=(request, *rank.actions))
+    return finish(rank, name, DONE) if takes_part(rank, request) else rank
+
+
+def progress_of(rank: Rank, request: Request) -> BucketProgress | None:
+    """Return how far a step is that is pending here, and of which others know."""
+    return dict(rank.steps).get(name_of(request)) if takes_part(rank, request) else None
 
 
 def fill(rank: Rank, name: str, count: int | None) -> Rank:

@@ -1,0 +1,151 @@
+"""A model of one channel on all its ranks: programs, drivers, and an engine where they meet.
+
+The rules are those of production: `transition`, with `decide` inside it, and `unanimous`. What is
+modelled is around them: programs that submit and wait, threads that take their turns in any order,
+and primitives that end when all members have entered the same one.
+
+model_program.py has the words of programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from explorer import Fault
+from model_meeting import compare_ends, is_call, outcomes_of
+from model_program import RankModel, Transition, late_names
+from model_rank import (
+    DESERTED,
+    Rank,
+    names_of,
+)
+from model_stall import is_stalled
+
+from hvdtrain.core.agreement.events import (
+    ChannelState,
+    Failed,
+)
+from hvdtrain.core.agreement.lifecycle import transition
+
+__all__ = ["ChannelModel", "World"]
+
+
+class World(NamedTuple):
+    """All ranks, whether something has happened that ends the job, and whether one is lost."""
+
+    ranks: tuple[Rank, ...]
+    faults_left: int
+    job_ends: bool = False
+    lost: bool = False
+
+
+class ChannelModel:
+    """The ranks of a channel, each with a program.
+
+    Args:
+        programs: of the ranks.
+        threads: whether channels have a thread; else only a rank that waits takes part in rounds.
+        failing: the rank of which any one engine call may fail.
+        dying: the rank that may die at any time.
+        survives: whether the others then go on, in whose engine calls errors say so.
+        deserts: whether a rank may find that others leave while it waits.
+        rules: instead of `transition`, to see that a wrong one is found.
+    """
+
+    def __init__(
+        self,
+        *programs: str,
+        threads: bool = True,
+        failing: int | None = None,
+        dying: int | None = None,
+        survives: bool = False,
+        deserts: bool = False,
+        rules: Transition = transition,
+    ) -> None:
+        self._programs = [program.split() for program in programs]
+        self._failing, self._dying = failing, dying
+        self._survives, self._deserts = survives, deserts
+        self._one = RankModel(threads, rules)
+        self._late = late_names(self._programs)
+
+    def first(self) -> World:
+        """Return the ranks before they have done anything."""
+        life = ChannelState(len(self._programs))
+        may_fail = self._failing is not None or self._dying is not None
+        return World(tuple(Rank(life=life) for _ in self._programs), int(may_fail))
+
+    def is_end(self, world: World) -> bool:
+        """Return whether every process has ended; see that nothing is left."""
+        if not all(rank.over for rank in world.ranks):
+            return not (world.job_ends or world.lost) and is_stalled(self._programs, world.ranks)
+        for number, rank in enumerate(world.ranks):
+            dead = world.lost and number == self._dying
+            if rank.pending and not (world.job_ends or dead):
+                raise Fault(f"rank {number} ends with {names_of(rank.pending)} pending")
+        if not (world.job_ends or world.lost):
+            compare_ends(world.ranks, {"leave", *self._late})
+        return True
+
+    def moves(self, world: World) -> Iterator[tuple[str, World]]:
+        """Return what programs, drivers and the engine can do, and what can go wrong."""
+        if world.job_ends:
+            # An abort ends every process, whatever it does.
+            yield "abort", world._replace(ranks=tuple(r._replace(over=True) for r in world.ranks))
+            return
+        for number, rank in enumerate(world.ranks):
+            if rank.over:
+                continue
+            words = self._programs[number]
+            for move, after in (*self._one.program(words, rank), *self._one.driver(words, rank)):
+                yield f"{number}: {move}", self._put(world, number, after)
+            if world.faults_left:
+                yield from self._misfortunes(world, number, rank)
+            if world.lost and _is_inside(rank):
+                after = self._one.fail(words, rank, Failed("a rank has ended", lost=True))
+                self._one.see_that_it_tells(after)
+                yield f"{number}: notices", self._put(world, number, after)
+        yield from self._meetings(world)
+
+    def _put(self, world: World, number: int, rank: Rank) -> World:
+        ranks = (*world.ranks[:number], rank, *world.ranks[number + 1 :])
+        deserted = any(end == DESERTED for _, end in rank.ended)
+        if deserted and not self._deserts:
+            raise Fault(f"rank {number} is told of a rank that left, and nobody waits in vain")
+        return world._replace(ranks=ranks, job_ends=world.job_ends or (rank.over and deserted))
+
+    # Where members meet.
+
+    def _meetings(self, world: World) -> Iterator[tuple[str, World]]:
+        calls = []
+        for rank in world.ranks:
+            head = rank.actions[0] if rank.actions else None
+            if is_call(head):
+                calls.append(head)
+                if rank.freed:
+                    raise Fault("an engine call after the communicator was given back")
+        if calls and (outcomes := outcomes_of(world.ranks, calls)) is not None:
+            done = [
+                self._one.take(rank._replace(actions=(outcome, *rank.actions[1:])))
+                for rank, outcome in zip(world.ranks, outcomes, strict=True)
+            ]
+            yield type(calls[0]).__name__, world._replace(ranks=tuple(done))
+
+    # What can go wrong.
+
+    def _misfortunes(self, world: World, number: int, rank: Rank) -> Iterator[tuple[str, World]]:
+        if number == self._failing and _is_inside(rank):
+            failed = self._one.fail(self._programs[number], rank, Failed("the engine"))
+            after = self._put(world, number, failed)
+            yield f"{number}: engine fails", after._replace(faults_left=0, job_ends=True)
+        if number == self._dying:
+            dead = self._put(world, number, rank._replace(over=True, actions=()))
+            yield (
+                f"{number}: dies",
+                dead._replace(faults_left=0, job_ends=not self._survives, lost=self._survives),
+            )
+
+
+def _is_inside(rank: Rank) -> bool:
+    """Return whether a rank is in an engine call, or waits in one for its program."""
+    return bool(rank.actions) and is_call(rank.actions[0])

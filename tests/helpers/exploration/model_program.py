@@ -1,0 +1,251 @@
+"""What can happen on one rank of a model: what its program and its driver do. Pure.
+
+A program is a line of words:
+
+    a        submit a reduction of this name and go on
+    a?       wait until it has ended
+    s(       submit a step of two buckets, of which none is filled
+    s+       fill one of them
+    s)       fill all of them
+    G        (upper case) an operation in which a joined rank cannot take part
+    a~       submit a reduction of that name with another shape
+    listen   take part in rounds with nothing submitted; `deaf` ends that
+    join, leave, close
+    recover  go on in the next world without being told of a loss (model_losses.py only)
+    leaving, joining
+             submit the wish and go on, as another thread may; `leave`, `join` then wait for it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from explorer import Fault
+from model_meeting import is_call
+from model_rank import (
+    BUCKETS,
+    DESERTED,
+    DIFFERS,
+    DONE,
+    FAILED,
+    REFUSED,
+    UNMET,
+    WORDS,
+    Ran,
+    Rank,
+    Step,
+    abandon,
+    fill,
+    finish,
+    finish_all,
+    hashable,
+    is_pending,
+    name_of,
+    names_of,
+    request_of,
+    run_here,
+)
+
+from hvdtrain.core.agreement.decision import Report
+from hvdtrain.core.agreement.events import (
+    Action,
+    ChannelState,
+    Closed,
+    EndJoin,
+    Event,
+    ExchangeReports,
+    Fail,
+    FailAll,
+    Leave,
+    Left,
+    Phase,
+    Refuse,
+    ReportsExchanged,
+    RoundBegan,
+    RunRequests,
+    Submitted,
+    Voted,
+)
+from hvdtrain.core.agreement.lifecycle import transition
+from hvdtrain.core.agreement.request import JOIN, Request
+from hvdtrain.core.gradients.progress import BucketProgress
+
+__all__ = ["RankModel", "Transition", "Words", "awaited", "late_names"]
+
+Transition = Callable[[ChannelState, Event], tuple[ChannelState, tuple[Action, ...]]]
+Words = Sequence[str]
+
+
+class RankModel:
+    """What a rank's program and its driver do; see the top of this file.
+
+    Args:
+        threads: whether channels have a thread; else only a rank that waits takes part in rounds.
+        rules: instead of `transition`, to see that a wrong one is found.
+    """
+
+    def __init__(self, threads: bool = True, rules: Transition = transition) -> None:
+        self._threads, self._rules = threads, rules
+
+    def follow(self, rank: Rank, event: Event) -> Rank:
+        """Return the rank after an event, with what its driver is to do."""
+        life, actions = self._rules(rank.life, event)
+        return rank._replace(life=life, actions=(*map(hashable, actions), *rank.actions))
+
+    def take(self, rank: Rank) -> Rank:
+        """Return the rank after its driver has gone on from the end of an engine call."""
+        head, *rest = rank.actions
+        rank = rank._replace(actions=tuple(rest))
+        if isinstance(head, Ran):
+            return run_here(rank, head.request, head.again)
+        assert isinstance(head, Voted | ReportsExchanged)
+        after = self.follow(rank, head)
+        if rank.life.phase is Phase.CLOSED and after.actions != rank.actions:
+            raise Fault(f"a channel that is closed goes on with {after.actions}")
+        return after
+
+    def program(self, words: Words, rank: Rank) -> Iterator[tuple[str, Rank]]:
+        """Return what the program can do next."""
+        if rank.place == len(words):
+            yield "ends", rank._replace(over=True)
+            return
+        word = words[rank.place]
+        after = rank._replace(place=rank.place + 1)
+        if word in ("listen", "deaf"):
+            yield word, after._replace(listening=word == "listen")
+        elif word.endswith("?"):
+            end = dict(rank.ended).get(word[:-1])
+            if end in (DESERTED, FAILED):  # an error that ends the program
+                yield word, after._replace(over=True)
+            elif end is not None:
+                yield word, after
+        elif word.endswith(("+", ")")):
+            yield word, fill(after, word[:-1], 1 if word.endswith("+") else None)
+        elif word in ("leaving", "joining"):
+            name = {"leaving": "leave", "joining": "join"}[word]
+            yield word, self._submit(abandon(after), WORDS[name], name)
+        elif word == "close":
+            yield word, self.close(after)
+        elif word in WORDS and not is_pending(rank, WORDS[word]):
+            if word not in dict(rank.ended):
+                yield word, self._submit(abandon(rank), WORDS[word], word)
+            else:
+                # Any other end is an error that ends the program.
+                yield f"{word}?", after._replace(over=not dict(rank.ended)[word].startswith(DONE))
+        elif word not in WORDS:
+            yield word, self._submit(after, request_of(word), word.rstrip("(~"))
+
+    def submit(self, rank: Rank, request: Request) -> tuple[Rank, Refuse | None]:
+        """Return the rank after a request, and the refusal if it is refused."""
+        life, actions = self._rules(rank.life, Submitted(request))
+        refusals = [action for action in actions if isinstance(action, Refuse)]
+        return rank._replace(life=life), refusals[0] if refusals else None
+
+    def _submit(self, rank: Rank, request: Request, name: str) -> Rank:
+        rank, refusal = self.submit(rank, request)
+        if refusal is not None:
+            return finish(rank, name, REFUSED)
+        step = ((name, BucketProgress(BUCKETS)),) if request.operation == "step" else ()
+        return rank._replace(pending=(*rank.pending, request), steps=(*rank.steps, *step))
+
+    def close(self, rank: Rank) -> Rank:
+        """Close the channel, and give the communicator back."""
+        rank = self.follow(rank, Closed())
+        while rank.actions and isinstance(rank.actions[0], FailAll):
+            rank = self._act(rank._replace(actions=rank.actions[1:]), rank.actions[0])
+        if rank.pending:
+            raise Fault(f"{names_of(rank.pending)} outlives its channel")
+        return rank._replace(freed=True)
+
+    def fail(self, words: Words, rank: Rank, event: Event) -> Rank:
+        """Have an engine call fail, which ends everything on this rank."""
+        failed = self.follow(rank._replace(actions=()), event)
+        while failed.actions:
+            failed = self._act(failed._replace(actions=failed.actions[1:]), failed.actions[0])
+        if failed.pending:
+            raise Fault(f"{names_of(failed.pending)} is pending after a failed engine call")
+        if list(self.driver(words, failed)):
+            raise Fault("a driver goes on after a failed engine call")
+        return failed
+
+    def abandon(self, rank: Rank, event: Event) -> Rank:
+        """Close the channel while its driver may be in an engine call, as Queue.abandon does."""
+        life, _ = self._rules(rank.life, event)
+        return abandon(rank)._replace(life=life)
+
+    def end_pending(self, rank: Rank) -> Rank:
+        """Fail what is pending when the driver is at rest, and give the communicator back."""
+        for request in rank.pending:
+            rank = finish(rank, name_of(request), FAILED)
+        return rank._replace(freed=True)
+
+    def see_that_it_tells(self, rank: Rank) -> None:
+        """See that later operations fail because ranks are lost, so that the program recovers."""
+        _, refusal = self.submit(rank, request_of("later"))
+        if refusal is None or not refusal.lost:
+            raise Fault("a later operation is not told that ranks are lost")
+
+    def driver(self, words: Words, rank: Rank) -> Iterator[tuple[str, Rank]]:
+        """Return what the driver can do next without other ranks."""
+        if not rank.actions:
+            busy = rank.life.phase is not Phase.CLOSED and (rank.pending or rank.listening)
+            if busy and (self._threads or awaited(words, rank)):
+                event = RoundBegan(rank.pending, rank.listening)
+                yield "round", self.follow(rank._replace(told=rank.pending), event)
+            return
+        head, *rest = rank.actions
+        if is_call(head):
+            return
+        rank = rank._replace(actions=tuple(rest))
+        if isinstance(head, ExchangeReports):
+            report = _report(words, rank)
+            yield "tells", rank._replace(actions=(report, *rest), told=report.requests)
+        else:
+            yield type(head).__name__, self._act(rank, head)
+
+    def _act(self, rank: Rank, action: Step) -> Rank:
+        match action:
+            case RunRequests(requests):
+                return rank._replace(actions=(*requests, *rank.actions))
+            case Fail(reasons):
+                return finish_all(rank, reasons, DIFFERS)
+            case Leave(unmet):
+                return self.follow(finish(finish_all(rank, unmet, UNMET), "leave", DONE), Left())
+            case FailAll():
+                if rank.life.phase is not Phase.CLOSED:
+                    return finish_all(rank, [own.key for own in rank.told], DESERTED)
+                while rank.pending:
+                    rank = finish(rank, name_of(rank.pending[0]), FAILED)
+            case EndJoin(last):
+                before = rank.pending[: rank.pending.index(JOIN)]
+                if before:
+                    raise Fault(f"join ends with {names_of(before)} pending")
+                return finish(rank, "join", f"{DONE}: rank {last} was the last")
+        return rank
+
+
+def awaited(words: Words, rank: Rank) -> str:
+    """Return what a rank's program waits for now, or ""."""
+    word = words[rank.place] if rank.place < len(words) else ""
+    if word in WORDS:
+        return word if is_pending(rank, WORDS[word]) else ""
+    name = word[:-1] if word.endswith("?") else ""
+    return "" if name in dict(rank.ended) else name
+
+
+def late_names(programs: Iterable[Words]) -> set[str]:
+    """Return the names of operations that a rank may submit after others have joined.
+
+    What one rank submits after it has joined may be another operation than the others'.
+    """
+    return {
+        word.rstrip("(~")
+        for words in programs
+        for place, word in enumerate(words)
+        if {"join", "joining"} & set(words[:place]) and word != "join"
+    }
+
+
+def _report(words: Words, rank: Rank) -> Report:
+    name = awaited(words, rank)
+    return Report(rank.pending, frozenset(own.key for own in rank.pending if name_of(own) == name))
