@@ -121,7 +121,9 @@ def is_only_slow(survivor: Survivor, slow: int) -> None:
 
 
 def main() -> None:
-    survivor = Survivor(open_world("mpi", Config.from_environ(os.environ), os.environ))
+    config = Config.from_environ(os.environ)
+    engine = "mpi" if config.engine == "auto" else config.engine
+    survivor = Survivor(open_world(engine, config, os.environ))
     is_only_slow(survivor, 1)
     survivor.go_on_without([4], reduce)
     survivor.go_on_without([0], vote)
