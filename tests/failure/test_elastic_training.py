@@ -75,6 +75,16 @@ def test_ranks_are_killed(kills: str, tmp_path: Path, alone: dict[str, Any]) -> 
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("kills", KILLS)
+def test_ranks_that_meet_by_gloo_are_killed(
+    kills: str, tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    summary = survive(tmp_path, 4, kills, variables={"HVDTRAIN_ENGINE": "gloo"})
+    require_like(summary, alone)
+    assert summary["engine"] == "gloo"
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10))
 def test_any_ranks_are_killed(seed: int, tmp_path: Path, alone: dict[str, Any]) -> None:
     """At moments that a seed draws, also while rank 0 writes a checkpoint."""
