@@ -79,6 +79,10 @@ class TorchFailures(Failures):
         poll_until(done)
         return made.result()
 
+    def watched(self, store: dist.Store) -> dist.Store:
+        """Return a store whose waits end when a rank has ended (local)."""
+        return _WatchedStore(store, self.check)
+
     def lost(self) -> tuple[int, ...]:
         return self._mpi.lost()
 
@@ -121,6 +125,41 @@ class TorchFailures(Failures):
         except RanksLostError as lost:
             return lost
         return error
+
+
+class _WatchedStore(dist.Store):
+    """What a gloo group that connects needs of a store.
+
+    A thread that still waited in C++ when the process ends would crash it.
+
+    Args:
+        store: store of all members.
+        check: function that raises an error when a wait is to end.
+    """
+
+    def __init__(self, store: dist.Store, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._store, self._check_ranks = store, check
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._store.get(key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        def there() -> bool:
+            self._check_ranks()
+            return bool(self._store.check(keys))
+
+        poll_until(there)
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._store.check(keys))
+
+    def has_extended_api(self) -> bool:
+        return False
 
 
 def _abort(group: Any) -> None:

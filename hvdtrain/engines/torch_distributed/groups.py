@@ -64,14 +64,17 @@ def gloo_group(members: Members) -> dist.ProcessGroupGloo:
     options = kind._Options()
     options._timeout = _CONNECT
     options._devices = [members.device]
-    store = dist.PrefixStore("gloo", members.store)
+    failures = members.failures
+    # It must stay referenced from Python until the group is connected.
+    store = members.store if failures is None else failures.watched(members.store)
 
     def make() -> dist.ProcessGroupGloo:
-        group: dist.ProcessGroupGloo = kind(store, members.rank, members.size, options)
+        prefixed = dist.PrefixStore("gloo", store)
+        group: dist.ProcessGroupGloo = kind(prefixed, members.rank, members.size, options)
         group._set_default_timeout(_FOREVER)
         return group
 
-    return make() if members.failures is None else members.failures.connect(make)
+    return make() if failures is None else failures.connect(make)
 
 
 def nccl_group(members: Members, device: torch.device) -> dist.ProcessGroupNCCL:
