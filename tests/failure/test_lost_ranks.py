@@ -38,7 +38,11 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    "how", ["shared memory", "MPI", "gloo", pytest.param("numpy", marks=pytest.mark.soak)]
+    "how",
+    [
+        *("shared memory", "MPI"),
+        *(pytest.param(how, marks=pytest.mark.soak) for how in ("numpy", "gloo")),
+    ],
 )
 def test_the_others_go_on(how: str) -> None:
     env = SETTINGS[how]
