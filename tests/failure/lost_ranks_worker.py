@@ -12,6 +12,7 @@ from ranks import report
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
+from hvdtrain.core.membership.failure_watch import FailureWatch
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import open_world
 from hvdtrain.errors import RanksLostError
@@ -34,6 +35,24 @@ class Survivor:
     def __init__(self, world: EngineWorld) -> None:
         self.world, self.own = world, world.communicator.rank
         self.left = list(range(world.communicator.size))
+
+    def go_on_without_one_while_another_is_stopped(self, lost: int, stopped: int) -> None:
+        """Have ranks notice a rank that is killed while they wait for another one."""
+        processes = processes_of(self.world.communicator)
+        if self.own == lost:
+            os.kill(processes[stopped], signal.SIGSTOP)
+            _be_killed()
+        assert self.world.failures is not None
+        watch = FailureWatch(self.world.failures)
+        error = _error_of(reduce, self.world.communicator)
+        assert isinstance(self.world.communicator.explained(error), RanksLostError)
+        if self.own != stopped:
+            os.kill(processes[stopped], signal.SIGCONT)
+        watch.stop()
+        expected = [number for number in self.left if number != lost]
+        self._reopen()
+        assert self.left == expected
+        self._check_world()
 
     def go_on_without(
         self, lost: Sequence[int], call: Callable[[Communicator], object], then: int | None = None
@@ -86,6 +105,23 @@ def _be_killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _error_of(call: Callable[[Communicator], object], communicator: Communicator) -> Exception:
+    """Return the error with which a call ends that is made again and again."""
+    while True:
+        try:
+            call(communicator)
+        except Exception as error:
+            return error
+
+
+def processes_of(communicator: Communicator) -> list[int]:
+    """Return the process of each rank."""
+    processes = np.empty(communicator.size, np.int64)
+    own = Buffer.of(np.array([os.getpid()]))
+    communicator.allgather(own, Buffer.of(processes), [1] * communicator.size)
+    return [int(process) for process in processes]
+
+
 def reduce(communicator: Communicator) -> None:
     communicator.allreduce(Buffer.of(np.ones(COUNT, np.float32)), ReduceOp.SUM)
 
@@ -108,11 +144,8 @@ def split(communicator: Communicator) -> None:
 def is_only_slow(survivor: Survivor, slow: int) -> None:
     """Stop a rank for longer than it takes to notice a failure; nobody takes it for dead."""
     communicator = survivor.world.communicator
-    processes = np.empty(communicator.size, np.int64)
-    own = Buffer.of(np.array([os.getpid()]))
-    communicator.allgather(own, Buffer.of(processes), [1] * communicator.size)
+    process = processes_of(communicator)[slow]
     if survivor.own == 0:
-        process = int(processes[slow])
         os.kill(process, signal.SIGSTOP)
         threading.Timer(1.0, os.kill, [process, signal.SIGCONT]).start()
     for _ in range(3):
@@ -121,12 +154,15 @@ def is_only_slow(survivor: Survivor, slow: int) -> None:
 
 
 def main() -> None:
-    survivor = Survivor(open_world("mpi", Config.from_environ(os.environ), os.environ))
+    config = Config.from_environ(os.environ)
+    engine = "mpi" if config.engine == "auto" else config.engine
+    survivor = Survivor(open_world(engine, config, os.environ))
     is_only_slow(survivor, 1)
+    survivor.go_on_without_one_while_another_is_stopped(6, 2)
     survivor.go_on_without([4], reduce)
     survivor.go_on_without([0], vote)
     survivor.go_on_without([5], split, then=3)
-    report(4, survivor.left)
+    report(5, survivor.left)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,16 @@ def test_a_rank_that_has_joined_replaces_the_others(tmp_path: Path, alone: dict[
 
 
 @pytest.mark.soak
+def test_a_rank_that_meets_others_by_gloo_is_replaced(
+    tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    env = {"HVDTRAIN_ENGINE": "gloo", "HVDTRAIN_MAX_RANKS": 3, "AWAIT_RANKS": 3}
+    summary = train(tmp_path, 3, "0:5:forward", env)  # which holds the store of addresses
+    require_like(summary, alone)
+    assert (summary["engine"], summary["world_size"]) == ("gloo", 3)
+
+
+@pytest.mark.soak
 def test_ranks_that_share_an_optimizer_are_replaced(tmp_path: Path, alone: dict[str, Any]) -> None:
     """The rank that joins takes over a part of the state; only a loss goes back to a snapshot."""
     env = {"HVDTRAIN_MAX_RANKS": 3, "AWAIT_RANKS": 3}

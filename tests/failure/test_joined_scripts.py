@@ -80,4 +80,4 @@ def test_no_rank_can_join(tmp_path: Path) -> None:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()
     assert done.stderr.count("ValueError: as it was told to") == 3, done.stderr
-    assert done.stderr.count("after 3 in a row, no more are started") == 1, done.stderr
+    assert "a rank that was to join ended: look for its message" in done.stderr, done.stderr

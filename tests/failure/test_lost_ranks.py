@@ -29,33 +29,55 @@ def survive(worker: str, size: int, left: list[int], env: Mapping[str, object], 
             job.fail(f"results {results} of ranks {left}")
 
 
-@pytest.mark.parametrize("shared_memory", ["1", "0", pytest.param("numpy", marks=pytest.mark.soak)])
-def test_the_others_go_on(shared_memory: str) -> None:
-    env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}
-    survive("lost_ranks_worker.py", 6, [1, 2], env, launcher_args=TOLERATE)
+SETTINGS = {
+    "shared memory": {"HVDTRAIN_SHARED_MEMORY": "1"},
+    "MPI": {"HVDTRAIN_SHARED_MEMORY": "0"},
+    "numpy": {"HVDTRAIN_SHARED_MEMORY": "numpy"},
+    "gloo": {"HVDTRAIN_ENGINE": "gloo"},
+}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("shared memory", "MPI"),
+        *(pytest.param(how, marks=pytest.mark.soak) for how in ("numpy", "gloo")),
+    ],
+)
+def test_the_others_go_on(how: str) -> None:
+    env = SETTINGS[how]
+    survive("lost_ranks_worker.py", 7, [1, 2], env, launcher_args=TOLERATE)
 
 
 def test_the_others_go_on_on_two_hosts(tmp_path: Path) -> None:
     require_hosts()
     # Each host keeps a rank: without any, mpirun has been seen to end the job, with exit code 0.
-    hostfile = write_hostfile(tmp_path / "hosts", "openmpi", [2, 4])
+    hostfile = write_hostfile(tmp_path / "hosts", "openmpi", [2, 5])
     args = [*AGENT_ARGS["openmpi"], *TOLERATE]
-    survive("lost_ranks_worker.py", 6, [1, 2], {}, hostfile=hostfile, launcher_args=args)
+    survive("lost_ranks_worker.py", 7, [1, 2], {}, hostfile=hostfile, launcher_args=args)
 
 
 @pytest.mark.parametrize(
-    "shared_memory", ["1", *(pytest.param(how, marks=pytest.mark.soak) for how in ("0", "numpy"))]
+    "how",
+    [
+        "shared memory",
+        *(pytest.param(how, marks=pytest.mark.soak) for how in ("MPI", "numpy", "gloo")),
+    ],
 )
-def test_a_program_goes_on(shared_memory: str) -> None:
-    env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}
+def test_a_program_goes_on(how: str) -> None:
+    env = SETTINGS[how]
     survive("recovery_worker.py", 7, [1, 2], env, launcher_args=TOLERATE)
 
 
 @pytest.mark.parametrize(
-    "shared_memory", ["1", *(pytest.param(how, marks=pytest.mark.soak) for how in ("0", "numpy"))]
+    "how",
+    [
+        "shared memory",
+        *(pytest.param(how, marks=pytest.mark.soak) for how in ("MPI", "numpy", "gloo")),
+    ],
 )
-def test_optimizers_go_on(shared_memory: str) -> None:
-    env = {"HVDTRAIN_SHARED_MEMORY": shared_memory, "HVDTRAIN_BUCKET_BYTES": 20_000}
+def test_optimizers_go_on(how: str) -> None:
+    env = {**SETTINGS[how], "HVDTRAIN_BUCKET_BYTES": 20_000}
     survive("lost_training_worker.py", 5, [1, 2], env, launcher_args=TOLERATE)
 
 

@@ -10,7 +10,7 @@ import secrets
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -38,12 +38,18 @@ if TYPE_CHECKING:
 __all__ = ["initialize", "load_mpi", "open_world"]
 
 
-def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
+def open_world(
+    config: Config,
+    environ: Mapping[str, str],
+    open_on: Callable[[EngineWorld], EngineWorld] = lambda world: world,
+) -> EngineWorld:
     """Initialize MPI and join COMM_WORLD (collective).
 
     Args:
         config: settings.
         environ: environment variables.
+        open_on: function that opens the world of another engine on one of MPI, which it closes with
+            its own (collective); also for each later world, where ranks can go on without others.
 
     Raises:
         EngineUnavailableError: mpi4py or an MPI library is missing.
@@ -57,7 +63,7 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
         atexit.register(_finalize, MPI, os.getpid())
 
     try:
-        return _join(MPI, library, config)
+        world = _join(MPI, library, config, open_on)
     except SystemLimitError:  # on every rank
         raise
     except BaseException as error:
@@ -68,9 +74,15 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
         print(title + text.replace("\n", f"\n{title}"), file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)
         raise
+    return open_on(world) if world.failures is None else world
 
 
-def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
+def _join(
+    MPI: ModuleType,
+    library: str,
+    config: Config,
+    open_on: Callable[[EngineWorld], EngineWorld],
+) -> EngineWorld:
     from hvdtrain.engines.mpi.failures import open_among_survivors, tolerates_failures
     from hvdtrain.engines.mpi.joining import enter
 
@@ -78,7 +90,13 @@ def _join(MPI: ModuleType, library: str, config: Config) -> EngineWorld:
         nonlocal config  # the next rank 0 has that of this one
         world = failures.duplicate(failures.comm)
         config, failures.name = world.bcast((config, secrets.token_hex(8)))
-        return _open(MPI, world, library, config, failures)
+        opened = _open(MPI, world, library, config, failures)
+        try:
+            return open_on(opened)
+        except BaseException:
+            failures.revoke()  # the others do not close theirs now
+            opened.communicator.close()
+            raise
 
     if tolerates_failures():
         joint = enter()

@@ -48,7 +48,7 @@ class TorchCommunicator(Communicator):
         self.size = members.size
         self.capabilities = capabilities(members.cuda)
         self._members: Members | None = members
-        self._abort = members.abort
+        self._abort, self._failures = members.abort, members.failures
         self._splits = 0
         with self._peers("connect"):
             self._gloo: Backend | None = Backend(gloo_group(members), GLOO_WIDE)
@@ -147,10 +147,19 @@ class TorchCommunicator(Communicator):
     def native(self, buffer: Buffer) -> Buffer:
         return buffer
 
+    def confirm(self) -> None:
+        # What gloo returns is complete; work on a GPU that was aborted ends as if it were.
+        if self._failures is not None and self._nccl is not None:
+            torch.cuda.synchronize(self._device)
+            self._failures.check()
+
+    def explained(self, error: BaseException) -> BaseException:
+        return error if self._failures is None else self._failures.explained(error)
+
     def close(self) -> None:
         if self._members is None:
             return
-        if self._nccl is not None:
+        if self._nccl is not None and (self._failures is None or not self._failures.revoked):
             self._nccl.group.shutdown()
         self._gloo = self._nccl = None
         leave, self._members = self._members.leave, None

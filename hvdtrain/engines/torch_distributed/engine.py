@@ -61,21 +61,30 @@ def _require(backend: str) -> None:
 def _open(backend: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
     from hvdtrain.engines.torch_distributed.communicator import TorchCommunicator
     from hvdtrain.engines.torch_distributed.groups import Members, device_at
-    from hvdtrain.engines.torch_distributed.rendezvous import find_ranks
+    from hvdtrain.engines.torch_distributed.rendezvous import RankInfo, open_on_ranks
 
-    found = find_ranks(config, environ)
-    members = Members(
-        store=found.store,
-        rank=found.rank,
-        size=found.size,
-        device=device_at(found.address),
-        cuda=backend == "nccl",
-        halves_in_float32=config.halves_in_float32,
-        abort=found.abort,
-        leave=found.leave,
-    )
-    communicator = TorchCommunicator(members)
-    return EngineWorld(backend, _library(backend), communicator, found.nodes, found.hostnames)
+    def open_on(found: RankInfo) -> EngineWorld:
+        members = Members(
+            store=found.store,
+            rank=found.rank,
+            size=found.size,
+            device=device_at(found.address),
+            cuda=backend == "nccl",
+            halves_in_float32=config.halves_in_float32,
+            abort=found.abort,
+            leave=found.leave,
+            failures=found.failures,
+        )
+        return EngineWorld(
+            backend,
+            _library(backend),
+            TorchCommunicator(members),
+            found.nodes,
+            found.hostnames,
+            found.failures,
+        )
+
+    return open_on_ranks(config, environ, open_on, takes_newcomers=backend == "gloo")
 
 
 def _library(backend: str) -> str:

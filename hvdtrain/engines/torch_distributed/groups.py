@@ -6,12 +6,16 @@ that state itself, only the members create a subgroup, and ranks keep the given 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
+
+from hvdtrain.engines.torch_distributed.failures import TorchFailures
 
 __all__ = ["Members", "device_at", "gloo_group", "nccl_group"]
 
@@ -35,6 +39,7 @@ class Members:
             request is enough.
         abort: function that ends every rank of the job with an exit code.
         leave: function that frees what was used to create the world.
+        failures: failures of the world; None if they are not tolerated.
     """
 
     store: dist.Store
@@ -45,6 +50,7 @@ class Members:
     halves_in_float32: bool
     abort: Callable[[int], None]
     leave: Callable[[], None]
+    failures: TorchFailures | None = None
 
 
 def device_at(address: str) -> dist.ProcessGroupGloo.Device:
@@ -58,15 +64,32 @@ def gloo_group(members: Members) -> dist.ProcessGroupGloo:
     options = kind._Options()
     options._timeout = _CONNECT
     options._devices = [members.device]
-    store = dist.PrefixStore("gloo", members.store)
-    group: dist.ProcessGroupGloo = kind(store, members.rank, members.size, options)
-    group._set_default_timeout(_FOREVER)
-    return group
+    failures = members.failures
+    # It must stay referenced from Python until the group is connected.
+    store = members.store if failures is None else failures.watched(members.store)
+
+    def make() -> dist.ProcessGroupGloo:
+        prefixed = dist.PrefixStore("gloo", store)
+        group: dist.ProcessGroupGloo = kind(prefixed, members.rank, members.size, options)
+        group._set_default_timeout(_FOREVER)
+        return group
+
+    return make() if failures is None else failures.connect(make)
 
 
-def nccl_group(members: Members) -> dist.ProcessGroupNCCL:
-    """Create the NCCL group of the members (collective)."""
+def nccl_group(members: Members, device: torch.device) -> dist.ProcessGroupNCCL:
+    """Create the NCCL group of the members, and connect their GPUs (collective)."""
+    if members.failures is not None:
+        # By default a process ends when another one has ended.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _FOREVER
     store = dist.PrefixStore("nccl", members.store)
-    return dist.ProcessGroupNCCL(store, members.rank, members.size, options)
+
+    def make() -> dist.ProcessGroupNCCL:
+        group = dist.ProcessGroupNCCL(store, members.rank, members.size, options)
+        # Otherwise NCCL would connect during the first operation.
+        group.eager_connect_single_device(device)
+        return group
+
+    return make() if members.failures is None else members.failures.connect(make)

@@ -73,6 +73,7 @@ def find_master_address(
         raise EngineUnavailableError(_explain(offered, replies, environ))
     if rank == 0:
         _drain_probes(listeners[chosen])
+    allgather(None)  # connections that are meant for the caller would be drained
     return MasterAddress(
         *offered[chosen], replies[rank][chosen], listeners[chosen] if rank == 0 else None
     )

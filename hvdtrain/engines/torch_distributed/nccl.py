@@ -43,9 +43,7 @@ def connect(
     _require_own_devices([record[:_DIGEST_BYTES].tobytes() for record in records], members, device)
     # Work on the GPU may depend on other ranks, which must not wait for this rank's allocations.
     torch.cuda.synchronize(device)
-    group = nccl_group(members)
-    # Otherwise NCCL would connect during the first operation.
-    group.eager_connect_single_device(device)
+    group = nccl_group(members, device)
     wide = GLOO_WIDE if records[:, _DIGEST_BYTES].any() else NCCL_WIDE
     make: Any = getattr(dist, "_make_nccl_premul_sum")  # noqa: B009  # not in CPU builds
     return Backend(group, wide, premultiplied=make, even=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ import torch.distributed as dist
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
-from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.mpi import engine as mpi_engine
 from hvdtrain.engines.shared_memory.node_detection import detect_nodes
+from hvdtrain.engines.torch_distributed.failures import TorchFailures
 from hvdtrain.engines.torch_distributed.master_address import (
     MasterAddress,
     find_master_address,
@@ -26,7 +28,7 @@ from hvdtrain.engines.torch_distributed.master_address import (
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.world import promised_world, under_launcher
 
-__all__ = ["RankInfo", "find_ranks"]
+__all__ = ["RankInfo", "open_on_ranks"]
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT = timedelta(seconds=300)
@@ -45,6 +47,7 @@ class RankInfo:
         hostnames: host name of each rank.
         abort: function that ends every rank of the job with an exit code.
         leave: function that frees what was used to find the ranks.
+        failures: failures of the world; None if they are not tolerated.
     """
 
     store: dist.Store
@@ -55,14 +58,23 @@ class RankInfo:
     hostnames: tuple[str, ...]
     abort: Callable[[int], None]
     leave: Callable[[], None]
+    failures: TorchFailures | None = None
 
 
-def find_ranks(config: Config, environ: Mapping[str, str]) -> RankInfo:
-    """Find all ranks of the job (collective).
+def open_on_ranks(
+    config: Config,
+    environ: Mapping[str, str],
+    open_on: Callable[[RankInfo], EngineWorld],
+    takes_newcomers: bool,
+) -> EngineWorld:
+    """Find all ranks of the job, and open a world of them (collective).
 
     Args:
         config: settings.
         environ: environment variables.
+        open_on: function that opens a world of ranks (collective); also for each later one, where
+            ranks can go on without others.
+        takes_newcomers: whether a rank can join later.
 
     Raises:
         EngineUnavailableError: no MPI is installed, or ranks cannot reach each other.
@@ -72,10 +84,18 @@ def find_ranks(config: Config, environ: Mapping[str, str]) -> RankInfo:
     if _has_torchrun(environ):
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         with _reporting(rank, size):
-            return _through_torchrun(rank, size, environ)
-    if under_launcher(environ):
-        return _through_mpi(config, environ)
-    return _alone()
+            found = _through_torchrun(rank, size, environ)
+        return open_on(found)
+    if not under_launcher(environ):
+        return open_on(_alone())
+
+    def open_through(world: EngineWorld) -> EngineWorld:
+        failures = None
+        if world.failures is not None:
+            failures = TorchFailures(world.failures, takes_newcomers)
+        return open_on(_through_mpi(world, failures, environ))
+
+    return mpi_engine.open_world(config, environ, open_through)
 
 
 def _has_torchrun(environ: Mapping[str, str]) -> bool:
@@ -94,13 +114,15 @@ def _alone() -> RankInfo:
     return RankInfo(dist.HashStore(), 0, 1, "127.0.0.1", (0,), (name,), os._exit, _nothing)
 
 
-def _through_mpi(config: Config, environ: Mapping[str, str]) -> RankInfo:
+def _through_mpi(
+    world: EngineWorld, failures: TorchFailures | None, environ: Mapping[str, str]
+) -> RankInfo:
     """Find the ranks through MPI, and open a store on rank 0."""
-    world = mpi_engine.open_world(config, environ)
     mpi = world.communicator
     master = find_master_address(lambda value: _gather_objects(mpi, value), mpi.rank, environ)
+    open_store = partial(_open_store, master, mpi.rank, mpi.size)
     with _reporting(mpi.rank, mpi.size):
-        store = _open_store(master, mpi.rank, mpi.size)
+        store = open_store() if failures is None else failures.unless_lost(open_store)
     return RankInfo(
         store=store,
         rank=mpi.rank,
@@ -110,6 +132,7 @@ def _through_mpi(config: Config, environ: Mapping[str, str]) -> RankInfo:
         hostnames=world.hostnames,
         abort=mpi.abort,
         leave=mpi.close,
+        failures=failures,
     )
 
 
