@@ -144,20 +144,17 @@ def _guard_exits(config: Config, topology: Topology, communicator: Communicator)
     _guard.install()
 
 
-def recover(leaving: Collection[int] = (), orderly: bool = False) -> Recovery:
+def recover(leaving: Collection[int] = ()) -> Recovery:
     """Go on without the ranks that have ended (collective over those that are left).
 
-    Call it when an operation has raised RanksLostError, or on all ranks when rank 0's
-    `newcomer_waits` says that another rank can join. Afterwards ranks have new numbers, in the
-    same order, and there are no pending operations. Process sets and wrapped optimizers that exist
-    go on in the new world; gradients of an interrupted step are dropped.
-
+    Call it when an operation has raised RanksLostError, or on all ranks, after `failures.agree`,
+    when rank 0's `newcomer_waits` says that another rank can join. Afterwards ranks have new
+    numbers, in the same order, and there are no pending operations. Process sets and wrapped
+    optimizers that exist go on in the new world; gradients of an interrupted step are dropped.
     A rank whose connections were closed, so that others went on without it, ends here.
 
     Args:
         leaving: ranks that were asked to leave, and are not to be replaced.
-        orderly: whether this rank calls it after an operation with which all agreed to do so, and
-            not because of an error.
 
     Returns:
         Which ranks were lost, and which have joined.
@@ -174,7 +171,7 @@ def recover(leaving: Collection[int] = (), orderly: bool = False) -> Recovery:
             "ranks that have ended: use engine mpi with Open MPI 5, under mpirun --with-ft ulfm"
         )
     try:
-        _context, recovery = open_next(before, before.failures, _abort, leaving, orderly)
+        _context, recovery = open_next(before, before.failures, _abort, leaving)
     except ExcludedError as error:
         _end_excluded(error)
     except Exception as error:  # other ranks may be blocked in an engine call for ever

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from hvdtrain.core import context
 from hvdtrain.core.membership.world import Context
 from hvdtrain.core.objects import broadcast_object as _broadcast_object
-from hvdtrain.errors import EXIT_REQUEUE, HostsUpdatedInterrupt, RanksLostError
+from hvdtrain.errors import EXIT_REQUEUE, HostsUpdatedInterrupt, HvdtrainError, RanksLostError
 from hvdtrain.topology import format_ranks
 
 __all__ = ["ObjectState", "run", "tells_of_lost_ranks"]
@@ -70,6 +70,7 @@ class ObjectState:
         if here.failures is None or not here.accepts or not here.config.max_ranks:
             return
         if _broadcast_object(context.newcomer_waits(), 0, "elastic.joins"):
+            here.failures.agree(True)  # what follows would break off the broadcast of a slow rank
             raise _NewcomerWaits
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
@@ -112,6 +113,7 @@ def run(func: F) -> F:
 
     @functools.wraps(func)
     def going_on(state: ObjectState, *args: Any, **kwargs: Any) -> Any:
+        has_state = not context.current().newcomer
         context.accept_newcomers()
         resets, synchronizes = False, True
         while True:
@@ -121,7 +123,10 @@ def run(func: F) -> F:
                     state.on_reset()
                 if synchronizes:
                     state.sync()
-                return func(state, *args, **kwargs)
+                    has_state = True
+                result = func(state, *args, **kwargs)
+                _require_all()
+                return result
             except _NewcomerWaits:
                 synchronizes = True
                 _go_on_in_next_world(None)
@@ -134,6 +139,8 @@ def run(func: F) -> F:
             if failed is not None:
                 state.restore()
                 _go_on_in_next_world(failed)
+                if not has_state and context.current().topology.rank == 0:
+                    raise HvdtrainError("no rank is left that has trained: start the job again")
             resets = True
 
     return cast("F", going_on)
@@ -143,9 +150,22 @@ class _NewcomerWaits(HostsUpdatedInterrupt):
     """A rank waits to join, on all ranks."""
 
 
+def _require_all() -> None:
+    """Check that no rank has ended before all are through (collective).
+
+    Another one may have met that in its last operation, and need this one to go on.
+
+    Raises:
+        RanksLostError: on all ranks, one has.
+    """
+    here = context.current()
+    if here.failures is not None and not here.failures.agree(True):
+        raise RanksLostError(f"{here.topology.title} a rank ended before all were through")
+
+
 def _go_on_in_next_world(failed: Exception | None) -> None:
     """Recover, and exit if too few ranks are left (collective over them)."""
-    recovery = context.recover(orderly=failed is None)
+    recovery = context.recover()
     # An object of an earlier world would fail again and again.
     if failed is not None and not recovery.lost:
         raise failed

@@ -85,17 +85,17 @@ class _Session:
 
     def train(self) -> Summary | None:
         """Train until the end of the run (collective)."""
+        goes_on = False
         while True:
             try:
-                if self._standing is None and not self._joins_others:
-                    return self._begin()
-                self._recover()
-                return self._go_on()
+                return self._go_on() if goes_on else self._begin()
             except Exception as error:
                 if not self._survives(error):
                     raise
-                if context.current().topology.rank in self._left:
-                    context.end_alone()
+            if context.current().topology.rank in self._left:
+                context.end_alone()
+            self._recover()
+            goes_on = True
 
     def _begin(self) -> Summary | None:
         if join_world(self._options).newcomer:
@@ -128,7 +128,7 @@ class _Session:
         """Go on in the next world (collective over the ranks that are left)."""
         if self._snapshots is not None:
             context.current().followers.clear()
-        recovery = context.recover(self._left, self._interrupted)
+        recovery = context.recover(self._left)
         if not recovery.lost and not self._interrupted:
             raise HvdtrainError("training failed as if a rank had ended, and none has")
         self._recoveries.append((recovery, self._left))
@@ -137,21 +137,27 @@ class _Session:
     def _go_on(self) -> Summary | None:
         """Train with the ranks that are left, and with one that has joined (collective)."""
         self._share_history()
+        setup, reached = self._set_up_again()
+        lines = self._note_changes(setup, reached)
+        changed = broadcast_object((self._failures, self._joins), 0, "changes")
+        self._failures, self._joins = changed  # also on ranks that have joined
+        return self._train(setup, lines)
+
+    def _set_up_again(self) -> tuple[TrainingSetup, int | None]:
+        """Return the setup, and the steps done if some are taken again (collective)."""
         loader, reached = self._loader()
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
-        setup = set_up(self._options, self._make_recipe, loader, ranks)
-        self._joins_others = False
-        return self._train(setup, self._note_changes(setup, reached))
+        return set_up(self._options, self._make_recipe, loader, ranks), reached
 
     def _share_history(self) -> None:
-        """Let ranks that have joined know what happened before (collective)."""
+        """Let ranks that have joined know how the job began (collective)."""
         known = None
         if self._standing is not None:
-            known = (self._ranks, self._failures, self._joins, self._snapshots is not None)
+            known = self._ranks, self._snapshots is not None
         known = broadcast_object(known, 0, "history")
         if known is None:  # those that were there before have the lowest numbers
             raise HvdtrainError("no rank is left that has trained: start the job again")
-        self._ranks, self._failures, self._joins, needed = known
+        self._ranks, needed = known
         if needed and self._snapshots is None:
             self._snapshots = Snapshots.of(self._options)
 
@@ -190,7 +196,7 @@ class _Session:
             try:
                 self._run = Run(options, setup, terminal, heartbeat, run_log, self._snapshots)
                 self._run.note_changes(self._failures, self._joins)
-                self._standing = None
+                self._standing, self._joins_others = None, False
                 if self._failures:
                     self._run.require_ranks(world.topology.size)
                 return self._run.run()

@@ -20,10 +20,10 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.core import context
 from hvdtrain.core.collectives.ordered import OrderedCommunicator
-from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import open_world
 from hvdtrain.engines.shared_memory.kernel import load_kernel
-from hvdtrain.engines.torch_distributed.rendezvous import find_ranks
+from hvdtrain.engines.torch_distributed.rendezvous import RankInfo, open_on_ranks
 from hvdtrain.types import ReduceOp
 from hvdtrain_bench.harness.ranks import Ranks
 
@@ -206,14 +206,20 @@ class Peers:
 
 def _start_gloo(config: Config) -> Callable[[], None]:
     """Create the default process group of torch.distributed; return what destroys it."""
-    found = find_ranks(config, os.environ)
-    if len(set(found.nodes)) == 1:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=found.store, rank=found.rank, world_size=found.size)
+    leaves: list[Callable[[], None]] = [dist.destroy_process_group]
+
+    def start(found: RankInfo) -> EngineWorld:
+        if len(set(found.nodes)) == 1:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo", store=found.store, rank=found.rank, world_size=found.size)
+        leaves.append(found.leave)
+        return open_world("local", config, os.environ)  # torch's group is not an engine's
+
+    open_on_ranks(config, os.environ, start, takes_newcomers=False)
 
     def leave() -> None:
-        dist.destroy_process_group()
-        found.leave()
+        for function in leaves:
+            function()
 
     return leave
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
 from hvdtrain.core import context
 from hvdtrain.core.context import Recovery
-from hvdtrain.engines.communicator import EngineWorld
+from hvdtrain.engines.communicator import EngineWorld, Newcomer
 from hvdtrain.engines.mpi.failures import MpiFailures
 from hvdtrain_bench.harness.notes import Notes
 
@@ -26,14 +26,14 @@ def noted_stages(notes: Notes) -> Iterator[None]:
     """
     recover, reopen = context.recover, MpiFailures.reopen
 
-    def noted_recover() -> Recovery:
+    def noted_recover(leaving: Collection[int] = ()) -> Recovery:
         notes.add(NOTICED)
-        recovery = recover()
+        recovery = recover(leaving)
         notes.add(REBUILT)
         return recovery
 
-    def noted_reopen(failures: MpiFailures) -> EngineWorld:
-        world = reopen(failures)
+    def noted_reopen(failures: MpiFailures, newcomer: Newcomer | None = None) -> EngineWorld:
+        world = reopen(failures, newcomer)
         notes.add(AGREED)
         return world
 

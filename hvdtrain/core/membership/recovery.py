@@ -76,7 +76,6 @@ def open_next(
     failures: Failures,
     abort: Callable[[Communicator, int], None],
     leaving: Collection[int] = (),
-    orderly: bool = False,
 ) -> tuple[Context, Recovery]:
     """Leave a world, and open the next one (collective over the ranks that are left).
 
@@ -88,17 +87,11 @@ def open_next(
         failures: its ranks that have ended.
         abort: function that ends all ranks of a communicator with an exit code, without waiting.
         leaving: ranks that are lost because they were asked to leave, and are not replaced.
-        orderly: whether all ranks do this after the same operation, none of which has failed.
     """
     began, size = time.perf_counter(), before.topology.size
     taken = None if before.recruiter is None else before.recruiter.take()
     newcomer = None if taken is None else taken.newcomer
-    # To abandon breaks off the operation in which a slow rank still is.
-    if orderly:
-        failures.agree(True)
     before.abandon(_error(before.topology.title, failures))
-    if not orderly:
-        failures.agree(True)
     members = tuple(range(size))
     opened: _Opened | None = None
     while opened is None:

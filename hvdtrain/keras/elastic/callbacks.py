@@ -81,8 +81,9 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             logs: metrics.
         """
         steps = self.params.get("steps")
-        if steps is None or self.state.batch >= steps:
-            self.state.batch = 0
+        # The last commit may be that of the last batch, and ranks that join leave fewer batches: an
+        # epoch cannot have none.
+        self.state.batch = 0 if steps is None else min(self.state.batch, steps - 1)
         self._before, self._stops = self.state.batch, False
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:

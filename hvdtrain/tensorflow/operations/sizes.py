@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.core import context
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 
@@ -15,12 +16,15 @@ __all__ = ["size_as"]
 
 
 def size_as(dtype: tf.DType, process_set: ProcessSet) -> tf.Tensor:
-    """Return the number of ranks of a process set, as it is when the graph runs.
+    """Return the number of ranks of a process set, as it is when the graph runs if that can change.
 
     Args:
         dtype: element type of the result.
         process_set: process set.
     """
+
+    if context.current().failures is None:
+        return tf.cast(process_set.size(), dtype)
 
     def size(arrays: Sequence[HostArray], _: str | None) -> list[HostArray]:
         return [np.array(process_set.size(), np.int32)]

@@ -72,7 +72,7 @@ class Snapshots:
     def __init__(self, every: Interval | None) -> None:
         self._every = every
         self._step, self._payload = -1, np.empty(0, np.uint8)
-        self._waits = False
+        self._waits = every is not None and every.seconds is None  # for the first one
 
     @classmethod
     def of(cls, options: TrainOptions) -> Snapshots:
@@ -90,7 +90,7 @@ class Snapshots:
 
     @property
     def timers(self) -> dict[str, float]:
-        """The timer of a heartbeat: the first snapshot is due at once, if they go by the clock."""
+        """The timer of a heartbeat, if they go by the clock: the first one is due at once."""
         return {SNAPSHOT: 0.0} if self._every is None or self._every.seconds is not None else {}
 
     def due(self, step: int, epoch: int | None, timers: Collection[str], size: int) -> bool:
