@@ -23,7 +23,6 @@ def main(words: Sequence[str]) -> None:
         words: `-m` and the name of a module, or the name of a file; then the program's arguments.
     """
     initialize(load_mpi(), os.environ)
-    from hvdtrain.core.process.output import flush_output
     from hvdtrain.engines.mpi.joining import is_joining, meet_starter
 
     meet_starter()
@@ -35,7 +34,8 @@ def main(words: Sequence[str]) -> None:
         # The others go on, and any other exit code would become that of the job.
         if not isinstance(error, SystemExit):
             sys.excepthook(type(error), error, error.__traceback__)
-        flush_output()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(0)
 
 

@@ -72,7 +72,7 @@ class Snapshots:
     def __init__(self, every: Interval | None) -> None:
         self._every = every
         self._step, self._payload = -1, np.empty(0, np.uint8)
-        self._waits = every is not None and every.seconds is None  # for the first one
+        self._waits = False
 
     @classmethod
     def of(cls, options: TrainOptions) -> Snapshots:
