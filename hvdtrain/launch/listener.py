@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import resource
 import secrets
 import socket
 import struct
@@ -41,7 +40,6 @@ class MilestoneListener:
     def __init__(self, remote: bool) -> None:
         self._socket = socket.create_server(("" if remote else _LOOPBACK, 0), backlog=_BACKLOG)
         self._socket.setblocking(False)
-        _allow_many_files()
         port = self._socket.getsockname()[1]
         found = _addresses() if remote else [_LOOPBACK]
         places = sorted(found, key=lambda address: address.startswith("127."))
@@ -118,13 +116,6 @@ class MilestoneListener:
         if INITIALIZED in found:
             self._held.discard(connection)
         return found
-
-
-def _allow_many_files() -> None:
-    """Allow one connection for each rank, as far as the system does."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _addresses() -> Iterator[str]:
