@@ -17,7 +17,7 @@ __all__ = ["Starter", "answering", "on_hosts"]
 Starter = Callable[[LaunchRequest], "subprocess.Popen[bytes]"]
 
 # The mpirun of Open MPI 5.0.11 sometimes never ends, about once in thirty times on two cores.
-_TRIAL_SECONDS = (5.0, 20.0)
+_TRIAL_SECONDS = (5.0, 20.0, 20.0)
 _PERIOD_SECONDS = 0.05
 
 
