@@ -82,7 +82,8 @@ class MilestoneListener:
         for connection, opened in self._open.copy().items():
             with suppress(BlockingIOError):
                 found |= self._read(connection)
-            if connection in self._open.keys() - self._held and now - opened > _SILENT_SECONDS:
+            silent = connection in self._open and connection not in self._held
+            if silent and now - opened > _SILENT_SECONDS:
                 self._close(connection)
         return found
 

@@ -1,14 +1,15 @@
-"""A script that raises where it is to join others, and the others, which wait for that."""
+"""A script in which ranks that are to join others raise, or lose these before they have joined."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from newcomers import JOINED
+from newcomers import JOINED, await_newcomer
 from ranks import report
 
 import hvdtrain.torch as hvd
@@ -16,7 +17,11 @@ import hvdtrain.torch as hvd
 TRIES = 3
 
 
-def main(folder: Path) -> None:
+def be_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raises(folder: Path) -> None:
     """Have rank 1 be killed, and rank 0 go on until all that are to replace it have failed."""
     if JOINED:
         (folder / str(os.getpid())).touch()
@@ -27,7 +32,7 @@ def main(folder: Path) -> None:
     def train(state: Any) -> None:
         while hvd.size() > 1 or len(list(folder.iterdir())) < TRIES:
             if hvd.rank() == 1:
-                os.kill(os.getpid(), 9)
+                be_killed()
             time.sleep(0.01)
             hvd.barrier()
 
@@ -35,5 +40,24 @@ def main(folder: Path) -> None:
     report(1, hvd.size())
 
 
+def is_left_alone(folder: Path) -> None:
+    """Have rank 0 be killed, too, when another rank joins that has no state yet."""
+    hvd.init()
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        assert not JOINED
+        if hvd.rank() == 1:
+            be_killed()
+        while True:
+            hvd.barrier()
+            await_newcomer(2 if hvd.size() == 1 else 0)
+            state.commit()
+
+    state: Any = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank)
+    state.register_reset_callbacks([lambda: be_killed() if hvd.size() == 2 else None])
+    train(state)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    {"raises": raises, "is left alone": is_left_alone}[sys.argv[1]](Path(sys.argv[2]))

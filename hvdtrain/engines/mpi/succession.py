@@ -20,10 +20,9 @@ _MINORITY_SECONDS = 0.3
 def require_succession(key: str, before: MPI.Intracomm, left: MPI.Intracomm) -> None:
     """Check that no other ranks go on in the place of these (local, on each of them).
 
-    Where connections are closed and nobody has ended, each side takes the other one for dead.
-    The first rank of all sides that publishes its own with mpirun decides; that of a minority
-    waits before. Where nothing can be
-    published, no side is excluded.
+    Where connections are closed and nobody has ended, each side takes the other one for dead. The
+    side of which a rank is the first to publish it with mpirun goes on; ranks of a minority wait
+    before they do. Where nothing can be published, no side is excluded.
 
     Args:
         key: name of this change of the world, equal on all of its ranks, used once.
@@ -47,6 +46,6 @@ def require_succession(key: str, before: MPI.Intracomm, left: MPI.Intracomm) -> 
         chosen = MPI.Lookup_name(service)
     if chosen != own:
         raise ExcludedError(
-            f"[rank {before.rank}/{before.size}] its connections to others were closed, and these "
-            f"went on without {format_ranks(ranks)}: it ends"
+            f"[rank {before.rank}/{before.size}] connections to other ranks were closed, and they "
+            f"went on without {format_ranks(ranks)}: this process ends"
         )
