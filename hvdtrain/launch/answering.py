@@ -17,7 +17,7 @@ __all__ = ["Starter", "answering", "on_hosts"]
 Starter = Callable[[LaunchRequest], "subprocess.Popen[bytes]"]
 
 # The mpirun of Open MPI 5.0.11 at times never ends if its program ends at once: on two busy cores
-# in 13 of 90 restarts with `true`, in none of 32 with this.
+# in 13 of 90 restarts with `true`, in none of 64 with this.
 _TRIAL = ("sleep", "0.5")
 _TRIAL_SECONDS = (5.0, 20.0)
 _PERIOD_SECONDS = 0.05
