@@ -11,17 +11,21 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Connection, Listener
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.called_rank import ADDRESS, KEY, STORE, Answer
-from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
-from hvdtrain.launch.launchers.request import without_allocation
-from hvdtrain.launch.mpirun import mpirun_command
-from hvdtrain.launch.session_folder import SESSION, session_folder
+from hvdtrain.launch.addresses import own_addresses
+from hvdtrain.launch.called_rank import ADDRESS, KEY, Answer
+from hvdtrain.launch.hosts.formats import read_file
+from hvdtrain.launch.hosts.host import total_slots
+from hvdtrain.launch.launchers.choice import Launcher, choose_launcher
+from hvdtrain.launch.launchers.mpi_library import MpiLibrary, loaded_library
+from hvdtrain.launch.launchers.options import check_interface, parse_hosts, with_hosts
+from hvdtrain.launch.launchers.request import LaunchRequest, Site, without_allocation
+from hvdtrain.launch.rank_server import RankServer
+from hvdtrain.launch.session_folder import SESSION, Session, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process
 from hvdtrain.world import promised_world
 
@@ -31,15 +35,20 @@ Result = TypeVar("Result")
 
 _KEY_BYTES = 32
 _GRACE_SECONDS = 10.0
+_BACKLOG = 4096
 
 
 def run(
     function: Callable[..., Result],
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
-    np: int = 1,
+    np: int | None = None,
+    *,
+    hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    interface: str | None = None,
 ) -> list[Result]:
-    """Call a function on every rank of a new job on this host, and return what each one returned.
+    """Call a function on every rank of a new job, and return what each one returned.
 
     The function calls init() itself, or torch.distributed.init_process_group(), whose variables
     (RANK, WORLD_SIZE, MASTER_ADDR, ...) are set. It may be defined in a notebook or inside another
@@ -49,7 +58,10 @@ def run(
         function: called on every rank; it, its arguments and its results are pickled.
         args: positional arguments.
         kwargs: keyword arguments.
-        np: number of ranks.
+        np: number of ranks; by default one for each slot of the hosts, or one.
+        hosts: hosts with their slots, as in "node1:4,node2:4"; by default this host.
+        hostfile: file that lists them, in the format of the installed MPI.
+        interface: network interface to use, as in "eth0".
 
     Returns:
         The results, ordered by rank.
@@ -57,42 +69,62 @@ def run(
     Raises:
         Exception: the exception of the rank that failed first, with a note of its rank and
             traceback.
-        UsageError: this process is a rank itself, or cloudpickle or MPI is missing.
+        UsageError: this process is a rank itself, the hosts cannot be used, or cloudpickle or MPI
+            is missing.
         HvdtrainError: ranks ended without a result.
     """
-    _require_sense(np)
-    request = _dumps((function, tuple(args), dict(kwargs or {})))
+    asked = LaunchRequest(
+        (sys.executable, "-m", "hvdtrain.launch.called_rank"),
+        ranks=np,
+        hosts=parse_hosts(hosts),
+        hostfile=None if hostfile is None else os.fspath(hostfile),
+        interface=interface,
+    )
+    _require_sense(asked)
+    call = _dumps((function, tuple(args), dict(kwargs or {})))
+    # Other hosts of a scheduler's allocation are used when they are named.
+    environ = dict(os.environ) if asked.names_hosts else without_allocation(os.environ)
+    library = loaded_library()
+    launcher = choose_launcher(None, library, environ)
+    request, count = _counted(with_hosts(asked, launcher, library.vendor, environ))
     key = secrets.token_bytes(_KEY_BYTES)
-    arrived: list[Answer] = []
-    ranks: list[Connection] = []
     with session_folder(os.environ) as session:
-        # Only this user can reach the socket, and only clients with the key are accepted.
-        address = str(Path(session.folder) / "call")
-        with _listen(address, np, key) as listener:
-            variables = {SESSION: session.folder, ADDRESS: address, KEY: key.hex()}
-            variables[STORE] = _free_address()
-            process = _start(np, variables, session.lifeline)
-            with ThreadPoolExecutor(np) as pool:
-                talks = [pool.submit(_talk, listener, request, ranks, arrived) for _ in range(np)]
+        listening, address = _listen(session, request.names_hosts)
+        variables = {SESSION: session.folder, ADDRESS: address, KEY: key.hex()}
+        with listening:
+            process = _start(request, launcher, library, {**environ, **variables}, session)
+            with RankServer(listening, key, call, count) as server:
                 try:
                     _show_output(process)
                 except BaseException:  # Ctrl-C, for example
                     process.terminate()
                     raise
                 finally:
-                    try:
-                        _end(process)
-                    finally:
-                        _release(talks, ranks, address)
-    return _results(arrived, np, process.returncode)
+                    _end(process)
+    return _results(server.answers, count, process.returncode)
 
 
-def _require_sense(np: int) -> None:
+def _require_sense(request: LaunchRequest) -> None:
     promised = promised_world(os.environ)
     if promised is not None and promised.size > 1:
         raise UsageError(f"run() starts ranks itself: call it without {promised.launcher}")
-    if np < 1:
-        raise UsageError(f"np={np} must be at least 1")
+    if request.ranks is not None and request.ranks < 1:
+        raise UsageError(f"np={request.ranks} must be at least 1")
+    if request.hostfile is not None and request.hosts:
+        raise UsageError("hostfile= and hosts= both name hosts: leave out one of them")
+    if request.hostfile is not None:
+        read_file(request.hostfile)
+    check_interface(request.interface)
+
+
+def _counted(request: LaunchRequest) -> tuple[LaunchRequest, int]:
+    """Return the request for a known number of ranks, and that number."""
+    ranks = request.ranks
+    if ranks is None:
+        ranks = total_slots(request.hosts) if request.names_hosts else 1
+        if any(host.slots is None for host in request.hosts):
+            raise UsageError("run(): not all hosts have a number of slots: also pass np=")
+    return replace(request, ranks=ranks), ranks
 
 
 def _dumps(call: tuple[object, ...]) -> bytes:
@@ -104,59 +136,47 @@ def _dumps(call: tuple[object, ...]) -> bytes:
     return pickle.dumps((sys.path, cloudpickle.dumps(call)))
 
 
-def _listen(address: str, np: int, key: bytes) -> Listener:
+def _listen(session: Session, remote: bool) -> tuple[socket.socket, str]:
+    """Return a socket for ranks, and where they find it; only clients with the key are accepted."""
+    if remote:
+        listening = socket.create_server(("", 0), backlog=_BACKLOG)
+        port = listening.getsockname()[1]
+        return listening, ",".join(f"{address}:{port}" for address in own_addresses())
+    # Only this user can reach it.
+    path = str(Path(session.folder) / "call")
+    listening = socket.socket(socket.AF_UNIX)
     try:
-        return Listener(address, "AF_UNIX", backlog=2 * np, authkey=key)
+        listening.bind(path)
+        listening.listen(_BACKLOG)
     except OSError as error:
+        listening.close()
         raise UsageError(
-            f"run() cannot listen at {address} ({error}): set TMPDIR to a folder with a "
-            "shorter path"
+            f"run() cannot listen at {path} ({error}): set TMPDIR to a folder with a shorter path"
         ) from None
+    return listening, path
 
 
-def _free_address() -> str:
-    """Return an address of this host on which no process listens at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return "{}:{}".format(*probe.getsockname())
-
-
-def _start(np: int, variables: Mapping[str, str], lifeline: int) -> subprocess.Popen[str]:
-    library = loaded_library()
-    environ = without_allocation(os.environ)  # other hosts do not have the socket
-    line = mpirun_command(
-        str(find_mpirun(library)),
-        library.vendor,
-        [sys.executable, "-m", "hvdtrain.launch.called_rank"],
-        ranks=np,
-        hostfile=None,
-        environ=environ,
-        root=os.geteuid() == 0,
-    )
+def _start(
+    request: LaunchRequest,
+    launcher: Launcher,
+    library: MpiLibrary,
+    environ: Mapping[str, str],
+    session: Session,
+) -> subprocess.Popen[str]:
+    site = Site(launcher.path, library.vendor, environ, os.geteuid() == 0)
+    line = launcher.build(request, site)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     return subprocess.Popen(
         line.argv,
-        env={**environ, **line.variables, **variables},
+        env={**environ, **line.variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        pass_fds=[lifeline],
-        preexec_fn=bound_to_this_process(signal.pthread_sigmask(signal.SIG_BLOCK, []), lifeline),
+        pass_fds=[session.lifeline],
+        preexec_fn=bound_to_this_process(blocked, session.lifeline),
     )
-
-
-def _talk(
-    listener: Listener, request: bytes, ranks: list[Connection], arrived: list[Answer]
-) -> None:
-    """Send one rank its call, and wait for the answer."""
-    try:
-        rank = listener.accept()
-        ranks.append(rank)  # the rank ends when _release() closes its connection
-        rank.send_bytes(request)
-        arrived.append(rank.recv())
-    except (EOFError, OSError):  # the rank has ended, or _release() has connected
-        pass
 
 
 def _show_output(process: subprocess.Popen[str]) -> None:
@@ -174,17 +194,6 @@ def _end(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _release(talks: Sequence[Future[None]], ranks: Sequence[Connection], address: str) -> None:
-    """Close the connections of all ranks, and unblock threads that still wait for a rank."""
-    for rank in ranks:
-        with socket.socket(fileno=os.dup(rank.fileno())) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
-    for talk in talks:
-        if not talk.done():
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(address)
 
 
 def _results(arrived: Sequence[Answer], np: int, code: int) -> list[Any]:

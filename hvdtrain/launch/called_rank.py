@@ -5,25 +5,47 @@ from __future__ import annotations
 import os
 import pickle
 import select
+import socket
 import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Client, Connection
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+from pathlib import Path
 
 from hvdtrain.errors import EXIT_CRASH
-from hvdtrain.launch.cluster_environment import ClusterRank, torch_variables
+from hvdtrain.launch.cluster_environment import torch_variables
 from hvdtrain.world import promised_world
 
-__all__ = ["ADDRESS", "KEY", "STORE", "Answer", "main"]
+__all__ = ["ADDRESS", "KEY", "Answer", "Arrival", "main", "node_name"]
 
-# Environment variables: where the caller listens, the secret that both share, and a free address
-# for a store of torch.distributed.
-ADDRESS, KEY, STORE = "HVDTRAIN_CALL_ADDRESS", "HVDTRAIN_CALL_KEY", "HVDTRAIN_CALL_STORE"
+# Environment variables: where the caller listens, a file's path or HOST:PORT,HOST:PORT..., and the
+# secret that both share.
+ADDRESS, KEY = "HVDTRAIN_CALL_ADDRESS", "HVDTRAIN_CALL_KEY"
 
 # Time for the launcher to end this rank: Open MPI 5's may hang if ranks end before it ends them.
 _GRACE_SECONDS = 2.0
+# An address of the caller may lead nowhere from here.
+_CONNECT_SECONDS = 5.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a rank says of itself first.
+
+    Attributes:
+        rank: rank of this process.
+        node: name of its node.
+        port: port of its host that was free a moment ago.
+    """
+
+    rank: int
+    node: str
+    port: int
 
 
 @dataclass(frozen=True)
@@ -45,15 +67,15 @@ def main() -> None:
     """Receive the call, run it and send the answer (local)."""
     key = bytes.fromhex(os.environ.pop(KEY))
     world = promised_world(os.environ)
-    rank, size = (0, 1) if world is None else (world.rank, world.size)
-    # All ranks are on the caller's host.
-    place = ClusterRank(rank, size, rank, size, 0, (os.environ.pop(STORE),))
-    os.environ.update(torch_variables(place))
+    rank = 0 if world is None else world.rank
     # Open until this process ends; the caller's end closes when the caller ends.
-    caller = Client(os.environ.pop(ADDRESS), "AF_UNIX", authkey=key)
+    caller = _connected(os.environ.pop(ADDRESS), key)
     name = "hvdtrain-caller"
     threading.Thread(target=_end_with, args=[caller], name=name, daemon=True).start()
-    sys.path[:], call = pickle.loads(caller.recv_bytes())
+    caller.send(Arrival(rank, node_name(), _free_port()))
+    place, request = caller.recv()
+    os.environ.update(torch_variables(place))
+    sys.path[:], call = pickle.loads(request)
     answer = _called(call, rank)
     caller.send(answer)
     if answer.failure:
@@ -61,6 +83,44 @@ def main() -> None:
         sys.stderr.flush()
         # A normal exit would wait for the other ranks, which the launcher is about to end.
         os._exit(EXIT_CRASH)
+
+
+def node_name() -> str:
+    """Return a name that processes of one host share, and those of two hosts do not."""
+    with suppress(OSError):
+        return f"{socket.gethostname()} {_BOOT.read_text().strip()}"
+    return socket.gethostname()
+
+
+def _connected(address: str, key: bytes) -> Connection:
+    """Return a connection to the caller.
+
+    Raises:
+        ConnectionError: it cannot be reached at any of its addresses.
+    """
+    if address.startswith("/"):
+        return Client(address, "AF_UNIX", authkey=key)
+    for place in address.split(","):
+        host, _, port = place.rpartition(":")
+        with suppress(AuthenticationError, EOFError, OSError):
+            connection = socket.create_connection((host, int(port)), _CONNECT_SECONDS)
+            connection.settimeout(None)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            caller = Connection(connection.detach())
+            answer_challenge(caller, key)
+            deliver_challenge(caller, key)
+            return caller
+    raise ConnectionError(
+        f"{socket.gethostname()} cannot reach the process that called hvdtrain.run, at {address}: "
+        "let hosts connect to one another, or name a network with interface="
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:  # which never listens
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _end_with(caller: Connection) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import secrets
 import socket
-import struct
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from hvdtrain.launch.addresses import LOOPBACK, own_addresses
 from hvdtrain.supervision.milestones import BEGAN, INITIALIZED, LOST
 
 __all__ = ["MilestoneListener"]
@@ -21,9 +19,6 @@ _LONGEST_BYTES = 200
 _BACKLOG = 4096
 # A rank reports at once when it has connected.
 _SILENT_SECONDS = 10.0
-_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of a network interface
-_NAME_BYTES, _FIRST_BYTE = 15, 20
-_LOOPBACK = "127.0.0.1"
 
 
 class MilestoneListener:
@@ -38,11 +33,10 @@ class MilestoneListener:
     """
 
     def __init__(self, remote: bool) -> None:
-        self._socket = socket.create_server(("" if remote else _LOOPBACK, 0), backlog=_BACKLOG)
+        self._socket = socket.create_server(("" if remote else LOOPBACK, 0), backlog=_BACKLOG)
         self._socket.setblocking(False)
         port = self._socket.getsockname()[1]
-        found = _addresses() if remote else [_LOOPBACK]
-        places = sorted(found, key=lambda address: address.startswith("127."))
+        places = own_addresses() if remote else [LOOPBACK]
         self._places = ",".join(f"{place}:{port}" for place in places)
         self._open: dict[socket.socket, float] = {}  # with the time when each was opened
         self._held: set[socket.socket] = set()  # by ranks that are in init()
@@ -117,13 +111,3 @@ class MilestoneListener:
         if INITIALIZED in found:
             self._held.discard(connection)
         return found
-
-
-def _addresses() -> Iterator[str]:
-    """Yield the IPv4 addresses of this host."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has none
-                asked = struct.pack("256s", name.encode()[:_NAME_BYTES])
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, asked)
-                yield socket.inet_ntoa(answer[_FIRST_BYTE : _FIRST_BYTE + 4])

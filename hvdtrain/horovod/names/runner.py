@@ -1,4 +1,4 @@
-"""`horovod.runner`: Horovod's `run`, on the ranks that `hvdtrain.run` starts on this host."""
+"""`horovod.runner`: Horovod's `run`, on the ranks that `hvdtrain.run` starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 # Horovod's arguments that would start other ranks; the others have no effect.
 _ELSEWHERE = (
-    *("hostfile", "host_discovery_script", "min_num_proc", "max_num_proc", "min_np", "max_np"),
+    *("host_discovery_script", "min_num_proc", "max_num_proc", "min_np", "max_np"),
     *("mpi_args", "output_filename", "executable"),
 )
 _WITHOUT_MEANING = (
@@ -32,21 +32,23 @@ def run(
     num_proc: int = 1,
     hosts: str | None = None,
     np: int | None = None,
+    hostfile: str | None = None,
     **settings: object,
 ) -> list[Result]:
-    """Call a function on every rank of a new job on this host, and return what each one returned.
+    """Call a function on every rank of a new job, and return what each one returned.
 
     Args:
         func: function to call; it calls init() itself.
         args: positional arguments.
         kwargs: keyword arguments.
         num_proc: number of ranks.
-        hosts: "localhost:2", or the name of this host.
+        hosts: hosts with their slots, as in "node1:2,node2:2"; default: this host.
         np: deprecated alias of num_proc.
+        hostfile: file that lists hosts, in the format of the installed MPI.
         settings: other arguments of Horovod's run; those about launching have no effect.
 
     Raises:
-        UsageError: other hosts, elastic training or arguments of mpirun are requested; or an error
+        UsageError: elastic training or arguments of mpirun are requested; or an error
             of `hvdtrain.run`.
         TypeError: Horovod has no such argument.
     """
@@ -54,15 +56,17 @@ def run(
     if unknown:
         raise TypeError(f"run() has no argument {unknown[0]!r}")
     refused = [name for name in _ELSEWHERE if settings.get(name) is not None]
-    refused += [] if _is_here(hosts) else ["hosts"]
     if refused:
         raise UsageError(
-            f"run() starts ranks on this host only, and takes no {', '.join(refused)}: start the "
-            "script with `python -m hvdtrain run`, which takes hosts, files and more"
+            f"run() takes no {', '.join(refused)}: start the script with `python -m hvdtrain run`, "
+            "which takes more"
         )
     if np is not None:
         warnings.warn("np is deprecated, use num_proc", DeprecationWarning, stacklevel=2)
-    return call.run(func, args, kwargs, np=num_proc if np is None else np)
+    ranks = num_proc if np is None else np
+    if _is_here(hosts):
+        hosts = None  # for which no remote shell is needed
+    return call.run(func, args, kwargs, np=ranks, hosts=hosts, hostfile=hostfile)
 
 
 def _is_here(hosts: str | None) -> bool:

@@ -1,0 +1,30 @@
+"""The IPv4 addresses of this host, by which other hosts may reach it."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+
+__all__ = ["LOOPBACK", "own_addresses"]
+
+LOOPBACK = "127.0.0.1"
+
+_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of a network interface
+_NAME_BYTES, _FIRST_BYTE = 15, 20
+
+
+def own_addresses() -> list[str]:
+    """Return the addresses of this host's network interfaces, the loopback's last."""
+    return sorted(_addresses(), key=lambda address: address.startswith("127."))
+
+
+def _addresses() -> Iterator[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has none
+                asked = struct.pack("256s", name.encode()[:_NAME_BYTES])
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, asked)
+                yield socket.inet_ntoa(answer[_FIRST_BYTE : _FIRST_BYTE + 4])

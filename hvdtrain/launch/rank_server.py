@@ -1,0 +1,159 @@
+"""The caller's side of `hvdtrain.run`: ranks connect, are told their place, and answer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from types import TracebackType
+from typing import Self
+
+from hvdtrain.launch.addresses import LOOPBACK
+from hvdtrain.launch.called_rank import Answer, Arrival, node_name
+from hvdtrain.launch.cluster_environment import ClusterRank
+
+__all__ = ["Arrived", "RankServer", "places"]
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A rank that has connected.
+
+    Attributes:
+        arrival: what it says of itself.
+        reached: address of this host at which it has connected; "" for a socket of this host.
+        origin: address from which it has connected; "" for a socket of this host.
+    """
+
+    arrival: Arrival
+    reached: str = ""
+    origin: str = ""
+
+
+class RankServer:
+    """Gives every rank its place and its call once all have connected, and collects the answers.
+
+    Args:
+        listening: socket on which ranks connect.
+        key: secret that ranks know.
+        request: the call, pickled.
+        np: number of ranks.
+
+    Attributes:
+        answers: what ranks have answered, the first one first.
+    """
+
+    def __init__(self, listening: socket.socket, key: bytes, request: bytes, np: int) -> None:
+        self.answers: list[Answer] = []
+        self._listening, self._key, self._request, self._np = listening, key, request, np
+        self._here = node_name()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._arrived: list[Arrived] = []
+        self._open: list[Connection] = []
+        self._threads = [threading.Thread(target=self._accept, name="hvdtrain-call", daemon=True)]
+
+    def __enter__(self) -> Self:
+        self._threads[0].start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connections of all ranks, which end these ranks."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()  # from now on no connection is added
+        for rank in self._open:
+            with socket.socket(fileno=os.dup(rank.fileno())) as connection, suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for rank in self._open:
+            rank.close()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:  # it is closed
+                return
+            reached, origin = _ends(connection)
+            rank = Connection(connection.detach())
+            self._open.append(rank)
+            # A thread each: others may connect over a network, and say nothing.
+            arguments = (rank, reached, origin)
+            thread = threading.Thread(
+                target=self._serve, args=arguments, name="hvdtrain-call", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, rank: Connection, reached: str, origin: str) -> None:
+        try:
+            deliver_challenge(rank, self._key)
+            answer_challenge(rank, self._key)
+            arrival = rank.recv()
+            place = self._place(Arrived(arrival, reached, origin))
+            if place is not None:
+                rank.send((place, self._request))
+                self.answers.append(rank.recv())
+        except (AuthenticationError, EOFError, OSError):  # no rank, or one that has ended
+            pass
+
+    def _place(self, arrived: Arrived) -> ClusterRank | None:
+        """Return the place of a rank once all have arrived; None if the job has ended before."""
+        with self._changed:
+            self._arrived.append(arrived)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closed or len(self._arrived) == self._np)
+            if len(self._arrived) != self._np:
+                return None
+            order = sorted(self._arrived, key=lambda other: other.arrival.rank)
+        return places(order, self._here)[order.index(arrived)]
+
+
+def places(arrived: Sequence[Arrived], here: str) -> list[ClusterRank]:
+    """Return the place of each rank, with an address of rank 0's host that all can reach.
+
+    Args:
+        arrived: the ranks, in their order.
+        here: node of the caller.
+    """
+    nodes = [other.arrival.node for other in arrived]
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
+    store = f"{_first_host(arrived, here)}:{arrived[0].arrival.port}"
+    return [
+        ClusterRank(
+            rank, len(nodes), nodes[:rank].count(node), nodes.count(node), numbers[node], (store,)
+        )
+        for rank, node in enumerate(nodes)
+    ]
+
+
+def _first_host(arrived: Sequence[Arrived], here: str) -> str:
+    """Return an address of rank 0's host by which a connection is known to be possible."""
+    first = arrived[0]
+    elsewhere = [other for other in arrived if other.arrival.node != first.arrival.node]
+    if not elsewhere:
+        return LOOPBACK
+    # A rank on the caller's host may have connected at an address that only this host knows.
+    return elsewhere[0].reached if first.arrival.node == here else first.origin
+
+
+def _ends(connection: socket.socket) -> tuple[str, str]:
+    if connection.family != socket.AF_INET:
+        return "", ""
+    return connection.getsockname()[0], connection.getpeername()[0]
