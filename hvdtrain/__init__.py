@@ -16,5 +16,5 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     # The launcher belongs to a layer above this one, so it is imported only when it is used.
     if name == "run":
-        return importlib.import_module("hvdtrain.launch.call").run
+        return importlib.import_module("hvdtrain.launch.calls.call").run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,6 +12,7 @@ __all__ = [
     "OPEN_MPI",
     "SRUN",
     "TORCHRUN",
+    "TORCHRUN_MARKER",
     "PromisedWorld",
     "discover",
     "idle_tasks",
@@ -53,7 +54,7 @@ _SOURCES = (
 )
 TORCHRUN = "torchrun"
 _TORCHRUN = (TORCHRUN, "RANK", "WORLD_SIZE")
-_TORCHRUN_MARKER = "TORCHELASTIC_RUN_ID"
+TORCHRUN_MARKER = "TORCHELASTIC_RUN_ID"
 _MARKERS = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_PORT", "PMI_FD")
 
 
@@ -61,7 +62,7 @@ def promised_world(environ: Mapping[str, str]) -> PromisedWorld | None:
     """Return the rank and size from the first launcher whose variables are set and valid."""
     # torchrun's variable names are generic. But if its marker is set, torchrun started this
     # process, and other variables belong to the launcher that started torchrun itself.
-    sources = (_TORCHRUN, *_SOURCES) if _TORCHRUN_MARKER in environ else (*_SOURCES, _TORCHRUN)
+    sources = (_TORCHRUN, *_SOURCES) if TORCHRUN_MARKER in environ else (*_SOURCES, _TORCHRUN)
     for launcher, rank_variable, size_variable in sources:
         rank, size = environ.get(rank_variable, ""), environ.get(size_variable, "")
         if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):

@@ -27,6 +27,8 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     "keras": _BELOW_ADAPTERS | {"torch", "tensorflow"},
     "launch": {"foundations"},
     "check": {"foundations", "launch"},
+    "spark": {"foundations", "launch"},
+    "ray": {"foundations", "launch"},
     # Programs: others start them and do not import them.
     "probes": {"foundations", "engines", "torch", "tensorflow"},
     "horovod": _BELOW_TRAIN,
@@ -65,7 +67,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         "elastic",
         "",
     ],
-    "launch": ["hosts", "launchers", "jobs", ""],
+    "launch": ["hosts", "launchers", "jobs", "", "calls"],
     "horovod": ["names", "names.common", "names.on_path", "names.on_path.horovod", "build"],
     "data": ["sampling", ""],
     "train": [

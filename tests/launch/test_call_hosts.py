@@ -12,8 +12,8 @@ from hosts import AGENT, require_hosts, write_hostfile
 
 import hvdtrain
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.called_rank import Arrival
-from hvdtrain.launch.rank_server import Arrived, places
+from hvdtrain.launch.calls.called_rank import Arrival
+from hvdtrain.launch.calls.rank_server import Arrived, places
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 

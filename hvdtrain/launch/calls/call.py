@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pickle
 import secrets
 import signal
 import socket
@@ -13,18 +11,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.errors import UsageError
 from hvdtrain.launch.addresses import own_addresses
-from hvdtrain.launch.called_rank import ADDRESS, KEY, Answer
+from hvdtrain.launch.calls.content import dumps_call, results_of
+from hvdtrain.launch.calls.called_rank import ADDRESS, KEY
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.hosts.host import total_slots
 from hvdtrain.launch.launchers.choice import Launcher, choose_launcher
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, loaded_library
 from hvdtrain.launch.launchers.options import check_interface, parse_hosts, with_hosts
 from hvdtrain.launch.launchers.request import LaunchRequest, Site, without_allocation
-from hvdtrain.launch.rank_server import RankServer
+from hvdtrain.launch.calls.rank_server import RankServer
 from hvdtrain.launch.session_folder import SESSION, Session, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process
 from hvdtrain.world import promised_world
@@ -74,14 +73,14 @@ def run(
         HvdtrainError: ranks ended without a result.
     """
     asked = LaunchRequest(
-        (sys.executable, "-m", "hvdtrain.launch.called_rank"),
+        (sys.executable, "-m", "hvdtrain.launch.calls.called_rank"),
         ranks=np,
         hosts=parse_hosts(hosts),
         hostfile=None if hostfile is None else os.fspath(hostfile),
         interface=interface,
     )
     _require_sense(asked)
-    call = _dumps((function, tuple(args), dict(kwargs or {})))
+    call = dumps_call(function, args, kwargs, "run()")
     # Other hosts of a scheduler's allocation are used when they are named.
     environ = dict(os.environ) if asked.names_hosts else without_allocation(os.environ)
     library = loaded_library()
@@ -101,7 +100,8 @@ def run(
                     raise
                 finally:
                     _end(process)
-    return _results(server.answers, count, process.returncode)
+    cause = f"mpirun's exit code is {process.returncode}"
+    return results_of(server.answers, count, "run()", cause)
 
 
 def _require_sense(request: LaunchRequest) -> None:
@@ -125,15 +125,6 @@ def _counted(request: LaunchRequest) -> tuple[LaunchRequest, int]:
         if any(host.slots is None for host in request.hosts):
             raise UsageError("run(): not all hosts have a number of slots: also pass np=")
     return replace(request, ranks=ranks), ranks
-
-
-def _dumps(call: tuple[object, ...]) -> bytes:
-    try:
-        cloudpickle = importlib.import_module("cloudpickle")
-    except ImportError:
-        raise UsageError("run() needs cloudpickle: pip install cloudpickle") from None
-    # Ranks need this process's module path before they unpickle the call.
-    return pickle.dumps((sys.path, cloudpickle.dumps(call)))
 
 
 def _listen(session: Session, remote: bool) -> tuple[socket.socket, str]:
@@ -194,29 +185,3 @@ def _end(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _results(arrived: Sequence[Answer], np: int, code: int) -> list[Any]:
-    for answer in arrived:  # the first one is the cause: other ranks fail because it did
-        if answer.failure:
-            raise _error(answer, np)
-    results = {answer.rank: pickle.loads(answer.content) for answer in arrived}
-    missing = [str(rank) for rank in range(np) if rank not in results]
-    if missing:
-        raise HvdtrainError(
-            f"run(): rank {', '.join(missing)} of {np} ended without a result (mpirun's exit code "
-            f"is {code}): see what it printed"
-        )
-    return [results[rank] for rank in range(np)]
-
-
-def _error(answer: Answer, np: int) -> Exception:
-    where = f"on rank {answer.rank} of {np}"
-    try:
-        error = pickle.loads(answer.content)
-    except Exception:  # its class cannot be pickled, or is not here
-        error = None
-    if not isinstance(error, Exception):  # a rank's SystemExit must not end this process
-        return HvdtrainError(f"run(): {where}:\n{answer.failure}")
-    error.add_note(f"{where}:\n{answer.failure}")
-    return error

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from hvdtrain.launch.addresses import LOOPBACK
-from hvdtrain.launch.called_rank import Answer, Arrival, node_name
+from hvdtrain.launch.calls.called_rank import Answer, Arrival, node_name
 from hvdtrain.launch.cluster_environment import ClusterRank
 
 __all__ = ["Arrived", "RankServer", "places"]
@@ -46,10 +46,13 @@ class RankServer:
 
     Attributes:
         answers: what ranks have answered, the first one first.
+        started_again: whether a rank has connected twice, because what starts ranks has done so
+            again: the job is to end.
     """
 
     def __init__(self, listening: socket.socket, key: bytes, request: bytes, np: int) -> None:
         self.answers: list[Answer] = []
+        self.started_again = False
         self._listening, self._key, self._request, self._np = listening, key, request, np
         self._here = node_name()
         self._changed = threading.Condition()
@@ -57,6 +60,11 @@ class RankServer:
         self._arrived: list[Arrived] = []
         self._open: list[Connection] = []
         self._threads = [threading.Thread(target=self._accept, name="hvdtrain-call", daemon=True)]
+
+    @property
+    def arrived(self) -> int:
+        """Number of ranks that have connected."""
+        return len(self._arrived)
 
     def __enter__(self) -> Self:
         self._threads[0].start()
@@ -114,8 +122,11 @@ class RankServer:
             pass
 
     def _place(self, arrived: Arrived) -> ClusterRank | None:
-        """Return the place of a rank once all have arrived; None if the job has ended before."""
+        """Return the place of a rank once all have arrived; None if it has none."""
         with self._changed:
+            if arrived.arrival.rank in [other.arrival.rank for other in self._arrived]:
+                self.started_again = True
+                return None
             self._arrived.append(arrived)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._closed or len(self._arrived) == self._np)

@@ -153,6 +153,6 @@ def _dumped(error: BaseException) -> bytes:
 
 if __name__ == "__main__":
     # The caller finds the class of the pickled answer by the module's name, not in __main__.
-    from hvdtrain.launch import called_rank
+    from hvdtrain.launch.calls import called_rank
 
     called_rank.main()

@@ -1,0 +1,1 @@
+"""Functions that are called on every rank of a new job."""

@@ -1,0 +1,134 @@
+"""A function that is called on ranks which another program starts, such as Spark or Ray."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.launch.calls.called_rank import ADDRESS, KEY
+from hvdtrain.launch.calls.content import dumps_call, results_of
+from hvdtrain.launch.calls.rank_server import RankServer
+from hvdtrain.launch.launchers.request import without_allocation
+from hvdtrain.launch.supervise import bound_to_this_process
+from hvdtrain.world import TORCHRUN_MARKER
+
+__all__ = ["ServedCall", "run_rank", "served_call"]
+
+_KEY_BYTES = 32
+_BACKLOG = 4096
+
+
+class ServedCall:
+    """A call that ranks fetch from this process.
+
+    Args:
+        server: what ranks connect to.
+        np: number of ranks.
+        variables: environment variables by which ranks find it; they hold a secret.
+        caller: who calls the function, for errors.
+    """
+
+    def __init__(
+        self, server: RankServer, np: int, variables: Mapping[str, str], caller: str
+    ) -> None:
+        self.variables = dict(variables)
+        self._server, self._np, self._caller = server, np, caller
+        self._began = time.monotonic()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a rank has failed or was started again, after which the others are to end."""
+        server = self._server
+        return server.started_again or any(answer.failure for answer in server.answers)
+
+    def require_start(self, limit_seconds: float, advice: str) -> None:
+        """Check that all ranks have started, unless there is time left.
+
+        Args:
+            limit_seconds: seconds from the start of the call within which ranks must start.
+            advice: what to look for if they have not.
+
+        Raises:
+            HvdtrainError: some have not, and the time is over.
+        """
+        here = self._server.arrived
+        if here < self._np and time.monotonic() - self._began > limit_seconds:
+            raise HvdtrainError(
+                f"{self._caller}: {here} of {self._np} ranks have started within "
+                f"{limit_seconds:g} s: {advice}"
+            )
+
+    def results(self, cause: str) -> list[Any]:
+        """Return the results, ordered by rank, once all ranks have ended.
+
+        Args:
+            cause: what is known of the end of a rank without a result.
+
+        Raises:
+            Exception: the exception of the rank that failed first.
+            HvdtrainError: a rank ended without a result.
+        """
+        return results_of(self._server.answers, self._np, self._caller, cause)
+
+
+@contextmanager
+def served_call(
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None,
+    np: int,
+    host: str,
+    caller: str,
+) -> Iterator[ServedCall]:
+    """Serve a call until the end of the block, which ends ranks that still run.
+
+    Args:
+        function: function that ranks call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        np: number of ranks.
+        host: name or address of this host, at which ranks connect. Only those with the key that
+            `variables` hold are let in.
+        caller: who calls the function, for errors.
+
+    Raises:
+        UsageError: cloudpickle is missing.
+        HvdtrainError: it is not possible to listen there.
+    """
+    call, key = dumps_call(function, args, kwargs, caller), secrets.token_bytes(_KEY_BYTES)
+    try:
+        address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        listening = socket.create_server((str(address), 0), backlog=_BACKLOG)
+    except OSError as error:
+        raise HvdtrainError(f"{caller} cannot listen at {host} ({error})") from None
+    variables = {ADDRESS: f"{address}:{listening.getsockname()[1]}", KEY: key.hex()}
+    with listening, RankServer(listening, key, call, np) as server:
+        yield ServedCall(server, np, variables, caller)
+
+
+def run_rank(variables: Mapping[str, str], rank: int, size: int) -> int:
+    """Run one rank in a process of its own, which ends with this one; return its exit code (local).
+
+    Args:
+        variables: those of the ServedCall, and others for the rank.
+        rank: its rank.
+        size: number of ranks.
+    """
+    # With the marker, variables of a launcher or scheduler that started this process do not count.
+    place = {"RANK": str(rank), "WORLD_SIZE": str(size), TORCHRUN_MARKER: "hvdtrain"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hvdtrain.launch.calls.called_rank"],
+        env={**without_allocation(os.environ), **place, **variables},
+        stdin=subprocess.DEVNULL,
+        preexec_fn=bound_to_this_process(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    )
+    return process.wait()

@@ -1,0 +1,12 @@
+"""Functions on the ranks of a Spark cluster: run(), and Distributor for programs of TorchDistributor.
+
+It needs pyspark, and executors with this package, torch and cloudpickle. Ranks meet by the engine
+gloo, or nccl if each has a GPU.
+"""
+
+from __future__ import annotations
+
+from hvdtrain.spark.distributor import Distributor
+from hvdtrain.spark.job import run
+
+__all__ = ["Distributor", "run"]

@@ -1,0 +1,182 @@
+"""A driver of Spark on two workers that calls functions on ranks, and prints what it has seen."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import torch
+from pyspark.sql import SparkSession
+
+import hvdtrain.spark
+from hvdtrain.errors import HvdtrainError
+
+RANKS = 2
+SCRIPT = """
+import sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+open(sys.argv[1] + str(dist.get_rank()), "w").write(str(dist.get_world_size()))
+dist.destroy_process_group()
+"""
+
+
+def reduced(factor: float, name: str) -> tuple[int, int, float, str]:
+    import hvdtrain.torch as hvd
+
+    hvd.init()
+    total = hvd.allreduce(torch.tensor([factor * (hvd.rank() + 1)]), op=hvd.Sum)
+    return hvd.rank(), hvd.size(), total.item(), name
+
+
+def see_results(folder: Path) -> None:
+    found = hvdtrain.spark.run(reduced, (2.0,), {"name": "x"}, num_proc=RANKS)
+    total = 2.0 * sum(range(1, RANKS + 1))
+    assert found == [(rank, RANKS, total, "x") for rank in range(RANKS)], found
+    assert hvdtrain.spark.run(os.getpid, num_proc=1) != [os.getpid()]
+
+
+def see_an_exception(folder: Path) -> None:
+    def failing() -> None:
+        import hvdtrain.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            raise ZeroDivisionError("on purpose")
+        time.sleep(600)
+
+    try:
+        hvdtrain.spark.run(failing, num_proc=RANKS)
+    except ZeroDivisionError as error:
+        assert str(error) == "on purpose"
+        assert error.__notes__[0].startswith("on rank 1 of 2:\nTraceback"), error.__notes__
+    else:
+        raise AssertionError("no exception")
+
+
+def see_a_rank_without_result(folder: Path) -> None:
+    def ending() -> None:
+        if os.environ["RANK"] == "1":
+            os._exit(7)
+
+    expect(
+        lambda: hvdtrain.spark.run(ending, num_proc=RANKS),
+        "hvdtrain.spark.run(): rank 1 of 2 ended without a result (exit codes of ranks: "
+        "rank 1: 7): see what it printed",
+    )
+
+
+def see_an_executor_that_is_lost(folder: Path) -> None:
+    """Spark starts the tasks again, and no rank may start again with them."""
+
+    def losing() -> None:
+        with (folder / f"starts{os.environ['RANK']}").open("a") as file:
+            file.write("x")
+        if os.environ["RANK"] == "1":
+            os.kill(executor_of(os.getpid()), 9)
+        time.sleep(600)
+
+    text = "hvdtrain.spark.run(): rank 0, 1 of 2 ended without a result ("
+    expect(lambda: hvdtrain.spark.run(losing, num_proc=RANKS), text)
+    assert [(folder / f"starts{rank}").read_text() for rank in range(RANKS)] == ["x", "x"]
+
+
+def executor_of(pid: int) -> int:
+    """Return the process of Java above a process of Python."""
+    while b"java" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return pid
+
+
+def see_too_few_slots(folder: Path) -> None:
+    expect(
+        lambda: hvdtrain.spark.run(os.getpid, num_proc=9, start_timeout=2),
+        "hvdtrain.spark.run(): 0 of 9 ranks have started within 2 s: does the cluster have",
+    )
+
+
+def see_one_run_of_mlflow(folder: Path) -> None:
+    def logging() -> str:
+        import mlflow
+
+        if os.environ["RANK"] == "0":
+            mlflow.log_metric("loss", 0.5)
+        run = mlflow.active_run()
+        return "" if run is None else run.info.run_id
+
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    with mlflow.start_run() as run:
+        assert hvdtrain.spark.run(logging, num_proc=RANKS) == [run.info.run_id, ""]
+    client = mlflow.MlflowClient()
+    assert client.get_run(run.info.run_id).data.metrics == {"loss": 0.5}
+    assert len(client.search_runs(["0"])) == 1
+
+
+def see_a_distributor(folder: Path) -> None:
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    for local in (False, True):
+        distributor = hvdtrain.spark.Distributor(RANKS, local_mode=local, use_gpu=False)
+        assert distributor.run(reduced, 1.0, name="y") == (0, RANKS, 3.0, "y")
+        distributor.run(str(script), folder / f"local{local}")
+        sizes = [(folder / f"local{local}{rank}").read_text() for rank in range(RANKS)]
+        assert sizes == [str(RANKS)] * RANKS
+
+
+def see_rows_of_a_dataframe(folder: Path) -> None:
+    spark = SparkSession.builder.getOrCreate()
+    path = str(folder / "rows")
+    spark.range(0, 101, 1, 5).write.parquet(path)
+
+    def numbers() -> list[Any]:
+        from hvdtrain.data.parquet import read_shard
+
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return read_shard(path, rank, size).column("id").to_pylist()
+
+    shards = hvdtrain.spark.run(numbers, num_proc=RANKS)
+    assert sorted(map(len, shards)) == [50, 51]
+    assert sorted(sum(shards, [])) == list(range(101))
+
+
+def expect(call: Callable[[], object], text: str) -> None:
+    try:
+        call()
+    except HvdtrainError as error:
+        assert str(error).startswith(text), error
+    else:
+        raise AssertionError(f"no error {text}")
+
+
+CASES = [
+    see_results,
+    see_an_exception,
+    see_a_rank_without_result,
+    see_too_few_slots,
+    see_one_run_of_mlflow,
+    see_a_distributor,
+    see_rows_of_a_dataframe,
+    see_an_executor_that_is_lost,
+]
+
+
+def main(folder: Path) -> None:
+    builder = SparkSession.builder.master(f"local-cluster[{RANKS},1,1024]")
+    spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    for number, case in enumerate(CASES):
+        own = folder / str(number)
+        own.mkdir()
+        case(own)
+        print(f"seen: {case.__name__}", flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
