@@ -21,6 +21,8 @@ HOROVOD ?= $(if $(shell command -v $(COMPILERS)),.venv-horovod)
 TENSORFLOW ?= .venv-tensorflow
 # Where Debian's Open MPI 4 is installed, its launcher and hostfiles are tested, too.
 OPENMPI4 ?= $(if $(shell mpirun.openmpi --version 2> /dev/null | grep ' 4[.]'),.venv-openmpi4)
+# Where Java is, the tests with Spark and Ray run.
+CLUSTERS ?= $(if $(shell command -v java),.venv-clusters)
 # Of `make bench` and `make test-gpu`: options, for example make bench ARGS=--quick
 ARGS ?=
 # An environment with torch for CUDA, Open MPI, pytest, hypothesis and setuptools; nothing is downloaded.
@@ -36,10 +38,10 @@ train: .venv/installed ## install into .venv and train the digits network on two
 
 TEST_ENVIRONMENTS := .venv-test/installed $(TENSORFLOW:%=%/installed)
 environments: $(TEST_ENVIRONMENTS) .venv-mpich/installed ## all that `make test-all` needs
-environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed)
+environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed) $(CLUSTERS:%=%/installed)
 
 # Tests with these marks need more than Open MPI, or a long time; pyproject.toml says what they are.
-REST := mpich or openmpi4 or horovod or slurm or gridengine or browser or bench or soak
+REST := mpich or openmpi4 or horovod or slurm or gridengine or spark or ray or browser or bench or soak
 # Three files at a time on two cores: much of what tests do is to wait. The longest come first.
 PYTEST := HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
   .venv-test/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20
@@ -52,6 +54,7 @@ test-rest: environments
 	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
 	  HVDTRAIN_OPENMPI4_PYTHON=$(OPENMPI4:%=$(CURDIR)/%/bin/python) \
 	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
+	  HVDTRAIN_CLUSTERS_PYTHON=$(CLUSTERS:%=$(CURDIR)/%/bin/python) \
 	  $(PYTEST) -m '$(REST)'
 
 test-all: ## the same, then with MPICH, Open MPI 4, schedulers, Horovod and a browser, and for long
@@ -77,6 +80,7 @@ lint: .venv-test/installed ## ruff check, ruff format --check, mypy
 
 clean: ## remove the environments, the wheel and the caches
 	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich .venv-openmpi4 .venv-horovod .venv-tensorflow
+	rm -rf .venv-clusters
 	rm -rf build hvdtrain.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -157,4 +161,11 @@ endef
 	@$(@D)/bin/pip install --quiet --constraint constraints.txt tensorflow-cpu jax
 	@# It asks for `tensorflow`, which the CPU build is not.
 	@$(@D)/bin/pip install --quiet --constraint constraints.txt --no-deps tf-keras
+	@touch $@
+
+# Spark and Ray.
+.venv-clusters/installed: constraints.txt | .venv-test/installed
+	@echo "make: installing Spark and Ray into $(@D): a minute the first time"
+	$(beside_test)
+	@$(@D)/bin/pip install --quiet --constraint constraints.txt pyspark ray
 	@touch $@

@@ -84,6 +84,8 @@ setup(
         # Where runs go to a server only, mlflow-skinny does: it has no databases and no server.
         "mlflow": ["mlflow>=3.0"],
         "wandb": ["wandb>=0.31"],
+        "spark": ["cloudpickle>=3.0", "pyarrow>=17.0", "pyspark>=4.0"],
+        "ray": ["cloudpickle>=3.0", "ray>=2.50"],
         "bench": ["matplotlib>=3.9"],
         "report": ["jinja2>=3.1", "pyyaml>=6.0"],
         "test": [

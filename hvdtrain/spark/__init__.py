@@ -1,4 +1,4 @@
-"""Functions on the ranks of a Spark cluster: run(), and Distributor for programs of TorchDistributor.
+"""Functions on the ranks of a Spark cluster.
 
 It needs pyspark, and executors with this package, torch and cloudpickle. Ranks meet by the engine
 gloo, or nccl if each has a GPU.

@@ -49,11 +49,14 @@ class Distributor:
             UsageError: as run() of this package; or a script has keyword arguments.
             HvdtrainError: ranks ended without a result.
         """
-        function, arguments = train_object, args
-        if not callable(function):
-            if kwargs:
-                raise UsageError("Distributor: a script takes no keyword arguments, only words")
-            function, arguments = _run_script, (os.path.abspath(function), args)
+        function: Callable[..., Any] = _run_script
+        arguments = args
+        if callable(train_object):
+            function = train_object
+        elif kwargs:
+            raise UsageError("Distributor: a script takes no keyword arguments, only words")
+        else:
+            arguments = (os.path.abspath(train_object), args)
         hidden = {} if self.use_gpu else {"CUDA_VISIBLE_DEVICES": ""}
         if self.local_mode:
             call = _with_variables(function, hidden)

@@ -133,7 +133,7 @@ class _Stage:
 
 
 def _cause(error: Exception) -> str:
-    """Return the line with the cause in the text of an error of Spark: that of Python, or Java's."""
+    """Return the line with the cause in the text of an error of Spark, Python's or Java's."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     before_stack = list(itertools.takewhile(lambda line: not line.startswith("\tat "), lines))
     texts = [line for line in before_stack if not line.startswith(" ")]

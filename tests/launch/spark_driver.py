@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import pytest
 import torch
 from pyspark.sql import SparkSession
 
@@ -50,13 +53,9 @@ def see_an_exception(folder: Path) -> None:
             raise ZeroDivisionError("on purpose")
         time.sleep(600)
 
-    try:
+    with pytest.raises(ZeroDivisionError, match="on purpose") as caught:
         hvdtrain.spark.run(failing, num_proc=RANKS)
-    except ZeroDivisionError as error:
-        assert str(error) == "on purpose"
-        assert error.__notes__[0].startswith("on rank 1 of 2:\nTraceback"), error.__notes__
-    else:
-        raise AssertionError("no exception")
+    assert caught.value.__notes__[0].startswith("on rank 1 of 2:\nTraceback")
 
 
 def see_a_rank_without_result(folder: Path) -> None:
@@ -142,16 +141,12 @@ def see_rows_of_a_dataframe(folder: Path) -> None:
 
     shards = hvdtrain.spark.run(numbers, num_proc=RANKS)
     assert sorted(map(len, shards)) == [50, 51]
-    assert sorted(sum(shards, [])) == list(range(101))
+    assert sorted(itertools.chain(*shards)) == list(range(101))
 
 
 def expect(call: Callable[[], object], text: str) -> None:
-    try:
+    with pytest.raises(HvdtrainError, match=re.escape(text)):
         call()
-    except HvdtrainError as error:
-        assert str(error).startswith(text), error
-    else:
-        raise AssertionError(f"no error {text}")
 
 
 CASES = [

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import call
+from hvdtrain.launch.calls import call
 
 __all__ = ["run"]
 

@@ -15,15 +15,15 @@ from typing import TypeVar
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.addresses import own_addresses
-from hvdtrain.launch.calls.content import dumps_call, results_of
 from hvdtrain.launch.calls.called_rank import ADDRESS, KEY
+from hvdtrain.launch.calls.content import dumps_call, results_of
+from hvdtrain.launch.calls.rank_server import RankServer
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.hosts.host import total_slots
 from hvdtrain.launch.launchers.choice import Launcher, choose_launcher
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, loaded_library
 from hvdtrain.launch.launchers.options import check_interface, parse_hosts, with_hosts
 from hvdtrain.launch.launchers.request import LaunchRequest, Site, without_allocation
-from hvdtrain.launch.calls.rank_server import RankServer
 from hvdtrain.launch.session_folder import SESSION, Session, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process
 from hvdtrain.world import promised_world

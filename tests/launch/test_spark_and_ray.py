@@ -1,0 +1,32 @@
+"""`hvdtrain.spark` on a Spark with two workers, and `hvdtrain.ray` on a Ray of one node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cluster_python import cluster_python
+from ranks import start
+
+HERE = Path(__file__).parent
+LIMIT_SECONDS = 400
+
+
+@pytest.mark.parametrize(
+    ("driver", "cases"),
+    [
+        pytest.param("spark_driver.py", 8, marks=pytest.mark.spark),
+        pytest.param("ray_driver.py", 6, marks=pytest.mark.ray),
+    ],
+)
+def test_a_driver(driver: str, cases: int, tmp_path: Path) -> None:
+    python = cluster_python()
+    env = {
+        "PYSPARK_PYTHON": python,
+        "SPARK_WORKER_DIR": tmp_path / "workers",
+    }
+    with start([str(python), "-P", str(HERE / driver), str(tmp_path)], env=env) as job:
+        done = job.wait(LIMIT_SECONDS)
+        assert done.returncode == 0, done.stderr[-5000:]
+        assert done.stdout.count("seen: ") == cases, done.stdout
+        job.assert_nothing_left(30)
