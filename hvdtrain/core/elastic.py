@@ -17,7 +17,7 @@ from hvdtrain.core.objects import broadcast_object as _broadcast_object
 from hvdtrain.errors import EXIT_REQUEUE, HostsUpdatedInterrupt, HvdtrainError, RanksLostError
 from hvdtrain.topology import format_ranks
 
-__all__ = ["ObjectState", "run", "tells_of_lost_ranks"]
+__all__ = ["ObjectState", "require_all", "run", "tells_of_lost_ranks"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -125,7 +125,7 @@ def run(func: F) -> F:
                     state.sync()
                     has_state = True
                 result = func(state, *args, **kwargs)
-                _require_all()
+                require_all()
                 return result
             except _NewcomerWaits:
                 synchronizes = True
@@ -150,7 +150,7 @@ class _NewcomerWaits(HostsUpdatedInterrupt):
     """A rank waits to join, on all ranks."""
 
 
-def _require_all() -> None:
+def require_all() -> None:
     """Check that no rank has ended before all are through (collective).
 
     Another one may have met that in its last operation, and need this one to go on.

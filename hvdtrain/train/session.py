@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdtrain.core import context
 from hvdtrain.core.context import Recovery
-from hvdtrain.core.elastic import tells_of_lost_ranks
+from hvdtrain.core.elastic import require_all, tells_of_lost_ranks
 from hvdtrain.core.objects import broadcast_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
 from hvdtrain.train import changes
@@ -199,7 +199,9 @@ class _Session:
                 self._standing, self._joins_others = None, False
                 if self._failures:
                     self._run.require_ranks(world.topology.size)
-                return self._run.run()
+                summary = self._run.run()
+                require_all()
+                return summary
             finally:
                 if run_log is not None:
                     run_log.close()

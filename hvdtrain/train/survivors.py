@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.train.checkpoint.directory import LoadedCheckpoint, newest_good
 from hvdtrain.train.checkpoint.file import load_checkpoint
+from hvdtrain.train.checkpoint.names import NO_POSITION
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.exchange_record import ExchangeRecord
 from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState
@@ -112,13 +114,18 @@ class SnapshotLoader:
         """
         assert self._standing is not None
         directory, resumed = self._standing.directory, self._options.resume
+        found = LoadedCheckpoint()
         if self._snapshot.step >= 0:
             found = LoadedCheckpoint(Path("snapshot in memory"), self._snapshot.content())
-        else:
-            with usage_errors(directory):
-                found = newest_good(directory, library)
-            if found.path is None and resumed not in ("auto", "never"):
-                found = LoadedCheckpoint(Path(resumed), load_checkpoint(Path(resumed), library))
+        # Else the best checkpoint of the directory could be one of steps that are taken again.
+        with usage_errors(directory):
+            saved = newest_good(directory, library, _position(found))
+        for warning in saved.bad:
+            print(f"hvdtrain: {warning}", file=sys.stderr, flush=True)
+        if saved.path is not None:
+            found = saved
+        elif found.path is None and resumed not in ("auto", "never"):
+            found = LoadedCheckpoint(Path(resumed), load_checkpoint(Path(resumed), library))
         self._found = found
         return WorldSettings()
 
@@ -152,6 +159,11 @@ class SnapshotLoader:
         """
         restore_or_warn(loop, start, self._exchange)
         self._exchange = None
+
+
+def _position(found: LoadedCheckpoint) -> tuple[int, int]:
+    """Return the epochs and samples of a snapshot; those of no checkpoint if there is none."""
+    return (found.content["epoch"], found.content["done"]) if found.content else NO_POSITION
 
 
 def agree(standing: Standing | None) -> MemoryLoader:

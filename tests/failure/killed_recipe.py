@@ -14,7 +14,9 @@ from disturbances import disturb
 from torch import nn
 
 from hvdtrain.core import context
+from hvdtrain.core.elastic import require_all
 from hvdtrain.data.dataset import Samples
+from hvdtrain.train import session
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipes.recipe import Recipe
 
@@ -101,12 +103,23 @@ def note_checkpoints() -> None:
     os.replace = noting  # type: ignore[assignment]
 
 
+def note_the_end() -> None:
+    """Count when this rank has written all results, and has yet to agree that all ranks have."""
+
+    def noting() -> None:
+        KILLED.at("end")
+        require_all()
+
+    session.require_all = noting  # type: ignore[attr-defined]
+
+
 def recipe() -> Recipe:
     # This file is read anew after each recovery.
     number = os.environ["RECIPES"] = str(int(os.environ.get("RECIPES", "0")) + 1)
     KILLED.at(f"recipe{number}")
     if number == "1":
         note_checkpoints()
+        note_the_end()
     rng = np.random.default_rng(7)
     model = Model(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     return Recipe(

@@ -56,6 +56,15 @@ def test_a_shared_optimizer_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_a_checkpoint_is_later_than_the_snapshot(tmp_path: Path) -> None:
+    """Rank 0 completes the file before it goes on."""
+    summary = survive(tmp_path, 3, "1:11:backward", *SHARED, *EVERY, recipe=PLAIN)
+    (failure,) = summary["failures"]
+    assert (failure["step"], failure["again"]) == (9, 1)
+    require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "kills",
     [

@@ -62,6 +62,8 @@ KILLS = [
     "0:4:forward 1:20:backward",
     "0:1:evaluation",
     "0:3:evaluation",
+    "0:1:end",
+    "1:1:end",
     "0:1:forward:leave",
     "0:1:forward:leave 3:1:forward:leave 1:2:forward",
 ]

@@ -34,7 +34,7 @@ class TensorFlowKerasState(ObjectState):
 
     Raises:
         ValueError: the model is not built, or there is no optimizer.
-        UnsupportedError: ranks can be lost, and the optimizer's exchange keeps a state on each.
+        UnsupportedError: ranks can be lost, and the optimizer's exchange is not average or half.
     """
 
     def __init__(
@@ -87,9 +87,8 @@ def _require_stateless(optimizer: keras.optimizers.Optimizer) -> None:
     exchange = optimizer.hvdtrain_reduction.settings.make_exchange()
     if not exchange.stateless:
         raise UnsupportedError(
-            f"{here.topology.title} KerasState: exchange {exchange.spec!r} keeps a state that is "
-            "lost with a rank: use an exchange without one, half for example, or leave out "
-            "--elastic and --with-ft ulfm"
+            f"{here.topology.title} KerasState: a job cannot go on without a rank with exchange "
+            f"{exchange.spec!r}: use average or half, or leave out --elastic and --with-ft ulfm"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.file import load_checkpoint
-from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, CheckpointName
+from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, NO_POSITION, CheckpointName
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.records.files import publish, unfinished_file
 
@@ -57,18 +57,23 @@ def best_file(directory: Path) -> Path | None:
     return next((path for path, name in _files(directory) if name.kind == BEST), None)
 
 
-def newest_good(directory: Path, library: TensorLibrary) -> LoadedCheckpoint:
+def newest_good(
+    directory: Path, library: TensorLibrary, later_than: tuple[int, int] = NO_POSITION
+) -> LoadedCheckpoint:
     """Read the newest checkpoint that is not damaged, which may be the best one (rank 0 only).
 
     Args:
         directory: directory of the run.
         library: library that its tensors are read as.
+        later_than: epochs and samples; only checkpoints after them count.
 
     Raises:
         OSError: the directory cannot be read.
     """
     found = LoadedCheckpoint()
-    for path, _ in _files(directory):
+    for path, name in _files(directory):
+        if name.position <= later_than:
+            break
         try:
             return replace(found, path=path, content=load_checkpoint(path, library))
         except UsageError as error:

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-__all__ = ["BEST", "CHECKPOINT", "DIGEST_LENGTH", "CheckpointName", "position_of"]
+__all__ = ["BEST", "CHECKPOINT", "DIGEST_LENGTH", "NO_POSITION", "CheckpointName", "position_of"]
 
 CHECKPOINT, BEST = "checkpoint", "best"
 DIGEST_LENGTH = 16
+
+# Before that of every checkpoint.
+NO_POSITION = (-1, 0)
 
 _PATTERN = re.compile(
     rf"({CHECKPOINT}|{BEST})-(\d+)(?:\+(\d+))?-([0-9a-f]{{{DIGEST_LENGTH}}})\.safetensors"
@@ -58,4 +61,4 @@ class CheckpointName:
 def position_of(path: Path) -> tuple[int, int]:
     """Return the epochs and samples in a checkpoint's name; -1 epochs if it has another name."""
     name = CheckpointName.of(path)
-    return (-1, 0) if name is None else name.position
+    return NO_POSITION if name is None else name.position
