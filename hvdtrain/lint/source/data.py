@@ -1,0 +1,76 @@
+"""What is known of the samplers and loaders of a script."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from hvdtrain.lint.source.script import Script, keyword
+from hvdtrain.lint.source.tree import last_name
+
+__all__ = ["evaluates", "is_false", "is_true", "rank_samplers", "train_batch_sizes"]
+
+_EVALUATION = re.compile(
+    r"(^|_)(test|tests|testing|val|valid|validation|eval|evaluation|dev)(_|$|set|data|ds|loader)"
+    r"|(testset|valset|testloader|valloader|testdata|testsampler)",
+    re.IGNORECASE,
+)
+
+
+def evaluates(script: Script, node: ast.expr) -> bool:
+    """Return whether an expression is surely, by its names and arguments, data for evaluation."""
+    for each in [node, *script.values.origins(node)]:
+        if _EVALUATION.search(last_name(each)) and not isinstance(each, ast.Call):
+            return True
+        if isinstance(each, ast.Call):
+            train = keyword(each, "train")
+            split = keyword(each, "split")
+            if is_false(train) or _is_evaluation_split(split):
+                return True
+    return False
+
+
+def rank_samplers(script: Script, *names: str) -> Iterator[tuple[ast.Call, bool]]:
+    """Yield the calls that make samplers of these classes, and whether they are for evaluation."""
+    for call in script.named(*names):
+        data = keyword(call, "dataset", 0)
+        target = script.tree.parent(call)
+        named = []
+        if isinstance(target, ast.Assign):
+            named = [last_name(each) for each in target.targets]
+        elif isinstance(target, ast.AnnAssign):
+            named = [last_name(target.target)]
+        of_name = any(_EVALUATION.search(name) for name in named)
+        yield call, of_name or (data is not None and evaluates(script, data))
+
+
+def train_batch_sizes(script: Script) -> Iterator[ast.expr]:
+    """Yield the batch sizes of loaders and fits, without those for evaluation."""
+    for call in script.tree.calls:
+        last = script.names.last(call)
+        if last == "DataLoader":
+            data, size = keyword(call, "dataset", 0), keyword(call, "batch_size", 1)
+        elif last == "fit" and isinstance(call.func, ast.Attribute):
+            data, size = None, keyword(call, "batch_size", 2)
+        elif last == "batch" and isinstance(call.func, ast.Attribute):
+            data, size = call.func.value, keyword(call, "batch_size", 0)
+        else:
+            continue
+        if size is not None and (data is None or not evaluates(script, data)):
+            yield size
+
+
+def is_true(node: ast.expr | None) -> bool:
+    """Return whether an argument is the word True."""
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def is_false(node: ast.expr | None) -> bool:
+    """Return whether an argument is the word False."""
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+def _is_evaluation_split(node: ast.expr | None) -> bool:
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return is_text and bool(_EVALUATION.search(node.value))  # type: ignore[union-attr]
