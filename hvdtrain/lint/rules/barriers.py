@@ -21,7 +21,7 @@ def _around_nothing(script: Script) -> Iterator[Found]:
             for first, second in pairwise(block):
                 call = _barrier(first)
                 if call is not None and (again := _barrier(second)) is not None:
-                    yield Found(again, f"{path_of(again.func)}() follows another one at once,")
+                    yield Found(again, f"{path_of(again.func)}() follows another one at once")
 
 
 def _barrier(statement: ast.stmt) -> ast.Call | None:

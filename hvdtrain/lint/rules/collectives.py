@@ -74,7 +74,7 @@ RULES = (
     Rule(
         "HVD101",
         "a collective operation under a condition on the rank",
-        "it waits for the other ranks, which never call it",
+        "and waits for the others, which never call it",
         "call it on all ranks, and put only what one rank does with the result under the condition",
         _under_condition,
     ),

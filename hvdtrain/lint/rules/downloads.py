@@ -25,7 +25,7 @@ def _downloaded(script: Script) -> Iterator[Found]:
     for call in script.everywhere(downloads):
         arguments = [*call.args, *(each.value for each in call.keywords)]
         if not any(script.ranks.mentions_rank(each) for each in arguments):
-            yield Found(call, f"{path_of(call.func)}() downloads on all ranks at once,")
+            yield Found(call, f"{path_of(call.func)}() downloads on all ranks at once")
 
 
 def _downloads(script: Script, call: ast.Call) -> bool:

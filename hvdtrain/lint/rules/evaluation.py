@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from hvdtrain.lint.rules.rule import Found, Rule
 from hvdtrain.lint.source.data import is_true, rank_samplers
-from hvdtrain.lint.source.names import HVD
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import last_name
 
@@ -17,7 +16,9 @@ __all__ = ["RULES"]
 _PADDING = "DistributedSampler"
 _DROP_POSITION = 5
 # Names of what brings the results of ranks together, here or in another file.
-_TOGETHER = re.compile(r"reduc|gather|averag|sync|metric|meter|collect|aggregat", re.IGNORECASE)
+_TOGETHER = re.compile(
+    r"reduc|gather|averag|sync|metric|(?<!para)meter|collect|aggregat", re.IGNORECASE
+)
 _MONITORING = ("ReduceLROnPlateau", "EarlyStopping")
 _OWN_METRICS = {"loss", "accuracy", "acc"}
 
@@ -61,36 +62,6 @@ def _one_share(script: Script) -> Iterator[Found]:
             )
 
 
-def _divided_twice(script: Script) -> Iterator[Found]:
-    for node in script.tree.nodes:
-        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
-            continue
-        if script.ranks.is_size(node.right) and _is_average(script, node.left):
-            yield Found(node, "allreduce() has averaged already, and is divided by size() again")
-
-
-def _is_average(script: Script, node: ast.expr) -> bool:
-    while isinstance(node, ast.Call) and script.names.full(node) != f"{HVD}.allreduce":
-        if last_name(node) in ("item", "numpy", "cpu", "detach") and isinstance(
-            node.func, ast.Attribute
-        ):
-            node = node.func.value
-        elif last_name(node) == "float" and node.args:
-            node = node.args[0]
-        else:
-            return False
-    origins = script.values.origins(node)
-    return bool(origins) and all(_averages(script, each) for each in origins)
-
-
-def _averages(script: Script, node: ast.expr) -> bool:
-    if not isinstance(node, ast.Call) or script.names.full(node) != f"{HVD}.allreduce":
-        return False
-    op = keyword(node, "op")
-    scaled = any(each.arg not in ("name", "op", "tensor") for each in node.keywords)
-    return len(node.args) <= 1 and not scaled and (op is None or last_name(op) == "Average")
-
-
 def _own_decision(script: Script) -> Iterator[Found]:
     if not script.uses_hvd or "keras" not in script.names.frameworks:
         return
@@ -109,7 +80,7 @@ RULES = (
     Rule(
         "HVD202",
         "evaluation with DistributedSampler, which pads",
-        "unless their number is a multiple of the number of ranks, so the metric is not exact",
+        "unless their number is a multiple of the number of ranks: the metric is not exact",
         "give rank r the samples r, r + size(), ... (hvdtrain.data.EvaluationSampler), and add up "
         "sums and counts over the ranks",
         _padded,
@@ -117,16 +88,9 @@ RULES = (
     Rule(
         "HVD203",
         "metrics of one rank's share shown as those of all samples",
-        "which is the metric of a part of the samples",
+        "the metric of a part of the samples",
         "add up sums and counts over the ranks (allreduce with op=Sum, or all_reduce), then divide",
         _one_share,
-    ),
-    Rule(
-        "HVD204",
-        "an average that is divided by the number of ranks again",
-        "so the result is too small by that factor",
-        "leave the division out, or use allreduce(..., op=Sum)",
-        _divided_twice,
     ),
     Rule(
         "HVD205",

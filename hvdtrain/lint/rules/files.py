@@ -30,7 +30,7 @@ _OWN_PATH = re.compile(
 def _written(script: Script) -> Iterator[Found]:
     for call in script.everywhere([c for c in script.tree.calls if _writes(script, c)]):
         if not _has_own_path(script, call):
-            yield Found(call, f"{path_of(call.func) or last_name(call)}() runs on all ranks,")
+            yield Found(call, f"{path_of(call.func) or last_name(call)}() runs on all ranks")
 
 
 def _writes(script: Script, call: ast.Call) -> bool:
@@ -62,7 +62,7 @@ def _callbacks(script: Script) -> Iterator[Found]:
         return
     for call in script.everywhere(script.named(*_KERAS_CALLBACKS)):
         if not _has_own_path(script, call) and not _is_for_one(script, call):
-            yield Found(call, f"{last_name(call)} is a callback of all ranks,")
+            yield Found(call, f"{last_name(call)} is a callback of all ranks")
 
 
 def _is_for_one(script: Script, call: ast.Call) -> bool:
@@ -101,7 +101,7 @@ def _tracked(script: Script) -> Iterator[Found]:
         if full in seen or _has_own_path(script, call) or keyword(call, "group") is not None:
             continue
         seen.add(full)
-        yield Found(call, f"{path_of(call.func)}() runs on all ranks,")
+        yield Found(call, f"{path_of(call.func)}() runs on all ranks")
 
 
 RULES = (

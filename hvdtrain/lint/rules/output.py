@@ -30,7 +30,7 @@ def _printed(script: Script) -> Iterator[Found]:
         ):
             continue
         seen.add(scope)
-        yield Found(call, "print() in a loop runs on all ranks,")
+        yield Found(call, "print() in a loop runs on all ranks")
 
 
 def _replaces_print(script: Script) -> bool:
@@ -77,15 +77,15 @@ def _bars(script: Script) -> Iterator[Found]:
         of_tqdm = (script.names.full(call) or "").startswith("tqdm")
         named = any(script.ranks.mentions_rank(each.value) for each in call.keywords)
         if of_tqdm and not own and not named:
-            yield Found(call, f"{path_of(call.func)}() runs on all ranks,")
+            yield Found(call, f"{path_of(call.func)}() runs on all ranks")
     if not script.uses_hvd or "keras" not in script.names.frameworks:
         return
-    for call in script.everywhere(script.named("fit")):
+    for call in script.everywhere(script.named("fit", "fit_generator")):
         if any(each.arg is None for each in call.keywords):
             continue
         verbose = keyword(call, "verbose", _VERBOSE_POSITION)
         if verbose is None or (isinstance(verbose, ast.Constant) and verbose.value):
-            yield Found(call, "fit() reports its progress on all ranks,")
+            yield Found(call, "fit() reports its progress on all ranks")
 
 
 RULES = (

@@ -25,6 +25,7 @@ _TOTAL_HELP = re.compile(
     r"|\b(over|across) all (ranks|gpus|workers|processes|devices)",
     re.IGNORECASE,
 )
+_EACH_HELP = re.compile(r"\b(per|each|every|single)\b", re.IGNORECASE)
 
 
 def _rates(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
@@ -75,14 +76,15 @@ def _total_for_each(script: Script) -> Iterator[Found]:
         if isinstance(size, ast.Call) or not (_TOTAL.search(name) or name in told):
             continue
         if not _is_divided(script, name) and size_factors(script, size) in (0, 1):
-            yield Found(size, f"each rank gets {name}, the batch that all ranks have together,")
+            yield Found(size, f"each rank gets {name}, the batch that all ranks have together")
 
 
 def _arguments_for_all(script: Script) -> Iterator[str]:
     for call in script.named("add_argument"):
         told = keyword(call, "help")
         flags = [a.value for a in call.args if isinstance(a, ast.Constant)]
-        if isinstance(told, ast.Constant) and _TOTAL_HELP.search(str(told.value)):
+        text = str(told.value) if isinstance(told, ast.Constant) else ""
+        if _TOTAL_HELP.search(text) and not _EACH_HELP.search(text):
             for flag in flags:
                 if str(flag).startswith("--") and "batch" in str(flag):
                     yield str(flag)[2:].replace("-", "_")
@@ -115,7 +117,7 @@ RULES = (
     Rule(
         "HVD303",
         "a warm-up to a learning rate that is not scaled",
-        "which is not multiplied by size(), so the rate ends where one rank's would be",
+        "which is not multiplied by size(): the rate of one rank",
         "give the scaled rate: initial_lr=rate * hvd.size()",
         _warm_up,
     ),

@@ -17,7 +17,7 @@ class Found:
 
     Attributes:
         node: where it is.
-        what: what is there, which begins the reason: "torch.save() ".
+        what: what is there, which begins the reason: "torch.save() runs on all ranks".
     """
 
     node: ast.AST
@@ -31,7 +31,7 @@ class Rule:
     Attributes:
         code: its stable name.
         title: the mistake, in a few words.
-        reason: what follows from it; the place found is put before it.
+        reason: what follows from it; it continues the sentence that says what was found.
         mend: what to do.
         find: yields the places in a script that break it.
     """

@@ -130,7 +130,7 @@ RULES = (
     Rule(
         "HVD503",
         "weights that one rank loads after the broadcast",
-        "and loaded afterwards, on some ranks only, so ranks go on with different weights",
+        "and loaded afterwards on some ranks only, so ranks go on with different weights",
         "load first, then broadcast",
         _loaded_late,
     ),

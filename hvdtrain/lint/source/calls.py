@@ -36,6 +36,8 @@ class Calls:
         self._called: dict[ast.AST, set[Function]] = defaultdict(set)
         by_name = _callable(tree)
         for call in tree.calls:
+            if names.is_of_import(call.func):
+                continue
             for function in by_name.get(last_name(call), []):
                 self._sites[function].append(call)
                 self._called[tree.scope(call)].add(function)

@@ -54,6 +54,11 @@ class Names:
         full = self.full(node)
         return full.rpartition(".")[2] if full else last_name(node)
 
+    def is_of_import(self, node: ast.expr) -> bool:
+        """Return whether something is part of an imported module or class."""
+        first, _, rest = (path_of(node) or "").partition(".")
+        return bool(rest) and (first in self._full or first in self.modules)
+
     def imports(self, *roots: str) -> bool:
         """Return whether one of these packages, or a part of one, is imported."""
         return any(

@@ -110,7 +110,7 @@ class Ranks:
         """
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             holds, fails = self.branches(test.operand)
-            return (fails, holds) if not self.is_rank(test.operand) else (True, True)
+            return fails, holds
         if isinstance(test, ast.BoolOp):
             parts = [self.branches(value) for value in test.values]
             if isinstance(test.op, ast.And):
@@ -119,7 +119,7 @@ class Ranks:
         if isinstance(test, ast.Compare):
             found = len(test.ops) == 1 and self._is_comparison(test)
             return found, found
-        found = self._is_main(test)
+        found = self._is_main(test) or self.is_rank(test)
         return found, found
 
     def perhaps(self, test: ast.AST) -> bool:

@@ -31,7 +31,7 @@ class Script:
     def __init__(self, module: ast.Module) -> None:
         self.tree = Tree(module)
         self.names = Names(self.tree)
-        self.values = Values(self.tree)
+        self.values = Values(self.tree, self.names)
         self.ranks = Ranks(self.tree, self.names, self.values)
         self.calls = Calls(self.tree, self.names)
         self.guards = Guards(self.tree, self.ranks, self.calls)

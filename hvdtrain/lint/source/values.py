@@ -6,7 +6,8 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from hvdtrain.lint.source.tree import Function, Tree, path_of
+from hvdtrain.lint.source.names import Names
+from hvdtrain.lint.source.tree import Function, Tree, last_name, path_of
 
 __all__ = ["Values"]
 
@@ -18,9 +19,10 @@ class Values:
 
     Args:
         tree: the script.
+        names: its imports.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, names: Names) -> None:
         self._tree = tree
         self._of_name: dict[tuple[ast.AST, str], list[ast.expr]] = defaultdict(list)
         self._of_path: dict[str, list[ast.expr]] = defaultdict(list)
@@ -35,8 +37,9 @@ class Values:
             is_init = function.name == "__init__" and isinstance(owner, ast.ClassDef)
             by_name[owner.name if is_init else function.name].append(function)  # type: ignore[union-attr]
         for call in tree.calls:
-            called = by_name.get((path_of(call.func) or "").rpartition(".")[2], [])
-            for function in called:
+            for function in by_name.get(last_name(call), []):
+                if names.is_of_import(call.func):
+                    continue
                 for name, value in _bound(function, call, tree):
                     self._of_name[function, name].append(value)
 
