@@ -98,7 +98,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     (
         "HVD201",
         HVD + "from hvdtrain.data import GlobalBatchSampler\n",
-        "batches = GlobalBatchSampler(100, 8)  # here\nfor _ in range(epochs):\n    train(batches)\n",
+        "batches = GlobalBatchSampler(99, 8)  # here\nfor _ in range(epochs):\n    f(batches)\n",
     ),
     ("HVD202", DDP, "sampler = DistributedSampler(test_set, shuffle=False)  # here\n"),
     ("HVD202", DDP, "held = MNIST('d', train=False)\ns = DistributedSampler(held)  # here\n"),
@@ -155,6 +155,7 @@ MISTAKES: list[tuple[str, str, str]] = [
         "n = torch.cuda.device_count()\ns = DistributedSampler(d, num_replicas=n)  # here\n",
     ),
     ("HVD305", HVD, "size = batch_size // torch.cuda.device_count()  # here\n"),
+    ("HVD305", HVD, "world_size = torch.cuda.device_count()  # here\nn = batch // world_size\n"),
     ("HVD401", DDP, "torch.save(model.state_dict(), 'model.pt')  # here\n"),
     ("HVD401", HVD, "def save():\n    open('log', 'w').write('x')  # here\nsave()\n"),
     ("HVD401", KERAS, "model.save('model.keras')  # here\n"),
@@ -163,7 +164,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     (
         "HVD403",
         HVD + "from torch.utils.tensorboard import SummaryWriter\n",
-        "writer = SummaryWriter('logs')  # here\n",
+        "writer = SummaryWriter('logs')  # here\nwriter.add_scalar('loss', 1)\n",
     ),
     ("HVD404", DDP, "for x in xs:\n    print('loss', x)  # here\n"),
     (
@@ -237,7 +238,7 @@ RIGHT: list[tuple[str, str, str]] = [
     (
         "HVD103",
         DDP + "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n",
-        "model = FSDP(model)\nstate = model.state_dict()\nif rank == 0:\n    torch.save(state, 'm')\n",
+        "model = FSDP(model)\nx = model.state_dict()\nif rank == 0:\n    torch.save(x, 'm')\n",
     ),
     ("HVD103", DDP, "if rank == 0:\n    torch.save(model.module.state_dict(), 'm.pt')\n"),
     ("HVD104", DDP, "scheduler.step()\nif rank == 0:\n    print(x)\n    progress.step()\n"),
@@ -264,6 +265,7 @@ RIGHT: list[tuple[str, str, str]] = [
     ("HVD202", DDP, "sampler = DistributedSampler(test_set, drop_last=True)\n"),
     ("HVD202", DDP, "s = DistributedSampler(test_set)\nresults = gathered[: len(test_set)]\n"),
     ("HVD202", DDP, "sampler = DistributedSampler(latest_data)\n"),
+    ("HVD202", DDP, "s = DistributedSampler(val_set)\nmerge(CocoEvaluator(ids))\n"),
     (
         "HVD203",
         DDP,
@@ -304,6 +306,12 @@ RIGHT: list[tuple[str, str, str]] = [
         "parser.add_argument('--batch-size', help='per GPU; the total batch is larger')\n"
         "loader = torch.utils.data.DataLoader(data, args.batch_size)\n",
     ),
+    (
+        "HVD305",
+        HVD,
+        "parser.add_argument('--batch-size', help='of all GPUs of a node')\n"
+        "size = args.batch_size // torch.cuda.device_count()\n",
+    ),
     ("HVD305", DDP, "torch.cuda.set_device(rank % torch.cuda.device_count())\n"),
     (
         "HVD305",
@@ -312,6 +320,7 @@ RIGHT: list[tuple[str, str, str]] = [
         "n = torch.cuda.device_count()\nmp.spawn(f, (n,), nprocs=n)\n",
     ),
     ("HVD401", DDP, "if rank == 0:\n    torch.save(model.state_dict(), 'model.pt')\n"),
+    ("HVD401", DDP, "if os.environ['RANK'] == '0':\n    torch.save(state, 'model.pt')\n"),
     ("HVD401", DDP, "torch.save(state, f'model-{rank}.pt')\n"),
     (
         "HVD401",
@@ -332,13 +341,19 @@ RIGHT: list[tuple[str, str, str]] = [
     (
         "HVD402",
         KERAS,
-        "saving = keras.callbacks.ModelCheckpoint('m.keras')\nc = [hvd.callbacks.RankZero(saving)]\n",
+        "saving = keras.callbacks.ModelCheckpoint('m.keras')\n"
+        "calls = [hvd.callbacks.RankZero(saving)]\n",
     ),
     ("HVD403", DDP + "import mlflow\n", "if rank == 0:\n    mlflow.log_metric('loss', 1)\n"),
     (
         "HVD403",
         HVD + "from torch.utils.tensorboard import SummaryWriter\n",
         "writer = SummaryWriter('logs') if hvd.rank() == 0 else None\n",
+    ),
+    (
+        "HVD403",
+        HVD + "from torch.utils.tensorboard import SummaryWriter\n",
+        "w = SummaryWriter('logs')\nif hvd.rank() == 0:\n    w.add_scalar('loss', 1)\n",
     ),
     ("HVD404", DDP, "print('start')\nfor x in xs:\n    print(f'rank {rank}: {x}')\n"),
     ("HVD404", DDP, "for x in xs:\n    if rank == 0 and x > 1:\n        print('loss', x)\n"),

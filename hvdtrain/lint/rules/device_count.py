@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from hvdtrain.lint.rules.rule import Found, Rule
-from hvdtrain.lint.source.script import Script
-from hvdtrain.lint.source.tree import words_in
+from hvdtrain.lint.source.script import Script, keyword
+from hvdtrain.lint.source.tree import last_name, words_in
 
 __all__ = ["RULES"]
 
@@ -19,14 +19,30 @@ def _devices_as_ranks(script: Script) -> Iterator[Found]:
     if script.calls.starts_processes or "DataParallel" in script.words:
         return
     for node in script.tree.nodes:
-        if isinstance(node, ast.Call) and script.calls.runs_on_ranks(node):
-            for each in node.keywords:
-                if each.arg in _COUNTS and _is_device_count(script, each.value):
-                    yield Found(each.value, f"{each.arg} is the number of GPUs of this node")
-        elif isinstance(node, ast.BinOp) and script.calls.runs_on_ranks(node):
-            what = _scaled(node)
-            if what and _is_device_count(script, node.right):
-                yield Found(node, f"the {what} depends on the number of GPUs of this node")
+        if script.calls.runs_on_ranks(node):
+            yield from _in_node(script, node)
+
+
+def _in_node(script: Script, node: ast.AST) -> Iterator[Found]:
+    if isinstance(node, ast.Assign) and _is_device_count(script, node.value):
+        for target in node.targets:
+            if last_name(target) in _COUNTS:
+                yield Found(node, f"{last_name(target)} is the number of GPUs of this node")
+    elif isinstance(node, ast.Call):
+        for each in node.keywords:
+            named = last_name(each.value) in _COUNTS
+            if each.arg in _COUNTS and not named and _is_device_count(script, each.value):
+                yield Found(each.value, f"{each.arg} is the number of GPUs of this node")
+    elif isinstance(node, ast.BinOp) and last_name(node.right) not in _COUNTS:
+        what = _scaled(node)
+        if what and _is_device_count(script, node.right) and not _is_of_node(script):
+            yield Found(node, f"the {what} depends on the number of GPUs of this node")
+
+
+def _is_of_node(script: Script) -> bool:
+    """Return whether the script says itself that it means the batch of a node."""
+    told = [keyword(call, "help") for call in script.named("add_argument")]
+    return any("node" in str(each.value) for each in told if isinstance(each, ast.Constant))
 
 
 def _scaled(node: ast.BinOp) -> str:

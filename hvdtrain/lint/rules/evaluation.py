@@ -19,20 +19,24 @@ _DROP_POSITION = 5
 _TOGETHER = re.compile(
     r"reduc|gather|averag|sync|metric|(?<!para)meter|collect|aggregat", re.IGNORECASE
 )
+# COCO's evaluators take every image once, by its number.
+_BY_SAMPLE = re.compile(r"coco_?eval", re.IGNORECASE)
 _MONITORING = ("ReduceLROnPlateau", "EarlyStopping")
 _OWN_METRICS = {"loss", "accuracy", "acc"}
 
 
 def _padded(script: Script) -> Iterator[Found]:
-    if script.has_trainer or script.uses_accelerate or _cuts_to_length(script):
+    if script.has_trainer or script.uses_accelerate or _counts_once(script):
         return
     for call, for_evaluation in rank_samplers(script, _PADDING):
         if for_evaluation and not is_true(keyword(call, "drop_last", _DROP_POSITION)):
             yield Found(call, "DistributedSampler of the samples for evaluation repeats some")
 
 
-def _cuts_to_length(script: Script) -> bool:
-    """Return whether gathered results are cut, as in results[: len(dataset)]."""
+def _counts_once(script: Script) -> bool:
+    """Return whether results are cut, as in results[: len(dataset)], or merged by the sample."""
+    if any(_BY_SAMPLE.search(word) for word in script.words):
+        return True
     return any(
         isinstance(node, ast.Slice)
         and isinstance(node.upper, ast.Call)

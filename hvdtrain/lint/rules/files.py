@@ -20,7 +20,8 @@ _TRACKING = {
     *("mlflow.log_artifact", "mlflow.pytorch.log_model", "mlflow.tensorflow.log_model"),
     *("wandb.init",),
 }
-_WRITERS = ("SummaryWriter", "create_file_writer")
+_WRITER = "SummaryWriter"
+_ADDS = ("add_scalar", "add_scalars", "add_image", "add_histogram", "add_text")
 # Paths of one process, or of none.
 _OWN_PATH = re.compile(
     r"rank|worker|proc|host|pid|tmp|temp|bytesio|stringio|devnull", re.IGNORECASE
@@ -93,9 +94,10 @@ def _one_uses(script: Script, use: ast.Name) -> bool:
 
 def _tracked(script: Script) -> Iterator[Found]:
     seen: set[str] = set()
+    adds = any(True for _ in script.everywhere(script.named(*_ADDS)))
     for call in script.everywhere(script.tree.calls):
         full = script.names.full(call) or ""
-        is_writer = last_name(call) in _WRITERS
+        is_writer = adds and last_name(call) == _WRITER
         if not is_writer and full not in _TRACKING:
             continue
         if full in seen or _has_own_path(script, call) or keyword(call, "group") is not None:

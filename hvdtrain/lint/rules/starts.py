@@ -17,7 +17,7 @@ __all__ = ["RULES"]
 _WRAPPERS = ("DistributedOptimizer", "DistributedGradientTape")
 # With these all ranks may read the same weights, or the library takes care of it.
 _EQUAL_ANYWAY = re.compile(
-    r"broadcast|elastic|load_state_dict|load_model|load_weights|from_pretrained|pretrained|sync"
+    r"broadcast|bcast|elastic|load_state_dict|load_model|load_weights|from_pretrained|pretrained|sync"
     r"|restore|resume|^weights$",
     re.IGNORECASE,
 )

@@ -20,15 +20,15 @@ _EVALUATION = re.compile(
 
 def evaluates(script: Script, node: ast.expr) -> bool:
     """Return whether an expression is surely, by its names and arguments, data for evaluation."""
-    for each in [node, *script.values.origins(node)]:
-        if _EVALUATION.search(last_name(each)) and not isinstance(each, ast.Call):
-            return True
-        if isinstance(each, ast.Call):
-            train = keyword(each, "train")
-            split = keyword(each, "split")
-            if is_false(train) or _is_evaluation_split(split):
-                return True
-    return False
+    if _is_for_evaluation(node):
+        return True
+    return all(_is_for_evaluation(each) for each in script.values.origins(node))
+
+
+def _is_for_evaluation(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Call):
+        return bool(_EVALUATION.search(last_name(node)))
+    return is_false(keyword(node, "train")) or _is_evaluation_split(keyword(node, "split"))
 
 
 def rank_samplers(script: Script, *names: str) -> Iterator[tuple[ast.Call, bool]]:

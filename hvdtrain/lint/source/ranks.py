@@ -124,6 +124,8 @@ class Ranks:
 
     def perhaps(self, test: ast.AST) -> bool:
         """Return whether a condition may depend on the rank."""
+        if isinstance(test, ast.expr) and any(self.branches(test)):
+            return True
         words = {word for word in words_in(test) if not word.startswith("__")}
         if any(_PERHAPS.search(word) for word in words):
             return True
