@@ -217,6 +217,8 @@ RIGHT: list[tuple[str, str, str]] = [
     ("HVD101", DDP, "if rank in (0, 1):\n    dist.all_reduce(x, group=pair)\n"),
     # -1 is not a rank: it says that there is one process only.
     ("HVD101", DDP, "if args.local_rank != -1:\n    dist.barrier()\n"),
+    ("HVD101", HVD, "if hvd.rank() == 0:\n    hvd.allreduce(x)\nhvd.join()\n"),
+    ("HVD104", HVD, "if hvd.rank() == 0:\n    optimizer.step()\nhvd.join()\n"),
     ("HVD101", HVD, "if hvd.size() > 1:\n    hvd.allreduce(x)\n"),
     (
         "HVD101",

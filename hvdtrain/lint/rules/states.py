@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from hvdtrain.lint.rules.rule import Found, Rule
+from hvdtrain.lint.source.collective import joins
 from hvdtrain.lint.source.names import HVD
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import last_name, path_of
@@ -62,7 +63,7 @@ def _is_true(call: ast.Call, name: str) -> bool:
 
 
 def _stepped_alone(script: Script) -> Iterator[Found]:
-    if script.names.imports(*_OTHER_PARALLELISM):
+    if script.names.imports(*_OTHER_PARALLELISM) or joins(script):
         return
     for call in script.tree.calls:
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":

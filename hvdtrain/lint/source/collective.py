@@ -8,14 +8,14 @@ from hvdtrain.lint.source.names import HVD
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import Function, last_name, path_of
 
-__all__ = ["averages_by_hvd", "collective", "collectives_of"]
+__all__ = ["averages_by_hvd", "collective", "collectives_of", "joins"]
 
 _HVD_OPERATIONS = {
     *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall"),
     *("reducescatter", "grouped_reducescatter"),
 }
 _HVD_OTHERS = {
-    *("broadcast_parameters", "broadcast_optimizer_state", "broadcast_object", "barrier", "join"),
+    *("broadcast_parameters", "broadcast_optimizer_state", "broadcast_object", "barrier"),
     *("allgather_object", "broadcast_variables", "broadcast_global_variables"),
 }
 _TORCH = {
@@ -40,7 +40,7 @@ def collective(script: Script, call: ast.Call) -> str | None:
     full = script.names.full(call) or ""
     module, _, last = full.rpartition(".")
     if module == HVD and _is_hvd_operation(last):
-        return _written(call)
+        return None if joins(script) else _written(call)
     if module == "torch.distributed" and last in _TORCH:
         return _written(call)
     if isinstance(call.func, ast.Attribute):
@@ -50,6 +50,11 @@ def collective(script: Script, call: ast.Call) -> str | None:
         if last_name(call) == "save_checkpoint" and _is_lightning_trainer(script, owner):
             return _written(call)
     return None
+
+
+def joins(script: Script) -> bool:
+    """Return whether ranks join(), after which others may go on without them."""
+    return any(script.names.full(call) == f"{HVD}.join" for call in script.tree.calls)
 
 
 def averages_by_hvd(script: Script) -> bool:
