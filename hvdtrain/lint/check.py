@@ -6,37 +6,15 @@ import io
 import re
 import tokenize
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.lint.registry import RULES
+from hvdtrain.lint.source.finding import Finding
 from hvdtrain.lint.source.script import parse_script
 
-__all__ = ["Finding", "check_script"]
+__all__ = ["check_script"]
 
 _IGNORE = re.compile(r"#\s*hvdtrain:\s*ignore(?:\[([^\]]*)\]|\s+((?:HVD\d+[,\s]*)+))?")
-
-
-@dataclass(frozen=True, order=True)
-class Finding:
-    """A mistake in a script.
-
-    Attributes:
-        path: the script, as it was named.
-        line: line number, from 1.
-        code: code of the rule.
-        reason: what is wrong.
-        mend: what to do.
-    """
-
-    path: str
-    line: int
-    code: str
-    reason: str
-    mend: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.code} {self.reason}; {self.mend}"
 
 
 def check_script(path: Path) -> list[Finding]:

@@ -27,8 +27,7 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     "keras": _BELOW_ADAPTERS | {"torch", "tensorflow"},
     "launch": {"foundations"},
     "check": {"foundations", "launch"},
-    # It reads scripts and does not run them.
-    "lint": {"foundations"},
+    "lint": {"foundations", "launch", "check"},
     # Programs: others start them and do not import them.
     "probes": {"foundations", "engines", "torch", "tensorflow"},
     "horovod": _BELOW_TRAIN,
@@ -68,7 +67,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         "",
     ],
     "launch": ["hosts", "launchers", "jobs", ""],
-    "lint": ["source", "rules", ""],
+    "lint": ["source", "rules", "running", ""],
     "horovod": ["names", "names.common", "names.on_path", "names.on_path.horovod", "build"],
     "data": ["sampling", ""],
     "train": [

@@ -90,6 +90,11 @@ MISTAKES: list[tuple[str, str, str]] = [
         "for x in mine:  # here\n    hvd.allreduce(x)\n",
     ),
     (
+        "HVD106",
+        KERAS,
+        "calls = [hvd.callbacks.MetricAverageCallback()] if hvd.rank() == 0 else []  # here\n",
+    ),
+    (
         "HVD201",
         DDP,
         "loader = DataLoader(data, 8, sampler=DistributedSampler(data))  # here\n"
@@ -255,6 +260,12 @@ RIGHT: list[tuple[str, str, str]] = [
         "import horovod.tensorflow as hvd\nhvd.init()\n",
         "mine = data.shard(hvd.size(), hvd.rank()).repeat()\n"
         "for x in mine.take(9):\n    hvd.allreduce(x)\n",
+    ),
+    (
+        "HVD106",
+        KERAS,
+        "calls = [hvd.callbacks.MetricAverageCallback()]\n"
+        "if hvd.rank() == 0:\n    calls.append(keras.callbacks.CSVLogger('log'))\n",
     ),
     (
         "HVD201",

@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from hvdtrain.lint.rules.rule import Found, Rule
 from hvdtrain.lint.source.collective import collective, collectives_of
 from hvdtrain.lint.source.guards import Branch
+from hvdtrain.lint.source.names import HVD
 from hvdtrain.lint.source.script import Script
 from hvdtrain.lint.source.tree import last_name
 
 __all__ = ["RULES"]
+
+_CALLBACKS = (
+    *("BroadcastGlobalVariablesCallback", "BroadcastGlobalVariablesHook", "MetricAverageCallback"),
+)
 
 
 def _under_condition(script: Script) -> Iterator[Found]:
@@ -32,6 +37,14 @@ def _under_condition(script: Script) -> Iterator[Found]:
                 f"{last_name(call)}(), which calls {inside}(), runs on some ranks only "
                 f"(condition in line {line})",
             )
+
+
+def _callback(script: Script) -> Iterator[Found]:
+    for call in script.named(*_CALLBACKS):
+        branch = script.guards.sure(call)
+        if branch is not None and (script.names.full(call) or "").startswith(HVD):
+            line = branch.holder.lineno
+            yield Found(call, f"{last_name(call)} is on some ranks only (condition in line {line})")
 
 
 def _after_exit(script: Script) -> Iterator[Found]:
@@ -84,5 +97,12 @@ RULES = (
         "so the ranks that reach it wait for ever",
         "let all ranks reach it, and put what one rank does alone under a condition",
         _after_exit,
+    ),
+    Rule(
+        "HVD106",
+        "a callback or hook that communicates, under a condition on the rank",
+        "and waits for the others, which do not have it",
+        "give it to all ranks; only callbacks that write belong under the condition",
+        _callback,
     ),
 )

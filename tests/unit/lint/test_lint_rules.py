@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from lint_cases import MISTAKES, RIGHT
 
-from hvdtrain.lint.check import Finding, check_script
+from hvdtrain.lint.check import check_script
 from hvdtrain.lint.registry import RULES
+from hvdtrain.lint.source.finding import Finding
 
 
 def found(folder: Path, text: str) -> list[Finding]:
