@@ -136,6 +136,18 @@ MISTAKES: list[tuple[str, str, str]] = [
     ),
     ("HVD208", HVD, "hvd.allreduce(loss, name='l')  # here\nprint(hvd.rank(), loss)\n"),
     (
+        "HVD209",
+        HVD,
+        "mine = test[hvd.rank() :: hvd.size()]\nrate = hits(mine) / len(mine)\n"
+        "mean = hvd.allreduce(rate, name='rate')  # here\n",
+    ),
+    (
+        "HVD210",
+        DDP,
+        "loader = DataLoader(test_set, 8)\nhits = count(loader)\ndist.all_reduce(hits)\n"
+        "print(rank, hits / len(loader.dataset))  # here\n",
+    ),
+    (
         "HVD301",
         HVD,
         "o = torch.optim.SGD(p, lr=0.1 * hvd.size())  # here\n"
@@ -304,6 +316,29 @@ RIGHT: list[tuple[str, str, str]] = [
     ),
     ("HVD208", HVD, "loss = hvd.allreduce(loss, name='l')\nhvd.allreduce_(loss)\nprint(loss)\n"),
     ("HVD208", HVD, "hvd.allreduce(torch.zeros(1), name='wait')\n"),
+    (
+        "HVD209",
+        HVD,
+        "mine = test[hvd.rank() :: hvd.size()]\n"
+        "mean = hvd.allreduce(hits(mine), op=hvd.Sum) / len(test)\n",
+    ),
+    (
+        "HVD209",
+        HVD,
+        "mine = test[:9]\nrate = hits(mine) / len(mine)\nmean = hvd.allreduce(rate)\n",
+    ),
+    (
+        "HVD210",
+        DDP,
+        "loader = DataLoader(test_set, 8, sampler=own)\nhits = count(loader)\n"
+        "dist.all_reduce(hits)\nprint(rank, hits / len(loader.dataset))\n",
+    ),
+    (
+        "HVD210",
+        DDP,
+        "loader = DataLoader(test_set, 8)\nhits = count(loader)\ndist.all_reduce(hits)\n"
+        "print(rank, hits / len(loader.dataset) / dist.get_world_size())\n",
+    ),
     (
         "HVD301",
         HVD,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hvdtrain.lint.rules.rule import Found, Rule
 from hvdtrain.lint.source.collective import averages_by_hvd, collective
+from hvdtrain.lint.source.data import is_every_nth
 from hvdtrain.lint.source.script import Script
 from hvdtrain.lint.source.tree import last_name
 
@@ -39,11 +40,8 @@ def _iterated(script: Script, node: ast.expr) -> list[ast.expr]:
 
 def _strided(script: Script, node: ast.expr) -> str:
     """Return what a rank's part consists of if others may have one more; else ""."""
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
-        start, stop, step = node.slice.lower, node.slice.upper, node.slice.step
-        if start is not None and stop is None and step is not None:
-            both = script.ranks.is_rank(start) and script.ranks.is_size(step)
-            return "element of a sequence" if both else ""
+    if is_every_nth(script, node):
+        return "element of a sequence"
     links = []
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         links.append(node)

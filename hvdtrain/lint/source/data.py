@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import last_name
 
-__all__ = ["evaluates", "is_false", "is_true", "rank_samplers", "train_batch_sizes"]
+__all__ = ["evaluates", "is_every_nth", "is_false", "is_true", "rank_samplers", "train_batch_sizes"]
 
 _EVALUATION = re.compile(
     r"(^|_)(test|tests|testing|val|valid|validation|eval|evaluation|dev)(_|$|set|data|ds|loader)"
@@ -59,6 +59,16 @@ def train_batch_sizes(script: Script) -> Iterator[ast.expr]:
             continue
         if size is not None and (data is None or not evaluates(script, data)):
             yield size
+
+
+def is_every_nth(script: Script, node: ast.expr) -> bool:
+    """Return whether an expression is x[rank :: size], of which ranks may get one more or less."""
+    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Slice):
+        return False
+    start, stop, step = node.slice.lower, node.slice.upper, node.slice.step
+    if start is None or stop is not None or step is None:
+        return False
+    return script.ranks.is_rank(start) and script.ranks.is_size(step)
 
 
 def is_true(node: ast.expr | None) -> bool:
