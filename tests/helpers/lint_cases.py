@@ -370,6 +370,7 @@ RIGHT: list[tuple[str, str, str]] = [
     ("HVD401", DDP, "if rank == 0:\n    torch.save(model.state_dict(), 'model.pt')\n"),
     ("HVD401", DDP, "if os.environ['RANK'] == '0':\n    torch.save(state, 'model.pt')\n"),
     ("HVD401", DDP, "torch.save(state, f'model-{rank}.pt')\n"),
+    ("HVD401", DDP, "n = int(n)\nn = int(n)\nif n == 0 and rank == n:\n    torch.save(n, 'n')\n"),
     (
         "HVD401",
         DDP,

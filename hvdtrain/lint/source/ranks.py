@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 
 from hvdtrain.lint.source.names import HVD, Names
-from hvdtrain.lint.source.tree import Tree, last_name, words_in
+from hvdtrain.lint.source.tree import Tree, last_name, path_of, words_in
 from hvdtrain.lint.source.values import Values
 
 __all__ = ["Ranks"]
@@ -52,6 +53,7 @@ class Ranks:
         self._values = values
         self._functions = {function.name: function for function in tree.functions}
         self._tree = tree
+        self._asked: set[tuple[str, str | None]] = set()
 
     def is_rank(self, node: ast.expr) -> bool:
         """Return whether an expression is surely a rank, a local or a node's one included."""
@@ -60,8 +62,7 @@ class Ranks:
         if last_name(node) in _RANK_NAMES and not isinstance(node, ast.Call):
             return True
         if isinstance(node, (ast.Name, ast.Attribute)):
-            values = self._values.origins(node)
-            return bool(values) and all(v is not node and self.is_rank(v) for v in values)
+            return self._every_value("rank", node, self.is_rank)
         if isinstance(node, ast.Subscript):
             return _is_variable(node.slice, _RANK_VARIABLES)
         if isinstance(node, ast.Call):
@@ -73,8 +74,7 @@ class Ranks:
         if isinstance(node, (ast.Name, ast.Attribute)):
             if last_name(node) in _SIZE_NAMES:
                 return True
-            values = self._values.origins(node)
-            return bool(values) and all(v is not node and self.is_size(v) for v in values)
+            return self._every_value("size", node, self.is_size)
         if isinstance(node, ast.Subscript):
             return _is_variable(node.slice, _SIZE_VARIABLES)
         if not isinstance(node, ast.Call):
@@ -175,8 +175,19 @@ class Ranks:
             return False
         if last_name(node) in _MAIN_NAMES:
             return True
-        values = [value for value in self._values.origins(node) if value is not node]
-        return bool(values) and all(self._is_test(value) for value in values)
+        return self._every_value("test", node, self._is_test)
+
+    def _every_value(self, kind: str, node: ast.expr, holds: Callable[[ast.expr], bool]) -> bool:
+        """Return whether all that a name is assigned is of a kind; x = int(x) says nothing."""
+        asked = (kind, path_of(node))
+        if asked in self._asked:
+            return False
+        self._asked.add(asked)
+        try:
+            values = [value for value in self._values.origins(node) if value is not node]
+            return bool(values) and all(holds(value) for value in values)
+        finally:
+            self._asked.remove(asked)
 
     def _is_test(self, value: ast.expr) -> bool:
         if isinstance(value, ast.IfExp):
