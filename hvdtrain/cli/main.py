@@ -33,6 +33,7 @@ _COMMANDS = {
     "job": "Write a job script for a scheduler.",
     "script": "Run a script written for Horovod on hvdtrain.",
     "exec": "Run a script for torch.distributed or TensorFlow, with the variables that it needs.",
+    "lint": "Find mistakes with ranks in scripts for Horovod, DDP and others.",
     "check": "Show what is installed, try two ranks, and say how to fix what is wrong.",
     "exchanges": "List what ranks can send one another in each step: train --exchange.",
     "bench": "Compare with Horovod, DDP and others, and predict how a step scales.",

@@ -16,7 +16,7 @@ _FOUNDATIONS = {
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
 _BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}
-_BELOW_CLI = _BELOW_TRAIN | {"train", "check", "horovod"}
+_BELOW_CLI = _BELOW_TRAIN | {"train", "check", "lint", "horovod"}
 # What each layer may import beside itself.
 _MAY_IMPORT: Mapping[str, set[str]] = {
     "foundations": set(),
@@ -29,6 +29,7 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     "check": {"foundations", "launch"},
     "spark": {"foundations", "launch"},
     "ray": {"foundations", "launch"},
+    "lint": {"foundations", "launch", "check"},
     # Programs: others start them and do not import them.
     "probes": {"foundations", "engines", "torch", "tensorflow"},
     "horovod": _BELOW_TRAIN,
@@ -68,6 +69,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         "",
     ],
     "launch": ["hosts", "launchers", "jobs", "", "calls"],
+    "lint": ["source", "rules", "running", ""],
     "horovod": ["names", "names.common", "names.on_path", "names.on_path.horovod", "build"],
     "data": ["sampling", ""],
     "train": [
@@ -107,6 +109,7 @@ _FOREIGN: Mapping[str, set[str]] = {
     "keras": _MPI,
     "launch": _FRAMEWORKS | _MPI,
     "check": _FRAMEWORKS | _MPI,
+    "lint": _FRAMEWORKS | _MPI | {"numpy"},
     "train": _MPI,
     "horovod": _MPI,
     "report": _FRAMEWORKS | _MPI | {"numpy"},

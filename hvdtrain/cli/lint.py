@@ -1,0 +1,51 @@
+"""`hvdtrain lint`: find what goes wrong when several ranks run a script."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from hvdtrain.errors import EXIT_CRASH, UsageError
+from hvdtrain.horovod.names import on_path
+from hvdtrain.lint.check import check_script
+from hvdtrain.lint.running.start import run_script
+from hvdtrain.world import promised_world
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument(
+    "scripts", nargs=-1, required=True, metavar="SCRIPT...", type=click.Path(path_type=Path)
+)
+@click.option(
+    "--run",
+    "steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Also run each script for N steps on 2 ranks, and compare the ranks (PyTorch only).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, nothing else.")
+def command(scripts: tuple[Path, ...], steps: int | None, as_json: bool) -> int:
+    """Find mistakes with ranks in scripts for Horovod, torch.distributed or Accelerate.
+
+    The scripts are read, and run with --run only. Prints a line for each mistake, with its reason
+    and how to mend it, and ends with exit code 1 if there is one. A comment `# hvdtrain: ignore`
+    silences a line, `# hvdtrain: ignore HVD401` one rule in it; docs/lint.md lists the rules.
+    """
+    if steps is not None and promised_world(os.environ) is not None:
+        raise UsageError("'lint --run' starts ranks itself: call it without a launcher")
+    findings = [finding for script in scripts for finding in check_script(script)]
+    if steps is not None:
+        names = str(on_path.__path__[0])
+        findings += [found for script in scripts for found in run_script(script, steps, names)]
+    if as_json:
+        click.echo(json.dumps({"findings": [asdict(each) for each in findings]}, indent=2))
+    else:
+        for finding in findings:
+            click.echo(str(finding))
+    return EXIT_CRASH if findings else 0

@@ -1,0 +1,1 @@
+"""Finds, in the text of a script, what goes wrong when several ranks run it."""

@@ -1,0 +1,45 @@
+"""All rules, in the order of their codes."""
+
+from __future__ import annotations
+
+from hvdtrain.lint.rules import (
+    barriers,
+    collectives,
+    device_count,
+    downloads,
+    epochs,
+    evaluation,
+    files,
+    lengths,
+    output,
+    rates,
+    results,
+    seeds,
+    starts,
+    states,
+)
+from hvdtrain.lint.rules.rule import Rule
+
+__all__ = ["RULES"]
+
+RULES: tuple[Rule, ...] = tuple(
+    sorted(
+        (
+            *barriers.RULES,
+            *collectives.RULES,
+            *device_count.RULES,
+            *downloads.RULES,
+            *epochs.RULES,
+            *evaluation.RULES,
+            *files.RULES,
+            *lengths.RULES,
+            *output.RULES,
+            *rates.RULES,
+            *results.RULES,
+            *seeds.RULES,
+            *starts.RULES,
+            *states.RULES,
+        ),
+        key=lambda rule: rule.code,
+    )
+)

@@ -1,0 +1,1 @@
+"""The rules, a few closely related ones in each file."""

@@ -1,0 +1,71 @@
+"""The number of devices of a node, taken for the number of ranks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from hvdtrain.lint.rules.rule import Found, Rule
+from hvdtrain.lint.source.script import Script, keyword
+from hvdtrain.lint.source.tree import last_name, words_in
+
+__all__ = ["RULES"]
+
+_COUNTS = ("world_size", "num_replicas")
+_DEVICES = {"torch.cuda.device_count"}
+
+
+def _devices_as_ranks(script: Script) -> Iterator[Found]:
+    if script.calls.starts_processes or "DataParallel" in script.words:
+        return
+    for node in script.tree.nodes:
+        if script.calls.runs_on_ranks(node):
+            yield from _in_node(script, node)
+
+
+def _in_node(script: Script, node: ast.AST) -> Iterator[Found]:
+    if isinstance(node, ast.Assign) and _is_device_count(script, node.value):
+        for target in node.targets:
+            if last_name(target) in _COUNTS:
+                yield Found(node, f"{last_name(target)} is the number of GPUs of this node")
+    elif isinstance(node, ast.Call):
+        for each in node.keywords:
+            named = last_name(each.value) in _COUNTS
+            if each.arg in _COUNTS and not named and _is_device_count(script, each.value):
+                yield Found(each.value, f"{each.arg} is the number of GPUs of this node")
+    elif isinstance(node, ast.BinOp) and last_name(node.right) not in _COUNTS:
+        what = _scaled(node)
+        if what and _is_device_count(script, node.right) and not _is_of_node(script):
+            yield Found(node, f"the {what} depends on the number of GPUs of this node")
+
+
+def _is_of_node(script: Script) -> bool:
+    """Return whether the script says itself that it means the batch of a node."""
+    told = [keyword(call, "help") for call in script.named("add_argument")]
+    return any("node" in str(each.value) for each in told if isinstance(each, ast.Constant))
+
+
+def _scaled(node: ast.BinOp) -> str:
+    words = {word.lower() for word in words_in(node.left)}
+    if isinstance(node.op, (ast.Div, ast.FloorDiv)) and any("batch" in word for word in words):
+        return "batch"
+    is_rate = words & {"lr", "learning_rate", "base_lr"}
+    return "rate" if isinstance(node.op, ast.Mult) and is_rate else ""
+
+
+def _is_device_count(script: Script, node: ast.expr) -> bool:
+    origins = script.values.origins(node)
+    return bool(origins) and all(
+        isinstance(each, ast.Call) and script.names.full(each) in _DEVICES for each in origins
+    )
+
+
+RULES = (
+    Rule(
+        "HVD305",
+        "torch.cuda.device_count() taken for the number of ranks",
+        "which is not the number of ranks on several nodes, or where a rank sees one GPU",
+        "use size() or get_world_size()",
+        _devices_as_ranks,
+    ),
+)

@@ -1,0 +1,1 @@
+"""What is known of a script from its syntax tree; the script is not run."""

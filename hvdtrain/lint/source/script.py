@@ -1,0 +1,109 @@
+"""A script, parsed, with all that the rules ask about it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+from hvdtrain.lint.source.calls import Calls
+from hvdtrain.lint.source.guards import Guards
+from hvdtrain.lint.source.names import HVD, Names
+from hvdtrain.lint.source.ranks import Ranks
+from hvdtrain.lint.source.tree import Tree, last_name
+from hvdtrain.lint.source.values import Values
+
+__all__ = ["Script", "keyword", "parse_script"]
+
+_TRAINERS = {"Trainer", "Fabric", "Seq2SeqTrainer", "Engine"}
+_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "FSDP", "DDP"}
+
+
+class Script:
+    """What is known of a script.
+
+    Args:
+        module: its syntax tree.
+    """
+
+    def __init__(self, module: ast.Module) -> None:
+        self.tree = Tree(module)
+        self.names = Names(self.tree)
+        self.values = Values(self.tree, self.names)
+        self.ranks = Ranks(self.tree, self.names, self.values)
+        self.calls = Calls(self.tree, self.names)
+        self.guards = Guards(self.tree, self.ranks, self.calls)
+
+    @cached_property
+    def uses_hvd(self) -> bool:
+        """Whether it starts ranks through Horovod's interface."""
+        return any(self.names.full(call) == f"{HVD}.init" for call in self.tree.calls)
+
+    @cached_property
+    def uses_torch_distributed(self) -> bool:
+        """Whether it starts ranks through torch.distributed, or wraps a model for it."""
+        wanted = _PARALLEL | {"init_process_group"}
+        return any(self.names.last(call) in wanted for call in self.tree.calls)
+
+    @cached_property
+    def uses_accelerate(self) -> bool:
+        """Whether Accelerate divides its data among ranks."""
+        return bool(self.named("Accelerator"))
+
+    @cached_property
+    def has_trainer(self) -> bool:
+        """Whether a library's trainer runs its loops and knows of ranks itself."""
+        libraries = ("lightning", "pytorch_lightning", "transformers", "ignite", "composer")
+        return self.names.imports(*libraries) and any(
+            self.names.last(call) in _TRAINERS for call in self.tree.calls
+        )
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """All names and attributes in it, and what it imports."""
+        names = (node for node in self.tree.nodes if isinstance(node, (ast.Name, ast.Attribute)))
+        imported = (module.rpartition(".")[2] for module in self.names.modules)
+        return frozenset({last_name(node) for node in names} | set(imported))
+
+    def named(self, *names: str) -> list[ast.Call]:
+        """Return the calls whose last word is one of these."""
+        return [call for call in self.tree.calls if self.names.last(call) in names]
+
+    def everywhere(self, calls: list[ast.Call]) -> Iterator[ast.Call]:
+        """Yield those calls that every rank surely makes."""
+        for call in calls:
+            if self.calls.runs_on_ranks(call) and not self.guards.perhaps(call):
+                yield call
+
+
+def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """Return an argument by its name, or by its position; None if it is not given."""
+    for each in call.keywords:
+        if each.arg == name:
+            return each.value
+    if position is not None and position < len(call.args):
+        return call.args[position]
+    return None
+
+
+def parse_script(path: Path) -> tuple[Script, str]:
+    """Read a script; return it and its text.
+
+    Raises:
+        UsageError: it cannot be read, or is not Python.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise UsageError(f"{path} cannot be read: {reason}: name a Python script") from None
+    try:
+        return Script(ast.parse(text, str(path))), text
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        reason = getattr(error, "msg", None) or str(error)
+        raise UsageError(
+            f"{path}:{line}: {reason}: this Python cannot parse it, so correct the line"
+        ) from None

@@ -1,0 +1,136 @@
+"""The syntax tree of a script, with parents and the functions that its nodes belong to."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TypeAlias
+
+__all__ = ["Function", "Scope", "Tree", "last_name", "path_of", "words_in"]
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Tree:
+    """A module's nodes.
+
+    Args:
+        module: the parsed script.
+    """
+
+    def __init__(self, module: ast.Module) -> None:
+        self.module = module
+        self.nodes = list(_in_order(module))
+        self._parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        """All calls, in the order of the text."""
+        return [node for node in self.nodes if isinstance(node, ast.Call)]
+
+    @cached_property
+    def functions(self) -> list[Function]:
+        """All functions and methods."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return [node for node in self.nodes if isinstance(node, kinds)]
+
+    def parent(self, node: ast.AST) -> ast.AST | None:
+        """Return the node that holds `node`, None for the module."""
+        return self._parents.get(node)
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield what holds `node`, nearest first, up to the module."""
+        found = self.parent(node)
+        while found is not None:
+            yield found
+            found = self.parent(found)
+
+    def scope(self, node: ast.AST) -> Scope:
+        """Return the function whose body holds `node`, or the module."""
+        for found in self.ancestors(node):
+            if isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
+                return found
+        return self.module
+
+    def within(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Yield pairs of what holds `node` and which of its children leads there, in its scope."""
+        child = node
+        for found in self.ancestors(node):
+            if isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
+                yield found, child
+                return
+            yield found, child
+            child = found
+
+    def loops(self, node: ast.AST) -> list[ast.For | ast.While]:
+        """Return the loops of its own scope that repeat `node`, innermost first."""
+        return [
+            found
+            for found, child in self.within(node)
+            if isinstance(found, (ast.For, ast.While))
+            and child not in found.orelse
+            and child is not getattr(found, "iter", None)
+        ]
+
+    def statement(self, node: ast.AST) -> ast.stmt | None:
+        """Return the statement that `node` is, or is part of."""
+        if isinstance(node, ast.stmt):
+            return node
+        return next((found for found in self.ancestors(node) if isinstance(found, ast.stmt)), None)
+
+    def before(self, node: ast.AST) -> Iterator[ast.stmt]:
+        """Yield the statements of the blocks around `node` that come before it, in its scope."""
+        for holder, child in self.within(node):
+            for block in blocks(holder):
+                if child in block:
+                    yield from block[: block.index(child)]
+
+    def own(self, scope: Scope) -> Iterator[ast.AST]:
+        """Yield the nodes of a scope without those of functions inside it."""
+        return (node for node in ast.walk(scope) if self.scope(node) is scope)
+
+
+def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Yield the lists of statements that a node holds."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        if isinstance(block, list):
+            yield block
+
+
+def path_of(node: ast.AST) -> str | None:
+    """Return the text of a name or of attributes of a name, such as "self.rank"; else None."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        base = path_of(node.value)
+        return None if base is None else f"{base}.{node.attr}"
+    return None
+
+
+def last_name(node: ast.AST) -> str:
+    """Return the last word of a name, an attribute or a called function; else ""."""
+    if isinstance(node, ast.Call):
+        return last_name(node.func)
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def words_in(node: ast.AST) -> set[str]:
+    """Return all names, attributes and names of arguments in an expression."""
+    found = set()
+    for each in ast.walk(node):
+        if isinstance(each, (ast.Name, ast.Attribute)):
+            found.add(last_name(each))
+        elif isinstance(each, ast.keyword) and each.arg:
+            found.add(each.arg)
+    return found
+
+
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _in_order(child)

@@ -1,0 +1,439 @@
+"""Short scripts with one mistake each, and the same scripts without it, by the rule's code."""
+
+from __future__ import annotations
+
+__all__ = ["ACCELERATE", "DDP", "HVD", "KERAS", "MISTAKES", "RIGHT"]
+
+HVD = """
+import torch
+import horovod.torch as hvd
+hvd.init()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+"""
+DDP = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+dist.init_process_group("gloo")
+rank = int(os.environ["RANK"])
+model = DDP(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+KERAS = """
+import keras
+import horovod.keras as hvd
+hvd.init()
+state = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+rate = 0.1 * hvd.size()
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), "mse")
+"""
+ACCELERATE = """
+from accelerate import Accelerator
+accelerator = Accelerator()
+"""
+
+# Code, beginning of the script, the rest with the mistake (`# here` marks its line).
+MISTAKES: list[tuple[str, str, str]] = [
+    ("HVD101", DDP, "if rank == 0:\n    dist.all_reduce(x)  # here\n"),
+    ("HVD101", DDP, "main = rank == 0\nif main and x:\n    dist.barrier()  # here\n"),
+    ("HVD101", DDP, "if rank:\n    pass\nelse:\n    dist.broadcast(x, 0)  # here\n"),
+    ("HVD101", HVD, "if not hvd.rank():\n    mean = hvd.allreduce(x)  # here\n"),
+    ("HVD101", HVD, "y = hvd.allgather(x) if hvd.local_rank() == 0 else None  # here\n"),
+    (
+        "HVD101",
+        HVD,
+        "def mean(x):\n    return hvd.allreduce(x)\nif hvd.rank() == 0:\n    mean(x)  # here\n",
+    ),
+    ("HVD101", ACCELERATE, "if accelerator.is_main_process:\n    accelerator.gather(x)  # here\n"),
+    (
+        "HVD101",
+        "import lightning as L\ntrainer = L.Trainer()\n",
+        "if trainer.is_global_zero:\n    trainer.save_checkpoint('last.ckpt')  # here\n",
+    ),
+    (
+        "HVD102",
+        HVD,
+        "def f(x):\n    if hvd.rank() != 0:\n        return\n    hvd.barrier()  # here\n",
+    ),
+    (
+        "HVD102",
+        DDP,
+        "for x in xs:\n    if rank > 0:\n        continue\n    dist.all_reduce(x)  # here\n",
+    ),
+    (
+        "HVD103",
+        DDP + "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n",
+        "model = FSDP(model)\nif rank == 0:\n    torch.save(model.state_dict(), 'm.pt')  # here\n",
+    ),
+    (
+        "HVD103",
+        HVD,
+        "optimizer = hvd.DistributedOptimizer(inner, sharded=True)\n"
+        "if hvd.rank() == 0:\n    state = optimizer.state_dict()  # here\n",
+    ),
+    ("HVD104", DDP, "if rank == 0:\n    print(x)\n    scheduler.step()  # here\n"),
+    ("HVD104", ACCELERATE, "if accelerator.is_main_process:\n    optimizer.step()  # here\n"),
+    (
+        "HVD105",
+        HVD,
+        "for x in xs[hvd.rank() :: hvd.size()]:  # here\n    model(x).backward()\n",
+    ),
+    (
+        "HVD105",
+        "import horovod.tensorflow as hvd\nhvd.init()\n",
+        "mine = data.shard(hvd.size(), hvd.rank()).batch(8)\n"
+        "for x in mine:  # here\n    hvd.allreduce(x)\n",
+    ),
+    (
+        "HVD106",
+        KERAS,
+        "calls = [hvd.callbacks.MetricAverageCallback()] if hvd.rank() == 0 else []  # here\n",
+    ),
+    (
+        "HVD201",
+        DDP,
+        "loader = DataLoader(data, 8, sampler=DistributedSampler(data))  # here\n"
+        "for epoch in range(epochs):\n    train(loader)\n",
+    ),
+    (
+        "HVD201",
+        HVD + "from hvdtrain.data import GlobalBatchSampler\n",
+        "batches = GlobalBatchSampler(99, 8)  # here\nfor _ in range(epochs):\n    f(batches)\n",
+    ),
+    ("HVD202", DDP, "sampler = DistributedSampler(test_set, shuffle=False)  # here\n"),
+    ("HVD202", DDP, "held = MNIST('d', train=False)\ns = DistributedSampler(held)  # here\n"),
+    (
+        "HVD203",
+        DDP,
+        "sampler = DistributedSampler(val_data, drop_last=True)  # here\n"
+        "hits = test(model, DataLoader(val_data, 8, sampler=sampler))\n"
+        "if rank == 0:\n    print(hits)\n",
+    ),
+    ("HVD204", HVD, "loss = hvd.allreduce(x).item() / hvd.size()  # here\n"),
+    ("HVD204", HVD, "mean = hvd.allreduce(x, name='x')\nloss = mean / hvd.size()  # here\n"),
+    (
+        "HVD205",
+        KERAS,
+        "calls = [state, keras.callbacks.EarlyStopping(), "
+        "hvd.callbacks.MetricAverageCallback()]  # here\n",
+    ),
+    ("HVD205", KERAS, "stop = keras.callbacks.ReduceLROnPlateau(monitor='loss')  # here\n"),
+    (
+        "HVD206",
+        DDP,
+        "torch.manual_seed(1)\nloader = DataLoader(data, 8, shuffle=True)  # here\n",
+    ),
+    ("HVD207", DDP, "a, b = torch.utils.data.random_split(data, [8, 2])  # here\n"),
+    (
+        "HVD207",
+        HVD + "from sklearn.model_selection import train_test_split\n",
+        "torch.manual_seed(hvd.rank())\na, b = train_test_split(x, test_size=0.2)  # here\n",
+    ),
+    ("HVD208", HVD, "hvd.allreduce(loss, name='l')  # here\nprint(hvd.rank(), loss)\n"),
+    (
+        "HVD209",
+        HVD,
+        "mine = test[hvd.rank() :: hvd.size()]\nrate = hits(mine) / len(mine)\n"
+        "mean = hvd.allreduce(rate, name='rate')  # here\n",
+    ),
+    (
+        "HVD210",
+        DDP,
+        "loader = DataLoader(test_set, 8)\nhits = count(loader)\ndist.all_reduce(hits)\n"
+        "print(rank, hits / len(loader.dataset))  # here\n",
+    ),
+    (
+        "HVD301",
+        HVD,
+        "o = torch.optim.SGD(p, lr=0.1 * hvd.size())  # here\n"
+        "loader = torch.utils.data.DataLoader(data, batch_size=64 // hvd.size())\n",
+    ),
+    (
+        "HVD302",
+        HVD,
+        "rate = 0.1 * hvd.size()\no = torch.optim.Adam(p, rate * hvd.size())  # here\n",
+    ),
+    ("HVD303", KERAS, "w = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1)  # here\n"),
+    ("HVD304", DDP, "loader = DataLoader(data, batch_size=global_batch_size)  # here\n"),
+    (
+        "HVD304",
+        HVD,
+        "parser.add_argument('--batch-size', help='samples over all ranks')\n"
+        "loader = torch.utils.data.DataLoader(data, args.batch_size)  # here\n",
+    ),
+    (
+        "HVD305",
+        DDP,
+        "n = torch.cuda.device_count()\ns = DistributedSampler(d, num_replicas=n)  # here\n",
+    ),
+    ("HVD305", HVD, "size = batch_size // torch.cuda.device_count()  # here\n"),
+    ("HVD305", HVD, "world_size = torch.cuda.device_count()  # here\nn = batch // world_size\n"),
+    ("HVD401", DDP, "torch.save(model.state_dict(), 'model.pt')  # here\n"),
+    ("HVD401", HVD, "def save():\n    open('log', 'w').write('x')  # here\nsave()\n"),
+    ("HVD401", KERAS, "model.save('model.keras')  # here\n"),
+    ("HVD402", KERAS, "calls = [state, keras.callbacks.ModelCheckpoint('m.keras')]  # here\n"),
+    ("HVD403", DDP + "import mlflow\n", "mlflow.log_metric('loss', 1)  # here\n"),
+    (
+        "HVD403",
+        HVD + "from torch.utils.tensorboard import SummaryWriter\n",
+        "writer = SummaryWriter('logs')  # here\nwriter.add_scalar('loss', 1)\n",
+    ),
+    ("HVD404", DDP, "for x in xs:\n    print('loss', x)  # here\n"),
+    (
+        "HVD404",
+        HVD,
+        "def report(x):\n    print(x)  # here\nfor epoch in range(9):\n    report(epoch)\n",
+    ),
+    ("HVD405", DDP + "from tqdm import tqdm\n", "for x in tqdm(xs):  # here\n    step(x)\n"),
+    ("HVD405", KERAS, "model.fit(x, y, callbacks=[state])  # here\n"),
+    ("HVD406", DDP, "data = datasets.MNIST('data', download=True)  # here\n"),
+    ("HVD406", KERAS, "data = keras.datasets.mnist.load_data()  # here\n"),
+    (
+        "HVD501",
+        "import torch\nimport hvdtrain.torch as hvd\nhvd.init()\n",
+        "o = hvd.DistributedOptimizer(o, named_parameters=p)  # here\n",
+    ),
+    (
+        "HVD502",
+        "import keras\nimport hvdtrain.keras as hvd\nhvd.init()\n",
+        "model.compile(hvd.DistributedOptimizer(o))  # here\nmodel.fit(x, y, verbose=0)\n",
+    ),
+    (
+        "HVD503",
+        HVD,
+        "if hvd.rank() == 0:\n    model.load_state_dict(torch.load('m.pt'))  # here\n",
+    ),
+    (
+        "HVD504",
+        "import torch\nimport horovod.torch as hvd\nhvd.init()\n",
+        "o = torch.optim.SGD(p, 0.1)\nfor x in xs:\n    f(x).backward()\n    o.step()  # here\n",
+    ),
+    (
+        "HVD505",
+        "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n",
+        "o = torch.optim.SGD(p, 0.1)\nfor x in xs:\n    f(x).backward()\n    o.step()  # here\n",
+    ),
+    ("HVD601", DDP, "dist.barrier()\ndist.barrier()  # here\n"),
+]
+
+# Code, beginning of the script, the rest as it should be.
+RIGHT: list[tuple[str, str, str]] = [
+    ("HVD101", DDP, "dist.all_reduce(x)\nif rank == 0:\n    print(x)\n"),
+    # The ranks meet in both branches, or in two conditions that are each other's reverse.
+    ("HVD101", DDP, "if rank == 0:\n    dist.gather(x, out)\nelse:\n    dist.gather(x, dst=0)\n"),
+    (
+        "HVD101",
+        DDP,
+        "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()\n",
+    ),
+    ("HVD101", DDP, "if rank in (0, 1):\n    dist.all_reduce(x, group=pair)\n"),
+    # -1 is not a rank: it says that there is one process only.
+    ("HVD101", DDP, "if args.local_rank != -1:\n    dist.barrier()\n"),
+    ("HVD101", HVD, "if hvd.rank() == 0:\n    hvd.allreduce(x)\nhvd.join()\n"),
+    ("HVD104", HVD, "if hvd.rank() == 0:\n    optimizer.step()\nhvd.join()\n"),
+    ("HVD101", HVD, "if hvd.size() > 1:\n    hvd.allreduce(x)\n"),
+    (
+        "HVD101",
+        DDP,
+        "def mean(x, together=False):\n    if together:\n        dist.all_reduce(x)\n    return x\n"
+        "if rank == 0:\n    mean(x)\n",
+    ),
+    (
+        "HVD101",
+        ACCELERATE,
+        "y = accelerator.gather(x)\nif accelerator.is_main_process:\n    f(y)\n",
+    ),
+    (
+        "HVD102",
+        HVD,
+        "def f(x):\n    hvd.barrier()\n    if hvd.rank() != 0:\n        return\n    g(x)\n",
+    ),
+    ("HVD102", DDP, "def f(x):\n    if x is None:\n        return\n    dist.all_reduce(x)\n"),
+    (
+        "HVD103",
+        DDP + "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n",
+        "model = FSDP(model)\nx = model.state_dict()\nif rank == 0:\n    torch.save(x, 'm')\n",
+    ),
+    ("HVD103", DDP, "if rank == 0:\n    torch.save(model.module.state_dict(), 'm.pt')\n"),
+    ("HVD104", DDP, "scheduler.step()\nif rank == 0:\n    print(x)\n    progress.step()\n"),
+    (
+        "HVD105",
+        HVD,
+        "for x in xs[hvd.rank() :: hvd.size()]:\n    model(x).backward()\nhvd.join()\n",
+    ),
+    ("HVD105", HVD, "for x in xs[hvd.rank() :: hvd.size()]:\n    total += model(x)\n"),
+    (
+        "HVD105",
+        "import horovod.tensorflow as hvd\nhvd.init()\n",
+        "mine = data.shard(hvd.size(), hvd.rank()).repeat()\n"
+        "for x in mine.take(9):\n    hvd.allreduce(x)\n",
+    ),
+    (
+        "HVD106",
+        KERAS,
+        "calls = [hvd.callbacks.MetricAverageCallback()]\n"
+        "if hvd.rank() == 0:\n    calls.append(keras.callbacks.CSVLogger('log'))\n",
+    ),
+    (
+        "HVD201",
+        DDP,
+        "sampler = DistributedSampler(data)\nfor epoch in range(epochs):\n"
+        "    sampler.set_epoch(epoch)\n    train(DataLoader(data, 8, sampler=sampler))\n",
+    ),
+    ("HVD201", DDP, "s = DistributedSampler(d, shuffle=False)\nfor epoch in range(9):\n    f(s)\n"),
+    ("HVD201", DDP, "s = DistributedSampler(data)\nfor epoch in range(1):\n    train(s)\n"),
+    ("HVD202", DDP, "sampler = DistributedSampler(test_set, drop_last=True)\n"),
+    ("HVD202", DDP, "s = DistributedSampler(test_set)\nresults = gathered[: len(test_set)]\n"),
+    ("HVD202", DDP, "sampler = DistributedSampler(latest_data)\n"),
+    ("HVD202", DDP, "s = DistributedSampler(val_set)\nmerge(CocoEvaluator(ids))\n"),
+    (
+        "HVD203",
+        DDP,
+        "sampler = DistributedSampler(val_data, drop_last=True)\n"
+        "dist.all_reduce(hits)\nif rank == 0:\n    print(hits)\n",
+    ),
+    ("HVD204", HVD, "loss = hvd.allreduce(x, op=hvd.Sum) / hvd.size()\n"),
+    (
+        "HVD205",
+        KERAS,
+        "calls = [state, hvd.callbacks.MetricAverageCallback(), keras.callbacks.EarlyStopping()]\n",
+    ),
+    ("HVD206", DDP, "torch.manual_seed(rank)\nloader = DataLoader(data, 8, shuffle=True)\n"),
+    (
+        "HVD206",
+        DDP,
+        "torch.manual_seed(1)\nloader = DataLoader(d, 8, sampler=DistributedSampler(d))\n",
+    ),
+    (
+        "HVD207",
+        DDP,
+        "torch.manual_seed(1)\na, b = torch.utils.data.random_split(data, [8, 2])\n",
+    ),
+    ("HVD208", HVD, "loss = hvd.allreduce(loss, name='l')\nhvd.allreduce_(loss)\nprint(loss)\n"),
+    ("HVD208", HVD, "hvd.allreduce(torch.zeros(1), name='wait')\n"),
+    (
+        "HVD209",
+        HVD,
+        "mine = test[hvd.rank() :: hvd.size()]\n"
+        "mean = hvd.allreduce(hits(mine), op=hvd.Sum) / len(test)\n",
+    ),
+    (
+        "HVD209",
+        HVD,
+        "mine = test[:9]\nrate = hits(mine) / len(mine)\nmean = hvd.allreduce(rate)\n",
+    ),
+    (
+        "HVD210",
+        DDP,
+        "loader = DataLoader(test_set, 8, sampler=own)\nhits = count(loader)\n"
+        "dist.all_reduce(hits)\nprint(rank, hits / len(loader.dataset))\n",
+    ),
+    (
+        "HVD210",
+        DDP,
+        "loader = DataLoader(test_set, 8)\nhits = count(loader)\ndist.all_reduce(hits)\n"
+        "print(rank, hits / len(loader.dataset) / dist.get_world_size())\n",
+    ),
+    (
+        "HVD301",
+        HVD,
+        "o = torch.optim.SGD(p, lr=0.1 * hvd.size())\n"
+        "loader = torch.utils.data.DataLoader(data, batch_size=64)\n",
+    ),
+    ("HVD302", HVD, "rate = 0.1 * hvd.size()\no = torch.optim.Adam(p, rate)\n"),
+    ("HVD303", KERAS, "w = hvd.callbacks.LearningRateWarmupCallback(initial_lr=rate)\n"),
+    ("HVD304", DDP, "n = global_batch_size // dist.get_world_size()\nl = DataLoader(data, n)\n"),
+    (
+        "HVD304",
+        HVD,
+        "parser.add_argument('--batch-size', help='per GPU; the total batch is larger')\n"
+        "loader = torch.utils.data.DataLoader(data, args.batch_size)\n",
+    ),
+    (
+        "HVD305",
+        HVD,
+        "parser.add_argument('--batch-size', help='of all GPUs of a node')\n"
+        "size = args.batch_size // torch.cuda.device_count()\n",
+    ),
+    ("HVD305", DDP, "torch.cuda.set_device(rank % torch.cuda.device_count())\n"),
+    (
+        "HVD305",
+        "import torch\nimport torch.distributed as dist\nimport torch.multiprocessing as mp\n",
+        "def f(rank, n):\n    dist.init_process_group('gloo', rank=rank, world_size=n)\n"
+        "n = torch.cuda.device_count()\nmp.spawn(f, (n,), nprocs=n)\n",
+    ),
+    ("HVD401", DDP, "if rank == 0:\n    torch.save(model.state_dict(), 'model.pt')\n"),
+    ("HVD401", DDP, "if os.environ['RANK'] == '0':\n    torch.save(state, 'model.pt')\n"),
+    ("HVD401", DDP, "torch.save(state, f'model-{rank}.pt')\n"),
+    ("HVD401", DDP, "n = int(n)\nn = int(n)\nif n == 0 and rank == n:\n    torch.save(n, 'n')\n"),
+    (
+        "HVD401",
+        DDP,
+        "def save():\n    torch.save(x, 'm.pt')\nif dist.get_rank() == 0:\n    save()\n",
+    ),
+    (
+        "HVD401",
+        DDP,
+        "def save():\n    if rank:\n        return\n    torch.save(x, 'm.pt')\nsave()\n",
+    ),
+    ("HVD401", "import torch\n", "torch.save(model.state_dict(), 'model.pt')\n"),
+    (
+        "HVD402",
+        KERAS,
+        "if hvd.rank() == 0:\n    calls.append(keras.callbacks.ModelCheckpoint('m.keras'))\n",
+    ),
+    (
+        "HVD402",
+        KERAS,
+        "saving = keras.callbacks.ModelCheckpoint('m.keras')\n"
+        "calls = [hvd.callbacks.RankZero(saving)]\n",
+    ),
+    ("HVD403", DDP + "import mlflow\n", "if rank == 0:\n    mlflow.log_metric('loss', 1)\n"),
+    (
+        "HVD403",
+        HVD + "from torch.utils.tensorboard import SummaryWriter\n",
+        "writer = SummaryWriter('logs') if hvd.rank() == 0 else None\n",
+    ),
+    (
+        "HVD403",
+        HVD + "from torch.utils.tensorboard import SummaryWriter\n",
+        "w = SummaryWriter('logs')\nif hvd.rank() == 0:\n    w.add_scalar('loss', 1)\n",
+    ),
+    ("HVD404", DDP, "print('start')\nfor x in xs:\n    print(f'rank {rank}: {x}')\n"),
+    ("HVD404", DDP, "for x in xs:\n    if rank == 0 and x > 1:\n        print('loss', x)\n"),
+    (
+        "HVD405",
+        DDP + "from tqdm import tqdm\n",
+        "for x in tqdm(xs, disable=rank != 0):\n    f(x)\n",
+    ),
+    ("HVD405", KERAS, "model.fit(x, y, verbose=1 if hvd.rank() == 0 else 0)\n"),
+    (
+        "HVD406",
+        DDP,
+        "if rank == 0:\n    MNIST('data', download=True)\ndist.barrier()\n"
+        "data = MNIST('data', download=True)\n",
+    ),
+    ("HVD406", HVD, "data = MNIST('data-%d' % hvd.rank(), download=True)\n"),
+    ("HVD406", HVD, "with FileLock('lock'):\n    data = MNIST('data', download=True)\n"),
+    ("HVD501", HVD, ""),
+    (
+        "HVD501",
+        "import torch\nimport hvdtrain.torch as hvd\nhvd.init()\ntorch.manual_seed(0)\n",
+        "o = hvd.DistributedOptimizer(o, named_parameters=p)\n",
+    ),
+    ("HVD502", KERAS, "model.fit(x, y, verbose=0, callbacks=[state])\n"),
+    (
+        "HVD503",
+        HVD,
+        "if hvd.rank() == 0:\n    model.load_state_dict(torch.load('m.pt'))\n"
+        "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n",
+    ),
+    ("HVD504", HVD, "for x in xs:\n    f(x).backward()\n    optimizer.step()\n"),
+    ("HVD505", DDP, "for x in xs:\n    f(x).backward()\n    optimizer.step()\n"),
+    ("HVD601", DDP, "dist.barrier()\nf()\ndist.barrier()\n"),
+]

@@ -1,0 +1,88 @@
+"""`python -m hvdtrain lint --run`: two real ranks run a script, and are compared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.world import promised_world
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+START = """
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+# Ranks start from different weights, have the same samples, and one reduces alone.
+WRONG = (
+    START
+    + """
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+for number in range(100):
+    optimizer.zero_grad()
+    loss = model(torch.ones(8, 4)).square().mean()  # HVD902
+    loss.backward()
+    optimizer.step()  # HVD901
+    alone = int(str(hvd.rank())) == 0 and number == 1
+    mean = hvd.allreduce(loss.detach()) if alone else loss  # HVD903
+"""
+)
+FAILING = START + "raise ValueError('no data')\n"
+
+
+def lint(script: Path, steps: int) -> subprocess.CompletedProcess[str]:
+    """Run the command; a rank that waits for the other one ends the job after some seconds."""
+    assert promised_world(os.environ) is None
+    command = [sys.executable, "-P", "-m", "hvdtrain", "lint", "--run", str(steps), str(script)]
+    soon = {"HVDTRAIN_STALL_SECONDS": "2", "HVDTRAIN_STALL_SHUTDOWN_SECONDS": "4"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=os.environ | soon
+    )
+
+
+def test_an_example_has_no_findings() -> None:
+    done = lint(EXAMPLES / "torch_loop.py", 4)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_differs_between_ranks_is_found(tmp_path: Path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text(WRONG)
+    done = lint(script, 5)
+    assert done.returncode == 1
+    found = {
+        tuple(line.removeprefix(f"{script}:").split()[:2]) for line in done.stdout.splitlines()
+    }
+    expected = {
+        (f"{number}:", line.rpartition("# ")[2])
+        for number, line in enumerate(WRONG.splitlines(), 1)
+        if "# HVD9" in line
+    }
+    assert expected <= found, done.stdout
+    assert {code for _, code in found if code.startswith("HVD9")} == {"HVD901", "HVD902", "HVD903"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (FAILING, "no step was taken on two ranks: ValueError: no data"),
+        ("import torch\n", "--run is for scripts that use hvdtrain.torch or horovod.torch"),
+    ],
+)
+def test_a_script_that_cannot_be_compared_is_one_line(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    done = lint(script, 2)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert words in line
