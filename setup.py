@@ -65,7 +65,7 @@ setup(
             *("py.typed", "compiled.h", "engines/shared_memory/*.c", "engines/shared_memory/*/*.h"),
             *("core/compression/*.c", "core/sharding/*.c", "core/allocators/*.h"),
             *("torch/allocator/*.cpp", "tensorflow/allocator/*.cpp"),
-            "report/assets/*",
+            *("report/assets/*", "compare/results/*.html", "compare/results/*.css"),
         ]
     },
     python_requires=">=3.11",

@@ -35,6 +35,7 @@ _COMMANDS = {
     "exec": "Run a script for torch.distributed or TensorFlow, with the variables that it needs.",
     "check": "Show what is installed, try two ranks, and say how to fix what is wrong.",
     "exchanges": "List what ranks can send one another in each step: train --exchange.",
+    "compare": "Train a recipe under several strategies, and compare time and results.",
     "bench": "Compare with Horovod, DDP and others, and predict how a step scales.",
     "build-horovod": "Build and install Horovod for the installed frameworks.",
 }
