@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from horovod_environment import horovod_python
 from job import Completed
+from paths import TRAINING
 from ranks import start
 
 FAULTY = Path(__file__).parent / "faulty_recipe.py"
@@ -46,6 +49,51 @@ def test_digits(tmp_path: Path) -> None:
     assert "1438, 1 twice" in done.stdout
     assert (tmp_path / "compare.html").read_text().count("<svg") == 5
     assert not (tmp_path / "turns").exists()
+
+
+@pytest.mark.soak
+def test_other_strategies_of_torch(tmp_path: Path) -> None:
+    names = "hvdtrain:sharded,hvdtrain:local:steps=4,fsdp2,dp,accelerate,torch-postlocal"
+    done, rows = compare(tmp_path, "digits", "--with", names, "--batch-size", 16)
+    assert (done.returncode, len(rows)) == (0, 7)
+    assert {name: row["failure"] for name, row in rows.items() if row["failure"]} == {}
+    for name, row in rows.items():
+        averages = "local" not in name
+        assert (row["difference"]["checked"] < 1e-6) == averages, name
+        assert row["trained"]["lost"] == 0
+        assert (row["trained"]["duplicates"] == 0) == (row["processes"] == 1 or "hvd" in name)
+        assert row["evaluated"]["seen"] == 360
+        assert row["memory_bytes"] > 1e8
+        assert row["scores"]["accuracy"] > 0.3
+    assert rows["dp"]["difference"] == rows["one process"]["difference"]
+    assert "without GPUs" in rows["dp"]["notes"][0]
+    # Shards are gathered: more than DDP sends.
+    assert rows["fsdp2"]["socket_bytes"] > rows["accelerate"]["socket_bytes"]
+
+
+@pytest.mark.soak
+def test_padded_evaluation(tmp_path: Path) -> None:
+    """Of 26 samples on three ranks one is evaluated twice, which hvdtrain and Accelerate avoid."""
+    recipe = TRAINING / "point_recipes.py"
+    words = (recipe, "--with", "hvdtrain,ddp,accelerate", "-np", 3, "--batch-size", 2)
+    done, rows = compare(tmp_path, *words)
+    assert done.returncode == 0, rows
+    counts = {name: row["evaluated"] for name, row in rows.items()}
+    samples = counts["one process"]["samples"]
+    assert samples % 3 != 0
+    assert counts["ddp"]["duplicates"] == -samples % 3
+    for name in ("hvdtrain", "accelerate", "one process"):
+        assert (counts[name]["seen"], counts[name]["duplicates"]) == (samples, 0)
+
+
+@pytest.mark.horovod
+def test_horovod(tmp_path: Path) -> None:
+    named = f"horovod={horovod_python()}"
+    done, rows = compare(tmp_path, "digits", "--with", "horovod", "--python", named)
+    assert (done.returncode, rows["horovod"]["failure"]) == (0, "")
+    assert rows["horovod"]["difference"]["checked"] < 1e-6
+    assert rows["horovod"]["trained"]["duplicates"] == 1
+    assert rows["horovod"]["library"].startswith("Horovod 0.")
 
 
 def test_a_contender_that_fails(tmp_path: Path) -> None:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from hvdtrain.compare.protocol.strategy import Strategy
-from hvdtrain.compare.strategies import ddp, hvdtrain, one
+from hvdtrain.compare.strategies import (
+    accelerate,
+    ddp,
+    dp,
+    fsdp2,
+    horovod,
+    hvdtrain,
+    one,
+    torch_postlocal,
+)
 
 __all__ = ["REFERENCE", "STRATEGIES", "find_strategy"]
 
 # What all others are compared with; it always runs.
 REFERENCE = one.STRATEGY
 STRATEGIES: dict[str, Strategy] = {
-    strategy.name: strategy for strategy in (hvdtrain.STRATEGY, ddp.STRATEGY)
+    module.STRATEGY.name: module.STRATEGY
+    for module in (hvdtrain, horovod, ddp, fsdp2, dp, accelerate, torch_postlocal)
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from hvdtrain.compare.turns.jobs import JobEnd
 __all__ = ["Turn", "failure", "read_turn"]
 
 _LONGEST_LINE = 300
+# Of a Python traceback, or of an interpreter: "path/python: Error while ...".
+_ERROR = re.compile(r"(\S+: )?([\w.]*\.)?\w*(Error|Exception)\b")
 
 
 @dataclass(frozen=True)
@@ -69,18 +72,20 @@ def failure(folder: Path, processes: int, end: JobEnd, log: Path, limit: float) 
     missing = [str(rank) for rank in ranks if not result_file(folder, rank).exists()]
     if not missing and end.code == 0:
         return ""
-    said = _last_line(log)
+    said = _cause(log)
     if end.code:
         return _shortened(f"it ended with exit code {end.code}{said and f': {said}'}")
     return _shortened(f"rank {', '.join(missing)} ended without a result{said and f': {said}'}")
 
 
-def _last_line(log: Path) -> str:
+def _cause(log: Path) -> str:
+    """Return the first line that names an error; without one, the last line."""
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").replace("\0", "").splitlines()
+        text = log.read_text(encoding="utf-8", errors="replace").replace("\0", "")
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip(" -=")), "")
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -=")]
+    return next(filter(_ERROR.match, lines), lines[-1] if lines else "")
 
 
 def _shortened(text: str) -> str:
