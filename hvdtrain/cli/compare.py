@@ -11,10 +11,12 @@ import click
 
 from hvdtrain.cli.train import read_options
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, UsageError
+from hvdtrain.train.options import BACKENDS, DTYPES, FRAMEWORKS
 from hvdtrain.world import promised_world
 
 __all__ = ["command"]
 
+_DEFAULTS = {"torch": ("hvdtrain,ddp",), "keras": ("hvdtrain,mirrored",)}
 _PYTHON_HELP = "Interpreter of another environment for a strategy; may be given several times."
 
 
@@ -24,10 +26,9 @@ _PYTHON_HELP = "Interpreter of another environment for a strategy; may be given 
     "names",
     "--with",
     multiple=True,
-    default=["hvdtrain,ddp"],
-    show_default=True,
     metavar="NAME,...",
-    help="Strategies, of which the first is what the others are compared with.",
+    help="Strategies; the others are compared with the first.  [default: hvdtrain,ddp; with Keras "
+    "hvdtrain,mirrored]",
 )
 @click.option("ranks", "-np", "-n", "--num-ranks", type=click.IntRange(1), default=2)
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
@@ -51,6 +52,9 @@ _PYTHON_HELP = "Interpreter of another environment for a strategy; may be given 
 @click.option("pythons", "--python", multiple=True, metavar="NAME=PATH", help=_PYTHON_HELP)
 @click.option("--set", multiple=True, metavar="NAME=VALUE", help="Argument of the recipe.")
 @click.option("--data-dir", type=Path, metavar="DIR", help="Directory of the recipe's data.")
+@click.option("--framework", type=click.Choice(FRAMEWORKS), help="Of the recipe.")
+@click.option("--backend", type=click.Choice(BACKENDS), help="Of Keras.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of weights; default: float32.")
 @click.option("--batch-size", type=int, help="Samples per rank and step.")
 @click.option("--optimizer", metavar="NAME", help="As for train.")
 @click.option("--lr", type=float, help="Learning rate for one rank.")
@@ -79,7 +83,9 @@ def command(
         raise UsageError(f"'compare' starts ranks itself: call it without {promised.launcher}")
     options = read_options({name: value for name, value in given.items() if value != ()})
     request = Request(
-        contenders=parse_contenders(names, dict(map(_python, pythons))),
+        contenders=parse_contenders(
+            names or _DEFAULTS[options.framework], dict(map(_python, pythons)), options.framework
+        ),
         options=options.with_absolute_paths(),
         ranks=ranks,
         repeats=repeats,

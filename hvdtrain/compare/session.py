@@ -25,7 +25,10 @@ from hvdtrain.train.records.results import json_text
 __all__ = ["Request", "compare"]
 
 # Options that say what is trained; the others have no meaning for other libraries.
-_COMPARED = ("recipe", "set", "data_dir", "epochs", "batch_size", "optimizer", "lr", "seed")
+_COMPARED = (
+    *("recipe", "set", "data_dir", "framework", "backend", "dtype"),
+    *("epochs", "batch_size", "optimizer", "lr", "seed"),
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def compare(request: Request) -> bool:
         request.limit_seconds,
         out,
     )
-    outcomes = run_turns(request.contenders, reference(), settings, _say)
+    outcomes = run_turns(request.contenders, reference(request.options.framework), settings, _say)
     rows = make_rows(outcomes, request.ranks)
     about = _about(request, options)
     print_tables(rows)

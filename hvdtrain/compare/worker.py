@@ -23,8 +23,11 @@ def main(file: str) -> None:
         file: file with the task.
     """
     task = Task.read(Path(file))
-    strategy = find_strategy(task.strategy)
+    options = task.train_options
+    strategy = find_strategy(options.framework, task.strategy)
     place = _place(strategy.launch, os.environ)
+    if options.framework == "keras":
+        _prepare_keras(strategy.backend or options.backend, place)
     folder = Path(task.folder)
     try:
         for need in strategy.needs:
@@ -33,6 +36,13 @@ def main(file: str) -> None:
     except Exception as error:
         write_error(folder, place.rank, error)
         raise
+
+
+def _prepare_keras(backend: str | None, place: Place) -> None:
+    """Set what Keras and TensorFlow read when they are imported."""
+    os.environ["KERAS_BACKEND"] = backend or os.environ.get("KERAS_BACKEND", "tensorflow")
+    share = max(1, len(os.sched_getaffinity(0)) // place.size)
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(share))
 
 
 def _place(launch: Launch, environ: Mapping[str, str]) -> Place:

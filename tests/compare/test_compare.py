@@ -12,14 +12,17 @@ from horovod_environment import horovod_python
 from job import Completed
 from paths import TRAINING
 from ranks import start
+from tensorflow_environment import tensorflow_python
 
 FAULTY = Path(__file__).parent / "faulty_recipe.py"
 LIMIT_SECONDS = 300
 
 
-def compare(folder: Path, *words: object) -> tuple[Completed, dict[str, dict[str, Any]]]:
+def compare(
+    folder: Path, *words: object, python: Path = Path(sys.executable)
+) -> tuple[Completed, dict[str, dict[str, Any]]]:
     """Run a comparison, and return what it printed and its contenders by label."""
-    command = [sys.executable, "-m", "hvdtrain", "compare", *words]
+    command = [python, "-m", "hvdtrain", "compare", *words]
     with start([*command, "--repeats", 1, "--out", folder], cwd=folder) as job:
         done = job.wait(LIMIT_SECONDS)
         job.assert_nothing_left()
@@ -84,6 +87,23 @@ def test_padded_evaluation(tmp_path: Path) -> None:
     assert counts["ddp"]["duplicates"] == -samples % 3
     for name in ("hvdtrain", "accelerate", "one process"):
         assert (counts[name]["seen"], counts[name]["duplicates"]) == (samples, 0)
+
+
+@pytest.mark.soak
+def test_strategies_of_keras(tmp_path: Path) -> None:
+    """In float64, where rounding puts no unit on the other side of zero."""
+    names = "hvdtrain,horovod,mirrored,multiworker,ps-sync,ps-async,jax-distribution"
+    words = ("digits", "--framework", "keras", "--dtype", "float64", "--with", names)
+    done, rows = compare(tmp_path, *words, python=tensorflow_python())
+    assert (done.returncode, len(rows)) == (0, 8)
+    for name, most in (("hvdtrain", 1e-12), ("mirrored", 1e-12), ("jax-distribution", 1e-6)):
+        assert rows[name]["failure"] == ""
+        assert rows[name]["difference"]["final"] < most
+        assert rows[name]["trained"] == rows["one process"]["trained"]
+        assert rows[name]["evaluated"]["seen"] == 360
+    for name in ("multiworker", "ps-sync", "ps-async"):  # no longer with Keras 3
+        assert rows[name]["failure"].startswith("ValueError: "), rows[name]["failure"]
+    assert "devices of the CPU" in rows["mirrored"]["notes"][0]
 
 
 @pytest.mark.horovod

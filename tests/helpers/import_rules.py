@@ -84,7 +84,10 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("heartbeat", "loop", "recipes.builtin", "torch.shards", "torch", "keras.shards"),
         *("keras", ""),
     ],
-    "compare": ["protocol", "torch", "strategies", "figures", "turns", "results", ""],
+    "compare": [
+        *("protocol", "torch", "keras", "strategies.keras", "strategies"),
+        *("figures", "turns", "results", ""),
+    ],
     "hvdtrain_bench": ["harness", "analysis", "cases", "exchanges", "elastic", ""],
     "cli": ["bench", ""],
 }

@@ -31,7 +31,7 @@ class RankResult:
         library: name and version of what communicates.
         samples: number of training samples.
         test_samples: number of test samples.
-        threads: number of threads that the rank computes with.
+        threads: number of threads that the rank computes with; None: unknown.
         step_seconds: time of each step, float64 [steps].
         epoch_seconds: time of each epoch, float64 [epochs].
         trained: numbers of the samples that this rank has trained on, for each epoch.
@@ -49,7 +49,7 @@ class RankResult:
     library: str
     samples: int
     test_samples: int
-    threads: int
+    threads: int | None
     step_seconds: npt.NDArray[np.float64]
     epoch_seconds: npt.NDArray[np.float64]
     trained: list[Indices]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -11,7 +11,7 @@ from hvdtrain.compare.protocol.rank_file import RankResult
 from hvdtrain.compare.protocol.task import Place, Task
 from hvdtrain.errors import UsageError
 
-__all__ = ["Launch", "Need", "Strategy"]
+__all__ = ["JAX", "KERAS", "TENSORFLOW", "TORCH", "Launch", "Need", "Strategy"]
 
 
 class Launch(Enum):
@@ -35,18 +35,24 @@ class Need:
     install: str
 
     def require(self) -> None:
-        """Import the module (local).
+        """Check that the module is installed, without importing it (local).
 
         Raises:
-            UsageError: it is not installed; the error names the command.
+            UsageError: it is not; the error names the command.
         """
         try:
-            importlib.import_module(self.module)
-        except ModuleNotFoundError as error:
-            missing = (error.name or self.module).partition(".")[0]
-            if missing != self.module.partition(".")[0]:
-                raise
-            raise UsageError(f"{missing} is not installed: {self.install}") from error
+            found = importlib.util.find_spec(self.module)
+        except ModuleNotFoundError:  # of the package that it is part of
+            found = None
+        if found is None:
+            package = self.module.partition(".")[0]
+            raise UsageError(f"{package} is not installed: {self.install}")
+
+
+TORCH = Need("torch", "pip install 'hvdtrain[torch]'")
+KERAS = Need("keras", "pip install 'hvdtrain[keras]'")
+TENSORFLOW = Need("tensorflow", "pip install 'hvdtrain[tensorflow]'")
+JAX = Need("jax", "pip install jax")
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,9 @@ class Strategy:
         code: lines that a user adds to a script for one process, or changes in it.
         train: trains on one process, together with the others, and returns what happened.
         takes_variants: whether a colon and a variant may follow the name.
+        backend: backend of Keras; empty: any.
+        helpers: roles of processes that train nothing and never end: the job ends with rank 0,
+            which is the chief.
     """
 
     name: str
@@ -70,6 +79,8 @@ class Strategy:
     code: str
     train: Callable[[Task, Place], RankResult]
     takes_variants: bool = False
+    backend: str = ""
+    helpers: tuple[str, ...] = ()
 
     @property
     def lines(self) -> int:
@@ -78,5 +89,11 @@ class Strategy:
         return sum(1 for line in lines if line and not line.startswith("#"))
 
     def processes(self, ranks: int) -> int:
-        """Return the number of processes for so many ranks."""
-        return 1 if self.launch is Launch.ONE else ranks
+        """Return the number of processes that train, for so many ranks."""
+        return 1 if self.launch is Launch.ONE or self.helpers else ranks
+
+    def roles(self, ranks: int) -> list[str]:
+        """Return the role of each process in TF_CONFIG."""
+        if not self.helpers:
+            return ["worker"] * self.processes(ranks)
+        return ["chief", *self.helpers, *["worker"] * ranks]

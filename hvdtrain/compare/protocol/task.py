@@ -39,6 +39,7 @@ class Task:
         check_steps: number of steps after which the weights are compared.
         keeps_weights: whether rank 0 writes weights.
         folder: directory for the files of the ranks.
+        shared: directory that the reference writes its first weights to, for other contenders.
     """
 
     strategy: str
@@ -48,6 +49,7 @@ class Task:
     check_steps: int
     keeps_weights: bool
     folder: str
+    shared: str
 
     @property
     def train_options(self) -> TrainOptions:

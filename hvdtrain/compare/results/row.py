@@ -26,7 +26,7 @@ class Row:
         code: these lines.
         failure: why it has not run, in one line; the attributes below are then empty.
         library: name and version of what communicates.
-        threads: number of threads of a rank.
+        threads: number of threads of a rank; None: unknown.
         step: time of a step.
         ratio: relative to the first contender; None for itself, and if that has not run.
         verdict: whether there is a difference to the first contender.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hvdtrain.compare.protocol.rank_file import RankResult
-from hvdtrain.compare.protocol.strategy import Launch, Need, Strategy
+from hvdtrain.compare.protocol.strategy import TORCH, Launch, Need, Strategy
 from hvdtrain.compare.protocol.task import Place, Task
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ STRATEGY = Strategy(
     summary="Accelerate, with DDP on gloo",
     launch=Launch.PROCESSES,
     needs=(
-        Need("torch", "pip install 'hvdtrain[torch]'"),
+        TORCH,
         Need("accelerate", "pip install accelerate"),
     ),
     code=_CODE,

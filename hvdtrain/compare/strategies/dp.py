@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hvdtrain.compare.protocol.rank_file import RankResult
-from hvdtrain.compare.protocol.strategy import Launch, Need, Strategy
+from hvdtrain.compare.protocol.strategy import TORCH, Launch, Strategy
 from hvdtrain.compare.protocol.task import Place, Task
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ STRATEGY = Strategy(
     name="dp",
     summary="torch's DataParallel, in one process",
     launch=Launch.ONE,
-    needs=(Need("torch", "pip install 'hvdtrain[torch]'"),),
+    needs=(TORCH,),
     code=_CODE,
     train=_train,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hvdtrain.compare.protocol.rank_file import RankResult
-from hvdtrain.compare.protocol.strategy import Launch, Need, Strategy
+from hvdtrain.compare.protocol.strategy import TORCH, Launch, Need, Strategy
 from hvdtrain.compare.protocol.task import Place, Task
 from hvdtrain.errors import UsageError
 
@@ -67,7 +67,7 @@ STRATEGY = Strategy(
     summary="Horovod itself",
     launch=Launch.MPI,
     needs=(
-        Need("torch", "pip install 'hvdtrain[torch]'"),
+        TORCH,
         Need("horovod.torch", f"{_BUILD}, or --python horovod=PATH of an environment that has it"),
     ),
     code=_CODE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hvdtrain.compare.protocol.rank_file import RankResult
-from hvdtrain.compare.protocol.strategy import Launch, Need, Strategy
+from hvdtrain.compare.protocol.strategy import TORCH, Launch, Strategy
 from hvdtrain.compare.protocol.task import Place, Task
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ STRATEGY = Strategy(
     name="one",
     summary="one process with the whole batch",
     launch=Launch.ONE,
-    needs=(Need("torch", "pip install 'hvdtrain[torch]'"),),
+    needs=(TORCH,),
     code="",
     train=_train,
 )

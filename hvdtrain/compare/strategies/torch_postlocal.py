@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hvdtrain.compare.protocol.rank_file import RankResult
-from hvdtrain.compare.protocol.strategy import Launch, Need, Strategy
+from hvdtrain.compare.protocol.strategy import TORCH, Launch, Strategy
 from hvdtrain.compare.protocol.task import Place, Task
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ STRATEGY = Strategy(
     name="torch-postlocal",
     summary="torch's post-local SGD on DDP and gloo",
     launch=Launch.PROCESSES,
-    needs=(Need("torch", "pip install 'hvdtrain[torch]'"),),
+    needs=(TORCH,),
     code=_CODE,
     train=_train,
 )

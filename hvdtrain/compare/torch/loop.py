@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from hvdtrain.compare.protocol.meters import SocketMeter, peak_memory_bytes
 from hvdtrain.compare.protocol.rank_file import RankResult, Weights
 from hvdtrain.compare.protocol.task import Place, Task
-from hvdtrain.compare.torch.meters import SocketMeter, peak_memory_bytes
 from hvdtrain.compare.torch.problem import Problem, make_problem
 from hvdtrain.compare.torch.trainer import Trainer
 from hvdtrain.data.sampling.sharding import Indices, epoch_permutation

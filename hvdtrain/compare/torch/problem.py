@@ -70,7 +70,7 @@ class Problem:
         return self._source(self.recipe.test, None)
 
     def _source(self, data: Any, augment: Any) -> Source:
-        move = partial(move_to, device=torch.device("cpu"), dtype=torch.float32)
+        move = partial(move_to, device=torch.device("cpu"), dtype=_dtype(self.options))
         return make_source(data, move, self.options.seed, 0, augment, self.recipe.collate)
 
 
@@ -92,7 +92,7 @@ def make_problem(task: Task, place: Place) -> Problem:
     _require_comparable(options.recipe, recipe)
     if recipe.most_threads is not None:
         limit_threads(recipe.most_threads)
-    recipe.model.to("cpu", torch.float32)
+    recipe.model.to("cpu", _dtype(options))
     samples = recipe.samples_per_epoch or len(recipe.train)
     plan = StepPlan(options, here, samples, ranks=task.ranks)
     if plan.global_batch_size % task.ranks:
@@ -113,3 +113,8 @@ def _require_comparable(name: str, recipe: Recipe) -> None:
             f"the training data of {name} is a stream, which DistributedSampler cannot divide: "
             "compare recipes whose data has len() and [index]"
         )
+
+
+def _dtype(options: TrainOptions) -> torch.dtype:
+    found: torch.dtype = getattr(torch, options.dtype)
+    return found

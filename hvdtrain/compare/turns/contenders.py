@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hvdtrain.compare.protocol.strategy import Strategy
-from hvdtrain.compare.strategies.table import REFERENCE, STRATEGIES
+from hvdtrain.compare.strategies.table import reference_of, strategies_of
 from hvdtrain.errors import UsageError
 from hvdtrain.train.config.plain_text import did_you_mean
 
@@ -33,29 +33,33 @@ class Contender:
     python: str | None = None
 
 
-def reference() -> Contender:
+def reference(framework: str) -> Contender:
     """Return the contender that the weights of the others are compared with."""
-    return Contender("one process", "one process", REFERENCE)
+    return Contender("one process", "one process", reference_of(framework))
 
 
-def parse_contenders(texts: Sequence[str], pythons: Mapping[str, str]) -> list[Contender]:
+def parse_contenders(
+    texts: Sequence[str], pythons: Mapping[str, str], framework: str
+) -> list[Contender]:
     """Return the contenders in the order in which they are named.
 
     Args:
         texts: names separated by commas: "hvdtrain,hvdtrain:nbit:bits=1,warmup=10,ddp".
         pythons: interpreter of another environment, by the name of a strategy.
+        framework: "torch" or "keras".
 
     Raises:
         UsageError: a name is unknown, or a strategy has no variants.
     """
-    titles = [title for text in texts for title in _names(text)]
+    known = strategies_of(framework)
+    titles = [title for text in texts for title in _names(text, known)]
     seen: Counter[str] = Counter()
     found = []
     for title in titles:
         seen[title] += 1
         label = title if seen[title] == 1 else f"{title} ({seen[title]})"
         name, _, variant = title.partition(":")
-        strategy = _strategy(name)
+        strategy = _strategy(name, known, framework)
         if variant and not strategy.takes_variants:
             raise UsageError(f"--with {title}: {name} has no variants: leave out ':{variant}'")
         found.append(Contender(label, title, strategy, variant, pythons.get(name)))
@@ -65,22 +69,23 @@ def parse_contenders(texts: Sequence[str], pythons: Mapping[str, str]) -> list[C
     return found
 
 
-def _names(text: str) -> list[str]:
+def _names(text: str, known: Mapping[str, Strategy]) -> list[str]:
     """Split at commas, but for those between the options of an exchange, which have an =."""
     names: list[str] = []
     for part in text.split(","):
         word = part.strip()
-        if names and "=" in word and word.partition(":")[0] not in STRATEGIES:
+        if names and "=" in word and word.partition(":")[0] not in known:
             names[-1] += f",{word}"
         else:
             names.append(word)
     return names
 
 
-def _strategy(name: str) -> Strategy:
-    if name in STRATEGIES:
-        return STRATEGIES[name]
-    near = did_you_mean(name, list(STRATEGIES))
+def _strategy(name: str, known: Mapping[str, Strategy], framework: str) -> Strategy:
+    if name in known:
+        return known[name]
+    near = did_you_mean(name, list(known))
     raise UsageError(
-        f"--with {name!r}: no such strategy{near or ':'} choose from {', '.join(STRATEGIES)}"
+        f"--with {name!r}: no such strategy{near or ':'} with --framework {framework} choose from "
+        f"{', '.join(known)}"
     )

@@ -10,13 +10,18 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hvdtrain.compare.protocol.strategy import Launch
-from hvdtrain.launch.cluster_environment import ClusterRank, torch_variables
+from hvdtrain.compare.protocol.strategy import Launch, Strategy
+from hvdtrain.launch.cluster_environment import (
+    ClusterRank,
+    jax_variables,
+    tensorflow_config,
+    torch_variables,
+)
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.mpirun import mpirun_command
@@ -51,13 +56,13 @@ class _Command:
 
 
 def run_job(
-    launch: Launch, processes: int, task: Path, log: Path, python: str | None, limit: float
+    strategy: Strategy, ranks: int, task: Path, log: Path, python: str | None, limit: float
 ) -> JobEnd:
     """Run the processes of a contender on this host until all have ended, or one has failed.
 
     Args:
-        launch: how they are started.
-        processes: how many.
+        strategy: strategy of the contender.
+        ranks: number of ranks.
         task: file with the task.
         log: file for what they print.
         python: interpreter of another environment; None for this one.
@@ -69,44 +74,53 @@ def run_job(
     mark = uuid.uuid4().hex
     # The ranks compute on the CPU, whatever there is, and meet on this host alone.
     common = {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", _MARK: mark}
+    common |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
     worker = [python or sys.executable, "-m", "hvdtrain.compare.worker", str(task)]
     running: list[subprocess.Popen[bytes]] = []
     with session_folder(os.environ) as session, log.open("ab") as output:
         common[SESSION] = session.folder
         try:
-            for command in _commands(launch, processes, worker):
+            for command in _commands(strategy, ranks, worker):
                 environ = {**without_allocation(os.environ), **common, **command.variables}
                 running.append(_start(command.argv, environ, output, session.lifeline))
-            return _wait(running, time.monotonic() + limit)
+            awaited = running[:1] if strategy.helpers else running
+            return _wait(running, awaited, time.monotonic() + limit)
         finally:
             _end(mark, running)
 
 
-def _commands(launch: Launch, processes: int, worker: Sequence[str]) -> Iterator[_Command]:
+def _commands(strategy: Strategy, ranks: int, worker: Sequence[str]) -> Iterator[_Command]:
     """Yield the processes to start: one mpirun, or the ranks themselves."""
-    if launch is Launch.MPI:
+    if strategy.launch is Launch.MPI:
         library = loaded_library(worker[0])
         line = mpirun_command(
             str(find_mpirun(library)),
             library.vendor,
             worker,
-            ranks=processes,
+            ranks=ranks,
             hostfile=None,
             environ=without_allocation(os.environ),
             root=os.geteuid() == 0,
         )
         yield _Command(line.argv, line.variables)
         return
-    address = _free_address()
-    for rank in range(processes):
-        place = ClusterRank(rank, processes, rank, processes, 0, (address,))
-        yield _Command(worker, torch_variables(place))
+    roles = strategy.roles(ranks)
+    size, addresses = len(roles), _free_addresses(len(roles))
+    for rank in range(size):
+        place = ClusterRank(rank, size, rank, size, 0, addresses)
+        variables = torch_variables(place) | jax_variables(place)
+        if strategy.launch is Launch.PROCESSES:
+            variables["TF_CONFIG"] = tensorflow_config(place, roles)
+        yield _Command(worker, variables)
 
 
-def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return "{}:{}".format(*probe.getsockname())
+def _free_addresses(count: int) -> tuple[str, ...]:
+    """Return addresses of this host on which no process listens at this moment."""
+    with ExitStack() as open_ones:
+        sockets = [open_ones.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return tuple("{}:{}".format(*one.getsockname()) for one in sockets)
 
 
 def _start(
@@ -125,11 +139,15 @@ def _start(
     )
 
 
-def _wait(running: Sequence[subprocess.Popen[bytes]], deadline: float) -> JobEnd:
+def _wait(
+    running: Sequence[subprocess.Popen[bytes]],
+    awaited: Sequence[subprocess.Popen[bytes]],
+    deadline: float,
+) -> JobEnd:
     while True:
         codes = [process.poll() for process in running]
         failed = next((code for code in codes if code), 0)
-        if failed or None not in codes:
+        if failed or all(process.returncode is not None for process in awaited):
             return JobEnd(failed)
         if time.monotonic() > deadline:
             return JobEnd(0, late=True)

@@ -19,6 +19,8 @@ from hvdtrain.errors import UsageError
 
 __all__ = ["Settings", "run_turns"]
 
+_TURNS = "turns"
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -63,9 +65,12 @@ def run_turns(
     race = _Race(settings, say)
     # In the first repeat the reference comes first: the others are compared with its weights.
     order = [reference, *contenders]
-    for repeat in range(settings.repeats):
-        for contender in order if repeat % 2 == 0 else reversed(order):
-            race.run(contender, repeat)
+    try:
+        for repeat in range(settings.repeats):
+            for contender in order if repeat % 2 == 0 else reversed(order):
+                race.run(contender, repeat)
+    finally:
+        shutil.rmtree(settings.out / _TURNS, ignore_errors=True)
     return [race.outcomes[contender.label] for contender in [*contenders, reference]]
 
 
@@ -101,7 +106,7 @@ class _Race:
         settings, strategy = self._settings, contender.strategy
         processes = strategy.processes(settings.ranks)
         name = "".join(c if c.isalnum() else "-" for c in f"{contender.label}-{repeat + 1}")
-        folder = settings.out / "turns" / name
+        folder = settings.out / _TURNS / name
         log = settings.out / "logs" / f"{name}.log"
         for path in (folder, log.parent):
             path.mkdir(parents=True, exist_ok=True)
@@ -113,12 +118,13 @@ class _Race:
             settings.check_steps,
             keeps_weights=repeat == 0,
             folder=str(folder.absolute()),
+            shared=str(folder.parent.absolute()),
         )
         try:
             task.write(folder / "task.json")
             end = run_job(
-                strategy.launch,
-                processes,
+                strategy,
+                settings.ranks,
                 (folder / "task.json").absolute(),
                 log,
                 contender.python,
@@ -131,7 +137,7 @@ class _Race:
         except OSError as error:
             return None, f"{type(error).__name__}: {error}"
         finally:
-            shutil.rmtree(folder.parent, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _difference(self, turn: Turn) -> Difference | None:
         """Compare the weights of rank 0 with those of the reference, which has the first turn."""

@@ -11,7 +11,7 @@ import pytest
 
 from hvdtrain.compare.protocol.rank_file import error_file, result_file, write_error
 from hvdtrain.compare.protocol.strategy import Need
-from hvdtrain.compare.strategies.table import STRATEGIES
+from hvdtrain.compare.strategies.table import strategies_of
 from hvdtrain.compare.turns.contenders import parse_contenders
 from hvdtrain.compare.turns.jobs import JobEnd
 from hvdtrain.compare.turns.turn import failure
@@ -19,13 +19,13 @@ from hvdtrain.errors import UsageError
 
 
 def test_a_name_given_twice_is_two_contenders() -> None:
-    found = parse_contenders(["hvdtrain,hvdtrain", "ddp"], {})
+    found = parse_contenders(["hvdtrain,hvdtrain", "ddp"], {}, "torch")
     assert [one.label for one in found] == ["hvdtrain", "hvdtrain (2)", "ddp"]
     assert found[0].title == found[1].title
 
 
 def test_commas_between_options_of_an_exchange() -> None:
-    found = parse_contenders(["hvdtrain:nbit:bits=1,warmup=10,ddp,hvdtrain:sharded"], {})
+    found = parse_contenders(["hvdtrain:nbit:bits=1,warmup=10,ddp,hvdtrain:sharded"], {}, "torch")
     assert [(one.strategy.name, one.variant) for one in found] == [
         ("hvdtrain", "nbit:bits=1,warmup=10"),
         ("ddp", ""),
@@ -38,21 +38,22 @@ def test_commas_between_options_of_an_exchange() -> None:
     [
         ("hvdtrian", "no such strategy: did you mean hvdtrain"),
         ("ddp:fast", "ddp has no variants"),
-        ("", "no such strategy: choose from hvdtrain"),
+        ("", "no such strategy: with --framework torch choose from hvdtrain"),
     ],
 )
 def test_wrong_names(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        parse_contenders([text], {})
+        parse_contenders([text], {}, "torch")
 
 
 def test_an_environment_for_a_strategy_that_does_not_take_part() -> None:
     with pytest.raises(UsageError, match="does not name ddp"):
-        parse_contenders(["hvdtrain"], {"ddp": sys.executable})
+        parse_contenders(["hvdtrain"], {"ddp": sys.executable}, "torch")
 
 
-def test_the_lines_to_change_are_python() -> None:
-    for name, strategy in STRATEGIES.items():
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_the_lines_to_change_are_python(framework: str) -> None:
+    for name, strategy in strategies_of(framework).items():
         assert strategy.name == name
         ast.parse(strategy.code)
         assert strategy.lines == len(strategy.code.splitlines())

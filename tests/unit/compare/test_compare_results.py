@@ -42,7 +42,7 @@ def result(rank: int, seconds: float, **changes: Any) -> RankResult:
 
 
 def outcomes() -> list[Outcome]:
-    one, two, ddp = parse_contenders(["hvdtrain,hvdtrain,ddp"], {})
+    one, two, ddp = parse_contenders(["hvdtrain,hvdtrain,ddp"], {}, "torch")
 
     def turns(seconds: float) -> tuple[Turn, ...]:
         turn = Turn((result(0, seconds), result(1, seconds * 1.05)))
@@ -53,7 +53,7 @@ def outcomes() -> list[Outcome]:
         Outcome(one, turns(1.0), difference=Difference(1e-8, 2, 1e-3)),
         Outcome(two, turns(1.01), difference=Difference(0.0, 2, float("nan"))),
         Outcome(ddp, (), failure="ValueError: <no>"),
-        Outcome(reference(), (alone, alone), difference=Difference(0.0, 2, 0.0)),
+        Outcome(reference("torch"), (alone, alone), difference=Difference(0.0, 2, 0.0)),
     ]
 
 
