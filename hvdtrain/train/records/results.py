@@ -26,6 +26,7 @@ __all__ = [
     "Summary",
     "append_lines",
     "drop_lines_after",
+    "json_text",
     "leave_marker",
     "remove_marker",
     "write_summary",
@@ -149,7 +150,7 @@ def append_lines(
     Raises:
         OSError: they cannot be written.
     """
-    data = "".join(_json(line) + "\n" for line in lines).encode()
+    data = "".join(json_text(line) + "\n" for line in lines).encode()
     with open(directory / name, "ab", buffering=0) as file:
         before = file.tell()
         try:
@@ -188,7 +189,7 @@ def write_summary(directory: Path, summary: Summary) -> None:
         summary: summary of the run.
     """
     with unfinished_file(directory) as file:
-        file.write((_json(asdict(summary), indent=2) + "\n").encode())
+        file.write((json_text(asdict(summary), indent=2) + "\n").encode())
         publish(file, directory / SUMMARY)
 
 
@@ -200,7 +201,8 @@ def _step_of(line: str) -> float:
         return math.inf
 
 
-def _json(value: Mapping[str, Any], indent: int | None = None) -> str:
+def json_text(value: Mapping[str, Any], indent: int | None = None) -> str:
+    """Return JSON, with null for numbers that are not finite."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 

@@ -1,0 +1,1 @@
+"""The same recipe under several strategies of parallel training, side by side."""

@@ -1,0 +1,1 @@
+"""What follows from measurements: counts, times, and how they are written. Pure."""

@@ -1,0 +1,1 @@
+"""What the command and the ranks of a contender tell each other."""

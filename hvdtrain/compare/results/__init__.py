@@ -1,0 +1,1 @@
+"""What a comparison says: rows, tables, and the page."""

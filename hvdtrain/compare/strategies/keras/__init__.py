@@ -1,0 +1,1 @@
+"""The strategies for Keras: one file for each."""

@@ -1,0 +1,37 @@
+"""One process with the whole batch: what the others are compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hvdtrain.compare.protocol.rank_file import RankResult
+from hvdtrain.compare.protocol.strategy import TORCH, Launch, Strategy
+from hvdtrain.compare.protocol.task import Place, Task
+
+if TYPE_CHECKING:
+    from hvdtrain.compare.torch.problem import Problem
+    from hvdtrain.compare.torch.trainer import Trainer
+
+__all__ = ["STRATEGY"]
+
+
+def _train(task: Task, place: Place) -> RankResult:
+    from hvdtrain.compare.torch.loop import train_torch
+
+    return train_torch(task, place, _wrap)
+
+
+def _wrap(problem: Problem) -> Trainer:
+    from hvdtrain.compare.torch.trainer import Trainer
+
+    return Trainer(problem)
+
+
+STRATEGY = Strategy(
+    name="one",
+    summary="one process with the whole batch",
+    launch=Launch.ONE,
+    needs=(TORCH,),
+    code="",
+    train=_train,
+)

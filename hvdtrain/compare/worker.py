@@ -1,0 +1,56 @@
+"""One process of a contender: python -m hvdtrain.compare.worker TASK."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hvdtrain.compare.protocol.rank_file import result_file, write_error
+from hvdtrain.compare.protocol.strategy import Launch
+from hvdtrain.compare.protocol.task import Place, Task
+from hvdtrain.compare.strategies.table import find_strategy
+from hvdtrain.world import promised_world
+
+__all__ = ["main"]
+
+
+def main(file: str) -> None:
+    """Train, and write what was measured, or the error.
+
+    Args:
+        file: file with the task.
+    """
+    task = Task.read(Path(file))
+    options = task.train_options
+    strategy = find_strategy(options.framework, task.strategy)
+    place = _place(strategy.launch, os.environ)
+    if options.framework == "keras":
+        _prepare_keras(strategy.backend or options.backend, place)
+    folder = Path(task.folder)
+    try:
+        for need in strategy.needs:
+            need.require()
+        strategy.train(task, place).write(result_file(folder, place.rank))
+    except Exception as error:
+        write_error(folder, place.rank, error)
+        raise
+
+
+def _prepare_keras(backend: str | None, place: Place) -> None:
+    """Set what Keras and TensorFlow read when they are imported."""
+    os.environ["KERAS_BACKEND"] = backend or os.environ.get("KERAS_BACKEND", "tensorflow")
+    share = max(1, len(os.sched_getaffinity(0)) // place.size)
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(share))
+
+
+def _place(launch: Launch, environ: Mapping[str, str]) -> Place:
+    if launch is not Launch.MPI:
+        return Place(int(environ["RANK"]), int(environ["WORLD_SIZE"]))
+    promised = promised_world(environ)
+    return Place(0, 1) if promised is None else Place(promised.rank, promised.size)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

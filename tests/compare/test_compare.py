@@ -1,0 +1,130 @@
+"""Comparisons as they are run: contenders that train, and some that do not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from horovod_environment import horovod_python
+from job import Completed
+from paths import TRAINING
+from ranks import start
+from tensorflow_environment import tensorflow_python
+
+FAULTY = Path(__file__).parent / "faulty_recipe.py"
+LIMIT_SECONDS = 300
+
+
+def compare(
+    folder: Path, *words: object, python: Path = Path(sys.executable)
+) -> tuple[Completed, dict[str, dict[str, Any]]]:
+    """Run a comparison, and return what it printed and its contenders by label."""
+    command = [python, "-m", "hvdtrain", "compare", *words]
+    with start([*command, "--repeats", 1, "--out", folder], cwd=folder) as job:
+        done = job.wait(LIMIT_SECONDS)
+        job.assert_nothing_left()
+    assert "Traceback" not in done.stderr + done.stdout, done.stderr
+    found = json.loads((folder / "compare.json").read_text())["contenders"]
+    return done, {one["label"]: one for one in found}
+
+
+def test_digits(tmp_path: Path) -> None:
+    done, rows = compare(tmp_path, "digits", "--with", "hvdtrain,ddp")
+    assert (done.returncode, list(rows)) == (0, ["hvdtrain", "ddp", "one process"]), done.stderr
+    assert [row["failure"] for row in rows.values()] == [""] * 3
+    ours, ddp, alone = rows.values()
+    assert ours["trained"] == {"samples": 1437, "seen": 1437, "duplicates": 0, "lost": 0}
+    assert ddp["trained"] == {"samples": 1437, "seen": 1438, "duplicates": 1, "lost": 0}
+    assert {row["evaluated"]["seen"] for row in rows.values()} == {360}
+    # Sums in another order: no more than some units in the last place.
+    assert ours["difference"]["final"] < 1e-5
+    assert 0 < ours["difference"]["checked"] < 1e-6
+    assert 0 < ddp["difference"]["checked"] < 1e-6
+    # DDP counts a sample twice in its last step.
+    assert ddp["difference"]["final"] > 10 * ours["difference"]["final"]
+    assert alone["difference"] == {"checked": 0, "steps": 20, "final": 0}
+    assert (alone["processes"], ddp["processes"]) == (1, 2)
+    assert ddp["socket_bytes"] > 1e5
+    assert all(row["step"]["low"] <= row["step"]["seconds"] for row in rows.values())
+    assert "1438, 1 twice" in done.stdout
+    assert (tmp_path / "compare.html").read_text().count("<svg") == 5
+    assert not (tmp_path / "turns").exists()
+
+
+@pytest.mark.soak
+def test_other_strategies_of_torch(tmp_path: Path) -> None:
+    names = "hvdtrain:sharded,hvdtrain:local:steps=4,fsdp2,dp,accelerate,torch-postlocal"
+    done, rows = compare(tmp_path, "digits", "--with", names, "--batch-size", 16)
+    assert (done.returncode, len(rows)) == (0, 7)
+    assert {name: row["failure"] for name, row in rows.items() if row["failure"]} == {}
+    for name, row in rows.items():
+        averages = "local" not in name
+        assert (row["difference"]["checked"] < 1e-6) == averages, name
+        assert row["trained"]["lost"] == 0
+        assert (row["trained"]["duplicates"] == 0) == (row["processes"] == 1 or "hvd" in name)
+        assert row["evaluated"]["seen"] == 360
+        assert row["memory_bytes"] > 1e8
+        assert row["scores"]["accuracy"] > 0.3
+    assert rows["dp"]["difference"] == rows["one process"]["difference"]
+    assert "without GPUs" in rows["dp"]["notes"][0]
+    # Shards are gathered: more than DDP sends.
+    assert rows["fsdp2"]["socket_bytes"] > rows["accelerate"]["socket_bytes"]
+
+
+@pytest.mark.soak
+def test_padded_evaluation(tmp_path: Path) -> None:
+    """Of 26 samples on three ranks one is evaluated twice, which hvdtrain and Accelerate avoid."""
+    recipe = TRAINING / "point_recipes.py"
+    words = (recipe, "--with", "hvdtrain,ddp,accelerate", "-np", 3, "--batch-size", 2)
+    done, rows = compare(tmp_path, *words)
+    assert done.returncode == 0, rows
+    counts = {name: row["evaluated"] for name, row in rows.items()}
+    samples = counts["one process"]["samples"]
+    assert samples % 3 != 0
+    assert counts["ddp"]["duplicates"] == -samples % 3
+    for name in ("hvdtrain", "accelerate", "one process"):
+        assert (counts[name]["seen"], counts[name]["duplicates"]) == (samples, 0)
+
+
+@pytest.mark.soak
+def test_strategies_of_keras(tmp_path: Path) -> None:
+    """In float64, where rounding puts no unit on the other side of zero."""
+    names = "hvdtrain,horovod,mirrored,multiworker,ps-sync,ps-async,jax-distribution"
+    words = ("digits", "--framework", "keras", "--dtype", "float64", "--with", names)
+    done, rows = compare(tmp_path, *words, python=tensorflow_python())
+    assert (done.returncode, len(rows)) == (0, 8)
+    for name, most in (("hvdtrain", 1e-12), ("mirrored", 1e-12), ("jax-distribution", 1e-6)):
+        assert rows[name]["failure"] == ""
+        assert rows[name]["difference"]["final"] < most
+        assert rows[name]["trained"] == rows["one process"]["trained"]
+        assert rows[name]["evaluated"]["seen"] == 360
+    for name in ("multiworker", "ps-sync", "ps-async"):  # no longer with Keras 3
+        assert rows[name]["failure"].startswith("ValueError: "), rows[name]["failure"]
+    assert "devices of the CPU" in rows["mirrored"]["notes"][0]
+
+
+@pytest.mark.horovod
+def test_horovod(tmp_path: Path) -> None:
+    named = f"horovod={horovod_python()}"
+    done, rows = compare(tmp_path, "digits", "--with", "horovod", "--python", named)
+    assert (done.returncode, rows["horovod"]["failure"]) == (0, "")
+    assert rows["horovod"]["difference"]["checked"] < 1e-6
+    assert rows["horovod"]["trained"]["duplicates"] == 1
+    assert rows["horovod"]["library"].startswith("Horovod 0.")
+
+
+def test_a_contender_that_fails(tmp_path: Path) -> None:
+    done, rows = compare(tmp_path, FAULTY, "--with", "ddp")
+    assert done.returncode == 1
+    assert rows["ddp"]["failure"] == "ArithmeticError: nothing adds up (rank 1 of 2)"
+    assert rows["one process"]["failure"] == ""
+    assert "ddp: ArithmeticError: nothing adds up (rank 1 of 2)\n" in done.stdout
+
+
+def test_a_contender_that_hangs(tmp_path: Path) -> None:
+    done, rows = compare(tmp_path, FAULTY, "--with", "hvdtrain", "--time-limit", 5)
+    assert done.returncode == 1
+    assert rows["hvdtrain"]["failure"].startswith("it did not end within 5 s, and was ended")

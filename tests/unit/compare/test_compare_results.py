@@ -1,0 +1,144 @@
+"""Rows, tables and the page, from measurements that are given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdtrain.compare.figures.judge import NO_DIFFERENCE
+from hvdtrain.compare.protocol.rank_file import RankResult
+from hvdtrain.compare.results.charts import Mark, chart, linear_ticks, log_ticks
+from hvdtrain.compare.results.page import write_page
+from hvdtrain.compare.results.row import make_rows
+from hvdtrain.compare.results.table import print_tables
+from hvdtrain.compare.turns.contenders import parse_contenders, reference
+from hvdtrain.compare.turns.outcome import Difference, Outcome
+from hvdtrain.compare.turns.turn import Turn
+
+ABOUT = {"recipe": "</title><b>", "ranks": 2, "date": "today"}
+
+
+def result(rank: int, seconds: float, **changes: Any) -> RankResult:
+    made = RankResult(
+        library="library 1.0",
+        samples=4,
+        test_samples=3,
+        threads=1,
+        step_seconds=np.array([9.0, seconds, seconds, seconds * 1.1]),
+        epoch_seconds=np.array([4 * seconds]),
+        trained=[np.array([rank, rank + 2])],
+        evaluated=np.array([0, 1] if rank == 0 else [2, 0]),
+        scores={"loss": (4.0 - rank, 2.0)},
+        checked_after=2,
+        peak_memory_bytes=1000 + rank,
+        socket_bytes_per_step=10.0 if rank == 0 else None,
+        checked_weights={"a/b": np.array([1.0])},
+    )
+    return replace(made, **changes)
+
+
+def outcomes() -> list[Outcome]:
+    one, two, ddp = parse_contenders(["hvdtrain,hvdtrain,ddp"], {}, "torch")
+
+    def turns(seconds: float) -> tuple[Turn, ...]:
+        turn = Turn((result(0, seconds), result(1, seconds * 1.05)))
+        return turn, turn
+
+    alone = Turn((result(0, 2.0, trained=[np.arange(4)], evaluated=np.arange(3)),))
+    return [
+        Outcome(one, turns(1.0), difference=Difference(1e-8, 2, 1e-3)),
+        Outcome(two, turns(1.01), difference=Difference(0.0, 2, float("nan"))),
+        Outcome(ddp, (), failure="ValueError: <no>"),
+        Outcome(reference("torch"), (alone, alone), difference=Difference(0.0, 2, 0.0)),
+    ]
+
+
+def test_a_file_of_a_rank_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = result(0, 1.0, notes=["a note"])
+    written.write(tmp_path / "rank.0.npz")
+    read = RankResult.read(tmp_path / "rank.0.npz")
+    assert read.notes == ["a note"]
+    assert (read.library, read.scores["loss"][0]) == ("library 1.0", 4.0)
+    assert [part.tolist() for part in read.trained] == [[0, 2]]
+    assert read.checked_weights["a/b"].tolist() == [1.0]
+    assert read.step_seconds.tolist() == written.step_seconds.tolist()
+
+
+def test_rows() -> None:
+    first, again, failed, alone = make_rows(outcomes(), 2)
+    assert first.step is not None
+    assert first.step.seconds == 1.05
+    assert (first.ratio, first.verdict) == (None, "")
+    assert first.trained is not None
+    assert first.trained.exact
+    assert first.evaluated is not None
+    assert (first.evaluated.seen, first.evaluated.duplicates) == (4, 1)
+    assert first.scores == {"loss": 1.75}
+    assert (first.memory_bytes, first.socket_bytes, first.processes) == (1001, 10.0, 2)
+    assert again.verdict == NO_DIFFERENCE
+    assert (failed.step, failed.failure) == (None, "ValueError: <no>")
+    assert (alone.processes, alone.lines, alone.verdict) == (1, 0, "slower")
+
+
+def test_without_the_first_contender_nothing_is_compared() -> None:
+    found = outcomes()
+    rows = make_rows([replace(found[0], failure="gone"), *found[1:]], 2)
+    assert [row.ratio for row in rows] == [None] * 4
+    assert rows[1].step is not None
+
+
+def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    print_tables(make_rows(outcomes(), 2))
+    said = capsys.readouterr().out
+    assert "hvdtrain (2)" in said
+    assert "4, 1 twice" in said
+    assert "1.0e-08" in said
+    assert said.endswith("ddp: ValueError: <no>\n")
+    assert max(map(len, said.splitlines())) <= 120
+
+
+def test_tables_without_anything_that_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = [replace(one, failure="gone", turns=()) for one in outcomes()]
+    print_tables(make_rows(failed, 2))
+    assert capsys.readouterr().out.splitlines()[0] == "hvdtrain: gone"
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    size = write_page(tmp_path / "compare.html", ABOUT, make_rows(outcomes(), 2))
+    page = (tmp_path / "compare.html").read_text()
+    assert size == len(page.encode())
+    assert page.count("<svg") == 5
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    assert "<b>" not in page
+    assert "ValueError: &lt;no&gt;" in page
+    assert " style=" not in page  # the policy forbids them
+
+
+def test_the_page_without_anything_that_ran(tmp_path: Path) -> None:
+    failed = [replace(one, failure="gone", turns=()) for one in outcomes()]
+    write_page(tmp_path / "compare.html", ABOUT, make_rows(failed, 2))
+    assert "No contender has run" in (tmp_path / "compare.html").read_text()
+
+
+def test_ticks() -> None:
+    assert linear_ticks([0.9, 3.1]) == [0, 1, 2, 3, 4]
+    assert linear_ticks([0.0]) == [0, 0.25, 0.5, 0.75, 1]
+    assert linear_ticks([]) == [0, 0.25, 0.5, 0.75, 1]
+    assert [f"{tick:.0e}" for tick in log_ticks([0.0, 3e-8, 2e-7])] == [
+        "1e-09",
+        "1e-08",
+        "1e-07",
+        "1e-06",
+    ]
+    assert log_ticks([0.0])[0] < log_ticks([0.0])[-1]
+
+
+def test_a_chart_names_what_it_shows() -> None:
+    made = chart("a & b", [Mark("<one>", 2.0, "2 s", 1.0, 3.0, (2.0, 2.5))], str)
+    assert 'aria-label="a &amp; b"' in made
+    assert "&lt;one&gt;" in made
+    assert made.count("<circle") == 2
