@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.lightning.library import load_fabric
+from hvdtrain.lightning.library import ClusterEnvironment
 
 __all__ = ["HvdEnvironment"]
 
 
-class HvdEnvironment(load_fabric("plugins.environments").ClusterEnvironment):
+class HvdEnvironment(ClusterEnvironment):
     """Ranks and sizes as `init()` found them (local)."""
 
     @property

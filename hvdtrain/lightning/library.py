@@ -5,8 +5,17 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
+from typing import Any
 
-__all__ = ["PYTORCH", "load_fabric", "load_pytorch"]
+__all__ = [
+    "PYTORCH",
+    "ClusterEnvironment",
+    "LayerSync",
+    "ParallelStrategy",
+    "load_fabric",
+    "load_pytorch",
+    "load_utilities",
+]
 
 # The second has the same content under other names; objects of one are unknown to the other.
 _FABRICS = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
@@ -33,4 +42,12 @@ def load_fabric(name: str) -> ModuleType:
     return importlib.import_module(f"{_FABRICS[PYTORCH.__name__]}.{name}")
 
 
+def load_utilities(name: str) -> ModuleType:
+    """Return a module of the library's utilities."""
+    return importlib.import_module(f"{PYTORCH.__name__}.utilities.{name}")
+
+
 PYTORCH = load_pytorch()
+ClusterEnvironment: Any = load_fabric("plugins.environments").ClusterEnvironment
+LayerSync: Any = PYTORCH.plugins.LayerSync
+ParallelStrategy: Any = PYTORCH.strategies.ParallelStrategy

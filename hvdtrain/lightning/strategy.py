@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,23 +13,29 @@ from hvdtrain.core import context
 from hvdtrain.devices import device_index
 from hvdtrain.lightning import communication
 from hvdtrain.lightning.environment import HvdEnvironment
-from hvdtrain.lightning.library import PYTORCH, load_fabric
+from hvdtrain.lightning.library import PYTORCH, ParallelStrategy, load_fabric
 from hvdtrain.lightning.metrics import synchronize_metrics
 from hvdtrain.lightning.optimizers import unwrap, wrap
 from hvdtrain.lightning.reduction import Reduction
-from hvdtrain.lightning.sampling import omit_padding
+from hvdtrain.lightning.sampling import (
+    TrainingSampler,
+    divide_training,
+    omit_padding,
+    silence_warnings,
+)
 from hvdtrain.lightning.sync_batch_norm import HvdSyncBatchNorm
 
 __all__ = ["HvdStrategy"]
 
 
-class HvdStrategy(PYTORCH.strategies.ParallelStrategy):
+class HvdStrategy(ParallelStrategy):
     """Trains on the ranks that mpirun or `python -m hvdtrain run` has started (collective).
 
     Args:
         engine: "auto" or the name of an engine; None uses HVDTRAIN_ENGINE, or "auto".
-        exact_evaluation: whether each sample is evaluated on one rank alone; otherwise Lightning
-            repeats samples, so that all ranks have the same number of batches.
+        exact: whether each sample is used once, on one rank; otherwise Lightning repeats samples
+            where the ranks would have different numbers of them. In training it supposes that a
+            loss is the mean over a batch.
         accelerator: set by the Trainer.
         parallel_devices: set by the Trainer.
         checkpoint_io: set by the Trainer, or what reads and writes checkpoints.
@@ -38,10 +44,15 @@ class HvdStrategy(PYTORCH.strategies.ParallelStrategy):
             Lightning determines.
     """
 
+    # Of Lightning.
+    model: Any
+    optimizers: Any
+    _layer_sync: Any
+
     def __init__(
         self,
         engine: str | None = None,
-        exact_evaluation: bool = True,
+        exact: bool = True,
         *,
         accelerator: Any = None,
         parallel_devices: list[torch.device] | None = None,
@@ -53,14 +64,17 @@ class HvdStrategy(PYTORCH.strategies.ParallelStrategy):
         super().__init__(
             accelerator, parallel_devices, HvdEnvironment(), checkpoint_io, precision_plugin
         )
-        self._exact_evaluation, self._options = exact_evaluation, optimizer_options
+        self._exact, self._options = exact, optimizer_options
         self._reductions: dict[int, Reduction] = {}
         self._blocked = False
+        self._weight = 1.0
+        if exact:
+            silence_warnings()
 
     @property
     def root_device(self) -> torch.device:
         """The device of this rank."""
-        devices = self.parallel_devices or [torch.device("cpu")]
+        devices: list[torch.device] = self.parallel_devices or [torch.device("cpu")]
         if devices[0].type != "cuda":
             return devices[0]
         topology = context.current().topology
@@ -98,7 +112,7 @@ class HvdStrategy(PYTORCH.strategies.ParallelStrategy):
         synchronize_metrics(self.lightning_module)
         super().setup(trainer)
         if not _fits(trainer):
-            self._broadcast(self.lightning_module.state_dict())
+            hvd.broadcast_parameters(self.lightning_module.state_dict())
 
     def model_to_device(self) -> None:
         """Move the model to the device of this rank."""
@@ -107,7 +121,7 @@ class HvdStrategy(PYTORCH.strategies.ParallelStrategy):
     def setup_optimizers(self, trainer: Any) -> None:
         """Wrap the optimizers, which then have the weights and states of rank 0 (collective)."""
         super().setup_optimizers(trainer)
-        self._broadcast(self.lightning_module.state_dict())
+        hvd.broadcast_parameters(self.lightning_module.state_dict())
         self.optimizers = [
             wrap(optimizer, self.lightning_module, self._options) for optimizer in self.optimizers
         ]
@@ -132,6 +146,8 @@ class HvdStrategy(PYTORCH.strategies.ParallelStrategy):
         module, plugin, blocked = self.lightning_module, self.precision_plugin, self._blocked
         for reduction in self._reductions.values():
             reduction.begin(blocked)
+        if self._weight != 1.0:
+            closure_loss = closure_loss * self._weight
         self.pre_backward(closure_loss)
         loss = plugin.pre_backward(closure_loss, module)
         plugin.backward(loss, module, optimizer, *args, **kwargs)
@@ -169,10 +185,21 @@ class HvdStrategy(PYTORCH.strategies.ParallelStrategy):
         return result
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Return the loader; in evaluation each sample is on one rank."""
-        if self._exact_evaluation and not self.lightning_module.trainer.training:
-            omit_padding(dataloader)
+        """Return a loader that gives each sample to one rank."""
+        trainer = self.lightning_module.trainer
+        if not self._exact:
+            return dataloader
+        if trainer.training:
+            return divide_training(dataloader, trainer)
+        omit_padding(dataloader)
         return dataloader
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Note the weight of this rank's part of a short last batch."""
+        sampler = getattr(self.lightning_module.trainer.train_dataloader, "sampler", None)
+        averages = not any(optimizer.exchanges_weights for optimizer in self.optimizers)
+        weighs = averages and isinstance(sampler, TrainingSampler)
+        self._weight = cast(Any, sampler).weight(batch_idx) if weighs else 1.0
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return a tensor reduced over all ranks, or anything else as it is (collective)."""
@@ -207,7 +234,7 @@ class HvdStrategy(PYTORCH.strategies.ParallelStrategy):
     def on_validation_start(self) -> None:
         """Have all ranks evaluate one model, with the buffers of rank 0 (collective)."""
         self._flush()
-        self._broadcast(dict(self.lightning_module.named_buffers()))
+        hvd.broadcast_parameters(dict(self.lightning_module.named_buffers()))
 
     def on_train_end(self) -> None:
         """Exchange weights if that is due (collective)."""
@@ -217,9 +244,6 @@ class HvdStrategy(PYTORCH.strategies.ParallelStrategy):
         for optimizer in self.optimizers:
             if id(optimizer) in self._reductions:
                 optimizer.flush()
-
-    def _broadcast(self, state: Mapping[str, Any]) -> None:
-        hvd.broadcast_parameters(state)
 
     def teardown(self) -> None:
         """Give the model its own layers and the Trainer its own optimizers again (local)."""

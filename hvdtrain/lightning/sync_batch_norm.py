@@ -6,14 +6,14 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import hvdtrain.torch as hvd
-from hvdtrain.lightning.library import PYTORCH
+from hvdtrain.lightning.library import LayerSync
 
 __all__ = ["HvdSyncBatchNorm"]
 
 _SHARED = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
-class HvdSyncBatchNorm(PYTORCH.plugins.LayerSync):
+class HvdSyncBatchNorm(LayerSync):
     """Replaces batch normalization by `hvdtrain.torch.SyncBatchNorm` while a model is trained."""
 
     def __init__(self) -> None:

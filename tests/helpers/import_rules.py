@@ -25,6 +25,7 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     "torch": _BELOW_ADAPTERS,
     "tensorflow": _BELOW_ADAPTERS,
     "keras": _BELOW_ADAPTERS | {"torch", "tensorflow"},
+    "lightning": _BELOW_ADAPTERS | {"torch", "data"},
     "launch": {"foundations"},
     "check": {"foundations", "launch"},
     # Programs: others start them and do not import them.
@@ -103,6 +104,7 @@ _FOREIGN: Mapping[str, set[str]] = {
     "torch": _MPI,
     "tensorflow": _MPI,
     "keras": _MPI,
+    "lightning": _MPI,
     "launch": _FRAMEWORKS | _MPI,
     "check": _FRAMEWORKS | _MPI,
     "train": _MPI,
