@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from hvdtrain.lightning.library import PYTORCH
+from hvdtrain.lightning.metrics import gather_states
 from hvdtrain.lightning.strategy import HvdStrategy
 
-__all__ = ["HvdStrategy"]
+__all__ = ["HvdStrategy", "gather_states"]
 
 _registry = PYTORCH.strategies.StrategyRegistry
 if "hvdtrain" not in _registry:
