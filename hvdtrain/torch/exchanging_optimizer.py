@@ -51,6 +51,12 @@ class ExchangingOptimizer(OptimizerWrapper):
         return False
 
     @property
+    def pending(self) -> bool:
+        """Whether backward() has computed gradients that are not reduced yet (local)."""
+        gradients = self._exchanged.gradients
+        return gradients is not None and gradients.open
+
+    @property
     def sharded(self) -> bool:
         """Whether ranks share the optimizer's work (local)."""
         return self._shared is not None

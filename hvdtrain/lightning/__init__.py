@@ -1,0 +1,13 @@
+"""Lightning's Trainer on hvdtrain's ranks: `Trainer(strategy="hvdtrain")`."""
+
+from __future__ import annotations
+
+from hvdtrain.lightning.library import PYTORCH
+from hvdtrain.lightning.metrics import gather_states
+from hvdtrain.lightning.strategy import HvdStrategy
+
+__all__ = ["HvdStrategy", "gather_states"]
+
+_registry = PYTORCH.strategies.StrategyRegistry
+if "hvdtrain" not in _registry:
+    _registry.register("hvdtrain", HvdStrategy, description="Ranks of hvdtrain, under mpirun")

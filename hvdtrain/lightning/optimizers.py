@@ -1,0 +1,40 @@
+"""The optimizers of a LightningModule, wrapped and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import hvdtrain.torch as hvd
+from hvdtrain.torch.tensors.parameters import parameters_of
+
+__all__ = ["unwrap", "wrap"]
+
+
+def wrap(
+    optimizer: torch.optim.Optimizer, module: torch.nn.Module, options: Mapping[str, Any]
+) -> hvd.DistributedOptimizer:
+    """Return an optimizer that steps on the gradients of all ranks (collective).
+
+    Args:
+        optimizer: the user's optimizer, whose state becomes that of rank 0; a
+            DistributedOptimizer of the user's is returned as it is.
+        module: module that names the parameters.
+        options: options of DistributedOptimizer.
+    """
+    hvd.broadcast_optimizer_state(optimizer)
+    if type(optimizer) is hvd.DistributedOptimizer:
+        return optimizer
+    named = list(module.named_parameters())
+    known = {id(parameter) for _, parameter in named}
+    names = named if all(id(p) in known for p in parameters_of(optimizer)) else None
+    return hvd.DistributedOptimizer(optimizer, named_parameters=names, **options)
+
+
+def unwrap(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the user's optimizer (local)."""
+    if type(optimizer) is hvd.DistributedOptimizer:
+        return optimizer._optimizer
+    return optimizer

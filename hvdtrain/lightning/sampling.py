@@ -1,0 +1,132 @@
+"""Samplers that give each sample to exactly one rank, in the order of Lightning's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+from hvdtrain.data.sampling.sharding import steps_per_epoch
+from hvdtrain.lightning.library import load_utilities
+
+__all__ = ["TrainingSampler", "divide_training", "omit_padding", "silence_warnings"]
+
+# What Lightning says of its own samplers.
+_UNTRUE = (
+    "Using `DistributedSampler` with the dataloaders",
+    "You're resuming from a checkpoint that ended before the epoch ended",
+)
+
+
+def silence_warnings() -> None:
+    """Silence warnings that are not true of these samplers (local)."""
+    for message in _UNTRUE:
+        warnings.filterwarnings("ignore", message=message)
+
+
+def omit_padding(loader: object) -> None:
+    """Have a loader's DistributedSampler repeat no samples (local).
+
+    Ranks may then differ by one sample, and in their number of batches.
+
+    Args:
+        loader: anything; only a DataLoader with such a sampler is changed.
+    """
+    sampler = loader.sampler if isinstance(loader, DataLoader) else None
+    if isinstance(sampler, DistributedSampler):
+        samples = len(cast(Any, sampler.dataset))
+        sampler.drop_last = False
+        sampler.total_size = samples
+        sampler.num_samples = len(range(sampler.rank, samples, sampler.num_replicas))
+
+
+class TrainingSampler(DistributedSampler[Any]):
+    """Divides each global batch among the ranks; all have the same number of batches.
+
+    The order is that of DistributedSampler, which repeats samples instead. A rank that has no
+    sample of a short last batch gets one for the sake of its shape, with weight 0.
+
+    Args:
+        replaced: Lightning's sampler.
+        batch_size: samples of a rank per batch.
+        drop_last: whether a short last batch is left out.
+        first: function that returns the first batch that is not done yet.
+    """
+
+    def __init__(
+        self,
+        replaced: DistributedSampler[Any],
+        batch_size: int,
+        drop_last: bool,
+        first: Callable[[], int],
+    ) -> None:
+        size, rank, shuffle = replaced.num_replicas, replaced.rank, replaced.shuffle
+        super().__init__(replaced.dataset, size, rank, shuffle, replaced.seed)
+        self.set_epoch(replaced.epoch)
+        self._first = first
+        self._whole = batch_size * size
+        samples = len(cast(Any, self.dataset))
+        self._samples = samples - samples % self._whole if drop_last else samples
+        self._batches = steps_per_epoch(self._samples, self._whole)
+        self._length = sum(max(1, self._count(batch)) for batch in range(self._batches))
+
+    def __len__(self) -> int:
+        """Return the number of indices of an epoch."""
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the indices of the batches that are not done yet."""
+        order = self._order()
+        first = self._first()
+        for batch in range(first if first < self._batches else 0, self._batches):
+            whole = order[batch * self._whole : min((batch + 1) * self._whole, self._samples)]
+            yield from whole[self.rank :: self.num_replicas] or whole[:1]
+
+    def weight(self, batch: int) -> float:
+        """Return the factor of this rank's mean loss with which the ranks' average is exact.
+
+        Args:
+            batch: number of the batch in its epoch.
+        """
+        return self._count(batch) * self.num_replicas / self._global_count(batch)
+
+    def _global_count(self, batch: int) -> int:
+        return min(self._whole, self._samples - batch * self._whole)
+
+    def _count(self, batch: int) -> int:
+        return len(range(self.rank, self._global_count(batch), self.num_replicas))
+
+    def _order(self) -> list[int]:
+        samples = len(cast(Any, self.dataset))
+        if not self.shuffle:
+            return list(range(samples))
+        generator = torch.Generator()
+        generator.manual_seed(self.seed + self.epoch)
+        order: list[int] = torch.randperm(samples, generator=generator).tolist()
+        return order
+
+
+def divide_training(loader: object, trainer: Any) -> object:
+    """Return a loader with a TrainingSampler in place of Lightning's; others as they are (local).
+
+    Args:
+        loader: anything; a loader with a sampler or batches of the user's is not changed.
+        trainer: the Trainer, which knows what is done of an epoch.
+    """
+    if not isinstance(loader, DataLoader) or type(loader.sampler) is not DistributedSampler:
+        return loader
+    if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
+        return loader
+    loop = trainer.fit_loop
+    # Workers ask for samples before Lightning tells the epoch.
+    loader.sampler.set_epoch(loop.epoch_progress.current.processed)
+    progress = loop.epoch_loop.batch_progress
+    sampler = TrainingSampler(
+        loader.sampler, loader.batch_size, loader.drop_last, lambda: int(progress.current.ready)
+    )
+    update = load_utilities("data")._update_dataloader
+    divided: object = update(loader, sampler)
+    return divided

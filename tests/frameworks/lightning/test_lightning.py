@@ -1,0 +1,68 @@
+"""Lightning's Trainer at 1, 2 and 3 ranks: N ranks do what one does with the whole batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shared_launch import SharedLaunch
+
+WORKER = Path(__file__).with_name("lightning_worker.py")
+CASES = [
+    *("training", "accumulation", "dropped", "tiny", "manual", "line_search", "sharing"),
+    *("batch_norm", "precision", "resuming", "evaluation", "communication", "weight_exchange"),
+]
+WARM = "torch torchmetrics lightning.pytorch"
+LAUNCHES = {
+    1: SharedLaunch(WORKER, 1, ["alone", *CASES], warm=WARM),
+    2: SharedLaunch(WORKER, 2, CASES, warm=WARM),
+    3: SharedLaunch(WORKER, 3, CASES, warm=WARM),
+}
+
+# bfloat16 and float16 round, too, and a line search amplifies differences.
+TOLERANCES = {"precision": 5e-3, "line_search": 1e-6}
+
+
+def close(found: Any, expected: Any, case: str) -> bool:
+    """Return whether results are equal but for the rounding of sums in another order."""
+    tolerance = TOLERANCES.get(case, 1e-9)
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(
+            close(one, other, case) for one, other in zip(found, expected, strict=True)
+        )
+    if isinstance(expected, dict):
+        return close([*found.items()], [*expected.items()], case)
+    if isinstance(expected, float):
+        return bool(found == pytest.approx(expected, rel=tolerance, abs=tolerance))
+    return bool(found == expected)
+
+
+@pytest.mark.parametrize("np", [2, pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_do_what_one_does(np: int, case: str) -> None:
+    (expected,) = LAUNCHES[1].results(case)
+    results = LAUNCHES[np].results(case)
+    assert all(result == results[0] for result in results)
+    assert close(results[0], expected, case)
+
+
+def test_one_rank_does_what_lightning_does_alone() -> None:
+    (expected,) = LAUNCHES[1].results("alone")
+    ((found, _),) = LAUNCHES[1].results("training")
+    assert close(found, expected, "training")
+
+
+@pytest.mark.parametrize("np", [1, 2, pytest.param(3, marks=pytest.mark.soak)])
+def test_each_sample_is_used_once_an_epoch(np: int) -> None:
+    for _, seen in LAUNCHES[np].results("training"):
+        assert seen == sorted([*range(90)] * 2)
+
+
+@pytest.mark.parametrize("np", [1, 2, pytest.param(3, marks=pytest.mark.soak)])
+def test_training_goes_on_in_the_middle_of_an_epoch(np: int) -> None:
+    for expected, states in LAUNCHES[np].results("resuming"):
+        for found, seen in states:
+            assert close(found, expected, "resuming")
+            assert max(map(seen.count, range(90))) <= 2
+        assert [len(seen) for _, seen in states] == [270 - 12 * 12 + 6, 270 - 15 * 12 + 6]

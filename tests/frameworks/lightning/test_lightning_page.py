@@ -1,0 +1,46 @@
+"""docs/lightning.md: its programs are run on two ranks, and a rank that fails ends the job."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from ranks import launch, run_ranks
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "lightning.md"
+FAILING = """
+    def on_train_batch_start(self, batch, index):
+        if index == 3 and self.global_rank == 1:
+            raise RuntimeError("broken here")
+"""
+
+
+def programs() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_programs_of_the_page(tmp_path: Path) -> None:
+    """Run the first one, and then with the strategy of the second one."""
+    first, second = programs()
+    again = first.replace("import hvdtrain.lightning", second + "import hvdtrain.lightning")
+    script = tmp_path / "script.py"
+    script.write_text(first + again.replace('strategy="hvdtrain"', "strategy=strategy"))
+    done = run_ranks(script, 2, cases_expected=False, warm="torch torchmetrics lightning.pytorch")
+    accuracies = re.findall(r"rank [01] of 2: (0\.\d{4})", done.stdout)
+    assert len(accuracies) == 4
+    assert len(set(accuracies)) <= 2
+    assert all(float(accuracy) > 0.9 for accuracy in accuracies)
+
+
+@pytest.mark.soak
+def test_a_rank_that_fails_ends_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        programs()[0].replace("    def training_step", FAILING + "\n    def training_step")
+    )
+    with launch(script, 2) as job:
+        done = job.wait(60)
+        assert done.returncode != 0
+        assert "[rank 1/2] RuntimeError: broken here" in done.stderr
+        job.assert_nothing_left()
