@@ -41,6 +41,8 @@ _COMMANDS = {
     "build-horovod": "Build and install Horovod for the installed frameworks.",
 }
 
+_LAUNCH = ("run", "hosts", "job", "script", "exec")
+
 
 class _LazyGroup(click.Group):
     """A group that imports a subcommand's module only when it is called, so that --help is fast."""
@@ -52,7 +54,8 @@ class _LazyGroup(click.Group):
         if name not in _COMMANDS:
             return None
         try:
-            module = importlib.import_module(f"hvdtrain.cli.{name.replace('-', '_')}")
+            folder = "hvdtrain.cli.launch" if name in _LAUNCH else "hvdtrain.cli"
+            module = importlib.import_module(f"{folder}.{name.replace('-', '_')}")
         except ModuleNotFoundError as error:
             if error.name != "hvdtrain_bench":
                 raise

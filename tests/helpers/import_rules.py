@@ -94,7 +94,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("figures", "turns", "results", ""),
     ],
     "hvdtrain_bench": ["harness", "analysis", "cases", "exchanges", "elastic", ""],
-    "cli": ["bench", ""],
+    "cli": ["bench", "", "launch"],
 }
 _MOST_FILES = 15
 # All that other layers may know of engines: the contract, and how to find one by name.

@@ -1,0 +1,1 @@
+"""The subcommands that start ranks, and those that write what starts them."""
