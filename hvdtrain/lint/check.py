@@ -32,7 +32,7 @@ def check_script(path: Path) -> list[Finding]:
             last = getattr(found.node, "end_lineno", None) or first
             quiet = [silenced[line] for line in range(first, last + 1) if line in silenced]
             if not any(not codes or rule.code in codes for codes in quiet):
-                reason = f"{found.what}, {rule.reason}"
+                reason = f"{found.what}: {rule.reason}"
                 findings.add(Finding(str(path), first, rule.code, reason, rule.mend))
     return sorted(findings)
 

@@ -232,6 +232,7 @@ RIGHT: list[tuple[str, str, str]] = [
         "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()\n",
     ),
     ("HVD101", DDP, "if rank in (0, 1):\n    dist.all_reduce(x, group=pair)\n"),
+    ("HVD101", DDP, "if rank in (0, 1):\n    dist.barrier(pair)\n"),
     # -1 is not a rank: it says that there is one process only.
     ("HVD101", DDP, "if args.local_rank != -1:\n    dist.barrier()\n"),
     ("HVD101", HVD, "if hvd.rank() == 0:\n    hvd.allreduce(x)\nhvd.join()\n"),

@@ -34,7 +34,7 @@ RULES = (
     Rule(
         "HVD601",
         "barriers around nothing",
-        "and between them no rank does anything",
+        "no rank does anything between them",
         "leave one of them out",
         _around_nothing,
     ),

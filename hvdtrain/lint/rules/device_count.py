@@ -64,7 +64,7 @@ RULES = (
     Rule(
         "HVD305",
         "torch.cuda.device_count() taken for the number of ranks",
-        "which is not the number of ranks on several nodes, or where a rank sees one GPU",
+        "that is not the number of ranks on several nodes, or where a rank sees one GPU",
         "use size() or get_world_size()",
         _devices_as_ranks,
     ),

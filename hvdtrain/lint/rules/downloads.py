@@ -51,7 +51,7 @@ RULES = (
     Rule(
         "HVD406",
         "a data set that all ranks download",
-        "into the same files, so a rank may read what another one is still writing",
+        "a rank may read files that another one is still writing",
         "let local_rank() 0 download it first, then barrier(), or put the rank into the path",
         _downloaded,
     ),

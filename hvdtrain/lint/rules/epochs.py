@@ -48,7 +48,7 @@ RULES = (
     Rule(
         "HVD201",
         "a sampler for ranks without set_epoch() in a script with epochs",
-        "so each epoch has the samples in the same order, and in the same batches",
+        "each epoch has the samples in the same order, and in the same batches",
         "call sampler.set_epoch(epoch) at the start of every epoch",
         _same_order,
     ),

@@ -30,7 +30,7 @@ def _padded(script: Script) -> Iterator[Found]:
         return
     for call, for_evaluation in rank_samplers(script, _PADDING):
         if for_evaluation and not is_true(keyword(call, "drop_last", _DROP_POSITION)):
-            yield Found(call, "DistributedSampler of the samples for evaluation repeats some")
+            yield Found(call, "DistributedSampler repeats some of the samples for evaluation")
 
 
 def _counts_once(script: Script) -> bool:
@@ -84,7 +84,7 @@ RULES = (
     Rule(
         "HVD202",
         "evaluation with DistributedSampler, which pads",
-        "unless their number is a multiple of the number of ranks: the metric is not exact",
+        "the metric is exact only if the ranks divide their number",
         "give rank r the samples r, r + size(), ... (hvdtrain.data.EvaluationSampler), and add up "
         "sums and counts over the ranks",
         _padded,
@@ -92,14 +92,14 @@ RULES = (
     Rule(
         "HVD203",
         "metrics of one rank's share shown as those of all samples",
-        "the metric of a part of the samples",
+        "what is shown is the metric of a part of the samples",
         "add up sums and counts over the ranks (allreduce with op=Sum, or all_reduce), then divide",
         _one_share,
     ),
     Rule(
         "HVD205",
         "a Keras callback that decides by the metric of its own rank",
-        "so ranks change the rate, or stop, at different times",
+        "ranks change the rate, or stop, at different times",
         "put MetricAverageCallback before it in the list of callbacks",
         _own_decision,
     ),

@@ -72,7 +72,7 @@ RULES = (
     Rule(
         "HVD105",
         "a loop with collective operations that may be longer on some ranks",
-        "so some ranks take one step more than others, and wait in it for ever",
+        "some ranks take one step more than others, and wait in it for ever",
         "give all ranks equally many (cut the rest off, or repeat and count steps), or use join()",
         _unequal,
     ),

@@ -92,14 +92,14 @@ RULES = (
     Rule(
         "HVD404",
         "print() on all ranks in a loop",
-        "so every line appears once for each rank",
+        "every line appears once for each rank",
         "print on rank 0 only, or begin the line with the rank",
         _printed,
     ),
     Rule(
         "HVD405",
         "a progress bar on all ranks",
-        "so the bars of all ranks overwrite one another",
+        "the bars of all ranks overwrite one another",
         "tqdm(..., disable=rank() != 0); in Keras verbose=1 if hvd.rank() == 0 else 0",
         _bars,
     ),

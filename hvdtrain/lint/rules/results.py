@@ -83,7 +83,10 @@ def _counted_by_all(script: Script) -> Iterator[Found]:
             c for c in script.tree.calls if script.tree.scope(c) is scope and _sums(script, c)
         ]
         if any(path_of(call.args[0]) in paths for call in summed) and not _has_size(script, node):
-            yield Found(node, "every rank evaluates all samples, and the sum over ranks")
+            yield Found(
+                node,
+                "every rank evaluates all samples, and the sum over ranks is divided once",
+            )
 
 
 def _sums(script: Script, call: ast.Call) -> bool:
@@ -145,28 +148,28 @@ RULES = (
     Rule(
         "HVD204",
         "an average that is divided by the number of ranks again",
-        "so the result is too small by that factor",
+        "the result is too small by that factor",
         "leave the division out, or use allreduce(..., op=Sum)",
         _divided_twice,
     ),
     Rule(
         "HVD208",
         "the result of an operation that is thrown away",
-        "so what follows uses the value of its own rank",
+        "what follows uses the value of its own rank",
         "assign the result, or use the operation in place, such as allreduce_()",
         _thrown_away,
     ),
     Rule(
         "HVD209",
         "an average over ranks of averages over unequal shares",
-        "which is not the average over samples, because shares differ by one sample",
+        "that is not the average over samples, because shares differ by one sample",
         "add up sums and counts over the ranks (op=Sum), then divide",
         _unequal_shares,
     ),
     Rule(
         "HVD210",
         "a sum over ranks that have all evaluated all samples",
-        "is divided by the number of samples once: the result is size() times too large",
+        "the result is size() times too large",
         "give each rank its own samples, or do not add up",
         _counted_by_all,
     ),

@@ -31,7 +31,7 @@ class Rule:
     Attributes:
         code: its stable name.
         title: the mistake, in a few words.
-        reason: what follows from it; it continues the sentence that says what was found.
+        reason: what follows from it; a sentence of its own, after a colon.
         mend: what to do.
         find: yields the places in a script that break it.
     """

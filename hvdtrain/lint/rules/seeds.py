@@ -63,9 +63,9 @@ def _own_split(script: Script) -> Iterator[Found]:
     for call in script.everywhere(script.named("random_split", "train_test_split")):
         last = script.names.last(call)
         if last == "random_split" and keyword(call, "generator", 2) is None:
-            yield Found(call, "random_split() without a seed divides the data")
+            yield Found(call, "random_split() has no seed")
         elif last == "train_test_split" and not _is_seeded_split(call):
-            yield Found(call, "train_test_split() without a seed divides the data")
+            yield Found(call, "train_test_split() has no seed")
 
 
 def _is_seeded_split(call: ast.Call) -> bool:
@@ -80,14 +80,14 @@ RULES = (
     Rule(
         "HVD206",
         "the same seed and the same data on all ranks",
-        "so all ranks train on the same batches, and more ranks learn nothing more",
+        "all ranks train on the same batches, and more ranks learn nothing more",
         "divide the data (DistributedSampler, GlobalBatchSampler), or seed with the rank",
         _same_batches,
     ),
     Rule(
         "HVD207",
         "a random division of the data without a seed",
-        "differently on every rank, so one rank trains on what another one tests with",
+        "each rank divides differently, and trains on what others test with",
         "give it the same seed on all ranks: generator=torch.Generator().manual_seed(0), or "
         "random_state=0",
         _own_split,

@@ -65,7 +65,10 @@ def _loaded_late(script: Script) -> Iterator[Found]:
         ]
         anywhere = script.named("broadcast_parameters", "broadcast_object")
         if sent and len(anywhere) == len(sent) and all(e.lineno < call.lineno for e in sent):
-            yield Found(call, f"the weights are broadcast before (line {sent[-1].lineno})")
+            yield Found(
+                call,
+                f"some ranks load weights that were broadcast before, in line {sent[-1].lineno}",
+            )
 
 
 def _never_averaged(script: Script) -> Iterator[Found]:
@@ -115,7 +118,7 @@ RULES = (
     Rule(
         "HVD501",
         "no broadcast of the weights at the start",
-        "so every rank starts from weights of its own, and they stay different",
+        "every rank starts from weights of its own, and they stay different",
         "call hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
         "broadcast_optimizer_state(); in TensorFlow broadcast_variables()",
         _torch_start,
@@ -123,28 +126,28 @@ RULES = (
     Rule(
         "HVD502",
         "Keras without BroadcastGlobalVariablesCallback",
-        "so every rank starts from weights of its own, and they stay different",
+        "every rank starts from weights of its own, and they stay different",
         "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to the callbacks of all ranks",
         _keras_start,
     ),
     Rule(
         "HVD503",
         "weights that one rank loads after the broadcast",
-        "and loaded afterwards on some ranks only, so ranks go on with different weights",
+        "ranks go on with different weights",
         "load first, then broadcast",
         _loaded_late,
     ),
     Rule(
         "HVD504",
         "an optimizer that is not wrapped, under Horovod's interface",
-        "and nothing averages gradients, so every rank trains a model of its own",
+        "nothing averages gradients, so every rank trains a model of its own",
         "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=...)",
         _never_averaged,
     ),
     Rule(
         "HVD505",
         "a model that is not wrapped, under torch.distributed",
-        "and nothing averages gradients, so every rank trains a model of its own",
+        "nothing averages gradients, so every rank trains a model of its own",
         "model = DistributedDataParallel(model), or hvdtrain.torch's DistributedOptimizer",
         _not_wrapped,
     ),

@@ -32,7 +32,9 @@ def _sharded_state(script: Script) -> Iterator[Found]:
         branch = script.guards.sure(call)
         if branch is not None:
             written = f"{path_of(call.func) or last_name(call)}()"
-            yield Found(call, f"{written} gathers parts of all ranks, but some ranks only call it")
+            yield Found(
+                call, f"{written} gathers parts of all ranks, and only some of them call it"
+            )
 
 
 def _is_gathered_state(script: Script, call: ast.Call) -> bool:
@@ -95,14 +97,14 @@ RULES = (
     Rule(
         "HVD103",
         "the state of a sharded model or optimizer under a condition on the rank",
-        "and wait for the others",
+        "it waits for the parts of the others",
         "call it on all ranks, and let one rank write the result",
         _sharded_state,
     ),
     Rule(
         "HVD104",
         "an optimizer or a scheduler that steps on some ranks only",
-        "so learning rates or weights differ between ranks from then on",
+        "learning rates or weights differ between ranks from then on",
         "take it out of the condition: every rank takes every step",
         _stepped_alone,
     ),

@@ -31,25 +31,25 @@ class RunRule:
 _WEIGHTS = RunRule(
     "HVD901",
     "weights that differ between ranks after a step",
-    "so each rank trains a model of its own",
+    "each rank trains a model of its own",
     "broadcast weights and optimizer state at the start, wrap the optimizer, and step on all ranks",
 )
 _SAMPLES = RunRule(
     "HVD902",
     "the same samples on all ranks",
-    "so more ranks learn nothing more",
+    "more ranks learn nothing more",
     "divide the data among the ranks, or seed with the rank",
 )
 _OPERATIONS = RunRule(
     "HVD903",
     "different operations on different ranks",
-    "so ranks wait for one another for ever, or mix up results",
+    "ranks wait for one another for ever, or mix up results",
     "call the same operations in the same order on all ranks",
 )
 _RATES = RunRule(
     "HVD904",
     "learning rates that differ between ranks",
-    "so ranks step differently",
+    "ranks take different steps",
     "step the scheduler on all ranks, with values that all ranks have averaged",
 )
 RUN_RULES = (_WEIGHTS, _SAMPLES, _OPERATIONS, _RATES)
@@ -65,7 +65,7 @@ def compare(path: str, first: Record, second: Record) -> list[Finding]:
     """
     found = []
     for rule, line, what in _differences(first, second):
-        found.append(Finding(path, line, rule.code, f"{what}, {rule.reason}", rule.mend))
+        found.append(Finding(path, line, rule.code, f"{what}: {rule.reason}", rule.mend))
     return sorted(found)
 
 

@@ -37,6 +37,8 @@ def collective(script: Script, call: ast.Call) -> str | None:
     """
     if any(keyword(call, name) is not None for name in _GROUPS):
         return None
+    if call.args and last_name(call) == "barrier":
+        return None
     full = script.names.full(call) or ""
     module, _, last = full.rpartition(".")
     if module == HVD and _is_hvd_operation(last):

@@ -34,7 +34,7 @@ def test_a_finding_is_a_line_and_exit_code_1(tmp_path: Path) -> None:
     done = lint(path)
     assert done.returncode == 1
     (line,) = done.stdout.splitlines()
-    assert line.startswith(f"{path}:{LINE}: HVD401 torch.save() runs on all ranks, ")
+    assert line.startswith(f"{path}:{LINE}: HVD401 torch.save() runs on all ranks: ")
     assert "; write it under `if rank() == 0:`" in line
     assert done.stderr == ""
 

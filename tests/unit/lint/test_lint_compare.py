@@ -44,34 +44,34 @@ def test_equal_ranks_with_different_samples_are_right() -> None:
         (
             [step("a", samples="0"), step("b", samples="1")],
             [step("a", samples="2"), step("c", samples="3")],
-            "a.py:9: HVD901 the weights of rank 0 and rank 1 differ after step 2, ",
+            "a.py:9: HVD901 the weights of rank 0 and rank 1 differ after step 2: ",
         ),
         (
             [step(samples="0"), step(samples="1")],
             [step(samples="0"), step(samples="1")],
-            "a.py:7: HVD902 rank 0 and rank 1 had the same samples in 2 of 2 steps, ",
+            "a.py:7: HVD902 rank 0 and rank 1 had the same samples in 2 of 2 steps: ",
         ),
         (
             [operation("allreduce", 5), step(samples="0")],
             [operation("allgather", 6), step(samples="1")],
             "a.py:5: HVD903 before step 1, rank 0 calls allreduce() of float32 [2], "
-            "rank 1 allgather() of float32 [2] (line 6), ",
+            "rank 1 allgather() of float32 [2] (line 6): ",
         ),
         (
             [operation("allreduce", 5, "float32 [2]")],
             [operation("allreduce", 5, "float32 [3]")],
             "a.py:5: HVD903 after step 0, rank 0 calls allreduce() of float32 [2], "
-            "rank 1 allreduce() of float32 [3] (line 5), ",
+            "rank 1 allreduce() of float32 [3] (line 5): ",
         ),
         (
             [step(samples="0")],
             [step(samples="1"), operation("barrier", 5, "")],
-            "a.py:5: HVD903 after step 1, rank 1 calls barrier(), and rank 0 does not, ",
+            "a.py:5: HVD903 after step 1, rank 1 calls barrier(), and rank 0 does not: ",
         ),
         (
             [step(samples="0", rate=0.1)],
             [step(samples="1", rate=0.05)],
-            "a.py:9: HVD904 the rates of rank 0 and rank 1 are 0.1 and 0.05 in step 1, ",
+            "a.py:9: HVD904 the rates of rank 0 and rank 1 are 0.1 and 0.05 in step 1: ",
         ),
     ],
 )
