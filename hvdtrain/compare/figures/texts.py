@@ -47,7 +47,7 @@ def ratio_text(ratio: Ratio) -> str:
     """Return a ratio, with the smallest and the largest of the repeats if there are several."""
     if ratio.low == ratio.high:
         return f"{ratio.middle:.2f}"
-    return f"{ratio.middle:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{ratio.middle:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
 def difference_text(difference: float | None) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdtrain.cli.main import main
 from hvdtrain.compare.protocol.rank_file import error_file, result_file, write_error
 from hvdtrain.compare.protocol.strategy import Need
 from hvdtrain.compare.strategies.table import strategies_of
@@ -62,6 +63,27 @@ def test_the_lines_to_change_are_python(framework: str) -> None:
 def test_a_missing_package_is_named_with_its_command() -> None:
     with pytest.raises(UsageError, match="no_such_module is not installed: pip install it"):
         Need("no_such_module.part", "pip install it").require()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--with", "none"], "--with 'none': no such strategy"),
+        (["--with", "hvdtrain", "--python", "hvdtrain=/no/such"], "with the path of an interp"),
+        (["nothing"], "unknown recipe 'nothing'"),
+        (["--framework", "keras", "--with", "ddp"], "no such strategy"),
+        (["--repeats", "0"], "Invalid value for '--repeats'"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", *words])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
 
 
 def test_the_command_loads_neither_a_framework_nor_mpi() -> None:

@@ -59,7 +59,7 @@ def test_what_differs() -> None:
 def test_ratios_are_those_of_the_same_repeat() -> None:
     ratio = ratio_to(time_steps([[1.0], [2.0], [4.0]]), time_steps([[2.0], [2.0], [6.0]]))
     assert ratio == Ratio(1.5, 1.0, 2.0)
-    assert ratio_text(ratio) == "1.50 (1.00 to 2.00)"
+    assert ratio_text(ratio) == "1.50 (1.00-2.00)"
     assert ratio_text(Ratio(2.0, 2.0, 2.0)) == "2.00"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import chromium, low_contrasts, open_page
 
 from hvdtrain.compare.figures.judge import NO_DIFFERENCE
 from hvdtrain.compare.protocol.rank_file import RankResult
@@ -116,6 +117,22 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     assert "<b>" not in page
     assert "ValueError: &lt;no&gt;" in page
     assert " style=" not in page  # the policy forbids them
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_in_a_browser(tmp_path: Path, scheme: str) -> None:
+    write_page(tmp_path / "compare.html", ABOUT, make_rows(outcomes(), 2))
+    with (
+        chromium() as browser,
+        open_page(browser, tmp_path / "compare.html", width=375, color_scheme=scheme) as opened,
+    ):
+        assert (opened.faults, opened.requests) == ([], [])
+        assert low_contrasts(opened.page) == []
+        wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        assert not opened.page.evaluate(wide)
+        opened.page.get_by_text("ddp: 10 lines").click()
+        assert opened.page.get_by_text("DistributedDataParallel(model)").is_visible()
 
 
 def test_the_page_without_anything_that_ran(tmp_path: Path) -> None:
