@@ -27,7 +27,7 @@ def main(file: str) -> None:
     strategy = find_strategy(options.framework, task.strategy)
     place = _place(strategy.launch, os.environ)
     if options.framework == "keras":
-        _prepare_keras(strategy.backend or options.backend, place)
+        _prepare_keras(strategy.backend or options.backend, options.dtype, place)
     folder = Path(task.folder)
     try:
         for need in strategy.needs:
@@ -38,8 +38,10 @@ def main(file: str) -> None:
         raise
 
 
-def _prepare_keras(backend: str | None, place: Place) -> None:
-    """Set what Keras and TensorFlow read when they are imported."""
+def _prepare_keras(backend: str | None, dtype: str, place: Place) -> None:
+    """Set what Keras, TensorFlow and JAX read when they are imported."""
+    if dtype == "float64":
+        os.environ["JAX_ENABLE_X64"] = "1"
     os.environ["KERAS_BACKEND"] = backend or os.environ.get("KERAS_BACKEND", "tensorflow")
     share = max(1, len(os.sched_getaffinity(0)) // place.size)
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(share))

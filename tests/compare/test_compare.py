@@ -91,7 +91,7 @@ def test_padded_evaluation(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_strategies_of_keras(tmp_path: Path) -> None:
-    """In float64, where rounding puts no unit on the other side of zero."""
+    """In float64: in float32 rounding grows to 4e-3 within an epoch."""
     names = "hvdtrain,horovod,mirrored,multiworker,ps-sync,ps-async,jax-distribution"
     words = ("digits", "--framework", "keras", "--dtype", "float64", "--with", names)
     done, rows = compare(tmp_path, *words, python=tensorflow_python())

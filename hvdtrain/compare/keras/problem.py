@@ -72,10 +72,6 @@ def make_problem(task: Task, place: Place, approach: Approach) -> Problem:
     options = task.train_options
     alone = Topology.from_nodes(0, [0], ["localhost"])
     make_recipe = load_recipe(options)
-    if keras.backend.backend() == "jax" and options.dtype == "float64":
-        import jax
-
-        jax.config.update("jax_enable_x64", True)
     keras.config.set_floatx(options.dtype)
     keras.config.set_dtype_policy(options.dtype)
     keras.utils.set_random_seed(options.seed % _SEEDS)
