@@ -19,6 +19,8 @@ COMPILERS := c++ g++ clang++
 HOROVOD ?= $(if $(shell command -v $(COMPILERS)),.venv-horovod)
 # Without it, as with `make test TENSORFLOW=`, the tests of TensorFlow and Keras are skipped.
 TENSORFLOW ?= .venv-tensorflow
+# Without it, as with `make test-all TRANSFORMERS=`, the test of transformers' Trainer is skipped.
+TRANSFORMERS ?= .venv-transformers
 # Where Debian's Open MPI 4 is installed, its launcher and hostfiles are tested, too.
 OPENMPI4 ?= $(if $(shell mpirun.openmpi --version 2> /dev/null | grep ' 4[.]'),.venv-openmpi4)
 # Of `make bench` and `make test-gpu`: options, for example make bench ARGS=--quick
@@ -36,10 +38,10 @@ train: .venv/installed ## install into .venv and train the digits network on two
 
 TEST_ENVIRONMENTS := .venv-test/installed $(TENSORFLOW:%=%/installed)
 environments: $(TEST_ENVIRONMENTS) .venv-mpich/installed ## all that `make test-all` needs
-environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed)
+environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed) $(TRANSFORMERS:%=%/installed)
 
 # Tests with these marks need more than Open MPI, or a long time; pyproject.toml says what they are.
-REST := mpich or openmpi4 or horovod or slurm or gridengine or browser or bench or soak
+REST := mpich or openmpi4 or horovod or transformers or slurm or gridengine or browser or bench or soak
 # Three files at a time on two cores: much of what tests do is to wait. The longest come first.
 PYTEST := HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
   .venv-test/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20
@@ -52,6 +54,7 @@ test-rest: environments
 	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
 	  HVDTRAIN_OPENMPI4_PYTHON=$(OPENMPI4:%=$(CURDIR)/%/bin/python) \
 	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
+	  HVDTRAIN_TRANSFORMERS_PYTHON=$(TRANSFORMERS:%=$(CURDIR)/%/bin/python) \
 	  $(PYTEST) -m '$(REST)'
 
 test-all: ## the same, then with MPICH, Open MPI 4, schedulers, Horovod and a browser, and for long
@@ -77,6 +80,7 @@ lint: .venv-test/installed ## ruff check, ruff format --check, mypy
 
 clean: ## remove the environments, the wheel and the caches
 	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich .venv-openmpi4 .venv-horovod .venv-tensorflow
+	rm -rf .venv-transformers
 	rm -rf build hvdtrain.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -157,4 +161,10 @@ endef
 	@$(@D)/bin/pip install --quiet --constraint constraints.txt tensorflow-cpu jax
 	@# It asks for `tensorflow`, which the CPU build is not.
 	@$(@D)/bin/pip install --quiet --constraint constraints.txt --no-deps tf-keras
+	@touch $@
+
+# It is larger than all others that tests need but torch and TensorFlow.
+.venv-transformers/installed: constraints.txt | .venv-test/installed
+	$(beside_test)
+	@$(@D)/bin/pip install --quiet --constraint constraints.txt transformers
 	@touch $@
