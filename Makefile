@@ -19,6 +19,8 @@ COMPILERS := c++ g++ clang++
 HOROVOD ?= $(if $(shell command -v $(COMPILERS)),.venv-horovod)
 # Without it, as with `make test TENSORFLOW=`, the tests of TensorFlow and Keras are skipped.
 TENSORFLOW ?= .venv-tensorflow
+# Without it, as with `make test-all TRANSFORMERS=`, the test of transformers' Trainer is skipped.
+TRANSFORMERS ?= .venv-transformers
 # Where Debian's Open MPI 4 is installed, its launcher and hostfiles are tested, too.
 OPENMPI4 ?= $(if $(shell mpirun.openmpi --version 2> /dev/null | grep ' 4[.]'),.venv-openmpi4)
 # Where Java is, the tests with Spark and Ray run.
@@ -39,9 +41,11 @@ train: .venv/installed ## install into .venv and train the digits network on two
 TEST_ENVIRONMENTS := .venv-test/installed $(TENSORFLOW:%=%/installed)
 environments: $(TEST_ENVIRONMENTS) .venv-mpich/installed ## all that `make test-all` needs
 environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed) $(CLUSTERS:%=%/installed)
+environments: $(TRANSFORMERS:%=%/installed)
 
 # Tests with these marks need more than Open MPI, or a long time; pyproject.toml says what they are.
-REST := mpich or openmpi4 or horovod or slurm or gridengine or spark or ray or browser or bench or soak
+REST := mpich or openmpi4 or horovod or transformers or slurm or gridengine or spark or ray
+REST := $(REST) or browser or bench or soak
 # Three files at a time on two cores: much of what tests do is to wait. The longest come first.
 PYTEST := HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
   .venv-test/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20
@@ -55,6 +59,7 @@ test-rest: environments
 	  HVDTRAIN_OPENMPI4_PYTHON=$(OPENMPI4:%=$(CURDIR)/%/bin/python) \
 	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
 	  HVDTRAIN_CLUSTERS_PYTHON=$(CLUSTERS:%=$(CURDIR)/%/bin/python) \
+	  HVDTRAIN_TRANSFORMERS_PYTHON=$(TRANSFORMERS:%=$(CURDIR)/%/bin/python) \
 	  $(PYTEST) -m '$(REST)'
 
 test-all: ## the same, then with MPICH, Open MPI 4, schedulers, Horovod and a browser, and for long
@@ -80,7 +85,7 @@ lint: .venv-test/installed ## ruff check, ruff format --check, mypy
 
 clean: ## remove the environments, the wheel and the caches
 	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich .venv-openmpi4 .venv-horovod .venv-tensorflow
-	rm -rf .venv-clusters
+	rm -rf .venv-clusters .venv-transformers
 	rm -rf build hvdtrain.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -168,4 +173,10 @@ endef
 	@echo "make: installing Spark and Ray into $(@D): a minute the first time"
 	$(beside_test)
 	@$(@D)/bin/pip install --quiet --constraint constraints.txt pyspark ray
+	@touch $@
+
+# It is larger than all others that tests need but torch and TensorFlow.
+.venv-transformers/installed: constraints.txt | .venv-test/installed
+	$(beside_test)
+	@$(@D)/bin/pip install --quiet --constraint constraints.txt transformers
 	@touch $@

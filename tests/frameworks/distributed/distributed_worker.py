@@ -1,0 +1,127 @@
+"""The backend "hvdtrain" of torch.distributed, on each rank: distributed_worker.py CASES."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from shared_launch import run_each
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+import hvdtrain.torch as hvd
+import hvdtrain.torch.process_group  # noqa: F401
+from hvdtrain.errors import MismatchError, UnsupportedError
+
+Op = distributed.ReduceOp
+
+
+def start() -> None:
+    """Join the group as a script under `exec` does, at an address that rank 0 chooses."""
+    hvd.init()
+    store = None
+    if hvd.rank() == 0:
+        store = distributed.TCPStore("127.0.0.1", 0, hvd.size(), True, wait_for_workers=False)
+    port = hvd.broadcast_object(store.port if store else None)
+    if store is None:
+        store = distributed.TCPStore("127.0.0.1", port, hvd.size(), False)
+    distributed.init_process_group("hvdtrain", store=store, rank=hvd.rank(), world_size=hvd.size())
+    assert distributed.get_backend() == "hvdtrain"
+
+
+def every(shape: list[int], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return what each rank has: all its elements are its rank plus 2."""
+    return [torch.full(shape, rank + 2, dtype=dtype) for rank in range(hvd.size())]
+
+
+def reductions() -> None:
+    stacks = [torch.stack(every([3, 2], dtype)) for dtype in (torch.float32, torch.int64)]
+    for stack in stacks:
+        wanted = {Op.SUM: stack.sum(0), Op.MIN: stack.amin(0), Op.MAX: stack.amax(0)}
+        for op, expected in {**wanted, Op.PRODUCT: stack.prod(0)}.items():
+            mine = stack[hvd.rank()].clone()
+            work = distributed.all_reduce(mine, op, async_op=True)
+            work.wait()
+            assert work.is_completed()
+            assert torch.equal(mine, expected.to(mine.dtype)), op
+    mine = stacks[0][hvd.rank()].clone()
+    distributed.all_reduce(mine, Op.AVG)
+    assert torch.allclose(mine, stacks[0].mean(0))
+    root = hvd.size() - 1
+    mine = stacks[0][hvd.rank()].clone()
+    distributed.reduce(mine, root)
+    assert torch.equal(mine, stacks[0].sum(0) if hvd.rank() == root else stacks[0][hvd.rank()])
+
+
+def movements() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    tensors = every([2, 3], torch.float64)
+    root = size - 1
+    mine = tensors[rank].clone()
+    distributed.broadcast(mine, root)
+    assert torch.equal(mine, tensors[root])
+    listed = [torch.empty(2, 3, dtype=torch.float64) for _ in range(size)]
+    distributed.all_gather(listed, tensors[rank])
+    assert torch.equal(torch.stack(listed), torch.stack(tensors))
+    whole = torch.empty(2 * size, 3, dtype=torch.float64)
+    single = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+    single(whole, tensors[rank])
+    assert torch.equal(whole, torch.cat(tensors))
+    listed = [torch.zeros(2, 3, dtype=torch.float64) for _ in range(size)]
+    distributed.gather(tensors[rank], listed if rank == root else None, root)
+    assert rank != root or torch.equal(torch.stack(listed), torch.stack(tensors))
+    distributed.scatter(mine, tensors if rank == root else None, root)
+    assert torch.equal(mine, tensors[rank])
+    distributed.reduce_scatter(mine, [tensor * (rank + 1) for tensor in tensors])
+    assert torch.equal(mine, tensors[rank] * sum(range(1, size + 1)))
+    received = [torch.empty(2, 3, dtype=torch.float64) for _ in range(size)]
+    distributed.all_to_all(received, [tensor + 10 * rank for tensor in tensors])
+    assert all(torch.equal(r, tensors[rank] + 10 * n) for n, r in enumerate(received))
+    distributed.barrier()
+
+
+def objects() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    found: list[object] = [None] * size
+    distributed.all_gather_object(found, "x" * rank)
+    assert found == ["x" * other for other in range(size)]
+    sent: list[object] = [("of", rank)]
+    distributed.broadcast_object_list(sent, src=size - 1)
+    assert sent == [("of", size - 1)]
+
+
+def refusals() -> None:
+    """Errors of hvdtrain reach those who wait, on all ranks."""
+    with pytest.raises(MismatchError, match="shape"):
+        distributed.all_reduce(torch.zeros(1 + hvd.rank()))
+    with pytest.raises(UnsupportedError, match="BAND"):
+        distributed.all_reduce(torch.zeros(1, dtype=torch.int64), Op.BAND)
+
+
+def data_parallel() -> list[float]:
+    """DDP does what one process does with the whole batch; buffers are those of rank 0."""
+    inputs = torch.randn(24, 8, generator=torch.Generator().manual_seed(1)).double()
+    torch.manual_seed(hvd.rank())
+    layers = [torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers).double(), bucket_cap_mb=0.0001)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        part = inputs[step * 6 : step * 6 + 6][hvd.rank() :: hvd.size()]
+        optimizer.zero_grad()
+        model(part).square().mean().backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+
+
+CASES: dict[str, Callable[[], object]] = {
+    case.__name__: case for case in (reductions, movements, objects, data_parallel, refusals)
+}
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    start()
+    run_each(CASES, sys.argv[1:])
+    distributed.destroy_process_group()
