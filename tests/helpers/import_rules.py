@@ -65,7 +65,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         "elastic",
         "",
     ],
-    "launch": ["hosts", "launchers", "jobs", ""],
+    "launch": ["hosts", "launchers", "jobs", "", "scripts"],
     "horovod": ["names", "names.common", "names.on_path", "names.on_path.horovod", "build"],
     "data": ["sampling", ""],
     "train": [
