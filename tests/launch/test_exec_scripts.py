@@ -72,6 +72,14 @@ for _ in range(10):
 coordinator.join()
 print(f"total {total.numpy()}", flush=True)
 """
+WAITING = """
+import json, os, time
+
+if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief":
+    print("the chief is done", flush=True)
+else:
+    time.sleep(3600)
+"""
 FAILING_CHIEF = """
 import json, os, sys, time
 
@@ -98,7 +106,9 @@ for library in (keras, tf_keras):
 """
 
 
-@pytest.mark.parametrize("option", ["--local_rank", "--local-rank"])
+@pytest.mark.parametrize(
+    "option", ["--local_rank", pytest.param("--local-rank", marks=pytest.mark.soak)]
+)
 def test_the_local_rank_as_an_argument(option: str, tmp_path: Path) -> None:
     script = tmp_path / "launched.py"
     script.write_text(LOCAL_RANK)
@@ -118,6 +128,7 @@ def test_accelerate_without_a_gpu(tmp_path: Path) -> None:
     assert "use_cpu: false, but there is no GPU" in done.stderr
 
 
+@pytest.mark.soak
 def test_accelerate_that_trains_every_rank_alone_is_said(tmp_path: Path) -> None:
     script = tmp_path / "accelerated.py"
     script.write_text(ACCELERATE)
@@ -160,6 +171,16 @@ def test_settings_that_cannot_be_read(text: str | None, reason: str, tmp_path: P
         read_file(path)
 
 
+def test_a_job_ends_with_its_chief(tmp_path: Path) -> None:
+    """Whatever its workers and servers wait for."""
+    script = tmp_path / "waits.py"
+    script.write_text(WAITING)
+    done = run_ranks([*EXEC, "--roles", "ps:1,chief:1,worker:1", str(script)], 3)
+    assert done.stdout == "the chief is done\n"
+    assert "the chief has ended: 2 ranks (worker and ps)" in done.stderr
+
+
+@pytest.mark.soak
 def test_a_job_with_parameter_servers_ends_with_its_chief(tmp_path: Path) -> None:
     script = tmp_path / "servers.py"
     script.write_text(SERVERS)

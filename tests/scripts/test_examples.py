@@ -48,7 +48,7 @@ def test_examples(size: int, tmp_path: Path) -> None:
             assert 2 <= first[program]["calls"] <= 10
     assert done.stdout.count(f"on {size} ranks") == len(PROGRAMS)  # one rank speaks
     assert (tmp_path / "checkpoints" / "digits-5.keras").exists()
-    assert list((tmp_path / "checkpoints-session").glob("model.ckpt-200.*"))
+    assert list((tmp_path / "checkpoints-session").glob(f"model.ckpt-{400 // size}.*"))
     if size == 2:
         _check_mlflow(tmp_path, first["mlflow_mnist.py"]["accuracy"])
 
