@@ -1,4 +1,6 @@
-"""Report of this rank's place in the world, as JSON: `python -m hvdtrain.core.rank_report`.
+"""Report of this rank's place in the world, as JSON: `python -m hvdtrain.core.rank_report [PORT]`.
+
+PORT is one at which the process that asks listens, which other ranks are told.
 
 A process of its own, because the rank itself must be left without MPI: the program that it runs
 may use an MPI, threads or forks of its own.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
@@ -21,14 +24,16 @@ def main() -> None:
     topology = context.current().topology
     on_one_host = len(set(topology.hostnames)) == 1
     host = "127.0.0.1" if on_one_host else socket.gethostname()
-    address = f"{host}:{_free_port()}"
+    ports = [_free_port(), *map(int, sys.argv[1:])]
+    every = allgather_object([f"{host}:{port}" for port in ports], "addresses")
     report = {
         "rank": topology.rank,
         "size": topology.size,
         "local_rank": topology.local_rank,
         "local_size": topology.local_size,
         "node": topology.node,
-        "addresses": allgather_object(address, "address"),
+        "addresses": [addresses[0] for addresses in every],
+        "control_addresses": [address for addresses in every for address in addresses[1:]],
     }
     context.shutdown()
     print(json.dumps(report), flush=True)

@@ -32,6 +32,7 @@ class RankFacts(TypedDict):
     local_size: int
     node: int
     addresses: list[str]
+    control_addresses: list[str]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class ClusterRank:
         local_size: number of ranks on its node.
         node: index of its node.
         addresses: "host:port" of each rank; the port was free a moment ago.
+        control_addresses: "host:port" of each rank at which its `exec` listens; empty if none does.
     """
 
     rank: int
@@ -53,6 +55,7 @@ class ClusterRank:
     local_size: int
     node: int
     addresses: tuple[str, ...]
+    control_addresses: tuple[str, ...] = ()
 
     @classmethod
     def from_facts(cls, facts: RankFacts) -> ClusterRank:
@@ -64,6 +67,7 @@ class ClusterRank:
             facts["local_size"],
             facts["node"],
             tuple(facts["addresses"]),
+            tuple(facts["control_addresses"]),
         )
 
 

@@ -70,7 +70,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         "elastic",
         "",
     ],
-    "launch": ["hosts", "launchers", "jobs", "", "calls"],
+    "launch": ["hosts", "launchers", "jobs", "", "calls", "scripts"],
     "lint": ["source", "rules", "running", ""],
     "horovod": ["names", "names.common", "names.on_path", "names.on_path.horovod", "build"],
     "data": ["sampling", ""],

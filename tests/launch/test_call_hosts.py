@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from hosts import AGENT, require_hosts, write_hostfile
 
 import hvdtrain
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.calls.called_rank import Arrival
-from hvdtrain.launch.calls.rank_server import Arrived, places
+from hvdtrain.launch.calls.called_rank import Answer, Arrival, connected
+from hvdtrain.launch.calls.rank_server import Arrived, RankServer, places
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 
@@ -99,3 +100,28 @@ def test_bad_hosts(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a\n")
     with pytest.raises(UsageError, match="also pass np="):
         hvdtrain.run(print, hostfile=tmp_path / "hosts")
+
+
+def test_strangers_that_connect_are_ignored() -> None:
+    """One says nothing, one speaks another language, and one has another key."""
+    key = b"k" * 32
+    listening = socket.create_server(("127.0.0.1", 0))
+    place = listening.getsockname()
+    address = f"127.0.0.1:1,{place[0]}:{place[1]}"  # nobody is at the first of them
+    with (
+        RankServer(listening, key, b"call", 1) as server,
+        socket.create_connection(place),
+        socket.create_connection(place) as rude,
+    ):
+        rude.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        with pytest.raises(ConnectionError, match="cannot reach the process that called"):
+            connected(f"{place[0]}:{place[1]}", b"x" * 32)
+        with connected(address, key) as rank:
+            rank.send(Arrival(0, "node", 70))
+            found, call = rank.recv()
+            assert (found.rank, found.size, found.addresses) == (0, 1, ("127.0.0.1:70",))
+            assert call == b"call"
+            rank.send(Answer(0, b"result"))
+            while not server.answers:
+                time.sleep(0.01)
+    assert server.answers == [Answer(0, b"result")]

@@ -13,32 +13,44 @@ HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 # A session needs graphs without eager mode, for the rest of the process.
 LAST = "tensorflow_session.py"
+PROGRAMS = (
+    *("keras_callbacks.py", "keras_fit.py", "mlflow_mnist.py", "tensorflow_tape.py"),
+    *("torch_loop.py", LAST),
+)
+# By test_torch_examples.py.
+ELSEWHERE = ("accelerate_loop.py", "cntk_convnet.py", "ddp_loop.py", "run_function.py")
 
 
-def test_examples(tmp_path: Path) -> None:
-    programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert len(programs) == 6
-    assert all(f"[{program}]" in (EXAMPLES / "README.md").read_text() for program in programs)
+def test_every_example_is_run_and_listed() -> None:
+    found = {path.name for path in EXAMPLES.glob("*.*")}
+    assert found == {*PROGRAMS, *ELSEWHERE, "accelerate.yaml", "README.md"}
+    listed = (EXAMPLES / "README.md").read_text()
+    assert all(f"[{name}]" in listed for name in found - {"README.md"})
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.soak)])
+def test_examples(size: int, tmp_path: Path) -> None:
     done = run_ranks(
         HERE / "examples_worker.py",
-        2,
-        args=[*(program for program in programs if program != LAST), LAST],
+        size,
+        args=PROGRAMS,
         python=tensorflow_python(),
         env=keras_variables(),
         cwd=tmp_path,
         timeout_seconds=600,
     )
-    first, second = done.results
-    for program in programs:
+    first, last = done.results[0], done.results[-1]
+    for program in PROGRAMS:
         assert first[program]["accuracy"] >= 0.9, program
-        assert first[program]["weights"] == second[program]["weights"]
+        assert first[program]["weights"] == last[program]["weights"]
         assert bool(first[program]["weights"]) is (program != LAST)
         if program.startswith(("keras", "tensorflow_tape")):  # traced, not called for each batch
             assert 2 <= first[program]["calls"] <= 10
-    assert done.stdout.count("on 2 ranks") == len(programs)  # one rank speaks
+    assert done.stdout.count(f"on {size} ranks") == len(PROGRAMS)  # one rank speaks
     assert (tmp_path / "checkpoints" / "digits-5.keras").exists()
-    assert list((tmp_path / "checkpoints-session").glob("model.ckpt-200.*"))
-    _check_mlflow(tmp_path, first["mlflow_mnist.py"]["accuracy"])
+    assert list((tmp_path / "checkpoints-session").glob(f"model.ckpt-{400 // size}.*"))
+    if size == 2:
+        _check_mlflow(tmp_path, first["mlflow_mnist.py"]["accuracy"])
 
 
 def _check_mlflow(directory: Path, accuracy: float) -> None:

@@ -20,7 +20,7 @@ from hvdtrain.errors import EXIT_CRASH
 from hvdtrain.launch.cluster_environment import torch_variables
 from hvdtrain.world import promised_world
 
-__all__ = ["ADDRESS", "KEY", "Answer", "Arrival", "main", "node_name"]
+__all__ = ["ADDRESS", "KEY", "Answer", "Arrival", "connected", "main", "node_name"]
 
 # Environment variables: where the caller listens, a file's path or HOST:PORT,HOST:PORT..., and the
 # secret that both share.
@@ -69,7 +69,7 @@ def main() -> None:
     world = promised_world(os.environ)
     rank = 0 if world is None else world.rank
     # Open until this process ends; the caller's end closes when the caller ends.
-    caller = _connected(os.environ.pop(ADDRESS), key)
+    caller = connected(os.environ.pop(ADDRESS), key)
     name = "hvdtrain-caller"
     threading.Thread(target=_end_with, args=[caller], name=name, daemon=True).start()
     caller.send(Arrival(rank, node_name(), _free_port()))
@@ -92,8 +92,12 @@ def node_name() -> str:
     return socket.gethostname()
 
 
-def _connected(address: str, key: bytes) -> Connection:
+def connected(address: str, key: bytes) -> Connection:
     """Return a connection to the caller.
+
+    Args:
+        address: value of the variable ADDRESS.
+        key: secret that both share.
 
     Raises:
         ConnectionError: it cannot be reached at any of its addresses.

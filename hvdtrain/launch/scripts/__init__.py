@@ -1,0 +1,1 @@
+"""What scripts of other libraries need beside variables: settings, a watch, and an end."""

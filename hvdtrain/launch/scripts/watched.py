@@ -1,0 +1,74 @@
+"""Run a script that uses Accelerate, and say if it forgets the other ranks.
+
+`python -m hvdtrain.launch.scripts.watched SCRIPT ARGUMENT...` is `python SCRIPT ARGUMENT...` with a
+thread that waits for Accelerate's state.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["is_lonely", "main", "uses_accelerate"]
+
+_USES = re.compile(r"^\s*(?:from|import)\s+(?:accelerate|transformers)\b", re.MULTILINE)
+_PERIOD_SECONDS = 0.2
+
+
+def uses_accelerate(script: str) -> bool:
+    """Return whether a script imports Accelerate, or transformers, whose Trainer does."""
+    try:
+        text = Path(script).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return _USES.search(text) is not None
+
+
+def is_lonely(environ: Mapping[str, str]) -> bool | None:
+    """Return whether Accelerate takes this rank for the only one; None before it has a state.
+
+    Args:
+        environ: environment variables, with the true number of ranks.
+    """
+    module = sys.modules.get("accelerate.state")
+    # Asked for by its constructor, it would be made.
+    state = getattr(getattr(module, "PartialState", None), "_shared_state", {})
+    if "num_processes" not in state:
+        return None
+    return bool(state["num_processes"] == 1 and int(environ.get("WORLD_SIZE", "1")) > 1)
+
+
+def _watch(environ: Mapping[str, str]) -> None:
+    while (lonely := is_lonely(environ)) is None:
+        time.sleep(_PERIOD_SECONDS)
+    if lonely:
+        size = environ["WORLD_SIZE"]
+        print(
+            f"hvdtrain: Accelerate takes each of the {size} ranks for the only one, so that {size} "
+            "models are trained instead of one: on hosts without a GPU it needs "
+            "ACCELERATE_USE_CPU=true",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Run the script that the arguments name."""
+    del sys.argv[0]
+    script = sys.argv[0]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.abspath(script))
+    if os.environ.get("RANK") == "0":  # one rank speaks for all
+        watch = threading.Thread(target=_watch, args=[dict(os.environ)], daemon=True)
+        watch.start()
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""`exec` with what Accelerate, parameter servers and older launchers need beside variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks import launch, run_ranks
+from tensorflow_environment import keras_variables, tensorflow_python
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.scripts.accelerate import (
+    Settings,
+    accelerate_variables,
+    default_file,
+    read_file,
+    remarks,
+)
+from hvdtrain.launch.scripts.chief import has_waiting_ranks
+
+EXEC = ["-m", "hvdtrain", "exec"]
+# As torch.distributed.launch had it.
+LOCAL_RANK = """
+import argparse, os
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", "--local-rank", type=int)
+parser.add_argument("--lr", type=float)
+arguments = parser.parse_args()
+assert str(arguments.local_rank) == os.environ["LOCAL_RANK"]
+print(f"local rank {arguments.local_rank}, lr {arguments.lr}", flush=True)
+"""
+ACCELERATE = """
+import sys, time
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+total = accelerator.reduce(torch.tensor(accelerator.process_index + 1.0))
+print(accelerator.num_processes, accelerator.mixed_precision, float(total), __name__, flush=True)
+time.sleep(1)  # it is watched by a thread
+"""
+# What `accelerate config` writes for GPUs.
+YAML = """
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+mixed_precision: bf16
+num_machines: 1
+num_processes: 4
+use_cpu: false
+"""
+SERVERS = """
+import json, os
+import tensorflow as tf
+
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+if task["type"] != "chief":
+    cluster = resolver.cluster_spec()
+    tf.distribute.Server(cluster, job_name=task["type"], task_index=task["index"]).join()
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    total = tf.Variable(0.0)
+
+@tf.function
+def step():
+    strategy.run(lambda: total.assign_add(1.0))
+
+for _ in range(10):
+    coordinator.schedule(step)
+coordinator.join()
+print(f"total {total.numpy()}", flush=True)
+"""
+WAITING = """
+import json, os, time
+
+if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief":
+    print("the chief is done", flush=True)
+else:
+    time.sleep(3600)
+"""
+FAILING_CHIEF = """
+import json, os, sys, time
+
+if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief":
+    sys.exit(7)
+time.sleep(3600)
+"""
+MULTI_WORKER = """
+import keras, numpy, tf_keras
+import tensorflow as tf
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+inputs = numpy.random.RandomState(0).rand(64, 4).astype("float32")
+for library in (keras, tf_keras):
+    with strategy.scope():
+        model = library.Sequential([library.layers.Input([4]), library.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    try:
+        model.fit(inputs, inputs.sum(1), batch_size=16, verbose=0)
+        said = f"trained on {strategy.num_replicas_in_sync}"
+    except ValueError as error:
+        said = str(error).partition("(")[0].strip()
+    print(f"{library.__name__}: {said}", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "option", ["--local_rank", pytest.param("--local-rank", marks=pytest.mark.soak)]
+)
+def test_the_local_rank_as_an_argument(option: str, tmp_path: Path) -> None:
+    script = tmp_path / "launched.py"
+    script.write_text(LOCAL_RANK)
+    done = run_ranks([*EXEC, option, str(script), "--lr", "0.5"], 2)
+    assert sorted(done.stdout.splitlines()) == [f"local rank {n}, lr 0.5" for n in range(2)]
+
+
+def test_accelerate_without_a_gpu(tmp_path: Path) -> None:
+    script, settings = tmp_path / "accelerated.py", tmp_path / "two.yaml"
+    script.write_text(ACCELERATE)
+    settings.write_text(YAML)
+    words = [*EXEC, "--accelerate-config", str(settings), str(script)]
+    done = run_ranks(words, 2, env={"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": None})
+    assert sorted(done.stdout.splitlines()) == ["2 bf16 3.0 __main__"] * 2
+    assert done.stderr.count(f"hvdtrain: {settings}: ") == 2  # one rank speaks
+    assert "num_processes: 4, but there are 2 ranks" in done.stderr
+    assert "use_cpu: false, but there is no GPU" in done.stderr
+
+
+@pytest.mark.soak
+def test_accelerate_that_trains_every_rank_alone_is_said(tmp_path: Path) -> None:
+    script = tmp_path / "accelerated.py"
+    script.write_text(ACCELERATE)
+    env = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "false"}
+    done = run_ranks([*EXEC, str(script)], 2, env=env)
+    assert sorted(done.stdout.splitlines()) == ["1 no 1.0 __main__"] * 2
+    assert done.stderr.count("2 models are trained instead of one") == 1
+
+
+def test_settings_of_accelerate(tmp_path: Path) -> None:
+    path = tmp_path / "accelerate" / "default_config.yaml"
+    assert default_file({"HF_HOME": str(tmp_path)}) is None
+    path.parent.mkdir()
+    path.write_text("mixed_precision: no\nnum_processes: 2\nuse_cpu: true\n")
+    assert default_file({"HF_HOME": str(tmp_path)}) == path
+    found = read_file(path)
+    assert found == Settings(path, 2, True, "no")
+    variables = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no"}
+    assert accelerate_variables(found, gpu=True) == variables
+    assert accelerate_variables(None, gpu=True) == {}
+    assert remarks(found, 2, gpu=False) == []
+    (said,) = remarks(Settings(path, use_cpu=True, mixed_precision="fp16"), 2, gpu=False)
+    assert "mixed_precision: fp16 needs a GPU" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("- a\n", "expected the lines KEY: VALUE"),
+        ("a: [\n", "while parsing"),
+        ("num_processes: two\n", "'two' must be an integer"),
+        (None, "No such file"),
+    ],
+)
+def test_settings_that_cannot_be_read(text: str | None, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=reason):
+        read_file(path)
+
+
+def test_a_job_ends_with_its_chief(tmp_path: Path) -> None:
+    """Whatever its workers and servers wait for."""
+    script = tmp_path / "waits.py"
+    script.write_text(WAITING)
+    done = run_ranks([*EXEC, "--roles", "ps:1,chief:1,worker:1", str(script)], 3)
+    assert done.stdout == "the chief is done\n"
+    assert "the chief has ended: 2 ranks (worker and ps)" in done.stderr
+
+
+@pytest.mark.soak
+def test_a_job_with_parameter_servers_ends_with_its_chief(tmp_path: Path) -> None:
+    script = tmp_path / "servers.py"
+    script.write_text(SERVERS)
+    done = run_ranks(
+        [*EXEC, "--roles", "chief:1,worker:1,ps:1", str(script)],
+        3,
+        python=tensorflow_python(),
+        env=keras_variables(),
+        timeout_seconds=300,
+    )
+    assert done.stdout == "total 10.0\n"
+    assert "the chief has ended: 2 ranks (worker and ps)" in done.stderr
+
+
+def test_a_chief_that_fails_ends_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(FAILING_CHIEF)
+    with launch([*EXEC, "--roles", "ps:1,worker:1,chief:1", str(script)], 3) as job:
+        done = job.wait(60)
+        job.assert_nothing_left()
+    assert done.returncode == 7
+    assert "the chief has ended" not in done.stderr
+
+
+def test_which_jobs_end_with_a_chief() -> None:
+    assert has_waiting_ranks("chief:1, worker:2,ps:1")
+    assert not any(has_waiting_ranks(roles) for roles in ("chief:1,worker:2", "ps:1", None))
+
+
+@pytest.mark.soak
+def test_what_keras_can_do_under_a_strategy(tmp_path: Path) -> None:
+    """docs/other-libraries.md says so."""
+    script = tmp_path / "workers.py"
+    script.write_text(MULTI_WORKER)
+    done = run_ranks(
+        [*EXEC, str(script)],
+        2,
+        python=tensorflow_python(),
+        env=keras_variables(),
+        timeout_seconds=300,
+    )
+    lines = sorted(done.stdout.splitlines())
+    assert lines[0] == lines[1]
+    assert lines[0].startswith("keras: Attempt to convert a value")
+    assert lines[2:] == ["tf_keras: trained on 2"] * 2
