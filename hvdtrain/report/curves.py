@@ -248,7 +248,9 @@ def thinned(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
 def _extremes(part: Sequence[float]) -> set[int]:
     """Return the indices of the minimum, the maximum and the first NaN."""
     finite = [place for place, value in enumerate(part) if math.isfinite(value)]
-    first = next(place for place, value in enumerate(part) if not math.isfinite(value))
-    if not finite:
-        return {first}
-    return {first, min(finite, key=part.__getitem__), max(finite, key=part.__getitem__)}
+    # There is none if only the sum has overflowed.
+    first = next((place for place, value in enumerate(part) if not math.isfinite(value)), None)
+    places = set() if first is None else {first}
+    if finite:
+        places |= {min(finite, key=part.__getitem__), max(finite, key=part.__getitem__)}
+    return places

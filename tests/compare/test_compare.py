@@ -41,8 +41,8 @@ def test_digits(tmp_path: Path) -> None:
     assert {row["evaluated"]["seen"] for row in rows.values()} == {360}
     # Sums in another order: no more than some units in the last place.
     assert ours["difference"]["final"] < 1e-5
-    assert 0 < ours["difference"]["checked"] < 1e-6
-    assert 0 < ddp["difference"]["checked"] < 1e-6
+    assert ours["difference"]["checked"] < 1e-6
+    assert ddp["difference"]["checked"] < 1e-6
     # DDP counts a sample twice in its last step.
     assert ddp["difference"]["final"] > 10 * ours["difference"]["final"]
     assert alone["difference"] == {"checked": 0, "steps": 20, "final": 0}
@@ -76,7 +76,7 @@ def test_other_strategies_of_torch(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_padded_evaluation(tmp_path: Path) -> None:
-    """Of 26 samples on three ranks one is evaluated twice, which hvdtrain and Accelerate avoid."""
+    """DistributedSampler has three ranks evaluate samples twice, which the others avoid."""
     recipe = TRAINING / "point_recipes.py"
     words = (recipe, "--with", "hvdtrain,ddp,accelerate", "-np", 3, "--batch-size", 2)
     done, rows = compare(tmp_path, *words)
