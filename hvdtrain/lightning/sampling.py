@@ -120,13 +120,24 @@ def divide_training(loader: object, trainer: Any) -> object:
         return loader
     if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
         return loader
-    loop = trainer.fit_loop
+    progress = trainer.fit_loop.epoch_loop.batch_progress
     # Workers ask for samples before Lightning tells the epoch.
-    loader.sampler.set_epoch(loop.epoch_progress.current.processed)
-    progress = loop.epoch_loop.batch_progress
+    loader.sampler.set_epoch(_next_epoch(trainer.fit_loop))
     sampler = TrainingSampler(
         loader.sampler, loader.batch_size, loader.drop_last, lambda: int(progress.current.ready)
     )
     update = load_utilities("data")._update_dataloader
     divided: object = update(loader, sampler)
     return divided
+
+
+def _next_epoch(loop: Any) -> int:
+    """Return the epoch of the next batch; a checkpoint may be of the last batch of the one before.
+
+    Args:
+        loop: Lightning's loop over epochs.
+    """
+    epochs, batches = loop.epoch_progress, loop.epoch_loop.batch_progress
+    open_epoch = epochs.total.processed == epochs.total.started - 1
+    over = loop.restarting and open_epoch and batches.is_last_batch
+    return int(epochs.current.processed) + bool(over)

@@ -177,20 +177,20 @@ class CountingIO(TorchCheckpointIO):
 
 
 def resuming() -> Any:
-    """Stop in the middle of an epoch, and go on where it was."""
+    """Stop in the middle of an epoch and at its end, and go on where it was."""
     folder = shared_folder()
-    kept = pl.callbacks.ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1)
+    kept = pl.callbacks.ModelCheckpoint(folder, every_n_train_steps=4, save_top_k=-1)
     files = CountingIO()
     how = {"enable_checkpointing": True, "max_epochs": 3, "plugins": [files]}
     model = Regression()
     fit(model, regression(), callbacks=[kept], **how)
     assert (files.written > 0) == (hvd.rank() == 0), files.written
     states = []
-    for step in (12, 15):
+    for step, workers in ((12, 0), (16, 2)):
         (path,) = folder.glob(f"*step={step}.ckpt")
         resumed = Regression(seed=5)
         trainer = pl.Trainer(**{**QUIET, "strategy": "hvdtrain", "max_epochs": 3})
-        trainer.fit(resumed, loader(regression()), ckpt_path=path)
+        trainer.fit(resumed, loader(regression(), num_workers=workers), ckpt_path=path)
         states.append([weights(resumed), all_of(resumed.seen)])
     return weights(model), states
 

@@ -34,6 +34,15 @@ def test_the_programs_of_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_the_older_name(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    program = programs()[0].replace("import lightning as L", "import pytorch_lightning as L")
+    script.write_text(program)
+    done = run_ranks(script, 2, cases_expected=False)
+    assert len(re.findall(r"rank [01] of 2: 0\.9", done.stdout)) == 2
+
+
+@pytest.mark.soak
 def test_a_rank_that_fails_ends_the_job(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
