@@ -117,11 +117,12 @@ def test_the_local_rank_as_an_argument(option: str, tmp_path: Path) -> None:
 
 
 def test_accelerate_without_a_gpu(tmp_path: Path) -> None:
-    script, settings = tmp_path / "accelerated.py", tmp_path / "two.yaml"
+    script, settings = tmp_path / "accelerated.py", tmp_path / "accelerate" / "default_config.yaml"
     script.write_text(ACCELERATE)
+    settings.parent.mkdir()
     settings.write_text(YAML)
-    words = [*EXEC, "--accelerate-config", str(settings), str(script)]
-    done = run_ranks(words, 2, env={"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": None})
+    env = {"HF_HOME": tmp_path, "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": None}
+    done = run_ranks([*EXEC, str(script)], 2, env=env)
     assert sorted(done.stdout.splitlines()) == ["2 bf16 3.0 __main__"] * 2
     assert done.stderr.count(f"hvdtrain: {settings}: ") == 2  # one rank speaks
     assert "num_processes: 4, but there are 2 ranks" in done.stderr
@@ -136,6 +137,15 @@ def test_accelerate_that_trains_every_rank_alone_is_said(tmp_path: Path) -> None
     done = run_ranks([*EXEC, str(script)], 2, env=env)
     assert sorted(done.stdout.splitlines()) == ["1 no 1.0 __main__"] * 2
     assert done.stderr.count("2 models are trained instead of one") == 1
+
+
+def test_a_script_without_accelerate_does_not_need_its_settings(tmp_path: Path) -> None:
+    settings = tmp_path / "accelerate" / "default_config.yaml"
+    settings.parent.mkdir()
+    settings.write_text("- no settings\n")
+    script = tmp_path / "plain.py"
+    script.write_text("print('ran', flush=True)")
+    assert run_ranks([*EXEC, str(script)], 1, env={"HF_HOME": tmp_path}).stdout == "ran\n"
 
 
 def test_settings_of_accelerate(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ __all__ = ["command"]
     "settings_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Of `accelerate config` (default: its default file, where it is there).",
+    help="Of `accelerate config`; scripts that import Accelerate get the default one.",
 )
 @click.argument("arguments", metavar="[SCRIPT] [ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -60,7 +60,8 @@ def command(
         raise UsageError("which script? Name one, or a module with -m, or pass --print")
     if module is None and arguments and not os.path.isfile(arguments[0]):
         raise UsageError(f"there is no file {arguments[0]}: name an existing script")
-    named = settings_file or accelerate.default_file(os.environ)
+    watched = module is None and bool(arguments) and uses_accelerate(arguments[0])
+    named = settings_file or (accelerate.default_file(os.environ) if watched else None)
     settings = None if named is None else accelerate.read_file(named)
     # Ranks that wait for the chief's end need its address before they run their scripts.
     listening = chief.listen() if chief.has_waiting_ranks(roles) and not only_print else None
@@ -74,8 +75,7 @@ def command(
     if only_print:
         click.echo("".join(f"{name}={value}\n" for name, value in variables.items()), nl=False)
         return
-    watched = module is None and uses_accelerate(arguments[0])
-    if settings is not None and place.rank == 0 and (watched or settings_file is not None):
+    if settings is not None and place.rank == 0:
         for remark in accelerate.remarks(settings, place.size, gpu):
             click.echo(f"hvdtrain: {remark}", err=True)
     words = _words(module, arguments, watched, None if passed is None else (passed, place))

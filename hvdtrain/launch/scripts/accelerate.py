@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from glob import glob
@@ -38,9 +39,10 @@ class Settings:
 
 def default_file(environ: Mapping[str, str]) -> Path | None:
     """Return the file that `accelerate config` writes without a name, if it is there."""
-    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
-    folder = Path(environ.get("HF_HOME") or cache) / "accelerate"
-    path = folder / "default_config.yaml"
+    # A user without a name may have no home.
+    cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(environ.get("HF_HOME") or Path(cache) / "huggingface")
+    path = folder / "accelerate" / "default_config.yaml"
     return path if path.is_file() else None
 
 
