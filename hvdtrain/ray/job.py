@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.launch.calls.called_rank import OWN_GPUS
 from hvdtrain.launch.calls.served import ServedCall, run_rank, served_call
 
 __all__ = ["run"]
@@ -61,6 +63,7 @@ def run(
         raise UsageError(f"{_CALLER} needs Ray: pip install ray") from None
     if not ray.is_initialized():
         ray.init()
+    deadline = time.monotonic() + start_timeout
     host = ray.util.get_node_ip_address()
     bundles = [dict(resources or {"CPU": 1})] * num_workers
     with (
@@ -69,7 +72,7 @@ def run(
         _Actors(ray, group, bundles) as actors,
     ):
         actors.start({**(env or {}), **call.variables})
-        actors.watch(call, start_timeout)
+        actors.watch(call, deadline - time.monotonic())
     return call.results(", ".join(actors.ends) or "their actors returned")
 
 
@@ -134,10 +137,16 @@ class _Actors:
                 ),
             ).remote()
             self._actors.append(actor)
-            self._codes.append(actor.run.remote(dict(variables), rank, len(self._bundles)))
+            own = {OWN_GPUS: "1"} if bundle.get("GPU") else {}
+            place = rank, len(self._bundles)
+            self._codes.append(actor.run.remote({**variables, **own}, *place))
 
-    def watch(self, call: ServedCall, start_timeout: float) -> None:
+    def watch(self, call: ServedCall, limit_seconds: float) -> None:
         """Wait until all ranks have ended, or one has failed.
+
+        Args:
+            call: what the ranks call.
+            limit_seconds: seconds within which all ranks must have started.
 
         Raises:
             HvdtrainError: ranks have not started in time.
@@ -147,19 +156,20 @@ class _Actors:
             ended, left = self._ray.wait(left, num_returns=len(left), timeout=_POLL_SECONDS)
             for code in ended:
                 lost |= self._note_end(code)
-            call.require_start(start_timeout, "what do the logs of Ray's nodes say?")
+            call.require_start(limit_seconds, "what do the logs of Ray's nodes say?")
 
     def _note_end(self, code: Any) -> bool:
-        """Note how a rank has ended; return whether its actor was lost before."""
+        """Note how a rank has ended; return whether it did not end well."""
         rank = self._codes.index(code)
         try:
             number = self._ray.get(code)
         except Exception as error:
-            self.ends.append(f"rank {rank}: {str(error).strip().splitlines()[0]}")
+            text = str(error).strip() or type(error).__name__
+            self.ends.append(f"rank {rank}: {text.splitlines()[0]}")
             return True
         if number:
             self.ends.append(f"rank {rank}: exit code {number}")
-        return False
+        return bool(number)
 
 
 class _Rank:

@@ -75,4 +75,5 @@ def _with_variables(function: Callable[..., Any], variables: dict[str, str]) -> 
 
 def _run_script(path: str, words: tuple[object, ...]) -> None:
     sys.argv = [path, *map(str, words)]
+    sys.path.insert(0, os.path.dirname(path))  # as `python script.py` has it
     runpy.run_path(path, run_name="__main__")

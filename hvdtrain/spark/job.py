@@ -8,7 +8,8 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.launch.calls.called_rank import EXIT_NO_CALLER, OWN_GPUS
 from hvdtrain.launch.calls.served import ServedCall, run_rank, served_call
 from hvdtrain.spark.tracking import tracking_variables
 
@@ -59,7 +60,8 @@ def run(
     if np < 1:
         raise UsageError(f"{_CALLER}: num_proc={np} must be at least 1")
     host = context.getConf().get("spark.driver.host", "localhost")
-    with served_call(function, args, kwargs, np, host, _CALLER) as call:
+    here = context.getConf().get("spark.driver.bindAddress", host)
+    with served_call(function, args, kwargs, np, host, _CALLER, here) as call:
         variables = {**tracking_variables(), **(env or {}), **call.variables}
         stage = _Stage(context, _task(variables, np), np)
         stage.watch(call, start_timeout)
@@ -130,6 +132,8 @@ class _Stage:
     def join(self) -> None:
         """Wait until ranks have ended that have lost their connection."""
         self._thread.join(_GRACE_SECONDS)
+        if self._thread.is_alive():  # Spark tries again, and has no slots
+            self._context.cancelJobGroup(self._group)
 
 
 def _cause(error: Exception) -> str:
@@ -149,7 +153,12 @@ def _task(variables: Mapping[str, str], np: int) -> Callable[[Iterator[int]], It
         place = BarrierTaskContext.get()
         rank = place.partitionId()
         gpus = place.resources().get("gpu")
-        visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus.addresses)}
-        yield rank, run_rank({**visible, **variables}, rank, np)
+        visible = {}
+        if gpus is not None:
+            visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus.addresses), OWN_GPUS: "1"}
+        code = run_rank({**visible, **variables}, rank, np)
+        if code == EXIT_NO_CALLER:
+            raise HvdtrainError(f"{_CALLER}: rank {rank} cannot connect to the driver, see its log")
+        yield rank, code
 
     return task

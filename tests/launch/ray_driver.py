@@ -55,11 +55,23 @@ def see_a_rank_without_result(folder: Path) -> None:
     def ending() -> None:
         if os.environ["RANK"] == "1":
             os._exit(7)
+        time.sleep(600)
 
     expect(
         lambda: hvdtrain.ray.run(ending, num_workers=RANKS),
-        "hvdtrain.ray.run(): rank 1 of 2 ended without a result (rank 1: exit code 7)",
+        "hvdtrain.ray.run(): rank 0, 1 of 2 ended without a result (",
     )
+
+
+def see_ranks_with_gpus_of_their_own(folder: Path) -> None:
+    """Ray counts GPUs that it was promised, and hands out their numbers."""
+
+    def numbers() -> tuple[str, str]:
+        return os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"]
+
+    resources = {"CPU": 1, "GPU": 1}
+    found = hvdtrain.ray.run(numbers, num_workers=RANKS, resources=resources)
+    assert sorted(found) == [("0", "0"), ("1", "0")]
 
 
 def see_an_actor_that_is_killed(folder: Path) -> None:
@@ -105,6 +117,7 @@ CASES = [
     see_results,
     see_an_exception,
     see_a_rank_without_result,
+    see_ranks_with_gpus_of_their_own,
     see_an_actor_that_is_killed,
     see_too_few_resources,
     see_a_trainer_of_ray,
@@ -112,7 +125,7 @@ CASES = [
 
 
 def main(folder: Path) -> None:
-    ray.init(num_cpus=RANKS, include_dashboard=False)
+    ray.init(num_cpus=RANKS, num_gpus=RANKS, include_dashboard=False)
     for number, case in enumerate(CASES):
         own = folder / str(number)
         own.mkdir()

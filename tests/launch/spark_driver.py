@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import pyspark
 import pytest
 import torch
 from pyspark.sql import SparkSession
@@ -22,6 +24,7 @@ from hvdtrain.errors import HvdtrainError
 RANKS = 2
 SCRIPT = """
 import sys
+import beside
 import torch.distributed as dist
 dist.init_process_group("gloo")
 open(sys.argv[1] + str(dist.get_rank()), "w").write(str(dist.get_world_size()))
@@ -62,11 +65,12 @@ def see_a_rank_without_result(folder: Path) -> None:
     def ending() -> None:
         if os.environ["RANK"] == "1":
             os._exit(7)
+        time.sleep(600)
 
     expect(
         lambda: hvdtrain.spark.run(ending, num_proc=RANKS),
-        "hvdtrain.spark.run(): rank 1 of 2 ended without a result (exit codes of ranks: "
-        "rank 1: 7): see what it printed",
+        "hvdtrain.spark.run(): rank 0, 1 of 2 ended without a result (exit codes of ranks: "
+        "rank 0: 1, rank 1: 7): see what it printed",
     )
 
 
@@ -77,6 +81,8 @@ def see_an_executor_that_is_lost(folder: Path) -> None:
         with (folder / f"starts{os.environ['RANK']}").open("a") as file:
             file.write("x")
         if os.environ["RANK"] == "1":
+            while not (folder / "starts0").exists():
+                time.sleep(0.01)
             os.kill(executor_of(os.getpid()), 9)
         time.sleep(600)
 
@@ -120,6 +126,7 @@ def see_one_run_of_mlflow(folder: Path) -> None:
 def see_a_distributor(folder: Path) -> None:
     script = folder / "script.py"
     script.write_text(SCRIPT)
+    (folder / "beside.py").touch()
     for local in (False, True):
         distributor = hvdtrain.spark.Distributor(RANKS, local_mode=local, use_gpu=False)
         assert distributor.run(reduced, 1.0, name="y") == (0, RANKS, 3.0, "y")
@@ -170,7 +177,9 @@ def main(folder: Path) -> None:
         own.mkdir()
         case(own)
         print(f"seen: {case.__name__}", flush=True)
+    logs = Path(pyspark.__file__).parent / "work" / spark.sparkContext.applicationId
     spark.stop()
+    shutil.rmtree(logs, ignore_errors=True)
 
 
 if __name__ == "__main__":

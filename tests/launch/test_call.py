@@ -54,6 +54,13 @@ def test_a_function_of_the_moment_and_large_results(monkeypatch: pytest.MonkeyPa
     assert "HVDTRAIN_CALL_KEY" not in os.environ
 
 
+def test_a_caller_that_is_the_only_rank_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert hvdtrain.run(os.getenv, args=("RANK",), np=2) == ["0", "1"]
+
+
 def test_a_function_that_trains_as_under_torchrun() -> None:
     def reduced() -> tuple[str, float]:
         import torch

@@ -16,14 +16,13 @@ LIMIT_SECONDS = 400
     ("driver", "cases"),
     [
         pytest.param("spark_driver.py", 8, marks=pytest.mark.spark),
-        pytest.param("ray_driver.py", 6, marks=pytest.mark.ray),
+        pytest.param("ray_driver.py", 7, marks=pytest.mark.ray),
     ],
 )
 def test_a_driver(driver: str, cases: int, tmp_path: Path) -> None:
     python = cluster_python()
     env = {
         "PYSPARK_PYTHON": python,
-        "SPARK_WORKER_DIR": tmp_path / "workers",
     }
     with start([str(python), "-P", str(HERE / driver), str(tmp_path)], env=env) as job:
         done = job.wait(LIMIT_SECONDS)

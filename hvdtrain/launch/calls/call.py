@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -15,9 +14,9 @@ from typing import TypeVar
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.addresses import own_addresses
-from hvdtrain.launch.calls.called_rank import ADDRESS, KEY
+from hvdtrain.launch.calls.called_rank import ADDRESS, KEY, SAME_PATH
 from hvdtrain.launch.calls.content import dumps_call, results_of
-from hvdtrain.launch.calls.rank_server import RankServer
+from hvdtrain.launch.calls.rank_server import BACKLOG, RankServer, new_key
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.hosts.host import total_slots
 from hvdtrain.launch.launchers.choice import Launcher, choose_launcher
@@ -26,15 +25,13 @@ from hvdtrain.launch.launchers.options import check_interface, parse_hosts, with
 from hvdtrain.launch.launchers.request import LaunchRequest, Site, without_allocation
 from hvdtrain.launch.session_folder import SESSION, Session, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process
-from hvdtrain.world import promised_world
+from hvdtrain.world import TORCHRUN_MARKER, promised_world
 
 __all__ = ["run"]
 
 Result = TypeVar("Result")
 
-_KEY_BYTES = 32
 _GRACE_SECONDS = 10.0
-_BACKLOG = 4096
 
 
 def run(
@@ -83,13 +80,14 @@ def run(
     call = dumps_call(function, args, kwargs, "run()")
     # Other hosts of a scheduler's allocation are used when they are named.
     environ = dict(os.environ) if asked.names_hosts else without_allocation(os.environ)
+    environ.pop(TORCHRUN_MARKER, None)  # else each rank would be this one
     library = loaded_library()
     launcher = choose_launcher(None, library, environ)
     request, count = _counted(with_hosts(asked, launcher, library.vendor, environ))
-    key = secrets.token_bytes(_KEY_BYTES)
+    key = new_key()
     with session_folder(os.environ) as session:
-        listening, address = _listen(session, request.names_hosts)
-        variables = {SESSION: session.folder, ADDRESS: address, KEY: key.hex()}
+        listening, address = _listen(session, request)
+        variables = {SESSION: session.folder, ADDRESS: address, KEY: key.hex(), SAME_PATH: "1"}
         with listening:
             process = _start(request, launcher, library, {**environ, **variables}, session)
             with RankServer(listening, key, call, count) as server:
@@ -127,18 +125,20 @@ def _counted(request: LaunchRequest) -> tuple[LaunchRequest, int]:
     return replace(request, ranks=ranks), ranks
 
 
-def _listen(session: Session, remote: bool) -> tuple[socket.socket, str]:
+def _listen(session: Session, request: LaunchRequest) -> tuple[socket.socket, str]:
     """Return a socket for ranks, and where they find it; only clients with the key are accepted."""
-    if remote:
-        listening = socket.create_server(("", 0), backlog=_BACKLOG)
+    if request.names_hosts:
+        addresses = own_addresses(request.interface)
+        host = addresses[0] if len(addresses) == 1 else ""
+        listening = socket.create_server((host, 0), backlog=BACKLOG)
         port = listening.getsockname()[1]
-        return listening, ",".join(f"{address}:{port}" for address in own_addresses())
+        return listening, ",".join(f"{address}:{port}" for address in addresses)
     # Only this user can reach it.
     path = str(Path(session.folder) / "call")
     listening = socket.socket(socket.AF_UNIX)
     try:
         listening.bind(path)
-        listening.listen(_BACKLOG)
+        listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
         raise UsageError(

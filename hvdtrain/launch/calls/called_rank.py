@@ -6,6 +6,7 @@ import os
 import pickle
 import select
 import socket
+import struct
 import sys
 import threading
 import time
@@ -25,6 +26,10 @@ __all__ = ["ADDRESS", "KEY", "Answer", "Arrival", "connected", "main", "node_nam
 # Environment variables: where the caller listens, a file's path or HOST:PORT,HOST:PORT..., and the
 # secret that both share.
 ADDRESS, KEY = "HVDTRAIN_CALL_ADDRESS", "HVDTRAIN_CALL_KEY"
+# Set where the rank has the caller's module path, and where it sees no GPU of another rank.
+SAME_PATH, OWN_GPUS = "HVDTRAIN_CALL_SAME_PATH", "HVDTRAIN_CALL_OWN_GPUS"
+
+EXIT_NO_CALLER = 69  # as sysexits.h has it: a service is unavailable
 
 # Time for the launcher to end this rank: Open MPI 5's may hang if ranks end before it ends them.
 _GRACE_SECONDS = 2.0
@@ -69,20 +74,38 @@ def main() -> None:
     world = promised_world(os.environ)
     rank = 0 if world is None else world.rank
     # Open until this process ends; the caller's end closes when the caller ends.
-    caller = connected(os.environ.pop(ADDRESS), key)
+    try:
+        caller = connected(os.environ.pop(ADDRESS), key)
+    except OSError as error:
+        print(f"hvdtrain: {error}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_NO_CALLER)
     name = "hvdtrain-caller"
     threading.Thread(target=_end_with, args=[caller], name=name, daemon=True).start()
     caller.send(Arrival(rank, node_name(), _free_port()))
-    place, request = caller.recv()
+    try:
+        place, request = caller.recv()
+    except (EOFError, OSError):  # the job has ended before it began
+        os._exit(EXIT_CRASH)
     os.environ.update(torch_variables(place))
-    sys.path[:], call = pickle.loads(request)
+    if os.environ.pop(OWN_GPUS, ""):
+        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    path, call = pickle.loads(request)
+    sys.path[:] = path if os.environ.pop(SAME_PATH, "") else _with_own(path)
     answer = _called(call, rank)
     caller.send(answer)
+    with suppress(EOFError, OSError):
+        caller.recv()  # the caller has it: what is sent may be lost with a process
     if answer.failure:
         sys.stdout.flush()
         sys.stderr.flush()
         # A normal exit would wait for the other ranks, which the launcher is about to end.
         os._exit(EXIT_CRASH)
+
+
+def _with_own(path: list[str]) -> list[str]:
+    """Return the caller's module path before that of this process, which may lie elsewhere."""
+    own = list(sys.path)
+    return [place for place in path if place not in own] + own
 
 
 def node_name() -> str:
@@ -106,18 +129,37 @@ def connected(address: str, key: bytes) -> Connection:
         return Client(address, "AF_UNIX", authkey=key)
     for place in address.split(","):
         host, _, port = place.rpartition(":")
-        with suppress(AuthenticationError, EOFError, OSError):
-            connection = socket.create_connection((host, int(port)), _CONNECT_SECONDS)
-            connection.settimeout(None)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            caller = Connection(connection.detach())
-            answer_challenge(caller, key)
-            deliver_challenge(caller, key)
-            return caller
+        with (
+            suppress(AuthenticationError, EOFError, OSError),
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS) as connection,
+        ):
+            return _authenticated(connection, key)
     raise ConnectionError(
-        f"{socket.gethostname()} cannot reach the process that called hvdtrain.run, at {address}: "
-        "let hosts connect to one another, or name a network with interface="
+        f"{socket.gethostname()} cannot reach the process that called the function, at {address}: "
+        "let hosts connect to one another, or name a network for hvdtrain.run with interface="
     )
+
+
+def _authenticated(connection: socket.socket, key: bytes) -> Connection:
+    """Return a copy of a connection to the caller, once both have shown that they know the key.
+
+    Raises:
+        AuthenticationError: the other one does not know it.
+        OSError: it says nothing, as another program that listens at this address may.
+    """
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _wait_of(_CONNECT_SECONDS))
+    caller = Connection(os.dup(connection.fileno()))
+    answer_challenge(caller, key)
+    deliver_challenge(caller, key)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _wait_of(0))
+    return caller
+
+
+def _wait_of(seconds: float) -> bytes:
+    """Return a duration as the kernel takes it."""
+    return struct.pack("ll", int(seconds), 0)
 
 
 def _free_port() -> int:
@@ -137,9 +179,9 @@ def _end_with(caller: Connection) -> None:
 
 
 def _called(call: bytes, rank: int) -> Answer:
-    import cloudpickle
-
     try:
+        import cloudpickle
+
         function, args, kwargs = pickle.loads(call)
         return Answer(rank, cloudpickle.dumps(function(*args, **kwargs)))
     except BaseException as error:  # SystemExit, for example, is no result either
@@ -147,9 +189,9 @@ def _called(call: bytes, rank: int) -> Answer:
 
 
 def _dumped(error: BaseException) -> bytes:
-    import cloudpickle
-
     try:
+        import cloudpickle
+
         return bytes(cloudpickle.dumps(error))
     except Exception:  # it cannot be pickled; its traceback is sent anyway
         return b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Sequence
@@ -17,7 +18,15 @@ from hvdtrain.launch.addresses import LOOPBACK
 from hvdtrain.launch.calls.called_rank import Answer, Arrival, node_name
 from hvdtrain.launch.cluster_environment import ClusterRank
 
-__all__ = ["Arrived", "RankServer", "places"]
+__all__ = ["BACKLOG", "Arrived", "RankServer", "new_key", "places"]
+
+BACKLOG = 4096  # of ranks that connect at the same moment
+_KEY_BYTES = 32
+
+
+def new_key() -> bytes:
+    """Return a secret for the ranks of a job."""
+    return secrets.token_bytes(_KEY_BYTES)
 
 
 @dataclass(frozen=True)
@@ -46,16 +55,16 @@ class RankServer:
 
     Attributes:
         answers: what ranks have answered, the first one first.
-        started_again: whether a rank has connected twice, because what starts ranks has done so
-            again: the job is to end.
+        lost: whether a rank has ended without an answer, or has connected twice, because what
+            starts ranks has done so again: the job is to end.
     """
 
     def __init__(self, listening: socket.socket, key: bytes, request: bytes, np: int) -> None:
         self.answers: list[Answer] = []
-        self.started_again = False
+        self.lost = False
         self._listening, self._key, self._request, self._np = listening, key, request, np
         self._here = node_name()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._closed = False
         self._arrived: list[Arrived] = []
         self._open: list[Connection] = []
@@ -84,8 +93,7 @@ class RankServer:
             self._listening.shutdown(socket.SHUT_RDWR)
         self._threads[0].join()  # from now on no connection is added
         for rank in self._open:
-            with socket.socket(fileno=os.dup(rank.fileno())) as connection, suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            _shut(rank)
         for thread in self._threads:
             thread.join()
         for rank in self._open:
@@ -114,22 +122,35 @@ class RankServer:
             deliver_challenge(rank, self._key)
             answer_challenge(rank, self._key)
             arrival = rank.recv()
-            place = self._place(Arrived(arrival, reached, origin))
-            if place is not None:
-                rank.send((place, self._request))
-                self.answers.append(rank.recv())
         except (AuthenticationError, EOFError, OSError):  # no rank, or one that has ended
-            pass
+            return
+        place = self._place(Arrived(arrival, reached, origin))
+        try:
+            if place is None:
+                _shut(rank)
+                return
+            rank.send((place, self._request))
+            self.answers.append(rank.recv())
+            rank.send(None)
+        except (EOFError, OSError):
+            self._lose()
+
+    def _lose(self) -> None:
+        with self._changed:
+            self.lost = self.lost or not self._closed
+            self._changed.notify_all()
 
     def _place(self, arrived: Arrived) -> ClusterRank | None:
         """Return the place of a rank once all have arrived; None if it has none."""
         with self._changed:
             if arrived.arrival.rank in [other.arrival.rank for other in self._arrived]:
-                self.started_again = True
+                self._lose()
                 return None
             self._arrived.append(arrived)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._closed or len(self._arrived) == self._np)
+            self._changed.wait_for(
+                lambda: self._closed or self.lost or len(self._arrived) == self._np
+            )
             if len(self._arrived) != self._np:
                 return None
             order = sorted(self._arrived, key=lambda other: other.arrival.rank)
@@ -162,6 +183,12 @@ def _first_host(arrived: Sequence[Arrived], here: str) -> str:
         return LOOPBACK
     # A rank on the caller's host may have connected at an address that only this host knows.
     return elsewhere[0].reached if first.arrival.node == here else first.origin
+
+
+def _shut(rank: Connection) -> None:
+    """Close a connection in both directions, which a thread may be reading from."""
+    with socket.socket(fileno=os.dup(rank.fileno())) as connection, suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _ends(connection: socket.socket) -> tuple[str, str]:

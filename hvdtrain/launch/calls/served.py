@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -16,15 +15,12 @@ from typing import Any
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.launch.calls.called_rank import ADDRESS, KEY
 from hvdtrain.launch.calls.content import dumps_call, results_of
-from hvdtrain.launch.calls.rank_server import RankServer
+from hvdtrain.launch.calls.rank_server import BACKLOG, RankServer, new_key
 from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.supervise import bound_to_this_process
 from hvdtrain.world import TORCHRUN_MARKER
 
 __all__ = ["ServedCall", "run_rank", "served_call"]
-
-_KEY_BYTES = 32
-_BACKLOG = 4096
 
 
 class ServedCall:
@@ -46,9 +42,8 @@ class ServedCall:
 
     @property
     def failed(self) -> bool:
-        """Whether a rank has failed or was started again, after which the others are to end."""
-        server = self._server
-        return server.started_again or any(answer.failure for answer in server.answers)
+        """Whether a rank has failed or was lost, after which the others are to end."""
+        return self._server.lost or any(answer.failure for answer in self._server.answers)
 
     def require_start(self, limit_seconds: float, advice: str) -> None:
         """Check that all ranks have started, unless there is time left.
@@ -64,7 +59,7 @@ class ServedCall:
         if here < self._np and time.monotonic() - self._began > limit_seconds:
             raise HvdtrainError(
                 f"{self._caller}: {here} of {self._np} ranks have started within "
-                f"{limit_seconds:g} s: {advice}"
+                f"{limit_seconds:.0f} s: {advice}"
             )
 
     def results(self, cause: str) -> list[Any]:
@@ -88,6 +83,7 @@ def served_call(
     np: int,
     host: str,
     caller: str,
+    bind_address: str | None = None,
 ) -> Iterator[ServedCall]:
     """Serve a call until the end of the block, which ends ranks that still run.
 
@@ -99,18 +95,20 @@ def served_call(
         host: name or address of this host, at which ranks connect. Only those with the key that
             `variables` hold are let in.
         caller: who calls the function, for errors.
+        bind_address: name or address to listen at, if it is another one, as in a container.
 
     Raises:
         UsageError: cloudpickle is missing.
         HvdtrainError: it is not possible to listen there.
     """
-    call, key = dumps_call(function, args, kwargs, caller), secrets.token_bytes(_KEY_BYTES)
+    call, key = dumps_call(function, args, kwargs, caller), new_key()
+    here = bind_address or host
     try:
-        address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
-        listening = socket.create_server((str(address), 0), backlog=_BACKLOG)
+        address = socket.getaddrinfo(here, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        listening = socket.create_server((str(address), 0), backlog=BACKLOG)
     except OSError as error:
-        raise HvdtrainError(f"{caller} cannot listen at {host} ({error})") from None
-    variables = {ADDRESS: f"{address}:{listening.getsockname()[1]}", KEY: key.hex()}
+        raise HvdtrainError(f"{caller} cannot listen at {here} ({error})") from None
+    variables = {ADDRESS: f"{host}:{listening.getsockname()[1]}", KEY: key.hex()}
     with listening, RankServer(listening, key, call, np) as server:
         yield ServedCall(server, np, variables, caller)
 
@@ -123,11 +121,13 @@ def run_rank(variables: Mapping[str, str], rank: int, size: int) -> int:
         rank: its rank.
         size: number of ranks.
     """
+    # Modules that were sent to this process must be there, too.
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # With the marker, variables of a launcher or scheduler that started this process do not count.
     place = {"RANK": str(rank), "WORLD_SIZE": str(size), TORCHRUN_MARKER: "hvdtrain"}
     process = subprocess.Popen(
         [sys.executable, "-m", "hvdtrain.launch.calls.called_rank"],
-        env={**without_allocation(os.environ), **place, **variables},
+        env={**without_allocation(os.environ), **path, **place, **variables},
         stdin=subprocess.DEVNULL,
         preexec_fn=bound_to_this_process(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     )
