@@ -85,11 +85,14 @@ def dropped() -> Any:
     return weights(model), trainer.num_training_batches
 
 
-def tiny() -> Any:
-    """One sample is left for the last batch of all ranks."""
-    model = Regression()
-    fit(model, regression(25))
-    return weights(model), sorted(set(all_of(model.seen)))
+def uneven() -> Any:
+    """One, two and three samples are left for the last batch of all ranks."""
+    found = []
+    for samples in (25, 26, 27):
+        model = Regression()
+        fit(model, regression(samples))
+        found.append([weights(model), sorted(set(all_of(model.seen)))])
+    return found
 
 
 def manual() -> Any:
@@ -255,7 +258,7 @@ def communication() -> Any:
 CASES: dict[str, Callable[[], object]] = {
     function.__name__: function
     for function in (
-        *(training, alone, accumulation, dropped, tiny, manual, line_search, sharing),
+        *(training, alone, accumulation, dropped, uneven, manual, line_search, sharing),
         *(weight_exchange, batch_norm, precision, resuming, evaluation, communication),
     )
 }

@@ -10,7 +10,7 @@ from shared_launch import SharedLaunch
 
 WORKER = Path(__file__).with_name("lightning_worker.py")
 CASES = [
-    *("training", "accumulation", "dropped", "tiny", "manual", "line_search", "sharing"),
+    *("training", "accumulation", "dropped", "uneven", "manual", "line_search", "sharing"),
     *("batch_norm", "precision", "resuming", "evaluation", "communication", "weight_exchange"),
 ]
 WARM = "torch torchmetrics lightning.pytorch"
