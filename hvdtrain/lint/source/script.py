@@ -10,6 +10,7 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 from hvdtrain.lint.source.calls import Calls
 from hvdtrain.lint.source.guards import Guards
+from hvdtrain.lint.source.methods import Methods
 from hvdtrain.lint.source.names import HVD, Names
 from hvdtrain.lint.source.ranks import Ranks
 from hvdtrain.lint.source.tree import Tree, last_name
@@ -33,7 +34,8 @@ class Script:
         self.names = Names(self.tree)
         self.values = Values(self.tree, self.names)
         self.ranks = Ranks(self.tree, self.names, self.values)
-        self.calls = Calls(self.tree, self.names)
+        self.methods = Methods(self.tree, self.names, self.values)
+        self.calls = Calls(self.tree, self.names, self.methods)
         self.guards = Guards(self.tree, self.ranks, self.calls)
 
     @cached_property
