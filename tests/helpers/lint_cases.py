@@ -75,6 +75,19 @@ MISTAKES: list[tuple[str, str, str]] = [
         "class Keeper(Checkpointer):\n    def last(self):\n        if rank == 0:\n"
         "            self.save('m')  # here\n",
     ),
+    # Several values, one of them a rank; an argument that other files may give.
+    (
+        "HVD101",
+        HVD,
+        "rank = 0\ndef start():\n    global rank\n    rank = hvd.rank()\n"
+        "start()\nif rank == 0:\n    hvd.allreduce(x)  # here\n",
+    ),
+    (
+        "HVD101",
+        DDP,
+        "def run(rank):\n    if rank == 0:\n        dist.barrier()  # here\n"
+        "run(0) if alone else mp.spawn(run)\n",
+    ),
     (
         "HVD102",
         HVD,
@@ -280,6 +293,24 @@ RIGHT: list[tuple[str, str, str]] = [
         "HVD101",
         DDP + "class Averaging:\n    def step(self):\n        dist.all_reduce(x)\n",
         "opt = torch.optim.SGD(p, lr=0.1)\nif rank == 0:\n    opt.step()\n",
+    ),
+    # Other numbers that are named as ranks are.
+    ("HVD101", HVD, "rank = 8\nif rank > 0:\n    hvd.barrier()\n"),
+    (
+        "HVD101",
+        HVD,
+        "class Adapter:\n    def __init__(self, rank):\n        self.rank = rank\n"
+        "        if self.rank > 0:\n            hvd.barrier()\nAdapter(8)\n",
+    ),
+    (
+        "HVD101",
+        HVD,
+        "for rank in range(hvd.size()):\n    if rank == 0:\n        hvd.allreduce(x)\n",
+    ),
+    (
+        "HVD101",
+        HVD,
+        "y = [hvd.allreduce(x) if rank == 0 else x for rank in range(hvd.size())]\n",
     ),
     (
         "HVD102",
