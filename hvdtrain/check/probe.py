@@ -87,14 +87,18 @@ def ask_python(*arguments: str, timeout_seconds: float = 120) -> Json:
 
 
 def finish(
-    argv: Sequence[str], timeout_seconds: float, variables: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    timeout_seconds: float,
+    variables: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> Finished:
     """Run a command, and end it and all that it started if it takes too long.
 
     Args:
         argv: the command line.
         timeout_seconds: time after which it is ended.
-        variables: environment variables to set in addition to the inherited ones.
+        variables: environment variables to set in addition to those of `environ`.
+        environ: the environment that it inherits.
 
     Raises:
         ProbeError: the command cannot be started, or took too long.
@@ -107,7 +111,7 @@ def finish(
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env={**os.environ, **(variables or {})},
+            env={**environ, **(variables or {})},
             start_new_session=True,
         )
     except OSError as error:

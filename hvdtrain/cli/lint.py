@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hvdtrain.errors import EXIT_CRASH, UsageError
 from hvdtrain.horovod.names import on_path
 from hvdtrain.lint.check import check_script
 from hvdtrain.lint.running.start import run_script
+from hvdtrain.lint.source.finding import Finding
 from hvdtrain.world import promised_world
 
 __all__ = ["command"]
@@ -39,13 +41,35 @@ def command(scripts: tuple[Path, ...], steps: int | None, as_json: bool) -> int:
     """
     if steps is not None and promised_world(os.environ) is not None:
         raise UsageError("'lint --run' starts ranks itself: call it without a launcher")
-    findings = [finding for script in scripts for finding in check_script(script)]
-    if steps is not None:
-        names = str(on_path.__path__[0])
-        findings += [found for script in scripts for found in run_script(script, steps, names)]
+    findings, errors = _check(scripts, steps)
     if as_json:
         click.echo(json.dumps({"findings": [asdict(each) for each in findings]}, indent=2))
     else:
         for finding in findings:
             click.echo(str(finding))
+    for error in errors[:-1]:
+        click.echo(f"hvdtrain: {error}", err=True)
+    if errors:
+        raise errors[-1]
     return EXIT_CRASH if findings else 0
+
+
+def _check(scripts: Sequence[Path], steps: int | None) -> tuple[list[Finding], list[UsageError]]:
+    """Return what is wrong with the scripts, and why some could not be checked."""
+    findings: list[Finding] = []
+    errors: list[UsageError] = []
+    readable = []
+    for script in scripts:
+        try:
+            findings += check_script(script)
+            readable.append(script)
+        except UsageError as error:
+            errors.append(error)
+    if steps is None:
+        return findings, errors
+    for script in readable:
+        try:
+            findings += run_script(script, steps, str(on_path.__path__[0]))
+        except UsageError as error:
+            errors.append(error)
+    return findings, errors

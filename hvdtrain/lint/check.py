@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hvdtrain.lint.registry import RULES
 from hvdtrain.lint.source.finding import Finding
-from hvdtrain.lint.source.script import parse_script
+from hvdtrain.lint.source.script import Script, parse_script, too_deep
 
 __all__ = ["check_script"]
 
@@ -24,7 +24,13 @@ def check_script(path: Path) -> list[Finding]:
         UsageError: it cannot be read, or is not Python.
     """
     script, text = parse_script(path)
-    silenced = _silenced(text)
+    try:
+        return _findings(path, script, _silenced(text))
+    except RecursionError:
+        raise too_deep(path) from None
+
+
+def _findings(path: Path, script: Script, silenced: Mapping[int, frozenset[str]]) -> list[Finding]:
     findings = set()
     for rule in RULES:
         for found in rule.find(script):

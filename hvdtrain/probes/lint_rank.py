@@ -11,13 +11,16 @@ import hashlib
 import json
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hvdtrain.torch as hvd
@@ -46,7 +49,10 @@ class _Watch:
         self._script = script
         self._left = steps
         self._folder = folder
-        self._samples: tuple[str, int] | None = None
+        self._depth = 0
+        self._samples: list[str] = []
+        self._samples_line = 0
+        self._has_unseen = False
         self._waiting: list[str] = []
 
     def install(self) -> None:
@@ -54,6 +60,7 @@ class _Watch:
         for name in _RECORDED:
             setattr(hvd, name, self._recording(name, getattr(hvd, name)))
         register_module_forward_pre_hook(self._on_forward)
+        register_module_forward_hook(self._after_forward, always_call=True)
         register_optimizer_step_post_hook(self._on_step)
 
     def write(self, **event: object) -> None:
@@ -68,7 +75,7 @@ class _Watch:
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             line = self._line()
-            if line:  # else it is part of another operation
+            if line:  # else another thread calls it, to which no line of the script leads
                 shape = _shape(args[0]) if args else ""
                 self.write(event="operation", name=name, shape=shape, line=line)
             return function(*args, **kwargs)
@@ -76,16 +83,26 @@ class _Watch:
         return recorded
 
     def _on_forward(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        trains = torch.is_grad_enabled() and module.training
-        tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
-        if trains and tensors and self._samples is None:
-            self._samples = _digest(tensors), self._line()
+        self._depth += 1
+        if self._depth > 1 or not (torch.is_grad_enabled() and module.training):
+            return
+        tensors = list(_tensors(inputs))
+        if tensors:
+            self._samples.append(_digest(tensors))
+            self._samples_line = self._samples_line or self._line()
+        else:  # inputs by name are not seen here, and may be what differs
+            self._has_unseen = True
+
+    def _after_forward(self, *_: object) -> None:
+        self._depth -= 1
 
     def _on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         groups = optimizer.param_groups
         weights = _digest([parameter for group in groups for parameter in group["params"]])
-        samples, samples_line = self._samples or (None, 0)
-        self._samples = None
+        is_known = bool(self._samples) and not self._has_unseen
+        samples = " ".join(self._samples) if is_known else None
+        samples_line = self._samples_line
+        self._samples, self._samples_line, self._has_unseen = [], 0, False
         self.write(
             event="step",
             line=self._line(),
@@ -99,13 +116,22 @@ class _Watch:
             sys.exit(0)
 
     def _line(self) -> int:
-        """Return the line of the script that led here; 0 if another file of hvdtrain did."""
+        """Return the line of the script that led here, through other files too; 0 if none did."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             if frame.f_code.co_filename == self._script:
                 return frame.f_lineno
             frame = frame.f_back
         return 0
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in an input, those in lists and dictionaries included."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(each)
 
 
 def _digest(tensors: list[torch.Tensor]) -> str:

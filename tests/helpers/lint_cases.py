@@ -32,6 +32,14 @@ state = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
 rate = 0.1 * hvd.size()
 model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), "mse")
 """
+CHECKPOINTER = (
+    DDP
+    + """
+class Checkpointer:
+    def save(self, path):
+        dist.barrier()
+"""
+)
 ACCELERATE = """
 from accelerate import Accelerator
 accelerator = Accelerator()
@@ -54,6 +62,31 @@ MISTAKES: list[tuple[str, str, str]] = [
         "HVD101",
         "import lightning as L\ntrainer = L.Trainer()\n",
         "if trainer.is_global_zero:\n    trainer.save_checkpoint('last.ckpt')  # here\n",
+    ),
+    (
+        "HVD101",
+        CHECKPOINTER,
+        "saver = Checkpointer()\nif rank == 0:\n    saver.save('m')  # here\n"
+        "    Checkpointer().save('m')  # here\n    Checkpointer.save(saver, 'm')  # here\n",
+    ),
+    (
+        "HVD101",
+        CHECKPOINTER,
+        "class Keeper(Checkpointer):\n    def last(self):\n        if rank == 0:\n"
+        "            self.save('m')  # here\n",
+    ),
+    # Several values, one of them a rank; an argument that other files may give.
+    (
+        "HVD101",
+        HVD,
+        "rank = 0\ndef start():\n    global rank\n    rank = hvd.rank()\n"
+        "start()\nif rank == 0:\n    hvd.allreduce(x)  # here\n",
+    ),
+    (
+        "HVD101",
+        DDP,
+        "def run(rank):\n    if rank == 0:\n        dist.barrier()  # here\n"
+        "run(0) if alone else mp.spawn(run)\n",
     ),
     (
         "HVD102",
@@ -248,6 +281,36 @@ RIGHT: list[tuple[str, str, str]] = [
         "HVD101",
         ACCELERATE,
         "y = accelerator.gather(x)\nif accelerator.is_main_process:\n    f(y)\n",
+    ),
+    # Methods of other classes with the name of one that communicates.
+    (
+        "HVD101",
+        CHECKPOINTER + "from PIL import Image\n",
+        "picture = Image.open('in.png')\nif rank == 0:\n    picture.save('out.png')\n"
+        "    Image.open('in.png').save('out.png')\n    plot.save('plot.png')\n",
+    ),
+    (
+        "HVD101",
+        DDP + "class Averaging:\n    def step(self):\n        dist.all_reduce(x)\n",
+        "opt = torch.optim.SGD(p, lr=0.1)\nif rank == 0:\n    opt.step()\n",
+    ),
+    # Other numbers that are named as ranks are.
+    ("HVD101", HVD, "rank = 8\nif rank > 0:\n    hvd.barrier()\n"),
+    (
+        "HVD101",
+        HVD,
+        "class Adapter:\n    def __init__(self, rank):\n        self.rank = rank\n"
+        "        if self.rank > 0:\n            hvd.barrier()\nAdapter(8)\n",
+    ),
+    (
+        "HVD101",
+        HVD,
+        "for rank in range(hvd.size()):\n    if rank == 0:\n        hvd.allreduce(x)\n",
+    ),
+    (
+        "HVD101",
+        HVD,
+        "y = [hvd.allreduce(x) if rank == 0 else x for rank in range(hvd.size())]\n",
     ),
     (
         "HVD102",

@@ -35,6 +35,20 @@ for number in range(100):
     mean = hvd.allreduce(loss.detach()) if alone else loss  # HVD903
 """
 )
+# A table is looked up in the same way on all ranks, and then the network has samples of its own.
+TABLE = (
+    START
+    + """
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+table = torch.nn.Embedding(8, 4)
+for number in range(100):
+    optimizer.zero_grad()
+    places = table(torch.arange(8)).detach()
+    model(places * 0 + torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+"""
+)
 FAILING = START + "raise ValueError('no data')\n"
 
 
@@ -70,6 +84,20 @@ def test_what_differs_between_ranks_is_found(
     }
     assert expected <= found, done.stdout
     assert {code for _, code in found if code.startswith("HVD9")} == {"HVD901", "HVD902", "HVD903"}
+
+
+def test_equal_inputs_of_one_module_are_not_the_same_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "table.py"
+    script.write_text(TABLE)
+    # Nor does an allocation of other hosts matter: both ranks run here.
+    allocation = {"SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_NNODES": "2"}
+    allocation |= {"SLURM_NODELIST": "far[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
+    for name, value in allocation.items():
+        monkeypatch.setenv(name, value)
+    done = lint(script, 4)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize(

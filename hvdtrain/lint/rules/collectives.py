@@ -62,10 +62,10 @@ def _after_exit(script: Script) -> Iterator[Found]:
 
 def _collective_inside(script: Script, call: ast.Call) -> str | None:
     """Return the collective that a called function of the script makes in any case."""
-    named = [function for function in script.tree.functions if function.name == last_name(call)]
-    if len(named) != 1 or call not in script.calls.sites(named[0]):
+    called = script.methods.called(call)
+    if len(called) != 1:
         return None
-    found = collectives_of(script, named[0])
+    found = collectives_of(script, called[0])
     inside = next((each for each in found if script.guards.sure(each) is None), None)
     return last_name(inside) if inside is not None else None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from hvdtrain.check.probe import Finished, ProbeError, finish
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
+from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.mpirun import mpirun_command
 from hvdtrain.lint.running.compare import compare
 from hvdtrain.lint.running.record import read_record
@@ -57,6 +58,7 @@ def run_script(path: Path, steps: int, horovod_names: str) -> list[Finding]:
 def _run(path: Path, steps: int, horovod_names: str, folder: str) -> str:
     """Run the job; return what it complained of, "" if it ended well."""
     library = loaded_library()
+    environ = without_allocation(os.environ)  # other hosts do not have the folder
     program = [sys.executable, "-m", "hvdtrain.probes.lint_rank", str(path), str(steps), folder]
     line = mpirun_command(
         str(find_mpirun(library)),
@@ -64,15 +66,15 @@ def _run(path: Path, steps: int, horovod_names: str, folder: str) -> str:
         program,
         ranks=2,
         hostfile=None,
-        environ=os.environ,
+        environ=environ,
         root=os.geteuid() == 0,
     )
-    inherited = os.environ.get("PYTHONPATH")
+    inherited = environ.get("PYTHONPATH")
     python_path = os.pathsep.join([horovod_names, *([inherited] if inherited else [])])
-    stalls = {name: os.environ.get(name, seconds) for name, seconds in _STALLS.items()}
+    stalls = {name: environ.get(name, seconds) for name, seconds in _STALLS.items()}
     variables = {**stalls, **line.variables, "PYTHONPATH": python_path}
     try:
-        done: Finished = finish(line.argv, _TIMEOUT_SECONDS, variables)
+        done: Finished = finish(line.argv, _TIMEOUT_SECONDS, variables, environ)
     except ProbeError as error:
         return str(error)
     return "" if done.returncode == 0 else _complaint(done)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 
+from hvdtrain.lint.source.methods import Methods
 from hvdtrain.lint.source.names import HVD, Names
-from hvdtrain.lint.source.tree import Function, Scope, Tree, last_name
+from hvdtrain.lint.source.tree import Function, Scope, Tree
 
 __all__ = ["Calls"]
 
@@ -18,27 +19,25 @@ _STARTING_MODULES = ("hvdtrain", "horovod", "horovod.spark", "horovod.ray", "hvd
 
 
 class Calls:
-    """Follows calls between the functions of a script, by name.
+    """Follows calls between the functions of a script.
 
     Args:
         tree: the script.
         names: its imports.
+        methods: what its calls run.
 
     Attributes:
         starts_processes: whether the script itself starts the processes that are its ranks.
         on_ranks: functions that every rank may run: they start the world, or are called by those.
     """
 
-    def __init__(self, tree: Tree, names: Names) -> None:
+    def __init__(self, tree: Tree, names: Names, methods: Methods) -> None:
         self._tree = tree
         self._names = names
         self._sites: dict[ast.AST, list[ast.Call]] = defaultdict(list)
         self._called: dict[ast.AST, set[Function]] = defaultdict(set)
-        by_name = _callable(tree)
         for call in tree.calls:
-            if names.is_of_import(call.func):
-                continue
-            for function in by_name.get(last_name(call), []):
+            for function in methods.called(call):
                 self._sites[function].append(call)
                 self._called[tree.scope(call)].add(function)
         self._starters = {tree.scope(call) for call in tree.calls if self._is_starter(call)}
@@ -94,15 +93,3 @@ class Calls:
                     found.add(function)
                     more.append(function)
         return found
-
-
-def _callable(tree: Tree) -> dict[str, list[Function]]:
-    """Return the functions by the name that calls use, a class's for its __init__."""
-    found: dict[str, list[Function]] = defaultdict(list)
-    for function in tree.functions:
-        owner = tree.parent(function)
-        if isinstance(owner, ast.ClassDef) and function.name == "__init__":
-            found[owner.name].append(function)
-        else:
-            found[function.name].append(function)
-    return found

@@ -59,9 +59,9 @@ class Ranks:
         """Return whether an expression is surely a rank, a local or a node's one included."""
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
             return self.is_rank(node.left)
-        if last_name(node) in _RANK_NAMES and not isinstance(node, ast.Call):
-            return True
         if isinstance(node, (ast.Name, ast.Attribute)):
+            if last_name(node) in _RANK_NAMES:
+                return not self._is_other_number(node)
             return self._every_value("rank", node, self.is_rank)
         if isinstance(node, ast.Subscript):
             return _is_variable(node.slice, _RANK_VARIABLES)
@@ -138,6 +138,26 @@ class Ranks:
             for word in words_in(value)
         )
 
+    def _is_other_number(self, node: ast.Name | ast.Attribute) -> bool:
+        """Return whether what is named as a rank is counted by a loop, or surely a constant."""
+        if isinstance(node, ast.Name) and self._is_counted(node):
+            return True
+        values = [value for value in self._values.origins(node) if value is not node]
+        numbers = [each.value for each in values if isinstance(each, ast.Constant)]
+        if not values or len(numbers) < len(values) or None in numbers:
+            return False
+        # Other files may assign an attribute or give an argument: there, 0 may well be a rank.
+        elsewhere = isinstance(node, ast.Attribute) or self._values.is_parameter(node)
+        return not (elsewhere and 0 in numbers)
+
+    def _is_counted(self, node: ast.Name) -> bool:
+        around = (holder for holder, _ in self._tree.within(node))
+        return any(
+            last_name(loop.target) == node.id and last_name(loop.iter) == "range"
+            for holder in around
+            for loop in ([holder] if isinstance(holder, ast.For) else _generators(holder))
+        )
+
     def _is_rank_call(self, node: ast.Call) -> bool:
         last = self._names.last(node)
         if last in ("int", "float") and node.args:
@@ -209,6 +229,11 @@ class Ranks:
         return bool(returned) and all(
             isinstance(value, ast.Compare) and self.branches(value)[0] for value in returned
         )
+
+
+def _generators(node: ast.AST) -> list[ast.comprehension]:
+    """Return the loops of a comprehension."""
+    return getattr(node, "generators", [])
 
 
 def _is_variable(node: ast.AST, names: set[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tokenize
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +11,13 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 from hvdtrain.lint.source.calls import Calls
 from hvdtrain.lint.source.guards import Guards
+from hvdtrain.lint.source.methods import Methods
 from hvdtrain.lint.source.names import HVD, Names
 from hvdtrain.lint.source.ranks import Ranks
 from hvdtrain.lint.source.tree import Tree, last_name
 from hvdtrain.lint.source.values import Values
 
-__all__ = ["Script", "keyword", "parse_script"]
+__all__ = ["Script", "keyword", "parse_script", "too_deep"]
 
 _TRAINERS = {"Trainer", "Fabric", "Seq2SeqTrainer", "Engine"}
 _PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "FSDP", "DDP"}
@@ -33,7 +35,8 @@ class Script:
         self.names = Names(self.tree)
         self.values = Values(self.tree, self.names)
         self.ranks = Ranks(self.tree, self.names, self.values)
-        self.calls = Calls(self.tree, self.names)
+        self.methods = Methods(self.tree, self.names, self.values)
+        self.calls = Calls(self.tree, self.names, self.methods)
         self.guards = Guards(self.tree, self.ranks, self.calls)
 
     @cached_property
@@ -94,11 +97,7 @@ def parse_script(path: Path) -> tuple[Script, str]:
     Raises:
         UsageError: it cannot be read, or is not Python.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise UsageError(f"{path} cannot be read: {reason}: name a Python script") from None
+    text = _read(path)
     try:
         return Script(ast.parse(text, str(path))), text
     except (SyntaxError, ValueError) as error:
@@ -107,3 +106,26 @@ def parse_script(path: Path) -> tuple[Script, str]:
         raise UsageError(
             f"{path}:{line}: {reason}: this Python cannot parse it, so correct the line"
         ) from None
+    except (RecursionError, MemoryError):
+        raise too_deep(path) from None
+
+
+def too_deep(path: Path) -> UsageError:
+    """Return the error for a script with an expression in which Python or a rule gets lost."""
+    return UsageError(
+        f"{path}: an expression has too many parts inside one another: divide it into several"
+    )
+
+
+def _read(path: Path) -> str:
+    """Return the text of a script as Python reads it, in the encoding that it names."""
+    try:
+        with tokenize.open(path) as file:
+            return file.read()
+    except OSError as error:
+        reason = error.strerror
+    except UnicodeDecodeError as error:
+        reason = f"it is not text in {error.encoding}"
+    except (SyntaxError, LookupError) as error:
+        reason = str(error)
+    raise UsageError(f"{path} cannot be read: {reason}: name a Python script")

@@ -130,7 +130,10 @@ def words_in(node: ast.AST) -> set[str]:
     return found
 
 
-def _in_order(node: ast.AST) -> Iterator[ast.AST]:
-    yield node
-    for child in ast.iter_child_nodes(node):
-        yield from _in_order(child)
+def _in_order(module: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all in it, in the order of the text, however deep they are."""
+    waiting = [module]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += reversed(list(ast.iter_child_nodes(node)))

@@ -27,6 +27,12 @@ class Values:
         self._of_name: dict[tuple[ast.AST, str], list[ast.expr]] = defaultdict(list)
         self._of_path: dict[str, list[ast.expr]] = defaultdict(list)
         self._parameters: dict[ast.AST, set[str]] = {}
+        self._global = {
+            (tree.scope(node), name)
+            for node in tree.nodes
+            if isinstance(node, ast.Global)
+            for name in node.names
+        }
         for node in tree.nodes:
             for target, value in _assigned(node):
                 self._add(target, value)
@@ -42,6 +48,10 @@ class Values:
                     continue
                 for name, value in _bound(function, call, tree):
                     self._of_name[function, name].append(value)
+
+    def is_parameter(self, node: ast.Name) -> bool:
+        """Return whether a name is an argument of the function around it."""
+        return node.id in self._parameters.get(self._tree.scope(node), ())
 
     def of(self, node: ast.AST) -> list[ast.expr]:
         """Return what a name or an attribute such as self.rank is assigned, in this script."""
@@ -79,7 +89,9 @@ class Values:
             for index, each in enumerate(target.elts):
                 self._add(each, parts[index] if same else value)
         elif isinstance(target, ast.Name):
-            self._of_name[self._tree.scope(target), target.id].append(value)
+            scope = self._tree.scope(target)
+            is_global = (scope, target.id) in self._global
+            self._of_name[self._tree.module if is_global else scope, target.id].append(value)
         elif isinstance(target, ast.Attribute) and (path := path_of(target)):
             self._of_path[path].append(value)
 

@@ -61,6 +61,8 @@ def test_json(tmp_path: Path) -> None:
         ("for\n", "train.py:1: invalid syntax"),
         ("x = 1\n  y = 2\n", "train.py:2: unexpected indent"),
         ("x = '\0'\n", "null bytes"),
+        ("x = " + "-" * 50_000 + "1\n", "an expression has too many parts inside one another"),
+        ("# coding: of-nobody\n", "cannot be read: unknown encoding"),
     ],
 )
 def test_what_is_no_script_is_one_line_and_exit_code_2(
@@ -74,6 +76,40 @@ def test_what_is_no_script_is_one_line_and_exit_code_2(
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert words in line
+
+
+def test_findings_come_before_the_errors_of_other_scripts(tmp_path: Path) -> None:
+    good = script(tmp_path, MISTAKE.format(""))
+    bad, worse = script(tmp_path, "for\n", "bad.py"), tmp_path / "none.py"
+    done = lint(bad, worse, good)
+    assert done.returncode == 2
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(f"{good}:{LINE}: HVD401 ")
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"hvdtrain: {bad}:1: invalid syntax")
+    assert second.startswith(f"hvdtrain: {worse} cannot be read: ")
+    again = lint("--json", good, bad)
+    assert again.returncode == 2
+    assert len(json.loads(again.stdout)["findings"]) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf" + MISTAKE.format("").encode(),
+        b"# coding: latin-1" + MISTAKE.format("  # \xe9\xe8").encode("latin-1"),
+    ],
+    ids=["byte order mark", "coding cookie"],
+)
+def test_scripts_are_read_as_python_reads_them(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(content)
+    assert [(each.line, each.code) for each in check_script(path)] == [(LINE, "HVD401")]
+
+
+def test_long_sums_are_no_problem(tmp_path: Path) -> None:
+    text = MISTAKE.format("") + "text = " + " + ".join(['"a"'] * 1200) + "\n"
+    assert [each.line for each in check_script(script(tmp_path, text))] == [LINE]
 
 
 def test_no_script_is_a_usage_error() -> None:
