@@ -23,8 +23,9 @@ def print_tables(rows: Sequence[Row]) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     ran = [row for row in rows if not row.failure]
     if ran:
-        base = rows[0].label
-        console.print(_table("time and cost", time_columns(base), map(time_cells, ran)))
+        base = rows[0]
+        times = [time_cells(row, base) for row in ran]
+        console.print(_table("time and cost", time_columns(base.label), times))
         console.print(_table("what was computed", result_columns(ran), map(result_cells, ran)))
     for row in rows:
         if row.failure:

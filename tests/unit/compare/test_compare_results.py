@@ -12,6 +12,7 @@ from browser import chromium, low_contrasts, open_page
 
 from hvdtrain.compare.figures.judge import NO_DIFFERENCE
 from hvdtrain.compare.protocol.rank_file import RankResult
+from hvdtrain.compare.results.cells import time_cells
 from hvdtrain.compare.results.charts import Mark, chart, linear_ticks, log_ticks
 from hvdtrain.compare.results.page import write_page
 from hvdtrain.compare.results.row import make_rows
@@ -90,6 +91,14 @@ def test_without_the_first_contender_nothing_is_compared() -> None:
     rows = make_rows([replace(found[0], failure="gone"), *found[1:]], 2)
     assert [row.ratio for row in rows] == [None] * 4
     assert rows[1].step is not None
+    ran = [row for row in rows if not row.failure]
+    assert [time_cells(row, rows[0])[3:5] for row in ran] == [["-", ""]] * 2
+
+
+def test_only_the_first_contender_is_1() -> None:
+    rows = make_rows(outcomes(), 2)
+    ran = [row for row in rows if not row.failure]
+    assert [time_cells(row, rows[0])[3] for row in ran] == ["1", "1.01", "1.90"]
 
 
 def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
