@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from hvdtrain.compare.figures.judge import DIFFERS_FROM_ITSELF
 from hvdtrain.compare.results.cells import result_cells, result_columns, time_cells, time_columns
 from hvdtrain.compare.results.row import Row
 
@@ -30,9 +29,6 @@ def print_tables(rows: Sequence[Row]) -> None:
     for row in rows:
         if row.failure:
             console.print(f"{row.label}: {row.failure}", markup=False, soft_wrap=True)
-        if row.verdict == DIFFERS_FROM_ITSELF:
-            note = "the same code differs from itself: this run is too noisy to tell"
-            console.print(f"{row.label}: {note}", markup=False, soft_wrap=True)
         for note in row.notes:
             console.print(f"{row.label}: {note}", markup=False, soft_wrap=True)
 
