@@ -15,8 +15,8 @@ from hvdtrain.check.machine import find_cores
 from hvdtrain.compare.results.page import require_jinja, write_page
 from hvdtrain.compare.results.row import Row, make_rows
 from hvdtrain.compare.results.table import print_tables
+from hvdtrain.compare.turns.all_turns import Settings, run_turns
 from hvdtrain.compare.turns.contenders import Contender, reference
-from hvdtrain.compare.turns.race import Settings, run_turns
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.saving import RUNS
 from hvdtrain.train.records.files import new_directory, prepare_directory

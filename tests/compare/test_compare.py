@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ LIMIT_SECONDS = 300
 
 
 def compare(
-    folder: Path, *words: object, python: Path = Path(sys.executable)
+    folder: Path,
+    *words: object,
+    python: Path = Path(sys.executable),
+    env: Mapping[str, object] | None = None,
 ) -> tuple[Completed, dict[str, dict[str, Any]]]:
     """Run a comparison, and return what it printed and its contenders by label."""
     command = [python, "-m", "hvdtrain", "compare", *words]
-    with start([*command, "--repeats", 1, "--out", folder], cwd=folder) as job:
+    with start([*command, "--repeats", 1, "--out", folder], env=env, cwd=folder) as job:
         done = job.wait(LIMIT_SECONDS)
         job.assert_nothing_left()
     assert "Traceback" not in done.stderr + done.stdout, done.stderr
@@ -114,6 +118,14 @@ def test_horovod(tmp_path: Path) -> None:
     assert rows["horovod"]["difference"]["checked"] < 1e-6
     assert rows["horovod"]["trained"]["duplicates"] == 1
     assert rows["horovod"]["library"].startswith("Horovod 0.")
+
+
+def test_under_torchrun_with_one_process(tmp_path: Path) -> None:
+    """Its variables say rank 0 of 1, which ranks that mpirun starts must not believe."""
+    env = {"TORCHELASTIC_RUN_ID": "none", "RANK": 0, "WORLD_SIZE": 1}
+    words = (TRAINING / "point_recipes.py", "--with", "hvdtrain", "--batch-size", 2)
+    done, rows = compare(tmp_path, *words, env=env)
+    assert (done.returncode, rows["hvdtrain"]["failure"]) == (0, "")
 
 
 def test_a_contender_that_fails(tmp_path: Path) -> None:

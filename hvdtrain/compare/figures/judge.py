@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from math import log, sqrt
+from statistics import fmean, median, quantiles, stdev
 
 __all__ = [
-    "DIFFERS_FROM_ITSELF",
-    "NO_DIFFERENCE",
+    "TOO_FEW_REPEATS",
+    "WITHIN_THE_NOISE",
     "Ratio",
     "Timing",
     "judge",
+    "judge_same",
+    "noise_of",
     "ratio_to",
     "time_steps",
     "without_start",
@@ -21,8 +24,11 @@ __all__ = [
 _MOST_FIRST_STEPS = 10
 # A smaller difference is not reported, because it does not matter.
 _SMALLEST_RATIO = 1.02
-NO_DIFFERENCE = "no difference"
-DIFFERS_FROM_ITSELF = "differs from itself"
+_FEWEST_REPEATS = 3
+# Student's t: a chance of 5 % with three repeats, of 1 % with five, and of less with more.
+_STANDARD_ERRORS = 4.3
+TOO_FEW_REPEATS = "too few repeats"
+WITHIN_THE_NOISE = "within the noise"
 
 
 @dataclass(frozen=True)
@@ -51,11 +57,13 @@ class Ratio:
         middle: median of the ratios of the repeats.
         low: smallest ratio.
         high: largest ratio.
+        repeats: ratio of each repeat's medians.
     """
 
     middle: float
     low: float
     high: float
+    repeats: tuple[float, ...]
 
 
 def without_start(seconds: Sequence[float]) -> list[float]:
@@ -85,25 +93,46 @@ def ratio_to(base: Timing, other: Timing) -> Ratio:
         ValueError: the numbers of repeats differ.
     """
     pairs = zip(base.repeats, other.repeats, strict=True)
-    ratios = [seconds / of_base for of_base, seconds in pairs]
-    return Ratio(median(ratios), min(ratios), max(ratios))
+    ratios = tuple(seconds / of_base for of_base, seconds in pairs)
+    return Ratio(median(ratios), min(ratios), max(ratios), ratios)
 
 
-def judge(base: Timing, other: Timing, same: bool) -> str:
-    """Return what can be said of a contender: two differ if their intervals do not overlap.
+def noise_of(same: Sequence[Ratio]) -> float:
+    """Return the largest ratio without a meaning, at least 1.02.
 
     Args:
-        base: the first contender.
-        other: the contender.
-        same: whether both are the same code, which measures the noise.
+        same: ratios of the same code to itself; which of two is the base says nothing, so that a
+            ratio of 0.8 is as large as one of 1.25.
     """
-    overlap = base.low <= other.high and other.low <= base.high
-    ratio = ratio_to(base, other).middle
-    if overlap or max(ratio, 1 / ratio) < _SMALLEST_RATIO:
-        return NO_DIFFERENCE
-    if same:
-        return DIFFERS_FROM_ITSELF
-    return "slower" if ratio > 1 else "faster"
+    return max([_SMALLEST_RATIO, *(max(ratio.high, 1 / ratio.low) for ratio in same)])
+
+
+def judge(ratio: Ratio, noise: float) -> str:
+    """Return what can be said of a contender.
+
+    It is slower or faster if the ratios of all repeats say so, each beyond the noise, and if their
+    mean is farther from 1 than repeats that vary as these do would be by chance.
+
+    Args:
+        ratio: its time relative to the first contender.
+        noise: largest ratio without a meaning.
+    """
+    if len(ratio.repeats) < _FEWEST_REPEATS:
+        return TOO_FEW_REPEATS
+    logs = [log(one) for one in ratio.repeats]
+    by_chance = _STANDARD_ERRORS * stdev(logs) / sqrt(len(logs))
+    if abs(fmean(logs)) > by_chance:
+        if ratio.low > noise:
+            return "slower"
+        if ratio.high < 1 / noise:
+            return "faster"
+    return WITHIN_THE_NOISE
+
+
+def judge_same(ratio: Ratio) -> str:
+    """Return what is said of the same code, whose ratio is nothing but noise."""
+    few = len(ratio.repeats) < _FEWEST_REPEATS
+    return f"same code, {TOO_FEW_REPEATS if few else 'no difference'}"
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float]:

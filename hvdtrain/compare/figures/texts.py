@@ -10,6 +10,7 @@ __all__ = [
     "bytes_text",
     "difference_text",
     "interval_text",
+    "noise_text",
     "ratio_text",
     "score_text",
     "time_text",
@@ -48,6 +49,19 @@ def ratio_text(ratio: Ratio) -> str:
     if ratio.low == ratio.high:
         return f"{ratio.middle:.2f}"
     return f"{ratio.middle:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+
+
+def noise_text(ratio: Ratio, noise: float) -> str:
+    """Return what the ratio of the same code to itself says of the others.
+
+    Args:
+        ratio: its ratio.
+        noise: largest ratio without a meaning.
+    """
+    return (
+        f"the same code took {ratio.low:.2f} to {ratio.high:.2f} of its own time: ratios of "
+        f"{1 / noise:.2f} to {noise:.2f} are noise"
+    )
 
 
 def difference_text(difference: float | None) -> str:

@@ -27,14 +27,20 @@ def time_columns(base: str) -> list[str]:
     return ["", "step", "interval", f"/ {base}", "", "epoch", "memory", "sent", "lines"]
 
 
-def time_cells(row: Row) -> list[str]:
-    """Return the cells of a contender that has run."""
+def time_cells(row: Row, base: Row) -> list[str]:
+    """Return the cells of a contender that has run.
+
+    Args:
+        row: contender.
+        base: the first contender, which may have failed.
+    """
     assert row.step is not None
+    ratio = "1" if row is base else "-" if row.ratio is None else ratio_text(row.ratio)
     return [
         row.label,
         time_text(row.step.seconds),
         interval_text(row.step.low, row.step.high),
-        "1" if row.ratio is None else ratio_text(row.ratio),
+        ratio,
         row.verdict,
         time_text(row.epoch_seconds),
         bytes_text(row.memory_bytes),

@@ -61,7 +61,10 @@ def _render(about: Mapping[str, Any], rows: Sequence[Row]) -> str:
         ran=ran,
         failed=[row for row in rows if row.failure],
         columns={"time": time_columns(rows[0].label), "results": result_columns(ran)},
-        cells={"time": map(time_cells, ran), "results": map(result_cells, ran)},
+        cells={
+            "time": [time_cells(row, rows[0]) for row in ran],
+            "results": map(result_cells, ran),
+        },
         charts={
             "time": [(title, Markup(svg)) for title, svg in _time_charts(ran)],
             "results": [(title, Markup(svg)) for title, svg in _result_charts(ran)],

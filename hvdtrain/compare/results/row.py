@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from hvdtrain.compare.figures.accounting import SampleCount, count_samples, worst
-from hvdtrain.compare.figures.judge import Ratio, Timing, judge, ratio_to, time_steps, without_start
+from hvdtrain.compare.figures.judge import (
+    Ratio,
+    Timing,
+    judge,
+    judge_same,
+    noise_of,
+    ratio_to,
+    time_steps,
+    without_start,
+)
+from hvdtrain.compare.figures.texts import noise_text
 from hvdtrain.compare.turns.outcome import Difference, Outcome
 from hvdtrain.compare.turns.turn import Turn
 
@@ -29,7 +39,7 @@ class Row:
         threads: number of threads of a rank; None: unknown.
         step: time of a step.
         ratio: relative to the first contender; None for itself, and if that has not run.
-        verdict: whether there is a difference to the first contender.
+        verdict: whether it is told apart from the first contender.
         epoch_seconds: median time of an epoch.
         difference: distance from one process; None if that has not run.
         trained: samples of the epoch with the most duplicates and losses.
@@ -68,19 +78,34 @@ def make_rows(outcomes: list[Outcome], ranks: int) -> list[Row]:
         outcomes: what came of each contender; the reference is the last one.
         ranks: number of ranks.
     """
-    base = outcomes[0]
-    timings = {id(one): _timing(one) for one in outcomes if not one.failure}
-    of_base = timings.get(id(base))
-    return [_row(one, base, timings.get(id(one)), of_base, ranks) for one in outcomes]
+    rows = [_row(one, ranks) for one in outcomes]
+    base = rows[0].step
+    if base is None:
+        return rows
+    ratios = [None if row.step is None else ratio_to(base, row.step) for row in rows]
+    # The first one is the same code as itself: its ratio is 1.
+    same = [one.contender.title == outcomes[0].contender.title for one in outcomes]
+    noise = noise_of([ratio for ratio, own in zip(ratios, same, strict=True) if own and ratio])
+    others = zip(rows[1:], ratios[1:], same[1:], strict=True)
+    return [rows[0], *(_judged(row, ratio, own, noise) for row, ratio, own in others)]
+
+
+def _judged(row: Row, ratio: Ratio | None, same: bool, noise: float) -> Row:
+    """Return the row with its ratio, and what can be said of it."""
+    if ratio is None:
+        return row
+    if not same:
+        return replace(row, ratio=ratio, verdict=judge(ratio, noise))
+    notes = (*row.notes, noise_text(ratio, noise))
+    return replace(row, ratio=ratio, verdict=judge_same(ratio), notes=notes)
 
 
 def _timing(outcome: Outcome) -> Timing:
     return time_steps([without_start(turn.step_seconds) for turn in outcome.turns])
 
 
-def _row(
-    outcome: Outcome, base: Outcome, step: Timing | None, of_base: Timing | None, ranks: int
-) -> Row:
+def _row(outcome: Outcome, ranks: int) -> Row:
+    """Return what was measured of a contender alone."""
     contender = outcome.contender
     strategy = contender.strategy
     about = Row(
@@ -91,20 +116,16 @@ def _row(
         code=strategy.code,
         failure=outcome.failure,
     )
-    if step is None:
+    if outcome.failure:
         return about
     first = outcome.turns[0].ranks
-    compared = None if of_base is None or outcome is base else of_base
-    same = contender.title == base.contender.title
     epochs = [seconds for turn in outcome.turns for seconds in turn.epoch_seconds]
     passes = zip(*(rank.trained for rank in first), strict=True)
     return replace(
         about,
         library=first[0].library,
         threads=first[0].threads,
-        step=step,
-        ratio=None if compared is None else ratio_to(compared, step),
-        verdict="" if compared is None else judge(compared, step, same),
+        step=_timing(outcome),
         epoch_seconds=median(epochs),
         difference=outcome.difference,
         trained=worst([count_samples(parts, first[0].samples) for parts in passes]),

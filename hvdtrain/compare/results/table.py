@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from hvdtrain.compare.figures.judge import DIFFERS_FROM_ITSELF
 from hvdtrain.compare.results.cells import result_cells, result_columns, time_cells, time_columns
 from hvdtrain.compare.results.row import Row
 
@@ -23,15 +22,13 @@ def print_tables(rows: Sequence[Row]) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     ran = [row for row in rows if not row.failure]
     if ran:
-        base = rows[0].label
-        console.print(_table("time and cost", time_columns(base), map(time_cells, ran)))
+        base = rows[0]
+        times = [time_cells(row, base) for row in ran]
+        console.print(_table("time and cost", time_columns(base.label), times))
         console.print(_table("what was computed", result_columns(ran), map(result_cells, ran)))
     for row in rows:
         if row.failure:
             console.print(f"{row.label}: {row.failure}", markup=False, soft_wrap=True)
-        if row.verdict == DIFFERS_FROM_ITSELF:
-            note = "the same code differs from itself: this run is too noisy to tell"
-            console.print(f"{row.label}: {note}", markup=False, soft_wrap=True)
         for note in row.notes:
             console.print(f"{row.label}: {note}", markup=False, soft_wrap=True)
 

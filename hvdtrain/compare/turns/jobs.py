@@ -34,6 +34,8 @@ _PERIOD_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
 # Inherited by all processes of a job, so that they are found whoever their parent is.
 _MARK = "HVDTRAIN_COMPARE_JOB"
+# Where they are set, ranks believe them rather than mpirun, and all take themselves for one rank.
+_OF_TORCHRUN = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,13 @@ def run_job(
     common = {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", _MARK: mark}
     common |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
     worker = [python or sys.executable, "-m", "hvdtrain.compare.worker", str(task)]
+    inherited = _inherited(os.environ)
     running: list[subprocess.Popen[bytes]] = []
     with session_folder(os.environ) as session, log.open("ab") as output:
         common[SESSION] = session.folder
         try:
-            for command in _commands(strategy, ranks, worker):
-                environ = {**without_allocation(os.environ), **common, **command.variables}
+            for command in _commands(strategy, ranks, worker, inherited):
+                environ = {**inherited, **common, **command.variables}
                 running.append(_start(command.argv, environ, output, session.lifeline))
             awaited = running[:1] if strategy.helpers else running
             return _wait(running, awaited, time.monotonic() + limit)
@@ -89,7 +92,15 @@ def run_job(
             _end(mark, running)
 
 
-def _commands(strategy: Strategy, ranks: int, worker: Sequence[str]) -> Iterator[_Command]:
+def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what processes inherit: nothing of a scheduler's or torchrun's that ranks go by."""
+    kept = without_allocation(environ)
+    return {name: value for name, value in kept.items() if name not in _OF_TORCHRUN}
+
+
+def _commands(
+    strategy: Strategy, ranks: int, worker: Sequence[str], environ: Mapping[str, str]
+) -> Iterator[_Command]:
     """Yield the processes to start: one mpirun, or the ranks themselves."""
     if strategy.launch is Launch.MPI:
         library = loaded_library(worker[0])
@@ -99,7 +110,7 @@ def _commands(strategy: Strategy, ranks: int, worker: Sequence[str]) -> Iterator
             worker,
             ranks=ranks,
             hostfile=None,
-            environ=without_allocation(os.environ),
+            environ=environ,
             root=os.geteuid() == 0,
         )
         yield _Command(line.argv, line.variables)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from browser import chromium, low_contrasts, open_page
 
-from hvdtrain.compare.figures.judge import NO_DIFFERENCE
 from hvdtrain.compare.protocol.rank_file import RankResult
+from hvdtrain.compare.results.cells import time_cells
 from hvdtrain.compare.results.charts import Mark, chart, linear_ticks, log_ticks
 from hvdtrain.compare.results.page import write_page
 from hvdtrain.compare.results.row import make_rows
@@ -47,14 +47,14 @@ def outcomes() -> list[Outcome]:
 
     def turns(seconds: float) -> tuple[Turn, ...]:
         turn = Turn((result(0, seconds), result(1, seconds * 1.05)))
-        return turn, turn
+        return turn, turn, turn
 
     alone = Turn((result(0, 2.0, trained=[np.arange(4)], evaluated=np.arange(3)),))
     return [
         Outcome(one, turns(1.0), difference=Difference(1e-8, 2, 1e-3)),
         Outcome(two, turns(1.01), difference=Difference(0.0, 2, float("nan"))),
         Outcome(ddp, (), failure="ValueError: <no>"),
-        Outcome(reference("torch"), (alone, alone), difference=Difference(0.0, 2, 0.0)),
+        Outcome(reference("torch"), (alone, alone, alone), difference=Difference(0.0, 2, 0.0)),
     ]
 
 
@@ -80,7 +80,10 @@ def test_rows() -> None:
     assert (first.evaluated.seen, first.evaluated.duplicates) == (4, 1)
     assert first.scores == {"loss": 1.75}
     assert (first.memory_bytes, first.socket_bytes, first.processes) == (1001, 10.0, 2)
-    assert again.verdict == NO_DIFFERENCE
+    assert again.verdict == "same code, no difference"
+    assert again.notes == (
+        "the same code took 1.01 to 1.01 of its own time: ratios of 0.98 to 1.02 are noise",
+    )
     assert (failed.step, failed.failure) == (None, "ValueError: <no>")
     assert (alone.processes, alone.lines, alone.verdict) == (1, 0, "slower")
 
@@ -90,6 +93,14 @@ def test_without_the_first_contender_nothing_is_compared() -> None:
     rows = make_rows([replace(found[0], failure="gone"), *found[1:]], 2)
     assert [row.ratio for row in rows] == [None] * 4
     assert rows[1].step is not None
+    ran = [row for row in rows if not row.failure]
+    assert [time_cells(row, rows[0])[3:5] for row in ran] == [["-", ""]] * 2
+
+
+def test_only_the_first_contender_is_1() -> None:
+    rows = make_rows(outcomes(), 2)
+    ran = [row for row in rows if not row.failure]
+    assert [time_cells(row, rows[0])[3] for row in ran] == ["1", "1.01", "1.90"]
 
 
 def test_tables(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,19 +62,19 @@ def run_turns(
     Returns:
         What came of each contender, and of the reference, which is the last.
     """
-    race = _Race(settings, say)
+    turns = _AllTurns(settings, say)
     # In the first repeat the reference comes first: the others are compared with its weights.
     order = [reference, *contenders]
     try:
         for repeat in range(settings.repeats):
             for contender in order if repeat % 2 == 0 else reversed(order):
-                race.run(contender, repeat)
+                turns.run(contender, repeat)
     finally:
         shutil.rmtree(settings.out / _TURNS, ignore_errors=True)
-    return [race.outcomes[contender.label] for contender in [*contenders, reference]]
+    return [turns.outcomes[contender.label] for contender in [*contenders, reference]]
 
 
-class _Race:
+class _AllTurns:
     """Runs turns, and keeps what came of them.
 
     Attributes:
