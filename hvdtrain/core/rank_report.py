@@ -14,6 +14,7 @@ import sys
 
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
+from hvdtrain.ports import free_port
 
 __all__ = ["main"]
 
@@ -24,7 +25,7 @@ def main() -> None:
     topology = context.current().topology
     on_one_host = len(set(topology.hostnames)) == 1
     host = "127.0.0.1" if on_one_host else socket.gethostname()
-    ports = [_free_port(), *map(int, sys.argv[1:])]
+    ports = [free_port(), *map(int, sys.argv[1:])]
     every = allgather_object([f"{host}:{port}" for port in ports], "addresses")
     report = {
         "rank": topology.rank,
@@ -37,13 +38,6 @@ def main() -> None:
     }
     context.shutdown()
     print(json.dumps(report), flush=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:  # which never listens
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -12,7 +12,17 @@ __all__ = ["faults"]
 
 _FOUNDATIONS = {
     *("", "arithmetic", "arrays", "buffer", "compiled", "config", "control_groups", "devices"),
-    *("errors", "memory", "polling", "streams", "supervision", "topology", "types", "world"),
+    *(
+        "errors",
+        "memory",
+        "polling",
+        "ports",
+        "streams",
+        "supervision",
+        "topology",
+        "types",
+        "world",
+    ),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
 _BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from hvdtrain.compare.protocol.strategy import Launch, Strategy
+from hvdtrain.launch.addresses import LOOPBACK
 from hvdtrain.launch.cluster_environment import (
     ClusterRank,
     jax_variables,
@@ -27,6 +27,7 @@ from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.mpirun import mpirun_command
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process
+from hvdtrain.ports import free_port
 
 __all__ = ["JobEnd", "run_job"]
 
@@ -116,22 +117,14 @@ def _commands(
         yield _Command(line.argv, line.variables)
         return
     roles = strategy.roles(ranks)
-    size, addresses = len(roles), _free_addresses(len(roles))
+    size = len(roles)
+    addresses = tuple(f"{LOOPBACK}:{free_port(LOOPBACK)}" for _ in roles)
     for rank in range(size):
         place = ClusterRank(rank, size, rank, size, 0, addresses)
         variables = torch_variables(place) | jax_variables(place)
         if strategy.launch is Launch.PROCESSES:
             variables["TF_CONFIG"] = tensorflow_config(place, roles)
         yield _Command(worker, variables)
-
-
-def _free_addresses(count: int) -> tuple[str, ...]:
-    """Return addresses of this host on which no process listens at this moment."""
-    with ExitStack() as open_ones:
-        sockets = [open_ones.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return tuple("{}:{}".format(*one.getsockname()) for one in sockets)
 
 
 def _start(

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hvdtrain.errors import EXIT_CRASH
 from hvdtrain.launch.cluster_environment import torch_variables
+from hvdtrain.ports import free_port
 from hvdtrain.world import promised_world
 
 __all__ = ["ADDRESS", "KEY", "Answer", "Arrival", "connected", "main", "node_name"]
@@ -81,7 +82,7 @@ def main() -> None:
         sys.exit(EXIT_NO_CALLER)
     name = "hvdtrain-caller"
     threading.Thread(target=_end_with, args=[caller], name=name, daemon=True).start()
-    caller.send(Arrival(rank, node_name(), _free_port()))
+    caller.send(Arrival(rank, node_name(), free_port()))
     try:
         place, request = caller.recv()
     except (EOFError, OSError):  # the job has ended before it began
@@ -160,13 +161,6 @@ def _authenticated(connection: socket.socket, key: bytes) -> Connection:
 def _wait_of(seconds: float) -> bytes:
     """Return a duration as the kernel takes it."""
     return struct.pack("ll", int(seconds), 0)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:  # which never listens
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _end_with(caller: Connection) -> None:
