@@ -1,6 +1,6 @@
-"""Report of this rank's place in the world, as JSON: `python -m hvdtrain.core.rank_report [PORT]`.
+"""Report of this rank's place in the world, as JSON: `python -m hvdtrain.core.rank_report PORTS`.
 
-PORT is one at which the process that asks listens, which other ranks are told.
+PORTS are a free one, and one at which the process that asks listens, if it does. Others are told.
 
 A process of its own, because the rank itself must be left without MPI: the program that it runs
 may use an MPI, threads or forks of its own.
@@ -14,7 +14,6 @@ import sys
 
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.ports import free_port
 
 __all__ = ["main"]
 
@@ -25,8 +24,7 @@ def main() -> None:
     topology = context.current().topology
     on_one_host = len(set(topology.hostnames)) == 1
     host = "127.0.0.1" if on_one_host else socket.gethostname()
-    ports = [free_port(), *map(int, sys.argv[1:])]
-    every = allgather_object([f"{host}:{port}" for port in ports], "addresses")
+    every = allgather_object([f"{host}:{port}" for port in sys.argv[1:]], "addresses")
     report = {
         "rank": topology.rank,
         "size": topology.size,

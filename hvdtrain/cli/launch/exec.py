@@ -21,6 +21,7 @@ from hvdtrain.launch.cluster_environment import (
     tensorflow_config,
     torch_variables,
 )
+from hvdtrain.launch.ports import free_port
 from hvdtrain.launch.scripts import accelerate, chief
 from hvdtrain.launch.scripts.watched import uses_accelerate
 
@@ -85,7 +86,7 @@ def command(
 
 
 def _report_rank(listening: socket.socket | None) -> ClusterRank:
-    command = [sys.executable, "-m", "hvdtrain.core.rank_report"]
+    command = [sys.executable, "-m", "hvdtrain.core.rank_report", str(free_port())]
     if listening is not None:
         command.append(str(listening.getsockname()[1]))
     # MPICH's ranks reach their launcher through an inherited descriptor, named in a variable.

@@ -25,9 +25,9 @@ from hvdtrain.launch.cluster_environment import (
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.mpirun import mpirun_command
+from hvdtrain.launch.ports import free_port
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process
-from hvdtrain.ports import free_port
 
 __all__ = ["JobEnd", "run_job"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hvdtrain.errors import EXIT_CRASH
 from hvdtrain.launch.cluster_environment import torch_variables
-from hvdtrain.ports import free_port
+from hvdtrain.launch.ports import free_port
 from hvdtrain.world import promised_world
 
 __all__ = ["ADDRESS", "KEY", "Answer", "Arrival", "connected", "main", "node_name"]

@@ -6,7 +6,7 @@ import random
 import socket
 from pathlib import Path
 
-from hvdtrain.ports import free_port
+from hvdtrain.launch.ports import free_port
 
 
 def test_a_port_below_those_of_connections() -> None:
