@@ -18,6 +18,7 @@ Result = TypeVar("Result")
 
 _CALLER = "hvdtrain.ray.run()"
 _POLL_SECONDS = 0.1
+_END_SECONDS = 10.0
 
 
 def run(
@@ -151,25 +152,29 @@ class _Actors:
         Raises:
             HvdtrainError: ranks have not started in time.
         """
-        left, lost = list(self._codes), False
-        while left and not call.failed and not lost:
+        left = list(self._codes)
+        while left and not call.failed and not self.ends:
             ended, left = self._ray.wait(left, num_returns=len(left), timeout=_POLL_SECONDS)
-            for code in ended:
-                lost |= self._note_end(code)
+            self._note_ends(ended)
             call.require_start(limit_seconds, "what do the logs of Ray's nodes say?")
+        if left and call.lost and not self.ends:  # Ray tells later than a connection that closes
+            ended, _ = self._ray.wait(left, num_returns=1, timeout=_END_SECONDS)
+            self._note_ends(ended)
 
-    def _note_end(self, code: Any) -> bool:
-        """Note how a rank has ended; return whether it did not end well."""
-        rank = self._codes.index(code)
+    def _note_ends(self, codes: Sequence[Any]) -> None:
+        """Note how ranks have ended that did not end well."""
+        for code in codes:
+            if end := self._bad_end(code):
+                self.ends.append(f"rank {self._codes.index(code)}: {end}")
+
+    def _bad_end(self, code: Any) -> str:
+        """Return how a rank has ended, or "" if it ended well."""
         try:
             number = self._ray.get(code)
         except Exception as error:
             text = str(error).strip() or type(error).__name__
-            self.ends.append(f"rank {rank}: {text.splitlines()[0]}")
-            return True
-        if number:
-            self.ends.append(f"rank {rank}: exit code {number}")
-        return bool(number)
+            return text.splitlines()[0]
+        return f"exit code {number}" if number else ""
 
 
 class _Rank:

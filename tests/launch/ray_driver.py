@@ -59,7 +59,7 @@ def see_a_rank_without_result(folder: Path) -> None:
 
     expect(
         lambda: hvdtrain.ray.run(ending, num_workers=RANKS),
-        "hvdtrain.ray.run(): rank 0, 1 of 2 ended without a result (",
+        "hvdtrain.ray.run(): rank 0, 1 of 2 ended without a result (rank 1: exit code 7)",
     )
 
 

@@ -21,9 +21,7 @@ LIMIT_SECONDS = 400
 )
 def test_a_driver(driver: str, cases: int, tmp_path: Path) -> None:
     python = cluster_python()
-    env = {
-        "PYSPARK_PYTHON": python,
-    }
+    env = {"PYSPARK_PYTHON": python}
     with start([str(python), "-P", str(HERE / driver), str(tmp_path)], env=env) as job:
         done = job.wait(LIMIT_SECONDS)
         assert done.returncode == 0, done.stderr[-5000:]

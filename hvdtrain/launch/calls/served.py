@@ -41,9 +41,14 @@ class ServedCall:
         self._began = time.monotonic()
 
     @property
+    def lost(self) -> bool:
+        """Whether a rank has ended without an answer, or was started twice."""
+        return self._server.lost
+
+    @property
     def failed(self) -> bool:
         """Whether a rank has failed or was lost, after which the others are to end."""
-        return self._server.lost or any(answer.failure for answer in self._server.answers)
+        return self.lost or any(answer.failure for answer in self._server.answers)
 
     def require_start(self, limit_seconds: float, advice: str) -> None:
         """Check that all ranks have started, unless there is time left.
