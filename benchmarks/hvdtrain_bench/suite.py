@@ -13,12 +13,15 @@ from hvdtrain_bench.analysis.machine import busy_warning, describe_machine
 from hvdtrain_bench.analysis.paper import Work
 from hvdtrain_bench.analysis.report import ConsoleReport
 from hvdtrain_bench.analysis.scaling import (
+    Steps,
     check_predictions,
-    link_of,
+    links_of,
     predictions,
     scaling_document,
-    works_of,
+    steps_of,
 )
+from hvdtrain_bench.analysis.scheme import AVERAGE
+from hvdtrain_bench.cases.schemes import scheme_of_any_model
 from hvdtrain_bench.elastic.measure import measure_kills
 from hvdtrain_bench.elastic.steps import measure_elastic_steps
 from hvdtrain_bench.harness.jobs import RankLauncher, run_job
@@ -26,6 +29,9 @@ from hvdtrain_bench.harness.results import Result, write_json
 from hvdtrain_bench.harness.settings import Settings, estimated_seconds
 
 __all__ = ["Paper", "Suite"]
+
+# How much ranks differ is noisy in turns as short as those of other benchmarks.
+_PROFILE_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class Paper:
     Attributes:
         links: links between nodes; None is the link between ranks of this machine.
         works: work of a step; empty for that of the models.
+        schemes: exchanges besides the average, and SHARDED, by name.
         ranks_per_node: number of ranks that share a network card.
         node: link between the ranks of a node; None is that of this machine.
         jitter_seconds: jitter of every step; None for the measured one.
@@ -42,6 +49,7 @@ class Paper:
 
     links: tuple[Link | None, ...] = (None, *PRESETS.values())
     works: tuple[Work, ...] = ()
+    schemes: tuple[str, ...] = ()
     ranks_per_node: int = 1
     node: Link | None = None
     jitter_seconds: float | None = None
@@ -142,19 +150,16 @@ class Suite:
 
     def scaling(self, paper: Paper) -> None:
         """Predict 1 to 4,096 ranks, and check the predictions that can be measured here."""
-        profiles = []
-        if paper.needs_ranks:
-            settings = replace(self.settings, models=()) if paper.works else self.settings
-            profiles = [self._measure("profile", n, settings) for n in self._counts()]
-        here = link_of(profiles[-1]) if profiles else None
-        works = paper.works or tuple(works_of(profiles[-1]))
-        if paper.jitter_seconds is not None:
-            works = tuple(replace(work, jitter_seconds=paper.jitter_seconds) for work in works)
-        links = [link for link in (link or here for link in paper.links) if link is not None]
-        found = predictions(works, links, paper.node or here, paper.ranks_per_node)
+        profiles = self._profiles(paper) if paper.needs_ranks else []
+        steps = _steps(paper, profiles)
+        here = _widest_link(profiles) if profiles else []
+        links = [here if link is None else [link] for link in paper.links]
+        found = predictions(
+            steps, links, here if paper.node is None else [paper.node], paper.ranks_per_node
+        )
         checks = check_predictions(profiles) if profiles and not paper.works else []
-        self.report.scaling(links, works, found, checks)
-        self._scaling = scaling_document(links, works, found, checks)
+        self.report.scaling(links, steps, found, checks)
+        self._scaling = scaling_document(links, found, checks)
         self._draw("scaling", lambda plots, path: plots.plot_scaling(found, checks, path))
 
     def finish(self) -> None:
@@ -169,6 +174,14 @@ class Suite:
         }
         write_json(path, document)
         self.report.line(f"written: {path}")
+
+    def _profiles(self, paper: Paper) -> list[Result]:
+        models = () if paper.works else self.settings.models
+        steps = _PROFILE_STEPS * self.settings.steps_per_turn
+        settings = replace(
+            self.settings, models=models, exchanges=paper.schemes, steps_per_turn=steps
+        )
+        return [self._measure("profile", ranks, settings) for ranks in self._counts()]
 
     def _counts(self) -> Sequence[int]:
         return [1 << power for power in range(1, self.ranks.bit_length())]
@@ -197,6 +210,22 @@ class Suite:
             return
         draw(plots, path)
         self.report.line(f"drawn: {path}")
+
+
+def _steps(paper: Paper, profiles: Sequence[Result]) -> list[Steps]:
+    """Return what is known of the steps of each model: measured, or given."""
+    steps = steps_of(profiles[0]) if profiles and not paper.works else []
+    for work in paper.works:
+        schemes = [AVERAGE, *(scheme_of_any_model(name) for name in paper.schemes)]
+        steps.append(Steps([work], [work], schemes))
+    jitter = paper.jitter_seconds
+    return steps if jitter is None else [each.with_jitter(jitter) for each in steps]
+
+
+def _widest_link(profiles: Sequence[Result]) -> list[Link]:
+    """Return the link of the most ranks that do not have to share cores more than two ranks do."""
+    crowding = profiles[0].extra["crowding"]
+    return links_of([each for each in profiles if each.extra["crowding"] == crowding][-1])
 
 
 def _as_json(result: Result) -> dict[str, Any]:

@@ -175,32 +175,58 @@ def test_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.bench
 def test_scaling(tmp_path: Path) -> None:
-    words = ["-np", 2, "--quick", "--repeats", 1, "--out", tmp_path]
-    done = bench("scaling", *words, "--link", "here", "--link", "hdr")
+    words = ["-np", 2, "--quick", "--repeats", 2, "--out", tmp_path, "--sharded"]
+    exchanges = ["--exchange", "half:type=bf16", "--exchange", "local:steps=2"]
+    done = bench("scaling", *words, *exchanges, "--link", "here", "--link", "hdr")
     assert done.returncode == 0, done.stderr
     scaling = found(tmp_path)["scaling"]
-    assert [link["name"] for link in scaling["links"]] == ["this machine", "HDR InfiniBand"]
-    (predictions,) = scaling["predictions"].values()
-    assert [p["ranks"] for p in predictions["this machine"]] == [1 << n for n in range(13)]
-    assert predictions["this machine"][0]["efficiency"] == 1.0
-    (check,) = scaling["checks"]
-    assert check["ranks"] == 2
-    assert check["error"] == check["predicted_seconds"] / check["measured_seconds"] - 1
+    here, hdr = scaling["links"]
+    assert (here["name"], hdr["name"]) == ("this machine", "HDR InfiniBand")
+    assert 0 < here["latency_seconds"]["low"] <= here["latency_seconds"]["high"]
+    assert hdr["latency_seconds"]["low"] == hdr["latency_seconds"]["high"] == 1.5e-6
+    names = ["average", "half:type=bf16", "local:steps=2", "sharded"]
+    model = "MNIST CNN, 1.2 M"
+    titles = [model, *(f"{model}, {name}" for name in names[1:])]
+    assert list(scaling["predictions"]) == titles
+    for of_links in scaling["predictions"].values():
+        for rows in of_links.values():
+            assert [row["ranks"] for row in rows] == [1 << n for n in range(13)]
+            assert all(row["seconds"]["low"] <= row["seconds"]["high"] for row in rows)
+    alone = scaling["predictions"][model]["this machine"][0]
+    assert set(alone["efficiency"].values()) == {1.0}
+    assert [check["scheme"] for check in scaling["checks"]] == names
+    assert [len(check["turns"]) for check in scaling["checks"]] == [1, 2, 2, 2]
+    for check in scaling["checks"]:
+        assert check["ranks"] == 2
+        assert check["error"] == check["predicted"]["middle"] / check["seconds"] - 1
+    assert "half:type=bf16: sends 50 %, in 2 collectives for a bucket, after" in done.stdout
     assert "predicted and measured here" in done.stdout
+    assert "of 4 measured steps, and" in done.stdout
 
 
 def test_scaling_of_given_figures_starts_no_rank(tmp_path: Path) -> None:
     phases = ["--forward-ms", 30, "--backward-ms", 60, "--optimizer-ms", 10, "--megabytes", 100]
-    link = ["--latency-us", 0, "--gigabytes", 10]
-    done = bench("scaling", *phases, *link, "--out", tmp_path)
+    link = ["--latency-us", 0, "--gigabytes", 10, "--jitter-ms", 0]
+    ways = ["--exchange", "half", "--exchange", "local:steps=10", "--sharded"]
+    done = bench("scaling", *phases, *link, *ways, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "about" not in done.stdout
     scaling = found(tmp_path)["scaling"]
     assert scaling["checks"] == []
-    predictions = scaling["predictions"]["a step of your own, 100 MB"]["given"]
-    assert predictions[0]["seconds"] == pytest.approx(0.1)
+    name = "a step of your own, 100 MB"
+    plain, half, local, sharded = (of["given"] for of in scaling["predictions"].values())
+    assert next(iter(scaling["predictions"])) == name
+    for rows in (plain, half, local, sharded):
+        assert all(len(set(row["seconds"].values())) == 1 for row in rows)
+    assert plain[0]["seconds"]["middle"] == pytest.approx(0.1)
     # What is not hidden is at least the last bucket, and at most all of 2 * 100 MB at 10 GB/s.
-    assert 0.1 < predictions[-1]["seconds"] < 0.12
+    assert 0.1 < plain[-1]["seconds"]["middle"] < 0.12
+    # All of it is exposed, every ten steps.
+    bound = 0.02 * 4095 / 4096 / 10
+    assert local[-1]["seconds"]["middle"] == pytest.approx(0.1 + bound)
+    # The optimizer nearly vanishes, and half of the communication is exposed.
+    assert 0.09 + 0.01 < sharded[-1]["seconds"]["middle"] < 0.09 + 0.02
+    assert "half: sends 50 %" in done.stdout
 
 
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
@@ -233,6 +259,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         (["scaling", "--forward-ms", "1"], "--backward-ms"),
         (["scaling", "--jitter-ms", "-1"], "--jitter-ms -1 must not be negative"),
         (["scaling", "--ranks-per-node", "0"], "--ranks-per-node 0 must be at least 1"),
+        (["scaling", "--exchange", "gzip"], "--exchange: "),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], reason: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from math import log2
 
 from hvdtrain.core.gradients.bucket_size import fit_cost
 
-__all__ = ["PRESETS", "Link", "allreduce_seconds", "fit_link", "hierarchical_seconds"]
+__all__ = ["PRESETS", "Link", "allreduce_seconds", "fit_link"]
 
 
 @dataclass(frozen=True)
@@ -21,30 +21,43 @@ class Link:
         bytes_per_second: bandwidth in each direction.
         core_share: share of the computing core that communication takes: 1 if the same core adds
             the gradients, 0 if a network card or a copy engine does the work.
+        trees: whether ranks reduce as NCCL does, else as MPI; see allreduce_seconds().
     """
 
     name: str
     latency_seconds: float
     bytes_per_second: float
     core_share: float = 0.0
+    trees: bool = False
+
+    def slowed(self, factor: float) -> Link:
+        """Return the link as it is if each rank has only 1/factor of the time of a core."""
+        return replace(
+            self,
+            latency_seconds=self.latency_seconds * factor,
+            bytes_per_second=self.bytes_per_second / factor,
+        )
 
 
 # Wire rates, and message latencies as MPI or NCCL see them.
 PRESETS = {
     "25gbe": Link("25 GbE", 15e-6, 25e9 / 8),
     "hdr": Link("HDR InfiniBand", 1.5e-6, 200e9 / 8),
-    "nvlink": Link("NVLink 3", 3e-6, 300e9),
+    "nvlink": Link("NVLink 3", 3e-6, 300e9, trees=True),
 }
 
 
 def allreduce_seconds(ranks: int, nbytes: float, link: Link) -> float:
-    """Return how long `ranks` ranks take for an all-reduce: the best of ring and Rabenseifner.
+    """Return how long `ranks` ranks take for an all-reduce: the best algorithm of MPI, or of NCCL.
 
-        ring          2(n-1) a + 2(n-1)/n S b
-        Rabenseifner  2 lg n a + 2(n-1)/n S b;  n no power of two: lg of the next lower one,
-                      and 3 a + 2 S b more
+        both   ring          2(n-1) a + 2(n-1)/n S b
+        MPI    Rabenseifner  2 lg n a + 2(n-1)/n S b;  n no power of two: lg of the next lower
+                             one, and 3 a + 2 S b more
+        NCCL   two trees     2 lg n a + 2 S b;  n no power of two: lg of the next higher one
 
-    Additions are part of the measured b, and overlap with the transfer in the presets.
+    Two binary trees, each with half of the data, in which each rank is a leaf of one of them at
+    least, are due to Sanders, Speck and Traeff (Parallel Computing 35, 2009). Additions are part
+    of the measured b, and overlap with the transfer in the presets.
 
     Args:
         ranks: number of ranks.
@@ -55,33 +68,13 @@ def allreduce_seconds(ranks: int, nbytes: float, link: Link) -> float:
         return 0.0
     latency, wire = link.latency_seconds, nbytes / link.bytes_per_second
     ring = 2 * (ranks - 1) * latency + 2 * (ranks - 1) / ranks * wire
+    if link.trees:
+        return min(ring, 2 * (ranks - 1).bit_length() * latency + 2 * wire)
     lower = 1 << (ranks.bit_length() - 1)
     halving = 2 * log2(lower) * latency + 2 * (lower - 1) / lower * wire
     if lower < ranks:
         halving += 3 * latency + 2 * wire
     return min(ring, halving)
-
-
-def hierarchical_seconds(
-    ranks: int, ranks_per_node: int, nbytes: float, node: Link, network: Link
-) -> float:
-    """Return the time of an all-reduce that crosses the network once per node.
-
-    The ranks of a node reduce-scatter and gather over `node`; between nodes each reduces its own
-    slice, and all of them share the node's `network` card.
-
-    Args:
-        ranks: number of ranks.
-        ranks_per_node: number of ranks on each node.
-        nbytes: size of the buffer in bytes.
-        node: link between the ranks of a node.
-        network: link between nodes.
-    """
-    local = min(ranks, ranks_per_node)
-    nodes = -(-ranks // local)
-    shared = replace(network, bytes_per_second=network.bytes_per_second / local)
-    inside = allreduce_seconds(local, nbytes, node)
-    return inside + allreduce_seconds(nodes, nbytes / local, shared)
 
 
 def fit_link(

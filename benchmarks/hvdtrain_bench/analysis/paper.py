@@ -9,17 +9,39 @@ which takes C S_k / S. Buckets share one channel:
 
 c is the share of a core that computes which communication takes away, and e_n the expected
 maximum of n standard normal numbers: a step waits for its slowest rank. One rank copies nothing.
+Exchanges other than the average change T_k, and add to T_opt; see scheme.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from statistics import NormalDist, mean, median
 
-from hvdtrain_bench.analysis.link import Link, hierarchical_seconds
+from hvdtrain_bench.analysis.interval import Interval, interval_of
+from hvdtrain_bench.analysis.link import Link
+from hvdtrain_bench.analysis.scheme import (
+    AVERAGE,
+    Cluster,
+    Scheme,
+    backward_seconds,
+    later_seconds,
+    optimizer_share,
+)
 
-__all__ = ["Prediction", "Work", "even_work", "jitter_seconds", "predict", "step_seconds"]
+__all__ = [
+    "Prediction",
+    "Work",
+    "even_work",
+    "jitter_seconds",
+    "predict",
+    "seconds_on",
+    "step_seconds",
+]
+
+
+_PERFECT = Cluster(Link("perfect", 0.0, inf))
 
 
 @dataclass(frozen=True)
@@ -50,6 +72,18 @@ class Work:
         """Step time of one rank alone."""
         return self.forward_seconds + self.backward_seconds + self.optimizer_seconds
 
+    def slowed(self, factor: float) -> Work:
+        """Return the work of a rank that takes `factor` times as long for all of it."""
+        return replace(
+            self,
+            forward_seconds=self.forward_seconds * factor,
+            backward_seconds=self.backward_seconds * factor,
+            optimizer_seconds=self.optimizer_seconds * factor,
+            buckets=tuple((nbytes, ready * factor) for nbytes, ready in self.buckets),
+            jitter_seconds=self.jitter_seconds * factor,
+            copy_seconds=self.copy_seconds * factor,
+        )
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -63,9 +97,9 @@ class Prediction:
     """
 
     ranks: int
-    seconds: float
-    efficiency: float
-    exposed_seconds: float
+    seconds: Interval
+    efficiency: Interval
+    exposed_seconds: Interval
 
 
 def even_work(
@@ -132,32 +166,56 @@ def step_seconds(
     return work.forward_seconds + end + work.optimizer_seconds + waiting
 
 
+def seconds_on(work: Work, ranks: int, cluster: Cluster, scheme: Scheme = AVERAGE) -> float:
+    """Return the time of a step on a cluster, or its mean if not all steps communicate.
+
+    Args:
+        work: work of one rank.
+        ranks: number of ranks.
+        cluster: what connects them.
+        scheme: how they exchange gradients.
+    """
+    own = replace(
+        work,
+        optimizer_seconds=work.optimizer_seconds * optimizer_share(cluster, scheme, ranks),
+        copy_seconds=work.copy_seconds / scheme.period,
+    )
+    share = cluster.network.core_share if ranks > 1 else 0.0
+    seconds = step_seconds(
+        own, ranks, lambda nbytes: backward_seconds(cluster, scheme, ranks, nbytes), share
+    )
+    return seconds + later_seconds(cluster, scheme, ranks, [nbytes for nbytes, _ in work.buckets])
+
+
 def predict(
-    work: Work,
+    works: Sequence[Work],
+    alone: Sequence[Work],
     ranks: Sequence[int],
-    network: Link,
-    node: Link | None = None,
-    ranks_per_node: int = 1,
+    clusters: Sequence[Cluster],
+    scheme: Scheme = AVERAGE,
 ) -> list[Prediction]:
     """Predict weak scaling: every rank keeps its batch.
 
     Args:
-        work: work of one rank.
+        works: equally likely works of one rank among others.
+        alone: those of one rank alone, as many.
         ranks: numbers of ranks, in any order.
-        network: link between nodes.
-        node: link within a node; needed with more than one rank per node.
-        ranks_per_node: number of ranks that share a network card.
+        clusters: equally likely properties of what connects them.
+        scheme: how they exchange gradients.
     """
-    alone = step_seconds(work, 1, lambda _: 0.0)
     predictions = []
     for count in ranks:
-
-        def allreduce(nbytes: float, count: int = count) -> float:
-            return hierarchical_seconds(count, ranks_per_node, nbytes, node or network, network)
-
-        seconds = step_seconds(work, count, allreduce, network.core_share if count > 1 else 0.0)
-        without = step_seconds(work, count, lambda _: 0.0)
-        predictions.append(Prediction(count, seconds, alone / seconds, seconds - without))
+        seconds, efficiency, exposed = [], [], []
+        for number in range(max(len(works), len(clusters))):
+            single = alone[number % len(alone)]
+            own = works[number % len(works)] if count > 1 else single
+            cluster = clusters[number % len(clusters)]
+            step = seconds_on(own, count, cluster, scheme)
+            seconds.append(step)
+            efficiency.append(step_seconds(single, 1, lambda _: 0.0) / step)
+            exposed.append(step - seconds_on(own, count, _PERFECT, scheme))
+        found = (interval_of(values) for values in (seconds, efficiency, exposed))
+        predictions.append(Prediction(count, *found))
     return predictions
 
 

@@ -137,8 +137,11 @@ def plot_scaling(
     for number, (model, links) in enumerate(predictions.items(), start=1):
         axes: Any = figure.add_subplot(len(predictions), 1, number)
         for link, found in links.items():
-            axes.plot([p.ranks for p in found], [p.efficiency for p in found], label=link)
-        if points := [(c.ranks, c.efficiency) for c in checks if c.model == model]:
+            ranks, shares = [p.ranks for p in found], [p.efficiency for p in found]
+            axes.plot(ranks, [share.middle for share in shares], label=link)
+            lows, highs = [share.low for share in shares], [share.high for share in shares]
+            axes.fill_between(ranks, lows, highs, alpha=0.2)
+        if points := [(c.ranks, c.efficiency) for c in checks if c.title == model]:
             axes.plot(*zip(*points, strict=True), "kx", label="measured here")
         axes.set_xscale("log", base=2)
         axes.set(xlabel="ranks", ylabel="efficiency", title=model)

@@ -19,8 +19,14 @@ from hvdtrain_bench.analysis.judge import (
 )
 from hvdtrain_bench.analysis.kill_report import kill_tables
 from hvdtrain_bench.analysis.link import Link
-from hvdtrain_bench.analysis.paper import Prediction, Work
-from hvdtrain_bench.analysis.scaling import Check
+from hvdtrain_bench.analysis.paper import Prediction
+from hvdtrain_bench.analysis.scaling import Check, Steps
+from hvdtrain_bench.analysis.scaling_report import (
+    check_line,
+    check_table,
+    prediction_tables,
+    scaling_lines,
+)
 from hvdtrain_bench.harness.results import Case, Result
 
 __all__ = ["ConsoleReport"]
@@ -29,7 +35,6 @@ _WIDTH = 120
 _PEER_COLUMNS = ("", "version", "threads of a rank", "cores")
 _TEXT_COLUMNS = frozenset(_PEER_COLUMNS)
 _EFFICIENCY_COLUMNS = ("weak", "strong", "of the limit")
-_CHECK_COLUMNS = ("", "ranks", "predicted", "measured", "error")
 _BYTES_PER_GIGABYTE = 1e9
 
 
@@ -75,60 +80,26 @@ class ConsoleReport:
 
     def scaling(
         self,
-        links: Sequence[Link],
-        works: Sequence[Work],
+        links: Sequence[Sequence[Link]],
+        steps: Sequence[Steps],
         predictions: Mapping[str, Mapping[str, Sequence[Prediction]]],
         checks: Sequence[Check],
     ) -> None:
         """Print links, predictions by the number of ranks, and their comparison with measurements.
 
         Args:
-            links: links between ranks.
-            works: work of each model.
+            links: equally likely properties of each link.
+            steps: what is known of the steps of each model.
             predictions: predictions by model and link.
             checks: predictions that were measured here.
         """
-        for link in links:
-            self._link(link)
-        for work in works:
-            self._work(work)
-        for title, of_links in predictions.items():
-            table = _table(f"{title}: step and efficiency on paper", ("ranks", *of_links))
-            for found in zip(*of_links.values(), strict=True):
-                cells = (f"{_time(p.seconds)}, {100 * p.efficiency:.1f} %" for p in found)
-                table.add_row(str(found[0].ranks), *cells)
+        for line in scaling_lines(links, steps):
+            self.line(line)
+        for table in prediction_tables(predictions):
             self._console.print(table)
         if checks:
-            self._checks(checks)
-
-    def _link(self, link: Link) -> None:
-        share = f", takes {100 * link.core_share:.0f} % of the core that computes"
-        self.line(
-            f"{link.name}: {1e6 * link.latency_seconds:.2f} us, "
-            f"{link.bytes_per_second / _BYTES_PER_GIGABYTE:.2f} GB/s"
-            f"{share if link.core_share else ''}"
-        )
-
-    def _work(self, work: Work) -> None:
-        phases = {
-            "forward": work.forward_seconds,
-            "backward": work.backward_seconds,
-            "copies into buckets": work.copy_seconds,
-            "optimizer": work.optimizer_seconds,
-        }
-        text = ", ".join(f"{name} {_time(seconds)}" for name, seconds in phases.items())
-        megabytes = sum(nbytes for nbytes, _ in work.buckets) / 1e6
-        self.line(
-            f"{work.name}: {text}, {megabytes:.1f} MB in {len(work.buckets)} buckets, "
-            f"ranks differ by {_time(work.jitter_seconds)}"
-        )
-
-    def _checks(self, checks: Sequence[Check]) -> None:
-        table = _table("predicted and measured here", _CHECK_COLUMNS)
-        for check in checks:
-            times = _time(check.predicted_seconds), _time(check.measured_seconds)
-            table.add_row(check.model, str(check.ranks), *times, f"{100 * check.error:+.1f} %")
-        self._console.print(table)
+            self._console.print(check_table(checks))
+            self.line(check_line(checks))
 
     def _peers(self, result: Result) -> None:
         nodes = f"{result.nodes} node{'s' * (result.nodes > 1)}"

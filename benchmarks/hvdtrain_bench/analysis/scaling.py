@@ -3,25 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from hvdtrain_bench.analysis.link import Link, fit_link
-from hvdtrain_bench.analysis.paper import Prediction, Work, predict
+from hvdtrain_bench.analysis.interval import Interval, drawn, interval_of
+from hvdtrain_bench.analysis.link import Link, allreduce_seconds, fit_link
+from hvdtrain_bench.analysis.paper import Prediction, Work, predict, seconds_on
+from hvdtrain_bench.analysis.scheme import AVERAGE, Cluster, Scheme
 from hvdtrain_bench.harness.results import Result
 
 __all__ = [
+    "HVDTRAIN",
     "RANKS",
     "Check",
+    "Steps",
     "check_predictions",
-    "link_of",
+    "links_of",
     "predictions",
     "scaling_document",
-    "works_of",
+    "steps_of",
 ]
 
 RANKS = tuple(1 << power for power in range(13))
+HVDTRAIN = "hvdtrain"  # the contender with the average; others have the names of their schemes
+# Seeds of what varies independently.
+_WORKS, _SLOWDOWNS, _NETWORKS, _NODES = range(4)
+_LEAST_SECONDS = 1e-9
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What is known of the steps of a model.
+
+    Attributes:
+        alone: equally likely works of one rank alone.
+        works: the same of one rank among others, as many.
+        schemes: ways to exchange its gradients.
+    """
+
+    alone: Sequence[Work]
+    works: Sequence[Work]
+    schemes: Sequence[Scheme] = (AVERAGE,)
+
+    def with_jitter(self, seconds: float) -> Steps:
+        """Return the same with another variation between ranks."""
+        alone, works = (
+            [replace(work, jitter_seconds=seconds) for work in each]
+            for each in (self.alone, self.works)
+        )
+        return Steps(alone, works, self.schemes)
 
 
 @dataclass(frozen=True)
@@ -30,86 +61,163 @@ class Check:
 
     Attributes:
         model: name of the model.
+        scheme: name of the way to exchange gradients.
         ranks: number of ranks.
-        predicted_seconds: predicted step time.
-        measured_seconds: measured step time.
-        efficiency: computation of a step / measured step time.
+        predicted: predicted step time in seconds.
+        turns: measured step time of each turn.
+        efficiency: computation of a step / median of these.
     """
 
     model: str
+    scheme: str
     ranks: int
-    predicted_seconds: float
-    measured_seconds: float
+    predicted: Interval
+    turns: Sequence[float]
     efficiency: float
 
     @property
+    def title(self) -> str:
+        """Title of the predictions to which it belongs."""
+        return _title(self.model, self.scheme)
+
+    @property
+    def seconds(self) -> float:
+        """Measured step time: the median of the turns."""
+        return median(self.turns)
+
+    @property
     def error(self) -> float:
-        """Relative error of the prediction; positive if it is too long."""
-        return self.predicted_seconds / self.measured_seconds - 1
+        """Relative error of the middle of the prediction; positive if it is too long."""
+        return self.predicted.middle / self.seconds - 1
+
+    @property
+    def turns_inside(self) -> int:
+        """Number of turns that lie in the predicted interval."""
+        return sum(map(self.predicted.contains, self.turns))
 
 
-def link_of(profile: Result) -> Link:
-    """Fit the link between the ranks of a profile."""
-    points = [(int(nbytes), float(seconds)) for nbytes, seconds in profile.extra["link"]]
-    return fit_link("this machine", profile.ranks, points, profile.extra["core_share"])
+def links_of(profile: Result) -> list[Link]:
+    """Fit the link between the ranks of a profile, to each repeat of the measurement."""
+    share = profile.extra["core_share"]
+    repeats = _points(profile)
+    return [fit_link("this machine", profile.ranks, points, share) for points in repeats]
 
 
-def works_of(profile: Result) -> list[Work]:
-    """Return the work of each model, as measured on this machine."""
-    return [_work(found) for found in profile.extra["works"].values()]
+def steps_of(profile: Result) -> list[Steps]:
+    """Return what a profile tells of the steps of each model.
+
+    Computing takes longer in steps that communicate, as caches then hold what others have sent.
+    By how much, every other turn of the measured steps tells; the rest of them are left for
+    checks.
+    """
+    cluster = Cluster(_middle_link(links_of(profile)))
+    found = []
+    for entry, case in zip(profile.extra["works"].values(), profile.cases, strict=True):
+        repeats = [_work(entry["name"], entry["buckets"], phases) for phases in entry["repeats"]]
+        pairs = zip(repeats[::2], case.values[HVDTRAIN][::2], strict=True)
+        slowdowns = [_slowdown(work, profile.ranks, cluster, seconds) for work, seconds in pairs]
+        alone = drawn(repeats, _WORKS)
+        factors = drawn(slowdowns, _SLOWDOWNS)
+        works = [work.slowed(factors[i % len(factors)]) for i, work in enumerate(alone)]
+        schemes = [Scheme(**fields) for fields in entry["schemes"]]
+        found.append(Steps(alone, works, [AVERAGE, *schemes]))
+    return found
 
 
 def check_predictions(profiles: Sequence[Result]) -> list[Check]:
-    """Predict every step that was measured, with the link of the first profile.
+    """Predict every step that was measured, with the first profile.
 
-    For the first profile this tests the model of the step, for the others that of the link as well.
+    For the first profile this tests that turns are alike, for the others how steps and links
+    depend on the number of ranks. The network between nodes is that of their own all-reduces,
+    if the ranks of the first profile share a node.
     """
-    link = link_of(profiles[0])
+    first = profiles[0]
     checks = []
     for profile in profiles:
-        for work, case in zip(works_of(profile), profile.cases, strict=True):
-            (found,) = predict(work, [profile.ranks], link)
-            measured = median(case.values["hvdtrain"])
-            efficiency = work.compute_seconds / measured
-            checks.append(Check(work.name, profile.ranks, found.seconds, measured, efficiency))
+        factor = profile.extra["crowding"] / first.extra["crowding"]
+        clusters = _clusters(first, profile, factor)
+        for steps, case in zip(steps_of(first), profile.cases, strict=True):
+            works = [work.slowed(factor) for work in steps.works]
+            for scheme in steps.schemes:
+                (found,) = predict(works, steps.alone, [profile.ranks], clusters, scheme)
+                turns = case.values[HVDTRAIN if scheme == AVERAGE else scheme.name]
+                if profile is first and scheme == AVERAGE:
+                    turns = turns[1::2] or turns
+                compute = median(work.compute_seconds for work in steps.alone)
+                checks.append(
+                    Check(
+                        steps.alone[0].name,
+                        scheme.name,
+                        profile.ranks,
+                        found.seconds,
+                        turns,
+                        compute / median(turns),
+                    )
+                )
     return checks
 
 
 def predictions(
-    works: Sequence[Work], links: Sequence[Link], node: Link | None, ranks_per_node: int
+    steps: Sequence[Steps],
+    links: Sequence[Sequence[Link]],
+    node: Sequence[Link],
+    ranks_per_node: int,
 ) -> dict[str, dict[str, list[Prediction]]]:
     """Predict 1 to 4,096 ranks for each model and each link.
 
     Args:
-        works: work of each model.
-        links: links between nodes.
-        node: link within a node, or None.
+        steps: what is known of the steps of each model.
+        links: equally likely properties of each link between nodes.
+        node: those of the link within a node, if several ranks share a network card.
         ranks_per_node: number of ranks that share a network card.
+
+    Returns:
+        Predictions by model, with the name of the scheme if it is not the average, and by link.
     """
-    return {
-        work.name: {link.name: predict(work, RANKS, link, node, ranks_per_node) for link in links}
-        for work in works
-    }
+    found: dict[str, dict[str, list[Prediction]]] = {}
+    for model in steps:
+        for scheme in model.schemes:
+            title = _title(model.alone[0].name, scheme.name)
+            found[title] = {
+                link[0].name: predict(
+                    model.works, model.alone, RANKS, _joined(link, node, ranks_per_node), scheme
+                )
+                for link in links
+            }
+    return found
 
 
 def scaling_document(
-    links: Sequence[Link],
-    works: Sequence[Work],
+    links: Sequence[Sequence[Link]],
     found: Mapping[str, Mapping[str, Sequence[Prediction]]],
     checks: Sequence[Check],
 ) -> dict[str, Any]:
     """Return the results in a form that JSON can represent.
 
     Args:
-        links: links between ranks.
-        works: work of each model.
+        links: equally likely properties of each link.
         found: predictions by model and link.
         checks: predictions that were measured here.
     """
     return {
-        "links": [asdict(link) for link in links],
-        "works": [asdict(work) for work in works],
-        "checks": [{**asdict(check), "error": check.error} for check in checks],
+        "links": [
+            {
+                "name": values[0].name,
+                "latency_seconds": asdict(interval_of([v.latency_seconds for v in values])),
+                "bytes_per_second": asdict(interval_of([v.bytes_per_second for v in values])),
+                "core_share": values[0].core_share,
+            }
+            for values in links
+        ],
+        "checks": [
+            {
+                **asdict(check),
+                "seconds": check.seconds,
+                "error": check.error,
+                "turns_inside": check.turns_inside,
+            }
+            for check in checks
+        ],
         "predictions": {
             title: {name: [asdict(p) for p in of_link] for name, of_link in of_work.items()}
             for title, of_work in found.items()
@@ -117,6 +225,54 @@ def scaling_document(
     }
 
 
-def _work(found: Mapping[str, Any]) -> Work:
-    buckets = tuple((int(nbytes), float(ready)) for nbytes, ready in found["buckets"])
-    return Work(**{**found, "buckets": buckets})
+def _title(model: str, scheme: str) -> str:
+    return model if scheme == AVERAGE.name else f"{model}, {scheme}"
+
+
+def _points(profile: Result) -> list[list[tuple[int, float]]]:
+    """Return sizes in bytes and seconds of all-reduces, for each repeat."""
+    sizes = [(int(nbytes), seconds) for nbytes, seconds in profile.extra["link"]]
+    return [[(nbytes, seconds[i]) for nbytes, seconds in sizes] for i in range(len(sizes[0][1]))]
+
+
+def _work(name: str, buckets: Sequence[tuple[int, float]], phases: Mapping[str, float]) -> Work:
+    return Work(name, buckets=tuple((int(n), float(ready)) for n, ready in buckets), **phases)
+
+
+def _middle_link(links: Sequence[Link]) -> Link:
+    first = links[0]
+    latency = median(link.latency_seconds for link in links)
+    return Link(
+        first.name, latency, median(link.bytes_per_second for link in links), first.core_share
+    )
+
+
+def _slowdown(work: Work, ranks: int, cluster: Cluster, seconds: float) -> float:
+    """Return by which factor computing was slower in a step that has taken so many seconds."""
+    beyond = seconds - seconds_on(work, ranks, cluster)
+    return max(0.0, 1 + beyond / (work.compute_seconds + work.copy_seconds))
+
+
+def _clusters(first: Result, profile: Result, factor: float) -> list[Cluster]:
+    """Return what connects the ranks of a profile, by the links of the first one if possible."""
+    core_share = profile.extra["core_share"]
+    node = [replace(link.slowed(factor), core_share=core_share) for link in links_of(first)]
+    if first.nodes > 1 or profile.nodes == 1:
+        return _joined(node, [], 1)
+    share = profile.ranks // profile.nodes
+    within = _middle_link(node)
+    networks = []
+    for points in _points(profile):
+        between = [(n, seconds - allreduce_seconds(share, n, within)) for n, seconds in points]
+        positive = [(n, max(seconds, _LEAST_SECONDS)) for n, seconds in between]
+        networks.append(fit_link("network", profile.nodes, positive, core_share))
+    return _joined(networks, node, share)
+
+
+def _joined(network: Sequence[Link], node: Sequence[Link], ranks_per_node: int) -> list[Cluster]:
+    """Return equally likely clusters of equally likely links."""
+    networks, nodes = drawn(network, _NETWORKS), drawn(node, _NODES) if node else [None]
+    return [
+        Cluster(networks[i % len(networks)], nodes[i % len(nodes)], ranks_per_node)
+        for i in range(max(len(networks), len(nodes)))
+    ]

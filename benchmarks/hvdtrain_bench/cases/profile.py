@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
+import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
@@ -17,11 +23,14 @@ from hvdtrain.engines.communicator import Communicator
 from hvdtrain.torch.tensors.buffers import as_buffer
 from hvdtrain.types import DType
 from hvdtrain_bench.analysis.paper import jitter_seconds
+from hvdtrain_bench.analysis.scaling import HVDTRAIN
 from hvdtrain_bench.cases.models import MODELS
 from hvdtrain_bench.cases.peers import Peer, Peers
+from hvdtrain_bench.cases.schemes import measured_scheme
 from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.cases.sums import sum_contender
-from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
+from hvdtrain_bench.cases.trainer import Trainer, bare, bare_optimizer, first_weights
+from hvdtrain_bench.harness.periods import SHARDED, period_of
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
@@ -31,7 +40,9 @@ __all__ = ["measure_profile"]
 
 _ITEM_BYTES = 4
 _LINK_BYTES = (1 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
-_COPIED, _BASE = "gradients copied, no communication", "hvdtrain"
+_COPIED = "gradients copied, no communication"
+_PHASES = ("forward", "backward", "copy", "optimizer")
+_MACHINE = Path("/proc/sys/kernel/random/boot_id")  # containers of a machine have the same
 
 
 def measure_profile(
@@ -42,17 +53,20 @@ def measure_profile(
     Args:
         ranks: all ranks.
         peers: source of the engine.
-        settings: models and number of repeats.
+        settings: models, exchanges or SHARDED besides the average, and number of repeats.
         say: prints what is measured now.
 
     Returns:
-        A result whose extra has `link`: [bytes, seconds] of all-reduces; `core_share`: what they
-        take of a core that computes; and `works`: for each model the fields of paper.Work.
+        A result whose extra has `link`: bytes of all-reduces, and seconds in each repeat;
+        `core_share`: what they take of a core that computes; `crowding`: by which factor ranks
+        outnumber the cores; and `works`: for each model its name, its buckets, the phases of
+        each repeat, and the fields of its schemes.
     """
     say("all-reduces")
     extra: dict[str, Any] = {
         "link": _measure_link(ranks, peers, settings),
         "core_share": _core_share(ranks),
+        "crowding": _crowding(ranks),
         "works": {},
     }
     cases: list[Case] = []
@@ -67,14 +81,14 @@ def measure_profile(
     return Result("profile", ranks.size, peers.nodes, list(facts.values()), {}, cases, extra)
 
 
-def _measure_link(ranks: Ranks, peers: Peers, settings: Settings) -> list[tuple[int, float]]:
+def _measure_link(ranks: Ranks, peers: Peers, settings: Settings) -> list[tuple[int, list[float]]]:
     memory = torch.as_tensor(peers.communicator.empty(max(_LINK_BYTES))).view(torch.float32)
     peer: Peer = peers.engine("engine mpi")
     points = []
     for nbytes in _LINK_BYTES:
         contender = sum_contender(ranks, peer, memory[: nbytes // _ITEM_BYTES])
         turns = take_turns(ranks, [contender], settings.repeats, settings.seconds_per_turn)
-        points.append((nbytes, median(turns.seconds[contender.name])))
+        points.append((nbytes, turns.seconds[contender.name]))
     return points
 
 
@@ -82,6 +96,16 @@ def _core_share(ranks: Ranks) -> float:
     """Return 1 if ranks add on the cores on which they compute, and 0 if there are spare cores."""
     busy = context.current().topology.local_size * torch.get_num_threads()
     return ranks.largest(float(2 * busy > len(os.sched_getaffinity(0))))
+
+
+def _crowding(ranks: Ranks) -> float:
+    """Return by which factor the threads of ranks outnumber the cores of a machine, at least 1.
+
+    Hosts that have a name each may be one machine, such as containers.
+    """
+    machine = _MACHINE.read_text()
+    threads = ranks.all_of(machine).count(machine) * torch.get_num_threads()
+    return ranks.largest(max(1.0, threads / len(os.sched_getaffinity(0))))
 
 
 def _measure_model(
@@ -93,17 +117,35 @@ def _measure_model(
     memory = peers.communicator.empty(sum(weight.nbytes for weight in weights))
     own = Trainer(model, weights, batch, bare, ranks.rank)
     phases = _Phases(own, torch.as_tensor(memory).view(torch.float32), peers.communicator)
-    trainer = Trainer(model, weights, batch, with_hvdtrain, ranks.rank)
-    contenders = [
-        Contender(
-            _COPIED, f"torch {torch.__version__}", phases.restart, phases.step, _pass, meets=True
-        ),
-        Contender(_BASE, peers.library, trainer.restart, trainer.step, _pass, meets=True),
-    ]
+    torch_library = f"torch {torch.__version__}"
+    contenders = [Contender(_COPIED, torch_library, phases.restart, phases.step, _pass, meets=True)]
+    periods = {_COPIED: 1, HVDTRAIN: 1} | {text: period_of(text) for text in settings.exchanges}
+    for name in (HVDTRAIN, *settings.exchanges):
+        wrap = with_hvdtrain if name == HVDTRAIN else partial(_with_scheme, name)
+        trainer = Trainer(model, weights, batch, wrap, ranks.rank)
+        step = partial(_repeat, trainer.step, periods[name])
+        contenders.append(Contender(name, peers.library, trainer.restart, step, _pass, meets=True))
     turns = take_turns(ranks, contenders, settings.repeats, 0.0, settings.steps_per_turn)
     about = {"model": key, "title": model.title, "samples": model.batch}
-    case = Case(model.title, about, "seconds", turns.seconds, _COPIED)
-    return case, turns.peers, phases.work(ranks)
+    seconds = {
+        name: [value / periods[name] for value in values] for name, values in turns.seconds.items()
+    }
+    case = Case(model.title, about, "seconds", seconds, _COPIED)
+    specs = phases.specs()
+    schemes = [asdict(measured_scheme(text, specs)) for text in settings.exchanges]
+    return case, turns.peers, {**phases.work(ranks), "schemes": schemes}
+
+
+def _with_scheme(name: str, module: nn.Module) -> tuple[nn.Module, Optimizer]:
+    if name == SHARDED:
+        return with_hvdtrain(module, sharded=True)
+    named = module.named_parameters()
+    return module, hvd.DistributedOptimizer(bare_optimizer(module), named, exchange=name)
+
+
+def _repeat(step: Callable[[], None], count: int) -> None:
+    for _ in range(count):
+        step()
 
 
 class _Phases:
@@ -117,14 +159,14 @@ class _Phases:
 
     def __init__(self, trainer: Trainer, memory: torch.Tensor, communicator: Communicator) -> None:
         self._trainer, self._memory, self._communicator = trainer, memory, communicator
-        phases = ("forward", "backward", "copy", "optimizer")
-        self._seconds: dict[str, list[float]] = {phase: [] for phase in phases}
+        self._turns: list[dict[str, list[float]]] = []
         self._ready: list[list[float]] = []
         self._backward_started = self._copying = 0.0
 
     def restart(self) -> None:
-        """Restore the first weights."""
+        """Restore the first weights, and begin a turn."""
         self._trainer.restart()
+        self._turns.append({phase: [] for phase in _PHASES})
         if not self._ready:
             parameters = self._trainer.parameters
             parts = self._memory.split([parameter.numel() for parameter in parameters])
@@ -158,24 +200,32 @@ class _Phases:
         backward_ended = time.perf_counter()
         trainer.optimizer.step()
         ended = time.perf_counter()
-        self._seconds["forward"].append(self._backward_started - started)
-        computing = backward_ended - self._backward_started - self._copying
-        self._seconds["backward"].append(computing)
-        self._seconds["copy"].append(self._copying)
-        self._seconds["optimizer"].append(ended - backward_ended)
+        seconds = self._turns[-1]
+        seconds["forward"].append(self._backward_started - started)
+        seconds["backward"].append(backward_ended - self._backward_started - self._copying)
+        seconds["copy"].append(self._copying)
+        seconds["optimizer"].append(ended - backward_ended)
 
     def work(self, ranks: Ranks) -> dict[str, Any]:
-        """Return the fields of paper.Work: means over the ranks of their medians (collective)."""
-        medians = {
-            f"{phase}_seconds": mean(ranks.all_of(median(times)))
-            for phase, times in self._seconds.items()
-        }
-        totals = [sum(phases) for phases in zip(*self._seconds.values(), strict=True)]
+        """Return the fields of paper.Work that are measured (collective).
+
+        Returns:
+            `buckets`; and `repeats`: the other fields in each turn but the first, means over the
+            ranks of their medians.
+        """
         return {
-            **medians,
             "buckets": self._buckets([median(times) for times in self._ready]),
-            "jitter_seconds": jitter_seconds(ranks.all_of(totals)),
+            "repeats": [_work_of_turn(ranks, turn) for turn in self._turns[1:]],
         }
+
+    def specs(self) -> list[ParameterSpec]:
+        """Return the parameters of the model."""
+        return [
+            ParameterSpec(
+                str(number), tuple(p.shape), tuple(p.stride()), DType.FLOAT32, "float32", "cpu"
+            )
+            for number, p in enumerate(self._trainer.parameters)
+        ]
 
     def _buckets(self, ready: list[float]) -> list[tuple[int, float]]:
         """Return bytes of each bucket of hvdtrain's plan, and when its last gradient is there.
@@ -184,18 +234,21 @@ class _Phases:
         """
         here = context.current()
         limit = agree_on_bucket_size(here.world).nbytes
-        specs = [
-            ParameterSpec(
-                str(number), tuple(p.shape), tuple(p.stride()), DType.FLOAT32, "float32", "cpu"
-            )
-            for number, p in enumerate(self._trainer.parameters)
-        ]
         order = sorted(range(len(ready)), key=ready.__getitem__)
-        plan = make_plan(specs, limit, here.config.first_bucket_bytes, order=order)
+        plan = make_plan(self.specs(), limit, here.config.first_bucket_bytes, order=order)
         return [
             (bucket.count * _ITEM_BYTES, max(ready[index] for index in bucket.parameters))
             for bucket in plan.buckets
         ]
+
+
+def _work_of_turn(ranks: Ranks, turn: dict[str, list[float]]) -> dict[str, float]:
+    """Return the fields of paper.Work that a turn has measured (collective)."""
+    medians = {
+        f"{phase}_seconds": mean(ranks.all_of(median(times))) for phase, times in turn.items()
+    }
+    totals = [sum(phases) for phases in zip(*turn.values(), strict=True)]
+    return {**medians, "jitter_seconds": jitter_seconds(ranks.all_of(totals))}
 
 
 def _pass(_: int) -> None:

@@ -6,7 +6,9 @@ import re
 
 from hvdtrain.core.exchanges.catalog import exchange_options
 
-__all__ = ["period_of", "turn_steps"]
+__all__ = ["SHARDED", "period_of", "turn_steps"]
+
+SHARDED = "sharded"  # the average, by ranks that share the work of the optimizer
 
 _STEPS = re.compile(r"[:,]\s*steps\s*=\s*(\d+)")
 
@@ -15,8 +17,11 @@ def period_of(exchange: str) -> int:
     """Return the number of steps from one exchange to the next; 1 for exchanges of gradients.
 
     Args:
-        exchange: exchange as text, such as "local:steps=8"; blocks of samples count as one step.
+        exchange: exchange as text, such as "local:steps=8", or SHARDED; blocks of samples count as
+            one step.
     """
+    if exchange == SHARDED:
+        return 1
     if given := _STEPS.search(exchange):
         return int(given[1])
     option = exchange_options(exchange.partition(":")[0]).get("steps")

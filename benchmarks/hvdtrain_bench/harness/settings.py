@@ -36,7 +36,7 @@ _TENSORFLOW_SECONDS, _FITS_SECONDS = 0.7, 8.0  # one step, or fit, of all conten
 _TASK_SECONDS = {"digits": 0.002, "text": 0.02, "text-decay": 0.02, "mnist-cnn": 0.05}  # a step
 _CHECKPOINT_STEPS = 20  # while a checkpoint is written, and without
 _LOOP_SECONDS = {"digits": 1.0, "mlp": 4.0, "resnet": 8.0}  # an epoch of all contenders
-_STEP_CONTENDERS = {"steps": 9, "profile": 2}
+_STEP_WAYS = 9
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -56,7 +56,8 @@ class Settings:
         steps_per_turn: number of training steps; whole periods of an exchange that has some.
         idle_seconds: time for which idle ranks are observed.
         loops: models of loops.py.
-        exchanges: exchanges to compare, as text; see `hvdtrain exchanges`.
+        exchanges: exchanges to compare, as text; see `hvdtrain exchanges`. For "profile" also
+            periods.SHARDED.
         tasks: tasks of exchanges/tasks.py.
         points: number of times that a training is interrupted to test what it has learned.
         kills: number of processes that are killed in jobs of hvdtrain, one in each.
@@ -152,6 +153,9 @@ def estimated_seconds(kind: str, settings: Settings) -> float:
         return _START_SECONDS + repeats * steps * sum(
             map(_STEP_SECONDS.__getitem__, settings.models)
         )
-    cases = len(settings.batches) * (len(settings.optimizers) if kind == "steps" else 1)
-    steps = (settings.steps_per_turn + 1) * cases * _STEP_CONTENDERS[kind]
+    calls = settings.steps_per_turn + 1
+    if kind == "profile":
+        steps = calls * (2 + sum(turn_steps(text, 1) for text in settings.exchanges))
+    else:
+        steps = calls * len(settings.batches) * len(settings.optimizers) * _STEP_WAYS
     return _START_SECONDS + repeats * steps * sum(map(_STEP_SECONDS.__getitem__, settings.models))

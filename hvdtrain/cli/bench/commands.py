@@ -8,9 +8,14 @@ import click
 from hvdtrain_bench.harness.settings import FITTED, MODELS, OPTIMIZERS, TASKS
 from hvdtrain_bench.suite import Paper, Suite
 
-from hvdtrain.cli.bench.options import MODELS_HELP, BenchOptions, benchmark_options, run_suite
+from hvdtrain.cli.bench.options import (
+    MODELS_HELP,
+    BenchOptions,
+    benchmark_options,
+    require_exchanges,
+    run_suite,
+)
 from hvdtrain.cli.bench.scaling import scaling
-from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options import BACKENDS
 
@@ -131,11 +136,7 @@ def _exchange(
     """
     if steps < 1:
         raise UsageError(f"--steps {steps} must be at least 1")
-    for text in exchanges:
-        try:
-            make_exchange(text)
-        except ValueError as error:
-            raise UsageError(f"--exchange: {error}") from None
+    require_exchanges(exchanges)
     changes: dict[str, int | Sequence[str]] = {"exchanges": exchanges, "steps_per_turn": steps}
     if tasks:
         return run_suite(Suite.exchange_losses, options, tasks=tasks, **changes)

@@ -18,13 +18,14 @@ from hvdtrain_bench.harness.settings import DEFAULT, QUICK
 from hvdtrain_bench.suite import Suite
 
 from hvdtrain.check.machine import find_cores
+from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageError
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.train.options import RUNS
 from hvdtrain.train.records.files import new_directory, prepare_directory
 from hvdtrain.world import promised_world
 
-__all__ = ["MODELS_HELP", "BenchOptions", "benchmark_options", "run_suite"]
+__all__ = ["MODELS_HELP", "BenchOptions", "benchmark_options", "require_exchanges", "run_suite"]
 
 MODELS_HELP = "Instead of all; more than one may be given."
 
@@ -72,6 +73,22 @@ def benchmark_options(function: Callable[..., int]) -> Callable[..., int]:
     ):
         command = option(command)
     return command
+
+
+def require_exchanges(texts: Sequence[str]) -> None:
+    """Check exchanges of the command line.
+
+    Args:
+        texts: exchanges as text.
+
+    Raises:
+        UsageError: one of them does not exist, or has other options.
+    """
+    for text in texts:
+        try:
+            make_exchange(text)
+        except ValueError as error:
+            raise UsageError(f"--exchange: {error}") from None
 
 
 def run_suite(

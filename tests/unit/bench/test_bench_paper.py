@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
 import pytest
-from hvdtrain_bench.analysis.link import (
-    PRESETS,
-    Link,
-    allreduce_seconds,
-    fit_link,
-    hierarchical_seconds,
+from hvdtrain_bench.analysis.link import PRESETS, Link, allreduce_seconds, fit_link
+from hvdtrain_bench.analysis.paper import (
+    Prediction,
+    Work,
+    even_work,
+    jitter_seconds,
+    predict,
+    seconds_on,
+    step_seconds,
 )
-from hvdtrain_bench.analysis.paper import Work, even_work, jitter_seconds, predict, step_seconds
+from hvdtrain_bench.analysis.scheme import AVERAGE, Cluster, Scheme, backward_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +35,10 @@ links = st.builds(
     st.floats(1e6, 1e12),
     st.sampled_from([0.0, 0.5, 1.0]),
 )
+
+
+def predicted(work: Work, ranks: Sequence[int], link: Link) -> list[Prediction]:
+    return predict([work], [work], ranks, [Cluster(link)])
 
 
 @st.composite
@@ -62,24 +70,25 @@ def test_no_allreduce_beats_its_lower_bounds(ranks: int, nbytes: int, link: Link
 
 @given(works(), links)
 def test_one_rank_is_perfectly_efficient(work: Work, link: Link) -> None:
-    (found,) = predict(work, [1], link)
-    assert found.seconds == pytest.approx(work.compute_seconds)
-    assert (found.efficiency, found.exposed_seconds) == (1.0, 0.0)
+    (found,) = predicted(work, [1], link)
+    assert found.seconds.middle == pytest.approx(work.compute_seconds)
+    assert (found.efficiency.middle, found.exposed_seconds.middle) == (1.0, 0.0)
 
 
 @given(works())
 def test_with_a_perfect_link_a_step_is_its_computation(work: Work) -> None:
     quiet = replace(work, jitter_seconds=0.0)
-    alone, *others = predict(quiet, RANKS, Link("perfect", 0.0, inf))
+    alone, *others = predicted(quiet, RANKS, Link("perfect", 0.0, inf))
     for found in others:
-        assert found.seconds == pytest.approx(work.compute_seconds + work.copy_seconds)
-        assert found.efficiency == pytest.approx(alone.seconds / found.seconds)
-        assert found.exposed_seconds == pytest.approx(0.0)
+        seconds = found.seconds.middle
+        assert seconds == pytest.approx(work.compute_seconds + work.copy_seconds)
+        assert found.efficiency.middle == pytest.approx(alone.seconds.middle / seconds)
+        assert found.exposed_seconds.middle == pytest.approx(0.0)
 
 
 @given(works(), links)
 def test_more_ranks_never_help_a_rank(work: Work, link: Link) -> None:
-    efficiencies = [found.efficiency for found in predict(work, RANKS, link)]
+    efficiencies = [found.efficiency.middle for found in predicted(work, RANKS, link)]
     assert all(after <= before * (1 + 1e-9) for before, after in pairwise(efficiencies))
 
 
@@ -147,13 +156,65 @@ def test_what_cannot_be_fitted_is_refused(
 
 def test_ranks_of_a_node_share_its_card() -> None:
     node, network = Link("node", 1e-6, 100e9), PRESETS["hdr"]
-    one_node = hierarchical_seconds(8, 8, 100 * MB, node, network)
+    cluster = Cluster(network, node, 8)
+    one_node = backward_seconds(cluster, AVERAGE, 8, 100 * MB)
     assert one_node == allreduce_seconds(8, 100 * MB, node)
     # Between 4 nodes: 2 lg 4 latencies, and 2 * 3/4 of 100 MB through each card.
     between = 4 * 1.5e-6 + 1.5 * 100 * MB / 25e9
-    four_nodes = hierarchical_seconds(32, 8, 100 * MB, node, network)
+    four_nodes = backward_seconds(cluster, AVERAGE, 32, 100 * MB)
     assert four_nodes == pytest.approx(one_node + between)
-    assert hierarchical_seconds(4, 1, MB, node, network) == allreduce_seconds(4, MB, network)
+    alone = Cluster(network, node, 1)
+    assert backward_seconds(alone, AVERAGE, 4, MB) == allreduce_seconds(4, MB, network)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "milliseconds"),
+    # 2 lg n 5 us + 2 * 10 ms, or in a ring 2 (n-1) 5 us + 2 (n-1)/n 10 ms; lg 6 is rounded up
+    [(2, 10.010), (4, 15.030), (6, 0.050 + 100 / 6), (64, 0.060 + 20)],
+)
+def test_trees_have_no_powers_of_two_to_prefer(ranks: int, milliseconds: float) -> None:
+    trees = replace(LINK, trees=True)
+    assert 1e3 * allreduce_seconds(ranks, 100 * MB, trees) == pytest.approx(milliseconds)
+
+
+def test_trees_win_where_latency_counts() -> None:
+    """2 lg 1024 messages instead of 2 * 1023, for twice the bytes."""
+    trees = replace(LINK, trees=True)
+    assert allreduce_seconds(1024, MB, trees) == pytest.approx(20 * 5e-6 + 2e-4)
+
+
+def test_an_exchange_sends_less_and_computes_more() -> None:
+    scheme = Scheme("made", 0.1, 0.05, calls=2, bucket_seconds=1e-3, seconds_per_byte=1e-9)
+    found = backward_seconds(Cluster(LINK), scheme, 4, 100 * MB)
+    sent = allreduce_seconds(4, 30 * MB, LINK) + allreduce_seconds(4, 0, LINK)
+    assert found == pytest.approx(sent + 1e-3 + 0.1)
+    # Two owners of a node share the computations; within a node nothing is compressed.
+    node = Link("node", 1e-6, 100e9)
+    found = backward_seconds(Cluster(LINK, node, 2), scheme, 8, 100 * MB)
+    assert found == pytest.approx(allreduce_seconds(2, 100 * MB, node) + sent + 1e-3 + 0.05)
+    assert backward_seconds(Cluster(LINK, node, 2), scheme, 2, MB) == allreduce_seconds(2, MB, node)
+
+
+def test_weights_that_are_averaged_every_few_steps_cost_a_part_of_each() -> None:
+    work = Work("two", 0.03, 0.06, 0.01, ((MB, 0.01), (2 * MB, 0.06)), copy_seconds=0.08)
+    cluster, scheme = Cluster(LINK), Scheme("local", period=8)
+    spent = allreduce_seconds(4, MB, LINK) + allreduce_seconds(4, 2 * MB, LINK)
+    assert seconds_on(work, 4, cluster, scheme) == pytest.approx(0.1 + 0.01 + spent / 8)
+
+
+def test_ranks_that_share_the_optimizer_gather_weights_after_it() -> None:
+    """All ranks without nodes, else those of a node, in half the time of an all-reduce."""
+    work = Work("one", 0.03, 0.06, 0.08, ((100 * MB, 0.06),))
+    scheme, node = Scheme("sharded", sharded=True), Link("node", 1e-6, 100e9)
+    spent = allreduce_seconds(4, 100 * MB, LINK)
+    assert seconds_on(work, 4, Cluster(LINK), scheme) == pytest.approx(0.09 + 0.02 + spent)
+    nodes = Cluster(LINK, node, 2)
+    spent = backward_seconds(nodes, AVERAGE, 8, 100 * MB)
+    assert seconds_on(work, 8, nodes, scheme) == pytest.approx(0.09 + 0.04 + spent)
+    # Gathering hides nothing: with spare cores half of an early bucket is exposed.
+    early = Work("early", 0.0, 10.0, 0.0, ((100 * MB, 0.0),))
+    spent = allreduce_seconds(4, 100 * MB, LINK)
+    assert seconds_on(early, 4, Cluster(LINK), scheme) == pytest.approx(10 + spent / 2)
 
 
 @given(works())

@@ -1,0 +1,135 @@
+"""What exchanges of gradients cost on a cluster, on paper. Pure.
+
+The ranks of a node reduce-scatter and gather over the link within the node. Between nodes each
+reduces its own slice, and all of them share the node's network card. There an exchange may send
+less than the gradients, which takes more collectives and computations; see Scheme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hvdtrain_bench.analysis.link import Link, allreduce_seconds
+
+__all__ = ["AVERAGE", "Cluster", "Scheme", "backward_seconds", "later_seconds", "optimizer_share"]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A way to exchange gradients, as a step with it differs from one with the average.
+
+    A bucket of S bytes crosses the network between n nodes as an all-reduce of
+    S (rate + n rate_per_node) bytes, in `calls` collectives.
+
+    Attributes:
+        name: name of the exchange, with its options.
+        rate: see above.
+        rate_per_node: see above.
+        calls: see above.
+        bucket_seconds: computation for a bucket, however small.
+        seconds_per_byte: computation for each byte of the gradients.
+        period: number of steps from one exchange to the next, of weights after the optimizer; 1
+            for exchanges of gradients.
+        sharded: whether ranks share the work of the optimizer, and then gather the weights.
+    """
+
+    name: str
+    rate: float = 1.0
+    rate_per_node: float = 0.0
+    calls: float = 1.0
+    bucket_seconds: float = 0.0
+    seconds_per_byte: float = 0.0
+    period: int = 1
+    sharded: bool = False
+
+
+AVERAGE = Scheme("average")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What connects ranks.
+
+    Attributes:
+        network: link between nodes, or between all ranks if each has a card of its own.
+        node: link between the ranks of a node; None if each has a card of its own.
+        ranks_per_node: number of ranks that share a network card.
+    """
+
+    network: Link
+    node: Link | None = None
+    ranks_per_node: int = 1
+
+    def on_node(self, ranks: int) -> int:
+        """Return how many of so many ranks are on one node."""
+        return min(ranks, self.ranks_per_node)
+
+    def nodes(self, ranks: int) -> int:
+        """Return the number of nodes of so many ranks."""
+        return -(-ranks // self.on_node(ranks))
+
+
+def backward_seconds(cluster: Cluster, scheme: Scheme, ranks: int, nbytes: float) -> float:
+    """Return how long the reduction of a bucket takes, which backward may hide.
+
+    Args:
+        cluster: what connects the ranks.
+        scheme: how they exchange gradients.
+        ranks: number of ranks.
+        nbytes: size of the bucket in bytes.
+    """
+    if scheme.period > 1:
+        return 0.0
+    whole = _within(cluster, ranks, nbytes) + _between(cluster, scheme, ranks, nbytes)
+    return whole - _gathering(cluster, scheme, ranks, nbytes)
+
+
+def later_seconds(cluster: Cluster, scheme: Scheme, ranks: int, buckets: Sequence[float]) -> float:
+    """Return how long a step communicates after its optimizer, on average.
+
+    Args:
+        cluster: what connects the ranks.
+        scheme: how they exchange gradients.
+        ranks: number of ranks.
+        buckets: sizes of all buckets in bytes.
+    """
+    if scheme.period > 1:
+        return sum(backward_seconds(cluster, AVERAGE, ranks, n) for n in buckets) / scheme.period
+    return sum(_gathering(cluster, scheme, ranks, nbytes) for nbytes in buckets)
+
+
+def optimizer_share(cluster: Cluster, scheme: Scheme, ranks: int) -> float:
+    """Return the share of the optimizer's work that a rank has."""
+    return 1 / _sharers(cluster, ranks) if scheme.sharded else 1.0
+
+
+def _sharers(cluster: Cluster, ranks: int) -> int:
+    """Return how many ranks share the optimizer's work: those of a node, if there are several."""
+    return cluster.ranks_per_node if 1 < cluster.ranks_per_node < ranks else ranks
+
+
+def _within(cluster: Cluster, ranks: int, nbytes: float) -> float:
+    if cluster.node is None:
+        return 0.0
+    return allreduce_seconds(cluster.on_node(ranks), nbytes, cluster.node)
+
+
+def _between(cluster: Cluster, scheme: Scheme, ranks: int, nbytes: float) -> float:
+    nodes, owners, network = cluster.nodes(ranks), cluster.on_node(ranks), cluster.network
+    if nodes == 1:
+        return 0.0
+    shared = replace(network, bytes_per_second=network.bytes_per_second / owners)
+    sent = nbytes / owners * (scheme.rate + nodes * scheme.rate_per_node)
+    starts = (scheme.calls - 1) * allreduce_seconds(nodes, 0, shared)
+    computing = scheme.bucket_seconds + nbytes / owners * scheme.seconds_per_byte
+    return allreduce_seconds(nodes, sent, shared) + starts + computing
+
+
+def _gathering(cluster: Cluster, scheme: Scheme, ranks: int, nbytes: float) -> float:
+    """Return how long those who share the optimizer's work gather weights: half an all-reduce."""
+    if not scheme.sharded:
+        return 0.0
+    if _sharers(cluster, ranks) == ranks and cluster.nodes(ranks) > 1:
+        return _between(cluster, scheme, ranks, nbytes) / 2
+    return _within(cluster, ranks, nbytes) / 2

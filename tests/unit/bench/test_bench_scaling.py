@@ -1,0 +1,139 @@
+"""Predicted intervals, from measurements that are made up, and how they are checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hvdtrain_bench.analysis.interval import DRAWS, drawn, interval_of
+from hvdtrain_bench.analysis.link import Link, allreduce_seconds
+from hvdtrain_bench.analysis.paper import Work, seconds_on
+from hvdtrain_bench.analysis.scaling import check_predictions, links_of, predictions, steps_of
+from hvdtrain_bench.analysis.scaling_report import check_line
+from hvdtrain_bench.analysis.scheme import Cluster
+from hvdtrain_bench.harness.results import Case, Result
+
+MB = 10**6
+BUCKETS = ((100_000_000, 0.06),)
+NODE, NETWORK = Link("node", 5e-6, 10e9), Link("network", 5e-5, 125e6)
+SPENT = allreduce_seconds(2, 100 * MB, NODE)  # by two ranks of a node
+WORK = Work("made", 0.03, 0.06, 0.01, BUCKETS, jitter_seconds=0.0, copy_seconds=0.0)
+
+
+def profile(
+    ranks: int, nodes: int, seconds: list[float], links: list[list[float]], **extra: float
+) -> Result:
+    """Return a profile of WORK on a cluster of NODE and NETWORK, each repeat a little slower."""
+    names = ("forward", "backward", "optimizer", "copy", "jitter")
+    phases = {f"{name}_seconds": getattr(WORK, f"{name}_seconds") for name in names}
+    work = {"name": WORK.name, "buckets": BUCKETS, "repeats": [phases] * len(seconds)}
+    found: dict[str, Any] = {"link": links, "core_share": 0.0, "crowding": 1.0}
+    found["works"] = {"made": {**work, "schemes": []}}
+    case = Case("made", {}, "seconds", {"copied": [0.1], "hvdtrain": seconds}, "copied")
+    return Result("profile", ranks, nodes, [], {}, [case], {**found, **extra})
+
+
+def points(cluster: Cluster, ranks: int, factors: list[float]) -> list[list[Any]]:
+    return [
+        [size, [factor * _allreduce(cluster, ranks, size) for factor in factors]]
+        for size in (0, 100 * MB)
+    ]
+
+
+def _allreduce(cluster: Cluster, ranks: int, nbytes: float) -> float:
+    quiet = Work("none", 0.0, 0.0, 0.0, ((int(nbytes), 0.0),))
+    return seconds_on(quiet, ranks, cluster)
+
+
+def test_an_interval_leaves_out_five_percent_on_each_side() -> None:
+    found = interval_of([float(n) for n in range(101)])
+    assert (found.low, found.middle, found.high) == (5.0, 50.0, 95.0)
+    assert found.contains(5.0)
+    assert not found.contains(4.9)
+    assert set(vars(interval_of([2.0])).values()) == {2.0}
+
+
+def test_quantities_are_drawn_independently_and_the_same_each_time() -> None:
+    values = [float(n) for n in range(10)]
+    assert drawn(values, 1) == drawn(values, 1)
+    assert drawn(values, 1) != drawn(values, 2)
+    assert len(drawn(values, 1)) == DRAWS
+    assert list(drawn([1.0], 1)) == [1.0]
+
+
+def test_a_link_is_fitted_in_each_repeat() -> None:
+    base = profile(2, 1, [0.2] * 3, points(Cluster(NODE), 2, [1.0, 2.0, 0.5]))
+    assert [link.latency_seconds for link in links_of(base)] == pytest.approx([5e-6, 1e-5, 2.5e-6])
+    assert [1e-9 * link.bytes_per_second for link in links_of(base)] == pytest.approx([10, 5, 20])
+
+
+def test_computing_while_communicating_is_as_slow_as_every_other_turn_tells() -> None:
+    turns = [0.1 + SPENT, 9.0, 0.11 + SPENT, 9.0, 0.12 + SPENT, 9.0]
+    base = profile(2, 1, turns, points(Cluster(NODE), 2, [1.0] * 6))
+    (steps,) = steps_of(base)
+    assert {round(work.compute_seconds, 9) for work in steps.alone} == {0.1}
+    found = {round(work.compute_seconds, 9) for work in steps.works}
+    assert found == {0.1, 0.11, 0.12}
+    (check,) = check_predictions([base])
+    assert list(check.turns) == [9.0] * 3
+    assert (check.predicted.low, check.predicted.high) == pytest.approx((0.1 + SPENT, 0.12 + SPENT))
+    assert check.turns_inside == 0
+    assert check.error == pytest.approx((0.11 + SPENT) / 9 - 1)
+    assert check_line([check]).startswith("0 of 1 measured steps, and 0 of 3 of their turns, lie")
+
+
+@pytest.mark.parametrize("crowding", [1.0, 2.0, 4.0])
+def test_ranks_that_share_cores_take_longer(crowding: float) -> None:
+    base = profile(
+        2, 1, [0.1 + allreduce_seconds(2, 100 * MB, NODE)], points(Cluster(NODE), 2, [1.0])
+    )
+    slow = NODE.slowed(crowding)
+    expected = 0.1 * crowding + allreduce_seconds(4, 100 * MB, slow)
+    crowded = profile(4, 1, [expected], points(Cluster(slow), 4, [1.0]), crowding=crowding)
+    first, second = check_predictions([base, crowded])
+    assert first.error == pytest.approx(0, abs=1e-9)
+    assert second.error == pytest.approx(0, abs=1e-9)
+    assert second.efficiency == pytest.approx(0.1 / expected)
+
+
+def test_the_network_is_what_all_reduces_take_beyond_those_of_a_node() -> None:
+    base = profile(
+        2, 1, [0.1 + allreduce_seconds(2, 100 * MB, NODE)], points(Cluster(NODE), 2, [1.0])
+    )
+    wide = Cluster(NETWORK, NODE, 2)
+    expected = seconds_on(WORK, 4, wide)
+    across = profile(4, 2, [expected], points(wide, 4, [1.0]))
+    _, check = check_predictions([base, across])
+    assert check.error == pytest.approx(0, abs=1e-6)
+
+
+def test_intervals_contain_what_follows_from_the_same_spread() -> None:
+    """Turns and links that vary as those from which intervals are made."""
+    random = Random(1)
+
+    def noisy(count: int) -> list[float]:
+        return [random.gauss(1.0, 0.02) for _ in range(count)]
+
+    spent = [factor * SPENT for factor in noisy(40)]
+    turns = [0.1 * a + b for a, b in zip(noisy(40), spent, strict=True)]
+    base = profile(2, 1, turns, points(Cluster(NODE), 2, noisy(40)))
+    (check,) = check_predictions([base])
+    assert check.predicted.contains(check.seconds)
+    assert 16 <= check.turns_inside <= 20
+
+
+def test_given_figures_have_no_spread_and_measured_ones_have() -> None:
+    turns = [0.1 + SPENT, 0.1, 0.12 + SPENT, 0.1]
+    base = profile(2, 1, turns, points(Cluster(NODE), 2, [1.0, 1.1, 1.2, 1.3]))
+    (steps,) = steps_of(base)
+    quiet = replace(steps, works=steps.alone[:1], alone=steps.alone[:1])
+    given = predictions([quiet], [[NETWORK]], [], 1)["made"]["network"]
+    assert all(row.seconds.low == row.seconds.high for row in given)
+    assert all(row.efficiency.low == row.efficiency.high for row in given)
+    of_works = predictions([steps], [[NETWORK]], [], 1)["made"]["network"]
+    assert of_works[1].seconds.high - of_works[1].seconds.low == pytest.approx(0.02)
+    of_links = predictions([quiet], [links_of(base)], [], 1)["made"]["this machine"]
+    exposed = of_links[1].exposed_seconds
+    assert exposed.high == pytest.approx(1.3 * exposed.low)
