@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy, rows
-from hvdtrain_bench.analysis.link import PRESETS, Link
 from hvdtrain_bench.analysis.machine import busy_warning, describe_machine
-from hvdtrain_bench.analysis.paper import Work
 from hvdtrain_bench.analysis.report import ConsoleReport
-from hvdtrain_bench.analysis.scaling import (
+from hvdtrain_bench.cases.schemes import scheme_of_any_model
+from hvdtrain_bench.elastic.measure import measure_kills
+from hvdtrain_bench.elastic.steps import measure_elastic_steps
+from hvdtrain_bench.harness.jobs import RankLauncher, run_job
+from hvdtrain_bench.harness.results import Result, write_json
+from hvdtrain_bench.harness.settings import Settings, estimated_seconds
+from hvdtrain_bench.scaling.link import PRESETS, Link
+from hvdtrain_bench.scaling.paper import Work
+from hvdtrain_bench.scaling.predictions import (
     Steps,
     check_predictions,
     links_of,
@@ -20,13 +26,7 @@ from hvdtrain_bench.analysis.scaling import (
     scaling_document,
     steps_of,
 )
-from hvdtrain_bench.analysis.scheme import AVERAGE
-from hvdtrain_bench.cases.schemes import scheme_of_any_model
-from hvdtrain_bench.elastic.measure import measure_kills
-from hvdtrain_bench.elastic.steps import measure_elastic_steps
-from hvdtrain_bench.harness.jobs import RankLauncher, run_job
-from hvdtrain_bench.harness.results import Result, write_json
-from hvdtrain_bench.harness.settings import Settings, estimated_seconds
+from hvdtrain_bench.scaling.scheme import AVERAGE
 
 __all__ = ["Paper", "Suite"]
 

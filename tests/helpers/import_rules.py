@@ -103,7 +103,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("protocol", "torch", "keras", "strategies.keras", "strategies"),
         *("figures", "turns", "results", ""),
     ],
-    "hvdtrain_bench": ["harness", "analysis", "cases", "exchanges", "elastic", ""],
+    "hvdtrain_bench": ["harness", "scaling", "analysis", "cases", "exchanges", "elastic", ""],
     "cli": ["bench", "", "launch"],
 }
 _MOST_FILES = 15

@@ -11,9 +11,9 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from hvdtrain_bench.analysis.judge import AVERAGE, AVERAGE_AGAIN
-from hvdtrain_bench.analysis.paper import Prediction
-from hvdtrain_bench.analysis.scaling import Check
 from hvdtrain_bench.harness.results import Result
+from hvdtrain_bench.scaling.paper import Prediction
+from hvdtrain_bench.scaling.predictions import Check
 
 __all__ = ["plot_collectives", "plot_losses", "plot_ratios", "plot_scaling", "plot_steps"]
 

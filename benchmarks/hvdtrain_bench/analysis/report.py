@@ -18,16 +18,16 @@ from hvdtrain_bench.analysis.judge import (
     rows,
 )
 from hvdtrain_bench.analysis.kill_report import kill_tables
-from hvdtrain_bench.analysis.link import Link
-from hvdtrain_bench.analysis.paper import Prediction
-from hvdtrain_bench.analysis.scaling import Check, Steps
-from hvdtrain_bench.analysis.scaling_report import (
+from hvdtrain_bench.harness.results import Case, Result
+from hvdtrain_bench.scaling.link import Link
+from hvdtrain_bench.scaling.paper import Prediction
+from hvdtrain_bench.scaling.predictions import Check, Steps
+from hvdtrain_bench.scaling.report import (
     check_line,
     check_table,
     prediction_tables,
     scaling_lines,
 )
-from hvdtrain_bench.harness.results import Case, Result
 
 __all__ = ["ConsoleReport"]
 

@@ -22,8 +22,6 @@ from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.torch.tensors.buffers import as_buffer
 from hvdtrain.types import DType
-from hvdtrain_bench.analysis.paper import jitter_seconds
-from hvdtrain_bench.analysis.scaling import HVDTRAIN
 from hvdtrain_bench.cases.models import MODELS
 from hvdtrain_bench.cases.peers import Peer, Peers
 from hvdtrain_bench.cases.schemes import measured_scheme
@@ -35,6 +33,8 @@ from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
 from hvdtrain_bench.harness.turns import Contender, take_turns
+from hvdtrain_bench.scaling.paper import jitter_seconds
+from hvdtrain_bench.scaling.predictions import HVDTRAIN
 
 __all__ = ["measure_profile"]
 

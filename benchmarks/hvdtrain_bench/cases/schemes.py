@@ -12,8 +12,8 @@ from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.core.prediction.rehearsal import rehearse, small
 from hvdtrain.types import DType
-from hvdtrain_bench.analysis.scheme import Scheme
 from hvdtrain_bench.harness.periods import SHARDED, period_of
+from hvdtrain_bench.scaling.scheme import Scheme
 
 __all__ = ["measured_scheme", "scheme_of_any_model"]
 

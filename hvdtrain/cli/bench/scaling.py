@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import click
-from hvdtrain_bench.analysis.link import PRESETS, Link
-from hvdtrain_bench.analysis.paper import Work, even_work
 from hvdtrain_bench.harness.periods import SHARDED
 from hvdtrain_bench.harness.settings import MODELS
+from hvdtrain_bench.scaling.link import PRESETS, Link
+from hvdtrain_bench.scaling.paper import Work, even_work
 from hvdtrain_bench.suite import Paper
 
 from hvdtrain.cli.bench.options import (

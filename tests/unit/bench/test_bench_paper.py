@@ -8,8 +8,8 @@ from itertools import pairwise
 from math import inf
 
 import pytest
-from hvdtrain_bench.analysis.link import PRESETS, Link, allreduce_seconds, fit_link
-from hvdtrain_bench.analysis.paper import (
+from hvdtrain_bench.scaling.link import PRESETS, Link, allreduce_seconds, fit_link
+from hvdtrain_bench.scaling.paper import (
     Prediction,
     Work,
     even_work,
@@ -18,7 +18,7 @@ from hvdtrain_bench.analysis.paper import (
     seconds_on,
     step_seconds,
 )
-from hvdtrain_bench.analysis.scheme import AVERAGE, Cluster, Scheme, backward_seconds
+from hvdtrain_bench.scaling.scheme import AVERAGE, Cluster, Scheme, backward_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,13 +7,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from hvdtrain_bench.analysis.interval import DRAWS, drawn, interval_of
-from hvdtrain_bench.analysis.link import Link, allreduce_seconds
-from hvdtrain_bench.analysis.paper import Work, seconds_on
-from hvdtrain_bench.analysis.scaling import check_predictions, links_of, predictions, steps_of
-from hvdtrain_bench.analysis.scaling_report import check_line
-from hvdtrain_bench.analysis.scheme import Cluster
 from hvdtrain_bench.harness.results import Case, Result
+from hvdtrain_bench.scaling.interval import DRAWS, drawn, interval_of
+from hvdtrain_bench.scaling.link import Link, allreduce_seconds
+from hvdtrain_bench.scaling.paper import Work, seconds_on
+from hvdtrain_bench.scaling.predictions import check_predictions, links_of, predictions, steps_of
+from hvdtrain_bench.scaling.report import check_line
+from hvdtrain_bench.scaling.scheme import Cluster
 
 MB = 10**6
 BUCKETS = ((100_000_000, 0.06),)

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import NormalDist, mean, median
 
-from hvdtrain_bench.analysis.interval import Interval, interval_of
-from hvdtrain_bench.analysis.link import Link
-from hvdtrain_bench.analysis.scheme import (
+from hvdtrain_bench.scaling.interval import Interval, interval_of
+from hvdtrain_bench.scaling.link import Link
+from hvdtrain_bench.scaling.scheme import (
     AVERAGE,
     Cluster,
     Scheme,

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from hvdtrain_bench.analysis.interval import Interval, drawn, interval_of
-from hvdtrain_bench.analysis.link import Link, allreduce_seconds, fit_link
-from hvdtrain_bench.analysis.paper import Prediction, Work, predict, seconds_on
-from hvdtrain_bench.analysis.scheme import AVERAGE, Cluster, Scheme
 from hvdtrain_bench.harness.results import Result
+from hvdtrain_bench.scaling.interval import Interval, drawn, interval_of
+from hvdtrain_bench.scaling.link import Link, allreduce_seconds, fit_link
+from hvdtrain_bench.scaling.paper import Prediction, Work, predict, seconds_on
+from hvdtrain_bench.scaling.scheme import AVERAGE, Cluster, Scheme
 
 __all__ = [
     "HVDTRAIN",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hvdtrain_bench.analysis.link import Link, allreduce_seconds
+from hvdtrain_bench.scaling.link import Link, allreduce_seconds
 
 __all__ = ["AVERAGE", "Cluster", "Scheme", "backward_seconds", "later_seconds", "optimizer_share"]
 

@@ -7,11 +7,11 @@ from statistics import median
 
 from rich.table import Table
 
-from hvdtrain_bench.analysis.interval import COVERAGE, Interval, interval_of
-from hvdtrain_bench.analysis.link import Link
-from hvdtrain_bench.analysis.paper import Prediction
-from hvdtrain_bench.analysis.scaling import Check, Steps
-from hvdtrain_bench.analysis.scheme import AVERAGE, Scheme
+from hvdtrain_bench.scaling.interval import COVERAGE, Interval, interval_of
+from hvdtrain_bench.scaling.link import Link
+from hvdtrain_bench.scaling.paper import Prediction
+from hvdtrain_bench.scaling.predictions import Check, Steps
+from hvdtrain_bench.scaling.scheme import AVERAGE, Scheme
 
 __all__ = ["check_line", "check_table", "prediction_tables", "scaling_lines"]
 

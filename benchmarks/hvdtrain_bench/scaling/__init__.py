@@ -1,0 +1,1 @@
+"""Scaling on paper: links, steps and exchanges, and predictions from them."""
