@@ -157,8 +157,10 @@ class _Actors:
             ended, left = self._ray.wait(left, num_returns=len(left), timeout=_POLL_SECONDS)
             self._note_ends(ended)
             call.require_start(limit_seconds, "what do the logs of Ray's nodes say?")
-        if left and call.lost and not self.ends:  # Ray tells later than a connection that closes
-            ended, _ = self._ray.wait(left, num_returns=1, timeout=_END_SECONDS)
+        until = time.monotonic() + _END_SECONDS
+        # Ray tells how a rank has ended later than its connection closes.
+        while left and call.lost and not self.ends and time.monotonic() < until:
+            ended, left = self._ray.wait(left, num_returns=1, timeout=_POLL_SECONDS)
             self._note_ends(ended)
 
     def _note_ends(self, codes: Sequence[Any]) -> None:

@@ -260,6 +260,8 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         (["scaling", "--jitter-ms", "-1"], "--jitter-ms -1 must not be negative"),
         (["scaling", "--ranks-per-node", "0"], "--ranks-per-node 0 must be at least 1"),
         (["scaling", "--exchange", "gzip"], "--exchange: "),
+        (["scaling", "--exchange", "auto"], "--exchange auto: predicted are half, nbit, "),
+        (["scaling", "--exchange", "half:warmup=9"], "without averages before them"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], reason: str, tmp_path: Path) -> None:

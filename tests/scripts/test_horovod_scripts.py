@@ -95,7 +95,9 @@ def test_a_script_that_starts_its_own_ranks() -> None:
     with start([*words, "node1:1,node2:1"], env=agent) as job:
         done = job.wait(120)
         job.assert_nothing_left()
-    assert (done.returncode, done.stdout, done.stderr) == (0, "(0, 6, 11) (1, 6, 11)\n", "")
+    # Open MPI 5 warns if what it starts is faster than its own setpgid().
+    lines = [line for line in done.stdout.splitlines() if "setpgid(" not in line]
+    assert (done.returncode, lines, done.stderr) == (0, ["(0, 6, 11) (1, 6, 11)"], "")
 
 
 def test_an_elastic_script() -> None:

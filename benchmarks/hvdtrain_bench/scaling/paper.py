@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-_PERFECT = Cluster(Link("perfect", 0.0, inf))
+_PERFECT = Link("perfect", 0.0, inf)
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,8 @@ def predict(
             step = seconds_on(own, count, cluster, scheme)
             seconds.append(step)
             efficiency.append(step_seconds(single, 1, lambda _: 0.0) / step)
-            exposed.append(step - seconds_on(own, count, _PERFECT, scheme))
+            perfect = replace(cluster, network=_PERFECT, node=cluster.node and _PERFECT)
+            exposed.append(step - seconds_on(own, count, perfect, scheme))
         found = (interval_of(values) for values in (seconds, efficiency, exposed))
         predictions.append(Prediction(count, *found))
     return predictions

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from hvdtrain.errors import HvdtrainError
 from hvdtrain_bench.harness.results import Result
 from hvdtrain_bench.scaling.interval import Interval, drawn, interval_of
 from hvdtrain_bench.scaling.link import Link, allreduce_seconds, fit_link
@@ -100,24 +101,23 @@ def links_of(profile: Result) -> list[Link]:
     """Fit the link between the ranks of a profile, to each repeat of the measurement."""
     share = profile.extra["core_share"]
     repeats = _points(profile)
-    return [fit_link("this machine", profile.ranks, points, share) for points in repeats]
+    return [_fitted("this machine", profile.ranks, points, share) for points in repeats]
 
 
 def steps_of(profile: Result) -> list[Steps]:
     """Return what a profile tells of the steps of each model.
 
     Computing takes longer in steps that communicate, as caches then hold what others have sent.
-    By how much, every other turn of the measured steps tells; the rest of them are left for
-    checks.
+    By how much, every other turn of the measured steps tells, if their ranks share a node; the
+    rest of them are left for checks.
     """
     cluster = Cluster(_middle_link(links_of(profile)))
     found = []
     for entry, case in zip(profile.extra["works"].values(), profile.cases, strict=True):
         repeats = [_work(entry["name"], entry["buckets"], phases) for phases in entry["repeats"]]
         pairs = zip(repeats[::2], case.values[HVDTRAIN][::2], strict=True)
-        slowdowns = [_slowdown(work, profile.ranks, cluster, seconds) for work, seconds in pairs]
-        alone = drawn(repeats, _WORKS)
-        factors = drawn(slowdowns, _SLOWDOWNS)
+        slowdowns = [_slowdown(work, profile, cluster, seconds) for work, seconds in pairs]
+        alone, factors = drawn(repeats, _WORKS), drawn(slowdowns, _SLOWDOWNS)
         works = [work.slowed(factors[i % len(factors)]) for i, work in enumerate(alone)]
         schemes = [Scheme(**fields) for fields in entry["schemes"]]
         found.append(Steps(alone, works, [AVERAGE, *schemes]))
@@ -139,7 +139,8 @@ def check_predictions(profiles: Sequence[Result]) -> list[Check]:
         for steps, case in zip(steps_of(first), profile.cases, strict=True):
             works = [work.slowed(factor) for work in steps.works]
             for scheme in steps.schemes:
-                (found,) = predict(works, steps.alone, [profile.ranks], clusters, scheme)
+                own = scheme.on_one_node() if profile.nodes == 1 else scheme
+                (found,) = predict(works, steps.alone, [profile.ranks], clusters, own)
                 turns = case.values[HVDTRAIN if scheme == AVERAGE else scheme.name]
                 if profile is first and scheme == AVERAGE:
                     turns = turns[1::2] or turns
@@ -235,6 +236,16 @@ def _points(profile: Result) -> list[list[tuple[int, float]]]:
     return [[(nbytes, seconds[i]) for nbytes, seconds in sizes] for i in range(len(sizes[0][1]))]
 
 
+def _fitted(name: str, ranks: int, points: Sequence[tuple[int, float]], core_share: float) -> Link:
+    try:
+        return fit_link(name, ranks, points, core_share)
+    except ValueError as error:
+        raise HvdtrainError(
+            f"bench scaling: no link fits the all-reduces of {ranks} ranks or nodes ({error}): "
+            "repeat it on a quiet machine"
+        ) from None
+
+
 def _work(name: str, buckets: Sequence[tuple[int, float]], phases: Mapping[str, float]) -> Work:
     return Work(name, buckets=tuple((int(n), float(ready)) for n, ready in buckets), **phases)
 
@@ -247,9 +258,11 @@ def _middle_link(links: Sequence[Link]) -> Link:
     )
 
 
-def _slowdown(work: Work, ranks: int, cluster: Cluster, seconds: float) -> float:
+def _slowdown(work: Work, profile: Result, cluster: Cluster, seconds: float) -> float:
     """Return by which factor computing was slower in a step that has taken so many seconds."""
-    beyond = seconds - seconds_on(work, ranks, cluster)
+    if profile.nodes > 1:  # an error of a slow link would be taken for it
+        return 1.0
+    beyond = seconds - seconds_on(work, profile.ranks, cluster)
     return max(0.0, 1 + beyond / (work.compute_seconds + work.copy_seconds))
 
 
@@ -265,7 +278,7 @@ def _clusters(first: Result, profile: Result, factor: float) -> list[Cluster]:
     for points in _points(profile):
         between = [(n, seconds - allreduce_seconds(share, n, within)) for n, seconds in points]
         positive = [(n, max(seconds, _LEAST_SECONDS)) for n, seconds in between]
-        networks.append(fit_link("network", profile.nodes, positive, core_share))
+        networks.append(_fitted("network", profile.nodes, positive, core_share))
     return _joined(networks, node, share)
 
 

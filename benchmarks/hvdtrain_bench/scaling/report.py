@@ -73,7 +73,7 @@ def check_line(checks: Sequence[Check]) -> str:
     turns = sum(len(check.turns) for check in checks)
     return (
         f"{steps} of {len(checks)} measured steps, and {inside} of {turns} of their turns, lie in "
-        f"the intervals, which are made to contain {100 * COVERAGE:.0f} %"
+        f"the intervals, which are made to contain {100 * COVERAGE:.0f} % of the turns"
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import click
-from hvdtrain_bench.harness.periods import SHARDED
+from hvdtrain_bench.harness.periods import SHARDED, period_of
 from hvdtrain_bench.harness.settings import MODELS
 from hvdtrain_bench.scaling.link import PRESETS, Link
 from hvdtrain_bench.scaling.paper import Work, even_work
@@ -26,6 +26,8 @@ from hvdtrain.errors import UsageError
 __all__ = ["scaling"]
 
 _HERE = "here"
+_ALIKE, _PERIODIC = ("half", "nbit", "powersgd", "topk"), ("local",)
+_BEGINNINGS = ("warmup", "distributed_after")
 _LINKS = click.Choice([_HERE, *PRESETS])
 
 
@@ -76,20 +78,37 @@ def scaling(
     named: list[Link | None] = [PRESETS.get(name) for name in links]
     own = _own_link(latency_us, gigabytes)
     all_links = [*named, *([own] if own is not None else [])] or list(Paper.links)
-    require_exchanges(exchanges)
+    _require_predicted(exchanges)
     if ranks_per_node < 1:
         raise UsageError(f"--ranks-per-node {ranks_per_node} must be at least 1")
     if jitter_ms is not None and jitter_ms < 0:
         raise UsageError(f"--jitter-ms {jitter_ms:g} must not be negative")
     paper = Paper(
-        links=tuple(link and replace(link, trees=link.trees or trees) for link in all_links),
-        schemes=(*exchanges, *([SHARDED] if sharded else [])),
+        links=tuple(_with_trees(link, trees) for link in all_links),
+        schemes=(*dict.fromkeys(exchanges), *([SHARDED] if sharded else [])),
         works=_own_work((forward_ms, backward_ms, optimizer_ms), megabytes),
         ranks_per_node=ranks_per_node,
-        node=PRESETS.get(node_link),
+        node=_with_trees(PRESETS.get(node_link), trees),
         jitter_seconds=None if jitter_ms is None else jitter_ms / 1e3,
     )
     return run_suite(lambda suite: suite.scaling(paper), options, models=models)
+
+
+def _require_predicted(exchanges: Sequence[str]) -> None:
+    """Check that exchanges are of those whose steps are alike, or come in periods."""
+    require_exchanges(exchanges)
+    for text in exchanges:
+        name, _, options = text.partition(":")
+        periodic = name in _PERIODIC and period_of(text) > 1
+        if not (name in _ALIKE or periodic) or any(word in options for word in _BEGINNINGS):
+            raise UsageError(
+                f"--exchange {text}: predicted are {', '.join(_ALIKE)} and local with steps of at "
+                "least 2, without averages before them"
+            )
+
+
+def _with_trees(link: Link | None, trees: bool) -> Link | None:
+    return link and replace(link, trees=link.trees or trees)
 
 
 def _own_link(latency_us: float | None, gigabytes: float | None) -> Link | None:

@@ -15,6 +15,8 @@ from hvdtrain_bench.scaling.predictions import check_predictions, links_of, pred
 from hvdtrain_bench.scaling.report import check_line
 from hvdtrain_bench.scaling.scheme import Cluster
 
+from hvdtrain.errors import HvdtrainError
+
 MB = 10**6
 BUCKETS = ((100_000_000, 0.06),)
 NODE, NETWORK = Link("node", 5e-6, 10e9), Link("network", 5e-5, 125e6)
@@ -23,7 +25,7 @@ WORK = Work("made", 0.03, 0.06, 0.01, BUCKETS, jitter_seconds=0.0, copy_seconds=
 
 
 def profile(
-    ranks: int, nodes: int, seconds: list[float], links: list[list[float]], **extra: float
+    ranks: int, nodes: int, seconds: list[float], links: list[list[Any]], **extra: float
 ) -> Result:
     """Return a profile of WORK on a cluster of NODE and NETWORK, each repeat a little slower."""
     names = ("forward", "backward", "optimizer", "copy", "jitter")
@@ -96,6 +98,28 @@ def test_ranks_that_share_cores_take_longer(crowding: float) -> None:
     assert first.error == pytest.approx(0, abs=1e-9)
     assert second.error == pytest.approx(0, abs=1e-9)
     assert second.efficiency == pytest.approx(0.1 / expected)
+
+
+def test_on_one_node_nothing_is_compressed() -> None:
+    base = profile(2, 1, [0.1 + SPENT], points(Cluster(NODE), 2, [1.0]))
+    case = replace(base.cases[0], values={**base.cases[0].values, "half": [0.1 + SPENT]})
+    works = {"made": {**base.extra["works"]["made"], "schemes": [{"name": "half", "rate": 0.5}]}}
+    with_half = replace(base, cases=[case], extra={**base.extra, "works": works})
+    _, check = check_predictions([with_half])
+    assert check.scheme == "half"
+    assert check.error == pytest.approx(0, abs=1e-9)
+
+
+def test_a_slow_network_is_not_taken_for_slow_computing() -> None:
+    base = profile(2, 2, [0.9], points(Cluster(NETWORK), 2, [1.0]))
+    (steps,) = steps_of(base)
+    assert steps.works[0].compute_seconds == pytest.approx(0.1)
+
+
+def test_times_that_no_link_fits_are_an_error_in_one_line() -> None:
+    flat = profile(2, 1, [0.2], [[0, [1.0]], [100 * MB, [0.5]]])
+    with pytest.raises(HvdtrainError, match="no link fits the all-reduces of 2 ranks"):
+        links_of(flat)
 
 
 def test_the_network_is_what_all_reduces_take_beyond_those_of_a_node() -> None:
